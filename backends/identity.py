@@ -1,0 +1,142 @@
+"""Echo any tensors, with delays, failures and gates: for tests and load tests."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gateway.backend import Answer, Backend, Instance, ModelContext
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest, InferResponse
+from gateway.tensor import Tensor
+
+
+class Gate:
+    """Holds executions until a test opens it; counts those that wait and those that were cut."""
+
+    def __init__(self) -> None:
+        self._opened = asyncio.Event()
+        self._changed = asyncio.Condition()
+        self.waiting = 0
+        self.cut = 0
+
+    def open(self) -> None:
+        """Let everything through, now and later."""
+        self._opened.set()
+
+    async def passed(self) -> None:
+        """Wait until the gate is open."""
+        await self._count(waiting=1)
+        try:
+            await self._opened.wait()
+        except asyncio.CancelledError:
+            self.cut += 1
+            raise
+        finally:
+            self.waiting -= 1
+
+    async def reached(self, count: int) -> None:
+        """Wait until that many executions are held."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.waiting >= count)
+
+    async def _count(self, waiting: int) -> None:
+        async with self._changed:
+            self.waiting += waiting
+            self._changed.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """How an instance answers; from `parameters` of its config.
+
+    `delay_us`: wait before each answer. `fail`: fail with this text. `responses`: how many
+    equal responses a request gets. `concurrency`: executions at once, 0 for no limit.
+    `load_fails`: fail to load with this text.
+    """
+
+    delay_us: int = 0
+    fail: str = ""
+    responses: int = 1
+    concurrency: int = 1
+    load_fails: str = ""
+    gate: Gate | None = field(default=None, compare=False)
+
+    @classmethod
+    def read(cls, parameters: Mapping[str, str]) -> "Behaviour":
+        """Behaviour from a config's parameters; InferenceError on a value that is no number."""
+        return cls(
+            delay_us=_number(parameters, "delay_us", 0),
+            fail=parameters.get("fail", ""),
+            responses=_number(parameters, "responses", 1),
+            concurrency=_number(parameters, "concurrency", 1),
+            load_fails=parameters.get("load_fails", ""),
+        )
+
+
+def _number(parameters: Mapping[str, str], key: str, default: int) -> int:
+    text = parameters.get(key, str(default))
+    if not text.isdigit():
+        raise InferenceError(
+            Code.INVALID_ARG, f"parameter '{key}' is '{text}', expected a number of at least 0"
+        )
+    return int(text)
+
+
+class IdentityInstance(Instance):
+    """Answers each input `X` as output `X`, or `OUTPUTn` for `INPUTn`."""
+
+    def __init__(self, behaviour: Behaviour, outputs: Sequence[str] = ()) -> None:
+        self.concurrency = behaviour.concurrency or None
+        self._behaviour = behaviour
+        self._outputs = tuple(outputs)
+
+    async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
+        if self._behaviour.gate is not None:
+            await self._behaviour.gate.passed()
+        for index, request in enumerate(requests):
+            for number in range(1, self._behaviour.responses + 1):
+                yield index, await self._answer(request, number)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def _answer(self, request: InferRequest, number: int) -> InferResponse | InferenceError:
+        if self._behaviour.delay_us:
+            await asyncio.sleep(self._behaviour.delay_us / 1e6)
+        if self._behaviour.fail:
+            return InferenceError(Code.INTERNAL, self._behaviour.fail)
+        return InferResponse(outputs=self._echo(request), final=number == self._behaviour.responses)
+
+    def _echo(self, request: InferRequest) -> tuple[Tensor, ...]:
+        names = self._outputs or tuple(tensor.name for tensor in request.inputs)
+        wanted = {output.name for output in request.outputs} or set(names)
+        return tuple(
+            replace(tensor, name=name)
+            for name, tensor in zip(names, request.inputs, strict=False)
+            if name in wanted
+        )
+
+
+class IdentityBackend(Backend):
+    """Backend `identity`; pass a gate to hold every execution of the instances it loads."""
+
+    def __init__(self, gate: Gate | None = None) -> None:
+        self._gate = gate
+
+    def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
+        if len(config.output) > len(config.input):
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"model '{config.name}' has {len(config.output)} outputs for "
+                f"{len(config.input)} inputs: identity answers each input as one output",
+            )
+        return config
+
+    async def load(self, context: ModelContext) -> Instance:
+        behaviour = Behaviour.read(context.config.parameters)
+        if behaviour.load_fails:
+            raise InferenceError(Code.INTERNAL, behaviour.load_fails)
+        names = [output.name for output in context.config.output]
+        return IdentityInstance(replace(behaviour, gate=self._gate), names)

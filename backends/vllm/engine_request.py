@@ -1,0 +1,66 @@
+"""One request while it is in the engine."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from vllm.exceptions import VLLMError
+
+from backends.vllm.output import count_tokens
+
+ABORT_TIMEOUT_SECS = 2.0
+
+
+class EngineRequest:
+    """One request in the engine, from `submit` to its last output; used in an `async with`.
+
+    Leaving the block before the last output aborts the request at once, and tells `wasted` how
+    many tokens the engine had delivered that nobody has read: with streaming those since the last
+    output, else all of them. What it makes until the abort reaches it, about one step, is not
+    known and not counted.
+    """
+
+    def __init__(self, engine: Any, request_id: str, wasted: Callable[[int], None]) -> None:
+        self.finished = False
+        self._engine = engine
+        self._id = request_id
+        self._wasted = wasted
+        self._outputs: Any = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._outputs is not None and not self.finished and not self._engine.errored:
+            await self._abort()
+
+    async def submit(self, prompt: Any, parameters: Any, lora: Any) -> None:
+        """Hand the request to the engine, which checks it first and raises what is wrong."""
+        try:
+            self._outputs = await self._engine.add_request(
+                self._id, prompt, parameters, lora_request=lora
+            )
+        except BaseException:
+            # It may be registered already, and then only the abort by this id forgets it.
+            await self._engine.abort(self._id)
+            raise
+
+    async def next(self) -> Any:
+        """What the engine has made since the last call; waits until there is something."""
+        output = self._outputs.get_nowait() or await self._outputs.get()
+        self.finished = output.finished
+        return output
+
+    async def _abort(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ABORT_TIMEOUT_SECS):
+                await self._engine.abort(self._outputs.request_id, internal=True)
+        with suppress(VLLMError):
+            self._wasted(count_tokens(self._outputs.get_nowait()))

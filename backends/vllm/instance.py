@@ -1,0 +1,129 @@
+"""One engine, serving requests."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, get_type_hints
+
+from prometheus_client.core import Metric
+from vllm.lora.request import LoRARequest
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from backends.vllm.engine_request import EngineRequest
+from backends.vllm.failures import FAILURES, Failures, refusals
+from backends.vllm.lora import PARAMETER, Adapter, Adapters
+from backends.vllm.metrics import EngineMetrics
+from backends.vllm.output import read_output
+from backends.vllm.prompt import PromptRenderer
+from backends.vllm.sampling import SamplingRules, casts_of
+from backends.vllm.watch import Watch
+from gateway.backend import Answer, Instance
+from gateway.generation import GenerationRequest, Transcript, invalid, read_generation
+from gateway.messages import InferRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningEngine:
+    """A running AsyncLLM, and what belongs to it; `tasks` are those that its model supports."""
+
+    model: str
+    llm: Any
+    tasks: frozenset[str]
+    adapters: Adapters
+    failures: Failures
+    metrics: EngineMetrics | None
+
+
+class VllmInstance(Instance):
+    """Hands requests to an engine, which batches them in flight itself."""
+
+    concurrency = None
+
+    def __init__(self, engine: RunningEngine, wasted: Callable[[int], None]) -> None:
+        self._engine = engine
+        self._llm = engine.llm
+        self._wasted = wasted
+        self._watch = Watch(engine.llm.engine_core.resources.engine_manager.processes)
+        self._prompts = PromptRenderer(engine.llm)
+        self._rules = SamplingRules(
+            casts_of(get_type_hints(SamplingParams)), engine.llm.model_config.max_model_len
+        )
+        self._numbers = count(1)
+
+    async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
+        (request,) = requests  # without a limit of executions, each execution has one request
+        try:
+            asked = read_generation(request)
+            async with EngineRequest(self._llm, self._new_id(), self._wasted) as running:
+                transcript = await self._submit(asked, running)
+                while not running.finished:
+                    output = await running.next()
+                    deltas = read_output(output, logprobs=asked.optional.logprobs)
+                    yield 0, transcript.respond(
+                        deltas, len(output.prompt_token_ids), final=output.finished
+                    )
+        except FAILURES as error:
+            yield 0, self._engine.failures.explain(error)
+        finally:
+            if self._llm.errored:
+                self._watch.report("its engine has stopped")
+
+    async def close(self) -> None:
+        self._watch.close()
+        if self._llm.output_handler is not None:
+            self._llm.output_handler.cancel()
+        await asyncio.to_thread(self._llm.shutdown)
+
+    async def died(self) -> str:
+        return await self._watch.ended()
+
+    def metrics(self) -> Iterable[Metric]:
+        return () if self._engine.metrics is None else self._engine.metrics.collect()
+
+    async def _submit(self, asked: GenerationRequest, running: EngineRequest) -> Transcript:
+        if asked.embedding is not None:
+            return await self._submit_embedding(asked, asked.embedding, running)
+        self._insist_on("generate")
+        sampling = dict(asked.sampling)
+        adapter = self._adapter(sampling)
+        read = self._rules.read(sampling)
+        kind = RequestOutputKind.DELTA if asked.stream else RequestOutputKind.FINAL_ONLY
+        with refusals():
+            parameters = SamplingParams(**read, output_kind=kind, skip_clone=True)
+            prompt = await self._prompts.render(asked)
+            await running.submit(prompt, parameters, adapter)
+        text = asked.text if asked.text is not None else prompt.get("prompt", "")
+        return Transcript(asked, parameters.n, text)
+
+    async def _submit_embedding(
+        self, asked: GenerationRequest, embedding: Mapping[str, Any], running: EngineRequest
+    ) -> Transcript:
+        self._insist_on("embed")
+        with refusals():
+            parameters = PoolingParams(task="embed", **_pooling(embedding))
+            prompt = await self._prompts.render_prompt(embedding.get("input"))
+            await running.submit(prompt, parameters, None)
+        return Transcript(asked)
+
+    def _adapter(self, sampling: dict[str, Any]) -> LoRARequest | None:
+        if PARAMETER not in sampling:
+            return None
+        adapter: Adapter = self._engine.adapters.select(sampling.pop(PARAMETER))
+        return LoRARequest(str(adapter.number), adapter.number, adapter.path)
+
+    def _insist_on(self, task: str) -> None:
+        if task not in self._engine.tasks:
+            raise invalid(f"Model {self._engine.model} does not support '{task}' request")
+
+    def _new_id(self) -> str:
+        return f"{self._engine.model}-{next(self._numbers)}"
+
+
+def _pooling(embedding: Mapping[str, Any]) -> dict[str, Any]:
+    """The pooling parameters of an embedding request, whose values Triton wraps in lists."""
+    given = embedding.get("pooling_params") or {}
+    if not isinstance(given, Mapping) or not given.keys() <= {"dimensions"}:
+        raise invalid("'pooling_params' must be an object with no other key than 'dimensions'")
+    return {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in given.items()}

@@ -1,0 +1,70 @@
+"""Which LoRA adapters does a model offer, and which one does a request name?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gateway.errors import Code, InferenceError
+
+FILE = "multi_lora.json"
+PARAMETER = "lora_name"
+
+
+class LoraRefusal(InferenceError):
+    """A request names an adapter that it cannot have; the text is Triton's, without a prefix."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.INVALID_ARG, message)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One adapter; its number is its place in the file, from 1."""
+
+    number: int
+    name: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The adapters of a model by name; None when the model has LoRA switched off."""
+
+    by_name: Mapping[str, Adapter] | None = None
+
+    def select(self, name: Any) -> Adapter:
+        """The adapter of that name; LoraRefusal if there is none."""
+        if self.by_name is None:
+            raise LoraRefusal("LoRA feature is not enabled.")
+        adapter = self.by_name.get(name) if isinstance(name, str) else None
+        if adapter is None:
+            raise LoraRefusal(
+                f"LoRA {name} is not supported, we currently support {list(self.by_name)}"
+            )
+        return adapter
+
+
+def read_adapters(folder: Path, *, model: str) -> Adapters:
+    """Read `multi_lora.json` in the version folder; relative paths start there."""
+    try:
+        content = orjson.loads((folder / FILE).read_bytes())
+    except FileNotFoundError:
+        raise _invalid(
+            model, f"'enable_lora' is set, but its version folder has no {FILE}"
+        ) from None
+    except orjson.JSONDecodeError as error:
+        raise _invalid(model, f"its {FILE} is not valid JSON: {error}") from None
+    if not isinstance(content, dict) or not all(isinstance(p, str) for p in content.values()):
+        raise _invalid(model, f"its {FILE} must be an object of adapter names and their folders")
+    adapters = (
+        Adapter(number, name, str(folder / path))
+        for number, (name, path) in enumerate(content.items(), start=1)
+    )
+    return Adapters({adapter.name: adapter for adapter in adapters})
+
+
+def _invalid(model: str, message: str) -> InferenceError:
+    return InferenceError(Code.INVALID_ARG, f"model '{model}': {message}")

@@ -1,0 +1,91 @@
+"""The metrics of one engine, in a registry of their own.
+
+vLLM registers in the registry of the process and takes out what another engine has put there, so
+that only the engine loaded last would be seen.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
+from vllm.v1.metrics import loggers
+
+TIME_PER_OUTPUT_TOKEN = "vllm:time_per_output_token_seconds"
+"""Triton's name for what vLLM calls `vllm:inter_token_latency_seconds`, with Triton's buckets."""
+BUCKETS_SECS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+
+PARTS = {
+    "_spec_decoding_cls": loggers.SpecDecodingProm,
+    "_kv_connector_cls": loggers.KVConnectorProm,
+    "_ec_connector_cls": loggers.ECConnectorProm,
+    "_perf_metrics_cls": loggers.PerfMetricsProm,
+}
+"""Loggers that vLLM's own logger creates, by the attributes that choose them."""
+
+
+class EngineMetrics:
+    """vLLM's own series of one engine, with two labels more: `model` and `version`, as Triton's.
+
+    `triton_names` adds the one series of Triton's backend that vLLM has under another name.
+    """
+
+    def __init__(self, model: str, version: str, *, triton_names: bool) -> None:
+        self._labels = {"model": model, "version": version}
+        self._registry = CollectorRegistry()
+        self._latency = self._triton_latency() if triton_names else None
+
+    def logger(self) -> Any:
+        """The class of the stat logger to give to AsyncLLM."""
+        kinds = _kinds(self._registry)
+        parts = {name: _within(part, kinds) for name, part in PARTS.items()}
+        latency = self._latency
+
+        class Logger(loggers.PrometheusStatLogger):  # type: ignore[misc]  # vllm is not typed
+            """vLLM's logger; also observes for Triton's name."""
+
+            def record(
+                self, scheduler_stats: Any, iteration_stats: Any, *rest: Any, **named: Any
+            ) -> None:
+                super().record(scheduler_stats, iteration_stats, *rest, **named)
+                if latency is not None and iteration_stats is not None:
+                    for secs in iteration_stats.inter_token_latencies_iter:
+                        latency.observe(secs)
+
+        return type("EngineLogger", (Logger,), kinds | parts)
+
+    def collect(self) -> Iterator[Metric]:
+        """The families at this moment."""
+        for family in self._registry.collect():
+            yield _labelled(family, self._labels)
+
+    def _triton_latency(self) -> Histogram:
+        return Histogram(
+            TIME_PER_OUTPUT_TOKEN,
+            "Histogram of time per output token in seconds.",
+            buckets=BUCKETS_SECS,
+            registry=self._registry,
+        )
+
+
+def _kinds(registry: CollectorRegistry) -> dict[str, Any]:
+    """The attributes with which vLLM's loggers create their series, bound to the registry."""
+    return {
+        f"_{kind.__name__.lower()}_cls": staticmethod(partial(kind, registry=registry))
+        for kind in (Counter, Gauge, Histogram)
+    }
+
+
+def _within(part: type, kinds: Mapping[str, Any]) -> type:
+    return type(part.__name__, (part,), {k: v for k, v in kinds.items() if hasattr(part, k)})
+
+
+def _labelled(family: Metric, labels: Mapping[str, str]) -> Metric:
+    labelled = Metric(family.name, family.documentation, family.type, family.unit)
+    labelled.samples = [
+        Sample(s.name, {**s.labels, **labels}, s.value, s.timestamp, s.exemplar)
+        for s in family.samples
+    ]
+    return labelled

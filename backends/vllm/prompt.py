@@ -1,0 +1,92 @@
+"""How does a text, a conversation or an image become what the engine takes as its prompt?"""
+
+import asyncio
+import binascii
+from base64 import b64decode
+from collections.abc import Sequence
+from io import BytesIO
+from typing import Any
+
+from PIL import Image, UnidentifiedImageError
+from pydantic import ValidationError
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.renderers.online_renderer import OnlineRenderer
+
+from gateway.errors import InferenceError
+from gateway.generation import IMAGE, MESSAGES, TEXT_INPUT, GenerationRequest, invalid
+
+
+class PromptRenderer:
+    """Renders prompts with vLLM's own renderer; templates and tokenizer run in its threads."""
+
+    def __init__(self, engine: Any) -> None:
+        self._model_config = engine.model_config
+        self._renderer = engine.renderer
+        self._chat = OnlineRenderer(
+            engine.model_config,
+            engine.renderer,
+            request_logger=None,
+            chat_template=None,
+            chat_template_content_format="auto",
+        )
+
+    async def render(self, request: GenerationRequest) -> Any:
+        """The engine's input for a request; raises InferenceError, or what vLLM raises."""
+        if request.messages is not None:
+            return await self._render_messages(request)
+        prompt: Any = request.text
+        if request.images:
+            images = await asyncio.to_thread(_decode_images, request.images)
+            prompt = {"prompt": request.text, "multi_modal_data": {"image": images}}
+        return await self._render_prompt(prompt)
+
+    async def render_embedding(self, prompt: Any) -> Any:
+        """The engine's input for a text or a list of token ids."""
+        return await self._render_prompt(prompt)
+
+    async def _render_prompt(self, prompt: Any) -> Any:
+        parsed = parse_model_prompt(self._model_config, prompt)
+        parameters = self._renderer.default_cmpl_tok_params
+        (rendered,) = await self._renderer.render_cmpl_async([parsed], parameters)
+        return rendered
+
+    async def _render_messages(self, request: GenerationRequest) -> Any:
+        if request.images:
+            raise invalid(
+                f"the input '{IMAGE}' goes with '{TEXT_INPUT}'; in '{MESSAGES}' an "
+                "image is a part of a message"
+            )
+        try:
+            conversation = ChatCompletionRequest(messages=request.messages)
+        except ValidationError as error:
+            raise _refuse_messages(error) from None
+        rendered = await self._chat.render_chat(conversation)
+        if not isinstance(rendered, tuple):
+            raise invalid(rendered.error.message)
+        (prompt,) = rendered[1]
+        return prompt
+
+
+def _refuse_messages(error: ValidationError) -> InferenceError:
+    """The first thing that is wrong, without the alternatives that pydantic has tried as well."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(str(part) for part in first["loc"][:2])
+    return invalid(f"the input '{MESSAGES}' is no conversation: {first['msg']} (at {place})")
+
+
+def _decode_images(encoded: Sequence[bytes]) -> list[Image.Image]:
+    return [_decode_image(number, text) for number, text in enumerate(encoded)]
+
+
+def _decode_image(number: int, text: bytes) -> Image.Image:
+    try:
+        with Image.open(BytesIO(b64decode(text, validate=True))) as image:
+            return image.convert("RGB")
+    except binascii.Error as error:
+        raise invalid(f"element {number} of the input '{IMAGE}' is not base64: {error}") from None
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
+        reason = (
+            "no image of a known format" if isinstance(error, UnidentifiedImageError) else error
+        )
+        raise invalid(f"element {number} of the input '{IMAGE}': {reason}") from None

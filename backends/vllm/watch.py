@@ -1,0 +1,61 @@
+"""When does an engine stop on its own? Its processes are watched by the event loop."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+
+
+class Watch:
+    """Knows when one of an engine's processes has ended; nobody polls.
+
+    Made on the event loop while the processes run, and to be closed before they are stopped.
+    """
+
+    def __init__(self, processes: Sequence[BaseProcess]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[str] = self._loop.create_future()
+        self._descriptors: list[int] = []
+        for process in processes:
+            self._add(process)
+
+    async def ended(self) -> str:
+        """Wait until the engine has stopped, and return why."""
+        return await asyncio.shield(self._ended)
+
+    def report(self, reason: str) -> None:
+        """Say that the engine has stopped, for whoever notices it otherwise."""
+        if not self._ended.done():
+            self._ended.set_result(reason)
+
+    def close(self) -> None:
+        """Stop watching."""
+        while self._descriptors:
+            descriptor = self._descriptors.pop()
+            self._loop.remove_reader(descriptor)
+            os.close(descriptor)
+
+    def _add(self, process: BaseProcess) -> None:
+        try:
+            descriptor = exit_descriptor(process)
+        except ProcessLookupError:
+            self._exited(process)
+            return
+        self._descriptors.append(descriptor)
+        self._loop.add_reader(descriptor, self._exited, process)
+
+    def _exited(self, process: BaseProcess) -> None:
+        self.close()
+        code = process.exitcode
+        how = "" if code is None else f" (exit code {code})"
+        self.report(f"its engine has stopped{how}")
+
+
+def exit_descriptor(process: BaseProcess) -> int:
+    """A descriptor that becomes readable when the process ends; ours to close."""
+    try:
+        return os.pidfd_open(process.pid or 0)
+    except ProcessLookupError:
+        raise
+    except (AttributeError, OSError):  # no such call here, or not allowed
+        return os.dup(process.sentinel)

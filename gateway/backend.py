@@ -1,0 +1,80 @@
+"""The seam: what a runtime implements to be served."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client.core import Metric
+
+from gateway.config import ModelConfig
+from gateway.errors import InferenceError
+from gateway.messages import InferRequest, InferResponse
+from gateway.stream import ResponseStream
+
+Answer = tuple[int, InferResponse | InferenceError]
+"""The index of a request within its execution, and a response or the error that ends it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelContext:
+    """What a backend is given to load one instance.
+
+    `path` is the version folder, `store` the folder of models that `sluice fetch` has stored.
+    `infer` sends a request to another model of this server. `wasted` is to be told how many
+    tokens a runtime had made for a request after nobody waited for it any more.
+    """
+
+    config: ModelConfig
+    path: Path
+    store: Path
+    infer: Callable[[InferRequest], ResponseStream]
+    wasted: Callable[[int], None]
+
+
+class Instance(ABC):
+    """One loaded, runnable copy of a model.
+
+    `concurrency` is how many executions it takes at once; None means that it batches in flight
+    itself and takes every request as it comes.
+    """
+
+    concurrency: int | None = 1
+
+    @abstractmethod
+    def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
+        """Answer the requests: in any order, any number of responses each.
+
+        A request is done at its final response or its error, or when the generator ends; raising
+        fails every request that is not done. Closing the generator means stop: nobody waits for
+        any of its answers, so abort what can be aborted.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release everything; called once, after the last execution has ended."""
+
+    async def died(self) -> str:
+        """Return why, once the instance can no longer execute; most instances never do."""
+        await asyncio.Event().wait()
+        raise AssertionError("an event that nobody sets was set")
+
+    def metrics(self) -> Iterable[Metric]:
+        """The runtime's own metrics at this moment, labelled by the runtime."""
+        return ()
+
+
+class Backend(ABC):
+    """One runtime. Created once per process, when the first model asks for it."""
+
+    @abstractmethod
+    def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
+        """Fill in what the model itself says (inputs, outputs, ...); `path`: the version folder.
+
+        Raises InferenceError when the config contradicts the model or the runtime.
+        """
+
+    @abstractmethod
+    async def load(self, context: ModelContext) -> Instance:
+        """Load one instance, off the event loop; InferenceError says why it cannot be loaded."""

@@ -1,0 +1,75 @@
+"""The one way in: every frontend sends its requests here."""
+
+from collections.abc import Iterator
+
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest
+from gateway.models.model import Model
+from gateway.models.registry import ModelRegistry
+from gateway.stream import ResponseStream
+
+
+class DataPlane:
+    """Resolves a request's model, has it checked, and submits it; knows how the server fares."""
+
+    def __init__(self, registry: ModelRegistry, *, strict_readiness: bool = True) -> None:
+        self._registry = registry
+        self._strict_readiness = strict_readiness
+        self._exiting = False
+
+    def infer(self, request: InferRequest) -> ResponseStream:
+        """Submit a request; the caller reads the stream inside `with`, and so owns it.
+
+        A plain call: requests are queued in the order of the calls. Raises InferenceError for
+        whatever can be refused before anything is queued.
+        """
+        if self._exiting:
+            raise InferenceError(Code.UNAVAILABLE, "Server exiting")
+        return self.model(request.model, request.version).submit(request)
+
+    def model(self, name: str, version: str = "") -> Model:
+        """The model a request with this name and version would go to; InferenceError if none."""
+        return self._registry.find(name, version)
+
+    def models(self) -> Iterator[Model]:
+        """Every loaded version."""
+        return self._registry.models()
+
+    def ready_versions(self, name: str) -> list[Model]:
+        """The ready versions of a model, lowest first; InferenceError if the name is unknown."""
+        self._registry.find(name, "")
+        return self._registry.ready_versions(name)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the server is ready (strict: and every model is)."""
+        if self._exiting or not self._registry.settled:
+            return False
+        return not self._strict_readiness or not self._registry.failures()
+
+    @property
+    def exiting(self) -> bool:
+        """Whether the server takes no more requests."""
+        return self._exiting
+
+    @property
+    def in_flight(self) -> int:
+        """Requests accepted and not yet ended."""
+        return self._registry.in_flight
+
+    def refuse_requests(self) -> None:
+        """Take no more requests, and say so to every probe."""
+        self._exiting = True
+        self._registry.notify()
+
+    async def changed(self) -> None:
+        """Wait until `ready` may have changed."""
+        await self._registry.changed()
+
+    async def drained(self) -> None:
+        """Wait until no request is in flight."""
+        await self._registry.drained()
+
+    def abandon(self, error: InferenceError) -> None:
+        """End every request in flight with an error."""
+        self._registry.abandon(error)

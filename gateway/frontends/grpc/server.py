@@ -1,0 +1,70 @@
+"""The gRPC server: build it, listen, drain."""
+
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from gateway.dataplane import DataPlane
+from gateway.frontends.grpc.servicer import Servicer
+from gateway.protos import grpc_service_pb2 as pb
+from gateway.protos.grpc_service_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
+from gateway.settings import GrpcSettings
+
+MAX_MESSAGE_BYTES = 2**31 - 1
+SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+]
+
+
+class GrpcServer:
+    """One bound port with the v2 service, grpc.health.v1 and reflection behind it.
+
+    Built inside the running event loop; raises OSError when the port cannot be had.
+    """
+
+    def __init__(self, dataplane: DataPlane, settings: GrpcSettings, server_id: str) -> None:
+        self._dataplane = dataplane
+        self._server = grpc.aio.server(options=OPTIONS)
+        self._servicer = Servicer(dataplane, server_id, settings.send_timeout_secs)
+        self._health = health.aio.HealthServicer()
+        add_servicer: Any = add_GRPCInferenceServiceServicer_to_server
+        add_servicer(self._servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (SERVICE, HEALTH, reflection.SERVICE_NAME), self._server
+        )
+        self.address = settings.address
+        self.port = self._bind(settings)
+
+    def _bind(self, settings: GrpcSettings) -> int:
+        host = f"[{settings.address}]" if ":" in settings.address else settings.address
+        try:
+            return self._server.add_insecure_port(f"{host}:{settings.port}")
+        except RuntimeError:
+            raise OSError(f"port {settings.port} of {settings.address} cannot be bound") from None
+
+    async def start(self) -> None:
+        """Begin to accept."""
+        await self._server.start()
+
+    async def follow_health(self) -> None:
+        """Keep grpc.health.v1 in step with the server's readiness, until cancelled."""
+        statuses = health_pb2.HealthCheckResponse
+        while True:
+            ready = self._dataplane.ready
+            status = statuses.SERVING if ready else statuses.NOT_SERVING
+            for service in ("", SERVICE):
+                await self._health.set(service, status)
+            await self._dataplane.changed()
+
+    async def stop(self, grace_secs: float) -> None:
+        """Take no more requests; what is under way may end within the grace period."""
+        self._servicer.stop_reading()
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_secs)

@@ -1,0 +1,195 @@
+"""ModelStreamInfer: one reader, one answer task per request, one writer."""
+
+import asyncio
+from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from gateway.dataplane import DataPlane
+from gateway.errors import InferenceError
+from gateway.frontends.grpc import codec
+from gateway.messages import InferResponse
+from gateway.protos import grpc_service_pb2 as pb
+from gateway.stream import ResponseStream
+
+OUTGOING_BATCHES = 16
+"""Batches of answers that wait for a slow client before it holds back the models."""
+
+
+Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
+
+
+class StrictError(Exception):
+    """A model's error in strict mode: it ends the RPC with its status."""
+
+    def __init__(self, error: InferenceError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """One request of the stream: where its answers come from and how they are labelled."""
+
+    message: pb.ModelInferRequest
+    stream: ResponseStream
+    version: str
+    decoupled: bool
+    empty_final: bool
+    before: asyncio.Event | None = None
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class StreamInfer:
+    """One RPC. Its answers interleave between requests and keep their order within one.
+
+    Requests of models that are not decoupled are answered in the order they came (protocol: gRPC
+    streaming, ordering). When the RPC ends, however it ends, every stream it owns is left.
+    """
+
+    def __init__(
+        self, dataplane: DataPlane, write: Write, send_timeout_secs: float, *, strict: bool
+    ) -> None:
+        self._dataplane = dataplane
+        self._write = write
+        self._send_timeout_secs = send_timeout_secs
+        self._strict = strict
+        self._owned: set[ResponseStream] = set()
+        self._outgoing: asyncio.Queue[Sequence[pb.ModelStreamInferResponse] | None] = asyncio.Queue(
+            OUTGOING_BATCHES
+        )
+        self._reader: asyncio.Task[None] | None = None
+        self._last_turn: asyncio.Event | None = None
+
+    async def run(self, requests: AsyncIterable[pb.ModelInferRequest]) -> None:
+        """Serve the RPC until the client half-closes and every request is answered.
+
+        Raises StrictError in strict mode, TimeoutError when the client stopped reading;
+        cancellation cancels every request of the stream.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._answer_all(requests))
+                await self._send_answers()
+        except* (StrictError, TimeoutError) as group:
+            raise _first(group) from None
+        finally:
+            for stream in self._owned:
+                stream.cancel()
+
+    def stop_reading(self) -> None:
+        """Take no more requests, as if the client had half-closed."""
+        if self._reader is not None:
+            self._reader.cancel()
+
+    async def _answer_all(self, requests: AsyncIterable[pb.ModelInferRequest]) -> None:
+        async with asyncio.TaskGroup() as answers:
+            self._reader = answers.create_task(self._read(requests, answers))
+        await self._outgoing.put(None)
+
+    async def _read(
+        self, requests: AsyncIterable[pb.ModelInferRequest], answers: asyncio.TaskGroup
+    ) -> None:
+        async for message in requests:
+            try:
+                asked = self._ask(message)
+            except InferenceError as error:
+                await self._outgoing.put([_refusal(message.id, error)])
+                continue
+            answers.create_task(self._answer(asked))
+
+    def _ask(self, message: pb.ModelInferRequest) -> Asked:
+        model = self._dataplane.model(message.model_name, message.model_version)
+        stream = self._dataplane.infer(codec.decode_request(message))
+        self._owned.add(stream)
+        decoupled = model.config.decoupled
+        asked = Asked(
+            message=message,
+            stream=stream,
+            version=model.version,
+            decoupled=decoupled,
+            empty_final=codec.wants_empty_final(message),
+            before=None if decoupled else self._last_turn,
+        )
+        if not decoupled:
+            self._last_turn = asked.answered
+        return asked
+
+    async def _answer(self, asked: Asked) -> None:
+        with asked.stream:
+            try:
+                if asked.decoupled:
+                    await self._forward(asked)
+                else:
+                    await self._forward_in_turn(asked)
+            except InferenceError as error:
+                await self._report(asked, error)
+        self._owned.discard(asked.stream)
+        asked.answered.set()
+
+    async def _forward(self, asked: Asked) -> None:
+        complete = False
+        while batch := await asked.stream.batch():
+            complete = batch[-1].final and (bool(batch[-1].outputs) or asked.empty_final)
+            messages = [_encode(asked, each) for each in batch if _is_sent(asked, each)]
+            if messages:
+                await self._outgoing.put(messages)
+        if not complete and asked.empty_final:
+            await self._outgoing.put([_encode(asked, InferResponse(final=True))])
+
+    async def _forward_in_turn(self, asked: Asked) -> None:
+        error: InferenceError | None = None
+        try:
+            message = _encode(asked, replace(await asked.stream.only(), final=True))
+        except InferenceError as found:
+            error = found
+        if asked.before is not None:
+            await asked.before.wait()
+        if error is not None:
+            raise error
+        await self._outgoing.put([message])
+
+    async def _report(self, asked: Asked, error: InferenceError) -> None:
+        if self._strict:
+            raise StrictError(error)
+        message = pb.ModelStreamInferResponse(error_message=error.message)
+        message.infer_response.CopyFrom(
+            pb.ModelInferResponse(
+                id=asked.message.id,
+                model_name=asked.message.model_name,
+                model_version=asked.message.model_version,
+            )
+        )
+        message.infer_response.parameters[codec.FINAL].bool_param = True
+        await self._outgoing.put([message])
+
+    async def _send_answers(self) -> None:
+        while (messages := await self._outgoing.get()) is not None:
+            async with asyncio.timeout(self._send_timeout_secs):
+                for message in messages:
+                    await self._write(message)
+
+
+def _encode(asked: Asked, response: InferResponse) -> pb.ModelStreamInferResponse:
+    encoded = codec.encode_response(
+        response, asked.message.model_name, asked.version, asked.message.id
+    )
+    encoded.parameters[codec.FINAL].bool_param = response.final
+    return pb.ModelStreamInferResponse(infer_response=encoded)
+
+
+def _is_sent(asked: Asked, response: InferResponse) -> bool:
+    return bool(response.outputs) or not response.final or asked.empty_final
+
+
+def _refusal(request_id: str, error: InferenceError) -> pb.ModelStreamInferResponse:
+    """What was refused before execution carries its id and nothing else."""
+    return pb.ModelStreamInferResponse(
+        error_message=error.message, infer_response=pb.ModelInferResponse(id=request_id)
+    )
+
+
+def _first(group: BaseExceptionGroup[Exception]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,281 @@
+"""JSON to messages and back for the generate extension; no I/O."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from gateway.config import ModelConfig, ModelInput
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest, InferResponse
+from gateway.tensor import NUMPY_TYPES, Datatype, Tensor
+
+INTEGER_RANGE = (-(2**63), 2**63 - 1)
+STRUCTURED_INPUT = "sampling_parameters"
+"""A model with this input follows the generation contract: its parameters may be any JSON."""
+
+
+def parse_json_object(body: bytes) -> dict[str, Any]:
+    """The body as an object; InferenceError INTERNAL (a 500, as Triton) if it is not one."""
+    if not body.strip():
+        raise _unparsable("The document is empty.", 0)
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise _unparsable(error.msg, error.pos) from None
+    if not isinstance(found, dict):
+        raise InferenceError(
+            Code.INTERNAL,
+            f"the request is a JSON {_kind(found)}, expected an object: attempt to access JSON "
+            "non-object as object",
+        )
+    return found
+
+
+def decode_generate(
+    members: Mapping[str, Any], config: ModelConfig, version: str = ""
+) -> InferRequest:
+    """A generate request (generate extension): inputs by name, all else parameters.
+
+    Raises InferenceError with Triton's texts.
+    """
+    reader = _GenerateReader(config)
+    reader.read(members)
+    nested = members.get("parameters")
+    if nested is not None:
+        reader.read_nested(nested)
+    request_id = members.get("id", "")
+    if not isinstance(request_id, str):
+        raise InferenceError(
+            Code.INTERNAL, "Unable to parse 'id': attempt to access JSON non-string as string"
+        )
+    return InferRequest(
+        model=config.name,
+        version=version,
+        id=request_id,
+        inputs=tuple(reader.inputs.values()),
+        parameters=reader.parameters,
+    )
+
+
+class _GenerateReader:
+    """Collects the inputs and parameters of one generate request."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self._known = {each.name: each for each in config.input}
+        self._structured = STRUCTURED_INPUT in self._known
+        self.inputs: dict[str, Tensor] = {}
+        self.parameters: dict[str, Any] = {}
+
+    def read(self, members: Mapping[str, Any]) -> None:
+        for key, value in members.items():
+            if key in self._known:
+                self._add_input(self._known[key], value)
+            elif key != "parameters":
+                self._add_parameter(key, value)
+
+    def read_nested(self, nested: Any) -> None:
+        if "parameters" in self._known:
+            raise InferenceError(
+                Code.INVALID_ARG,
+                "Keyword 'parameters' for nested schema also given as input tensor name",
+            )
+        if not isinstance(nested, dict):
+            raise InferenceError(
+                Code.INTERNAL,
+                "Expected JSON object for keyword: 'parameters': attempt to access JSON "
+                "non-object as object",
+            )
+        try:
+            self.read(nested)
+        except InferenceError as error:
+            prefix = "Converting keyword: 'parameters': "
+            raise InferenceError(error.code, prefix + error.message) from None
+
+    def _add_input(self, expected: ModelInput, value: Any) -> None:
+        if expected.name in self.inputs:
+            raise InferenceError(
+                Code.INVALID_ARG, f"input '{expected.name}' already exists in request"
+            )
+        shape = self._config.wire_shape(expected)
+        self.inputs[expected.name] = _tensor(expected, shape, value)
+
+    def _add_parameter(self, key: str, value: Any) -> None:
+        if not self._structured and not isinstance(value, str | int | float | bool):
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or "
+                "'string'.",
+            )
+        self.parameters[key] = value
+
+
+def _tensor(expected: ModelInput, shape: Sequence[int], value: Any) -> Tensor:
+    if expected.datatype is Datatype.BYTES and _is_structure(value):
+        value = orjson.dumps(value).decode()
+    values = value if isinstance(value, list) else [value]
+    fitted = fit_shape(shape, len(values), expected.name)
+    check = _CHECKS.get(expected.datatype)
+    if check is None:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"receiving {expected.datatype} data via JSON is not supported. Please use the "
+            f"binary data format for input {expected.name}",
+        )
+    for element in values:
+        check(element)
+    return Tensor(expected.name, expected.datatype, fitted, _data(expected.datatype, values))
+
+
+def _is_structure(value: Any) -> bool:
+    """JSON that a BYTES input takes as text: an object, or a list that holds objects."""
+    return isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(each, dict | list) for each in value)
+    )
+
+
+def fit_shape(shape: Sequence[int], count: int, name: str) -> tuple[int, ...]:
+    """Distribute `count` elements over a shape: the innermost -1 takes what fixed dims leave."""
+    left = count
+    fitted: list[int] = []
+    taken = False
+    for dim in shape:
+        if dim > 0 and left % dim == 0:
+            left //= dim
+        elif dim > 0:
+            raise _unfitting(name)
+    for dim in reversed(shape):
+        fitted.append(dim if dim >= 0 else (1 if taken else left))
+        taken = taken or dim < 0
+    if not taken and left != 1:
+        raise _unfitting(name)
+    return tuple(reversed(fitted))
+
+
+def _unfitting(name: str) -> InferenceError:
+    return InferenceError(
+        Code.INVALID_ARG,
+        f"The schema can not convert input '{name}' to tensor with proper shape",
+    )
+
+
+def _data(datatype: Datatype, values: Sequence[Any]) -> Any:
+    if datatype is Datatype.BYTES:
+        return tuple(value.encode("utf-8", "surrogatepass") for value in values)
+    dtype = NUMPY_TYPES[datatype]
+    if dtype.kind in "iu":
+        mask = (1 << 8 * dtype.itemsize) - 1
+        unsigned = np.array([value & mask for value in values], dtype=f"<u{dtype.itemsize}")
+        return unsigned.tobytes()
+    return np.array(values, dtype=dtype).tobytes()
+
+
+def _expect(kind: type | tuple[type, ...], text: str) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        bad = not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)
+        if bad or (text.startswith("unsigned") and value < 0):
+            raise InferenceError(
+                Code.INTERNAL, f"Unable to parse 'data': attempt to access JSON non-{text}"
+            )
+
+    return check
+
+
+def _expect_string(value: Any) -> None:
+    if not isinstance(value, str):
+        raise InferenceError(
+            Code.INTERNAL,
+            "Unable to parse JSON bytes array: attempt to access JSON non-string as string",
+        )
+
+
+_SIGNED = _expect(int, "signed-integer as signed-integer")
+_UNSIGNED = _expect(int, "unsigned-integer as unsigned-integer")
+_NUMBER = _expect((int, float), "number as double")
+_CHECKS: dict[Datatype, Callable[[Any], None]] = {
+    Datatype.BOOL: _expect(bool, "boolean as boolean"),
+    **dict.fromkeys((Datatype.INT8, Datatype.INT16, Datatype.INT32, Datatype.INT64), _SIGNED),
+    **dict.fromkeys((Datatype.UINT8, Datatype.UINT16, Datatype.UINT32, Datatype.UINT64), _UNSIGNED),
+    Datatype.FP32: _NUMBER,
+    Datatype.FP64: _NUMBER,
+    Datatype.BYTES: _expect_string,
+}
+
+
+class ResponseEncoder:
+    """Encodes the responses of one generate request; what never changes is prepared once."""
+
+    def __init__(self, model: str, version: str, request_id: str) -> None:
+        self._members = {"model_name": model, "model_version": version}
+        if request_id:
+            self._members["id"] = request_id
+        self._prefix = orjson.dumps(self._members, option=orjson.OPT_SORT_KEYS)[:-1]
+        self._prefixes: dict[str, bytes] = {}
+
+    def encode(self, response: InferResponse) -> bytes:
+        """One JSON object: the response's parameters and outputs, keys sorted by name."""
+        if len(response.outputs) == 1 and not response.parameters:
+            output = response.outputs[0]
+            if isinstance(output.data, tuple) and len(output.data) == 1:
+                return self._prefix_for(output.name) + _string(output.data[0]) + b"}"
+        return self._encode_any(response)
+
+    def _prefix_for(self, name: str) -> bytes:
+        prefix = self._prefixes.get(name)
+        if prefix is None:
+            prefix = self._prefixes[name] = b"%b,%b:" % (self._prefix, orjson.dumps(name))
+        return prefix
+
+    def _encode_any(self, response: InferResponse) -> bytes:
+        members: dict[str, Any] = {**self._members, **response.parameters}
+        members.update((output.name, _value(output)) for output in response.outputs)
+        if all(_is_finite(value) for value in members.values()):
+            return orjson.dumps(members, option=orjson.OPT_SORT_KEYS)
+        # JSON has no NaN or infinity; Triton writes Python's literals, and so do we.
+        return json.dumps(members, sort_keys=True, separators=(",", ":")).encode()
+
+
+def has_data(response: InferResponse) -> bool:
+    """Whether a response is more than the flag that none will follow."""
+    return bool(response.outputs) or not response.final
+
+
+def _string(element: bytes) -> bytes:
+    return orjson.dumps(element.decode("utf-8", "replace"))
+
+
+def _value(output: Tensor) -> Any:
+    values = list(_values(output))
+    return values[0] if len(values) == 1 else values
+
+
+def _values(output: Tensor) -> Iterator[Any]:
+    if output.datatype is Datatype.BYTES:
+        return (element.decode("utf-8", "replace") for element in output.elements())
+    if output.datatype in (Datatype.FP16, Datatype.BF16):
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"sending {output.datatype} data via JSON is not supported. Please use the binary "
+            "data format for output",
+        )
+    return iter(output.array().reshape(-1).tolist())
+
+
+def _is_finite(value: Any) -> bool:
+    values = value if isinstance(value, list) else [value]
+    return all(math.isfinite(each) for each in values if isinstance(each, float))
+
+
+def _unparsable(reason: str, offset: int) -> InferenceError:
+    return InferenceError(
+        Code.INTERNAL, f"failed to parse the request JSON buffer: {reason} at {offset}"
+    )
+
+
+def _kind(value: Any) -> str:
+    names = {list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")

@@ -1,0 +1,41 @@
+"""From an error's code to an HTTP status and body."""
+
+import logging
+
+import orjson
+from starlette.responses import Response
+
+from gateway.errors import Code, InferenceError
+
+log = logging.getLogger("sluice.http")
+
+JSON = "application/json"
+RETRY_AFTER_SECS = "1"
+
+STATUS = {
+    Code.UNKNOWN: 400,
+    Code.INTERNAL: 500,
+    Code.NOT_FOUND: 404,
+    Code.INVALID_ARG: 400,
+    Code.UNAVAILABLE: 503,
+    Code.UNSUPPORTED: 501,
+    Code.ALREADY_EXISTS: 400,
+    Code.CANCELLED: 400,
+}
+"""The v2 protocol's status for each code; every code has one."""
+
+
+def error_body(message: str) -> bytes:
+    """The body of every error on every v2 endpoint."""
+    return orjson.dumps({"error": message})
+
+
+def error_response(error: InferenceError) -> Response:
+    """An error before any part of an answer has been sent."""
+    headers = {"Retry-After": RETRY_AFTER_SECS} if error.code is Code.UNAVAILABLE else None
+    return plain_error(STATUS[error.code], error.message, headers)
+
+
+def plain_error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    """An error that only HTTP knows, such as 404 for a path without a route."""
+    return Response(error_body(message), status, headers, media_type=JSON)

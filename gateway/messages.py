@@ -1,0 +1,92 @@
+"""The values that travel between frontends and backends: requests and responses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from gateway.tensor import Tensor
+
+Parameter = bool | int | float | str
+"""A parameter as the v2 protocol has them."""
+
+NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
+
+
+def _no_parameters() -> Mapping[str, Any]:
+    return NO_PARAMETERS
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    """An output asked for by name. `classes` > 0 asks for the classification extension."""
+
+    name: str
+    classes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceTag:
+    """Where a request stands in its sequence. `correlation_id` 0 or "" means no sequence."""
+
+    correlation_id: int | str
+    start: bool = False
+    end: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferRequest:
+    """One request.
+
+    `version` "" asks for the highest ready version. `parameters` are the client's own: strings,
+    numbers and booleans; LLM models may also get JSON arrays and objects over HTTP generate.
+    `timeout_us` and `priority` 0 mean the model's default. `received_ns` is when its first byte
+    was handled (`time.perf_counter_ns`), 0 if the frontend did not say.
+    """
+
+    model: str
+    version: str = ""
+    id: str = ""
+    inputs: tuple[Tensor, ...] = ()
+    outputs: tuple[RequestedOutput, ...] = ()
+    parameters: Mapping[str, Any] = field(default_factory=_no_parameters)
+    sequence: SequenceTag | None = None
+    priority: int = 0
+    timeout_us: int = 0
+    received_ns: int = 0
+
+    def input(self, name: str) -> Tensor | None:
+        """The input of that name, or None."""
+        for tensor in self.inputs:
+            if tensor.name == name:
+                return tensor
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one response: the request's prompt, and what this response adds."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    finish_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferResponse:
+    """One response; `final` says that no more will come for its request.
+
+    A final response without outputs is only the flag (Triton's empty final response).
+    """
+
+    outputs: tuple[Tensor, ...] = ()
+    parameters: Mapping[str, Parameter] = field(default_factory=_no_parameters)
+    final: bool = False
+    usage: Usage | None = None
+
+    def output(self, name: str) -> Tensor | None:
+        """The output of that name, or None."""
+        for tensor in self.outputs:
+            if tensor.name == name:
+                return tensor
+        return None

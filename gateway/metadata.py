@@ -1,0 +1,83 @@
+"""What the server tells of itself and its models: metadata and statistics of the v2 protocol."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from gateway import __version__
+from gateway.config import ModelConfig, ModelInput, ModelOutput
+from gateway.dataplane import DataPlane
+from gateway.errors import Code, InferenceError
+from gateway.observability.rows import statistics_row
+
+EXTENSIONS = (
+    "model_configuration",
+    "parameters",
+    "statistics",
+    "generate",
+)
+"""The v2 extensions that this release implements."""
+
+
+def server_metadata(server_id: str) -> dict[str, Any]:
+    """`GET /v2` and ServerMetadata."""
+    return {"name": server_id, "version": __version__, "extensions": list(EXTENSIONS)}
+
+
+def model_metadata(dataplane: DataPlane, name: str, version: str) -> dict[str, Any]:
+    """Metadata of one version, or of the highest with the list of all ready ones.
+
+    Raises InferenceError with the lookup texts.
+    """
+    model = dataplane.model(name, version)
+    ready = [each.version for each in dataplane.ready_versions(name)]
+    config = model.config
+    return {
+        "name": name,
+        "versions": [model.version] if version else ready,
+        "platform": config.platform or config.backend,
+        "inputs": _tensors(config, config.input),
+        "outputs": _tensors(config, config.output),
+    }
+
+
+def statistics(dataplane: DataPlane, name: str, version: str) -> list[dict[str, Any]]:
+    """Rows of every ready version that is asked for; `name` "" asks for all models.
+
+    Raises INVALID_ARG for an unknown model or version, as Triton.
+    """
+    ready = [each for each in dataplane.models() if each.ready]
+    found = [each for each in ready if name in ("", each.name)]
+    if name and not found:
+        raise InferenceError(Code.INVALID_ARG, f"requested model '{name}' is not available")
+    chosen = [each for each in found if version in ("", each.version)]
+    if version and not chosen:
+        raise InferenceError(
+            Code.INVALID_ARG, f"requested model version is not available for model '{name}'"
+        )
+    return [statistics_row(each.name, each.version, each.statistics) for each in chosen]
+
+
+def model_ready(dataplane: DataPlane, name: str, version: str) -> bool:
+    """Whether that version (or any, for "") can serve; False for what is not known.
+
+    Raises INVALID_ARG for a version that is no number.
+    """
+    try:
+        return dataplane.model(name, version).ready
+    except InferenceError as error:
+        if error.code is Code.INVALID_ARG:
+            raise
+        return False
+
+
+def _tensors(
+    config: ModelConfig, tensors: Sequence[ModelInput | ModelOutput]
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": each.name,
+            "datatype": each.datatype.value,
+            "shape": list(config.wire_shape(each)),
+        }
+        for each in tensors
+    ]

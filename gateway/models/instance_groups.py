@@ -1,0 +1,78 @@
+"""Which instances does a model get, and on which devices?"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gateway.config import InstanceGroup, InstanceKind, ModelConfig
+from gateway.errors import Code, InferenceError
+
+CPU_COUNTS = {"onnxruntime": 2, "tensorflow": 2}
+"""Instances of a group on the CPU that does not say how many; 1 for every other backend."""
+
+MINIMUM_COMPUTE_CAPABILITY = "6.000000"
+
+
+def fill_instance_groups(config: ModelConfig, gpus: Sequence[int]) -> tuple[InstanceGroup, ...]:
+    """At least one group, each with a name, a kind other than AUTO, a count, and its GPUs.
+
+    `gpus` are the usable ones of this machine.
+    """
+    if not config.instance_group:
+        return (_filled(InstanceGroup(name=config.name), config.backend, gpus),)
+    return tuple(
+        _filled(replace(each, name=each.name or f"{config.name}_{index}"), config.backend, gpus)
+        for index, each in enumerate(config.instance_group)
+    )
+
+
+def _filled(group: InstanceGroup, backend: str, gpus: Sequence[int]) -> InstanceGroup:
+    kind = _resolved(group, gpus)
+    default_count = CPU_COUNTS.get(backend, 1) if kind is InstanceKind.KIND_CPU else 1
+    default_gpus = tuple(gpus) if kind is InstanceKind.KIND_GPU else ()
+    return replace(
+        group,
+        kind=kind,
+        count=group.count if group.count >= 1 else default_count,
+        gpus=group.gpus or default_gpus,
+    )
+
+
+def _resolved(group: InstanceGroup, gpus: Sequence[int]) -> InstanceKind:
+    if group.kind is not InstanceKind.KIND_AUTO:
+        return group.kind
+    usable = bool(gpus) and all(gpu in gpus for gpu in group.gpus)
+    return InstanceKind.KIND_GPU if usable else InstanceKind.KIND_CPU
+
+
+def check_instance_groups(config: ModelConfig, gpus: Sequence[int]) -> None:
+    """Raise INVALID_ARG for the first group of a filled config that this machine cannot have."""
+    for group in config.instance_group:
+        if problem := _gpu_problem(group, gpus) or _profile_problem(config, group):
+            raise InferenceError(
+                Code.INVALID_ARG, f"instance group {group.name} of model {config.name} {problem}"
+            )
+
+
+def _gpu_problem(group: InstanceGroup, gpus: Sequence[int]) -> str:
+    if group.kind is not InstanceKind.KIND_GPU:
+        return f"has kind {group.kind} but specifies one or more GPUs" if group.gpus else ""
+    if not group.gpus:
+        return "has kind KIND_GPU but no GPUs are available"
+    for gpu in group.gpus:
+        if gpu not in gpus:
+            return (
+                f"specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum "
+                f"required CUDA compute compatibility of {MINIMUM_COMPUTE_CAPABILITY} are: "
+                f"{','.join(map(str, gpus))}"
+            )
+    return ""
+
+
+def _profile_problem(config: ModelConfig, group: InstanceGroup) -> str:
+    if not group.profile or config.backend == "tensorrt":
+        return ""
+    platform = f" {config.platform}" if config.platform else ""
+    return (
+        f"and platform{platform} specifies profile field which is only supported for TensorRT "
+        "models"
+    )

@@ -1,0 +1,178 @@
+"""Does this request fit this model's config? Triton's checks, order and texts."""
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from gateway.config import ModelConfig, ModelInput
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest
+from gateway.tensor import SIZES, Datatype, Tensor, format_shape
+
+BATCH_NOTE = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
+    "prepended to each input shape. If you want to specify the full shape including the batch dim "
+    "in your input dims config, try setting max_batch_size to zero. See the model configuration "
+    "docs for more info on max_batch_size."
+)
+
+
+class RequestRules:
+    """The checks one config asks for, prepared once per model."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self._model = config.name
+        self._inputs = {each.name: each for each in config.input}
+        self._shapes = {each.name: config.wire_shape(each) for each in config.input}
+        self._required = [each.name for each in config.input if not each.optional]
+        self._outputs = frozenset(each.name for each in config.output)
+
+    def check(self, request: InferRequest) -> int:
+        """Return the request's batch size (1 if the model does not batch).
+
+        Raises InferenceError INVALID_ARG with Triton's text for the first failure.
+        """
+        self._check_outputs(request)
+        self._check_names(request)
+        batch_size = self._check_batch(request) if self._config.max_batch_size > 0 else 1
+        for tensor in request.inputs:
+            self._check_tensor(tensor, self._inputs[tensor.name], request)
+        return batch_size
+
+    def _check_outputs(self, request: InferRequest) -> None:
+        for output in request.outputs:
+            if output.name not in self._outputs:
+                raise InferenceError(
+                    Code.INVALID_ARG,
+                    f"unexpected inference output '{output.name}' for model '{self._model}'",
+                )
+
+    def _check_names(self, request: InferRequest) -> None:
+        names = [tensor.name for tensor in request.inputs]
+        for position, name in enumerate(names):
+            if name in names[:position]:
+                _refuse(request, f"input '{name}' already exists in request")
+        missing = [name for name in self._required if name not in names]
+        if missing or len(names) > len(self._inputs):
+            self._refuse_count(request, names, missing)
+        for name in names:
+            if name not in self._inputs:
+                raise InferenceError(
+                    Code.INVALID_ARG,
+                    f"unexpected inference input '{name}' for model '{self._model}'",
+                )
+
+    def _refuse_count(
+        self, request: InferRequest, names: Sequence[str], missing: Sequence[str]
+    ) -> NoReturn:
+        required, total = len(self._required), len(self._inputs)
+        expected = (
+            f"expected {total} inputs"
+            if required == total
+            else f"expected number of inputs between {required} and {total}"
+        )
+        _refuse(
+            request,
+            f"{expected} but got {len(names)} inputs for model '{self._model}'. "
+            f"Got input(s) {_quoted(names)}, but missing required input(s) {_quoted(missing)}. "
+            "Please provide all required input(s).",
+        )
+
+    def _check_batch(self, request: InferRequest) -> int:
+        sizes = [self._batch_of(tensor, request) for tensor in request.inputs]
+        for tensor, size in zip(request.inputs, sizes, strict=True):
+            if size != sizes[0]:
+                _refuse(
+                    request,
+                    f"input '{tensor.name}' batch size does not match other inputs for "
+                    f"'{self._model}'",
+                )
+        limit = self._config.max_batch_size
+        if sizes and sizes[0] > limit:
+            _refuse(request, f"inference request batch-size must be <= {limit} for '{self._model}'")
+        return sizes[0] if sizes else 1
+
+    def _batch_of(self, tensor: Tensor, request: InferRequest) -> int:
+        if not tensor.shape:
+            _refuse(
+                request,
+                f"input '{tensor.name}' has no shape but model requires batch dimension for "
+                f"'{self._model}'",
+            )
+        return tensor.shape[0]
+
+    def _check_tensor(self, tensor: Tensor, expected: ModelInput, request: InferRequest) -> None:
+        if tensor.datatype is not expected.datatype:
+            _refuse(
+                request,
+                f"inference input '{tensor.name}' data-type is '{tensor.datatype}', but model "
+                f"'{self._model}' expects '{expected.datatype}'",
+            )
+        if min(tensor.shape, default=0) < 0:
+            _refuse(
+                request,
+                f"All input dimensions should be specified for input '{tensor.name}' for model "
+                f"'{self._model}', got {format_shape(tensor.shape)}",
+            )
+        self._check_shape(tensor, request)
+        self._check_size(tensor, request)
+
+    def _check_shape(self, tensor: Tensor, request: InferRequest) -> None:
+        expected = self._shapes[tensor.name]
+        if fits(tensor.shape, expected):
+            return
+        note = BATCH_NOTE if self._config.max_batch_size > 0 else ""
+        _refuse(
+            request,
+            f"unexpected shape for input '{tensor.name}' for model '{self._model}'. Expected "
+            f"{format_shape(expected)}, got {format_shape(tensor.shape)}. {note}",
+        )
+
+    def _check_size(self, tensor: Tensor, request: InferRequest) -> None:
+        if tensor.datatype is Datatype.BYTES:
+            self._check_elements(tensor, request)
+            return
+        expected = tensor.count * SIZES[tensor.datatype]
+        found = len(tensor.raw())
+        if found != expected:
+            _refuse(
+                request,
+                f"input byte size mismatch for input '{tensor.name}' for model '{self._model}'. "
+                f"Expected {expected}, got {found}",
+            )
+
+    def _check_elements(self, tensor: Tensor, request: InferRequest) -> None:
+        expected = tensor.count
+        found = len(tensor.elements())
+        if found < expected:
+            _refuse(
+                request,
+                f"expected {expected} string elements for inference input '{tensor.name}' for "
+                f"model '{self._model}', got {found}",
+            )
+        if found > expected:
+            _refuse(
+                request,
+                f"unexpected number of string elements {found} for inference input "
+                f"'{tensor.name}' for model '{self._model}', expecting {expected}",
+            )
+
+
+def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
+    """Whether a shape has the expected rank and fixed dims; -1 accepts any size."""
+    return len(shape) == len(expected) and all(
+        want in (-1, have) for have, want in zip(shape, expected, strict=True)
+    )
+
+
+def request_prefix(request_id: str) -> str:
+    """What Triton writes before most refusals."""
+    return f"[request id: {request_id or '<id_unknown>'}] "
+
+
+def _refuse(request: InferRequest, message: str) -> NoReturn:
+    raise InferenceError(Code.INVALID_ARG, request_prefix(request.id) + message)
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return f"[{','.join(repr(name) for name in names)}]"

@@ -1,0 +1,62 @@
+"""Hand requests over one by one, at once: the default, and for engines that batch in flight."""
+
+import asyncio
+from collections import deque
+from functools import partial
+
+from gateway.backend import Instance
+from gateway.observability.statistics import ModelStatistics
+from gateway.schedulers.execution import execute
+from gateway.schedulers.scheduler import Entry, Scheduler
+
+
+class DirectScheduler(Scheduler):
+    """First in, first out, each request an execution of its own.
+
+    An instance with a `concurrency` takes that many executions at once and later requests wait;
+    one without takes every request as it comes.
+    """
+
+    def __init__(self, statistics: ModelStatistics) -> None:
+        self._statistics = statistics
+        self._queue: deque[Entry] = deque()
+        self._free: deque[Instance] = deque()
+        self._instances: list[Instance] = []
+        self._tasks: asyncio.TaskGroup | None = None
+
+    def submit(self, entry: Entry) -> None:
+        self._queue.append(entry)
+        self._dispatch()
+
+    def add(self, instance: Instance) -> None:
+        self._instances.append(instance)
+        self._free.extend([instance] * (instance.concurrency or 1))
+        self._dispatch()
+
+    def remove(self, instance: Instance) -> None:
+        self._instances.remove(instance)
+        self._free = deque(free for free in self._free if free is not instance)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as self._tasks:
+            self._dispatch()
+            await asyncio.Event().wait()
+
+    def _dispatch(self) -> None:
+        while self._tasks is not None and self._queue and self._free:
+            entry = self._queue.popleft()
+            if not entry.stream.done:
+                self._start(entry, self._tasks)
+
+    def _start(self, entry: Entry, tasks: asyncio.TaskGroup) -> None:
+        instance = self._free.popleft()
+        task = tasks.create_task(execute(instance, [entry], self._statistics))
+        if instance.concurrency is None:
+            self._free.append(instance)
+        else:
+            task.add_done_callback(partial(self._finished, instance))
+
+    def _finished(self, instance: Instance, _task: asyncio.Task[None]) -> None:
+        if any(known is instance for known in self._instances):
+            self._free.append(instance)
+        self._dispatch()

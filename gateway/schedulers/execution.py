@@ -1,0 +1,89 @@
+"""One execution: deliver its answers, and stop it when nobody waits."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from gateway.backend import Answer, Instance
+from gateway.errors import Code, InferenceError
+from gateway.observability.statistics import ModelStatistics
+from gateway.schedulers.scheduler import Entry
+from gateway.stream import ResponseStream
+
+log = logging.getLogger("sluice.execution")
+
+
+async def execute(
+    instance: Instance, entries: Sequence[Entry], statistics: ModelStatistics
+) -> None:
+    """Run one execution; when it returns or is cancelled, all its streams are done.
+
+    The task that runs it is cancelled once the readers of all entries have left.
+    """
+    begin_ns = time.perf_counter_ns()
+    _stop_when_unwanted(entries)
+    try:
+        await _deliver_answers(instance, entries)
+    except asyncio.CancelledError:
+        _fail(entries, InferenceError(Code.UNAVAILABLE, "the server stopped this execution"))
+        raise
+    except InferenceError as error:
+        _fail(entries, error)
+    except Exception:
+        # Around one execution: whatever a backend lets slip is logged here, and only here.
+        log.exception("execution failed", extra={"model": entries[0].request.model})
+        _fail(entries, InferenceError(Code.INTERNAL, _unexpected(entries)))
+    finally:
+        _end(entries)
+        batch_size = sum(entry.record.batch_size for entry in entries)
+        statistics.executed(batch_size, time.perf_counter_ns() - begin_ns)
+
+
+def _stop_when_unwanted(entries: Sequence[Entry]) -> None:
+    task = asyncio.current_task()
+    waiting = len(entries)
+
+    def left() -> None:
+        nonlocal waiting
+        waiting -= 1
+        if not waiting and task is not None:
+            task.cancel()
+
+    for entry in entries:
+        entry.record.started()
+        entry.stream.on_cancel(left)
+
+
+async def _deliver_answers(instance: Instance, entries: Sequence[Entry]) -> None:
+    requests = [entry.request for entry in entries]
+    async with aclosing(instance.execute(requests)) as answers:
+        async for answer in answers:
+            stream = _hand_over(entries, answer)
+            if stream.full:
+                await stream.room()
+
+
+def _hand_over(entries: Sequence[Entry], answer: Answer) -> ResponseStream:
+    index, response = answer
+    stream = entries[index].stream
+    if isinstance(response, InferenceError):
+        stream.fail(response)
+    else:
+        stream.put(response)
+    return stream
+
+
+def _fail(entries: Sequence[Entry], error: InferenceError) -> None:
+    for entry in entries:
+        entry.stream.fail(error)
+
+
+def _end(entries: Sequence[Entry]) -> None:
+    for entry in entries:
+        entry.stream.end()
+
+
+def _unexpected(entries: Sequence[Entry]) -> str:
+    return f"model '{entries[0].request.model}' failed unexpectedly; the server's log says why"

@@ -1,0 +1,38 @@
+"""What decides which requests execute together, and when."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from gateway.backend import Instance
+from gateway.messages import InferRequest
+from gateway.observability.statistics import Record
+from gateway.stream import ResponseStream
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """A request on its way to an instance; it carries its own stream and account."""
+
+    request: InferRequest
+    stream: ResponseStream
+    record: Record
+
+
+class Scheduler(ABC):
+    """Hands entries to instances. One task runs it; everything else is plain."""
+
+    @abstractmethod
+    def submit(self, entry: Entry) -> None:
+        """Take an entry; the order of calls is the order of the queue."""
+
+    @abstractmethod
+    def add(self, instance: Instance) -> None:
+        """Let an instance take executions."""
+
+    @abstractmethod
+    def remove(self, instance: Instance) -> None:
+        """Hand nothing more to an instance; its running executions are left alone."""
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Own the executions until cancelled."""

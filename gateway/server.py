@@ -1,0 +1,138 @@
+"""The composition root: builds the parts, starts them, and ends them in order."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from gateway.dataplane import DataPlane
+from gateway.errors import Code, InferenceError
+from gateway.frontends.grpc.server import GrpcServer
+from gateway.frontends.http.app import build_app
+from gateway.frontends.http.listener import HttpListener
+from gateway.frontends.http.metrics import build_metrics_app
+from gateway.models.registry import ModelRegistry
+from gateway.models.repository import ModelRepository
+from gateway.settings import Settings
+
+log = logging.getLogger("sluice.server")
+
+LAST_ANSWERS_SECS = 2.0
+"""How long clients have to take the error that ends their requests when the drain is over."""
+
+
+class StartFailed(Exception):
+    """The server cannot start: a port cannot be had, or a model failed under --exit-on-error."""
+
+
+class Server:
+    """Owns the root task group: start, ready, drain, stop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        repository = ModelRepository(settings.models.repositories, settings.models.config_name)
+        self._registry = ModelRegistry(repository, settings.models)
+        self._dataplane = DataPlane(
+            self._registry, strict_readiness=settings.models.strict_readiness
+        )
+        self._stopping = asyncio.Event()
+        self._http: list[HttpListener] = []
+        self._grpc: GrpcServer | None = None
+
+    def stop(self) -> None:
+        """Begin to end; plain, idempotent."""
+        self._stopping.set()
+
+    async def run(self, on_ready: Callable[[Mapping[str, int]], None]) -> None:
+        """Serve until `stop`, SIGTERM or SIGINT; returns when everything has ended.
+
+        `on_ready` is called once, with the ports in use, when the start-up models are loaded.
+        Raises StartFailed.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
+        ports = self._bind()
+        async with asyncio.TaskGroup() as tasks:
+            registry = tasks.create_task(self._registry.run(self._dataplane.infer))
+            health = await self._listen(tasks, ports)
+            failure = await self._loaded()
+            if not failure:
+                on_ready(ports)
+                await self._stopping.wait()
+            await self._drain(tasks)
+            registry.cancel()
+            health.cancel()
+        if failure:
+            raise StartFailed(failure)
+
+    def _bind(self) -> dict[str, int]:
+        settings, ports = self._settings, {}
+        try:
+            if settings.http.enabled:
+                app = build_app(self._dataplane, settings.http, settings.id)
+                self._http.append(HttpListener(app, settings.http.address, settings.http.port))
+                ports["http"] = self._http[-1].port
+            if settings.metrics.enabled:
+                page = build_metrics_app(self._dataplane)
+                metrics = settings.metrics
+                self._http.append(HttpListener(page, metrics.address, metrics.port))
+                ports["metrics"] = self._http[-1].port
+            if settings.grpc.enabled:
+                self._grpc = GrpcServer(self._dataplane, settings.grpc, settings.id)
+                ports["grpc"] = self._grpc.port
+        except OSError as error:
+            raise StartFailed(str(error)) from None
+        return ports
+
+    async def _listen(
+        self, tasks: asyncio.TaskGroup, ports: Mapping[str, int]
+    ) -> asyncio.Task[None]:
+        for listener in self._http:
+            tasks.create_task(listener.serve())
+        for name, port in ports.items():
+            log.info("listening", extra={"for": name, "port": port})
+        if self._grpc is None:
+            return tasks.create_task(asyncio.sleep(0))
+        await self._grpc.start()
+        return tasks.create_task(self._grpc.follow_health())
+
+    async def _loaded(self) -> str:
+        """Wait for the start-up models; why the server must not go on, or nothing."""
+        await _first_of(self._registry.wait_settled(), self._stopping.wait())
+        failures = self._registry.failures()
+        if self._stopping.is_set() or not failures or not self._settings.models.exit_on_error:
+            return ""
+        reasons = "\n".join(f"  {name}: {reason}" for name, reason in failures.items())
+        return f"failed to load all models:\n{reasons}\n(--exit-on-error=false serves the others)"
+
+    async def _drain(self, tasks: asyncio.TaskGroup) -> None:
+        """Not ready, stop accepting, let requests end, then end the rest with an error."""
+        limit = self._settings.exit_timeout_secs
+        log.info("draining", extra={"requests": self._dataplane.in_flight, "limit_secs": limit})
+        self._dataplane.refuse_requests()
+        for listener in self._http:
+            listener.stop(limit + LAST_ANSWERS_SECS)
+        if self._grpc is not None:
+            tasks.create_task(self._grpc.stop(limit + LAST_ANSWERS_SECS))
+        try:
+            async with asyncio.timeout(limit):
+                await self._dataplane.drained()
+        except TimeoutError:
+            log.warning("drain over", extra={"abandoned": self._dataplane.in_flight})
+            self._dataplane.abandon(
+                InferenceError(
+                    Code.UNAVAILABLE,
+                    "the server is shutting down and the request did not end within its "
+                    f"--exit-timeout-secs of {limit:g}",
+                )
+            )
+
+
+async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Wait until one of them is done; the others are cancelled and waited for."""
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(wait) for wait in waits]
+        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for task in running:
+            task.cancel()

@@ -1,0 +1,181 @@
+"""Which models does this machine have, and how does one get in without being seen half-written?"""
+
+import errno
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+MANIFEST = ".complete.json"
+BUILDING = ".building"
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+Build = Callable[[Path], None]
+
+
+class StoreError(Exception):
+    """A stored model cannot be had; the text says what was found, and what helps."""
+
+
+def default_root(environment: Mapping[str, str]) -> Path:
+    """The folder of models: in `SLUICE_CACHE`, or else where the user's caches are."""
+    if cache := environment.get("SLUICE_CACHE"):
+        return Path(cache) / "models"
+    # A relative XDG_CACHE_HOME is to be ignored: XDG Base Directory Specification, "Basics".
+    if (caches := environment.get("XDG_CACHE_HOME")) and Path(caches).is_absolute():
+        return Path(caches) / "sluice" / "models"
+    if home := environment.get("HOME"):
+        return Path(home) / ".cache" / "sluice" / "models"
+    raise StoreError("no place for models: set SLUICE_CACHE to a folder (HOME is not set either)")
+
+
+class ModelStore:
+    """A folder of models that any number of processes may read and fill at the same time.
+
+    A model is here with all its files or not at all: it is built beside its final place under a
+    lock, written through to the disk, and renamed. The manifest among its files tells a model that
+    somebody truncated or deleted in part from a whole one.
+    """
+
+    def __init__(self, root: Path, lock_timeout_s: float = 600) -> None:
+        self._root = root.absolute()
+        self._building = self._root / BUILDING
+        self._lock_timeout_s = lock_timeout_s
+
+    def path(self, name: str) -> Path:
+        """Where model `name` is, or would be, stored."""
+        if not _is_plain(name):
+            raise StoreError(f"'{name}' cannot be the name of a stored model: it names a path")
+        return self._root / name
+
+    def has(self, name: str) -> bool:
+        """Whether model `name` is stored, with every file at its full size."""
+        with self._explained():
+            return _is_plain(name) and _is_complete(self._root / name)
+
+    def publish(self, name: str, build: Build, on_wait: Callable[[], None]) -> Path:
+        """Make sure that model `name` is stored and return its folder.
+
+        `build` fills the folder it is given. It is called only when the model is missing, by one
+        process at a time; when it raises, nothing is stored. `on_wait` is called once if another
+        process is building this model right now; `StoreError` if that takes too long.
+        """
+        path = self.path(name)
+        with self._explained():
+            self._building.mkdir(parents=True, exist_ok=True)
+            with self._locked(name, on_wait):
+                if not _is_complete(path):
+                    self._fill(path, build)
+        return path
+
+    @contextmanager
+    def _locked(self, name: str, on_wait: Callable[[], None]) -> Iterator[None]:
+        lock = FileLock(self._building / f"{name}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            on_wait()
+            self._wait_for(lock, name)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _wait_for(self, lock: FileLock, name: str) -> None:
+        try:
+            lock.acquire(timeout=self._lock_timeout_s)
+        except Timeout:
+            raise StoreError(
+                f"another process has been unpacking model '{name}' for more than "
+                f"{self._lock_timeout_s:g} seconds: stop it if it hangs, then try again "
+                f"(it holds {lock.lock_file})"
+            ) from None
+
+    def _fill(self, path: Path, build: Build) -> None:
+        # Whoever holds the lock is alone: what lies here was left by a process that died.
+        unfinished = self._building / path.name
+        _remove(unfinished)
+        # A new name each time, so that a straggler of a dead process never writes into our folder.
+        staging = unfinished / secrets.token_hex(4)
+        staging.mkdir(parents=True)
+        try:
+            build(staging)
+            _seal(staging)
+            _replace(path, staging, displaced=unfinished / "displaced")
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(_explain(error, self._building)) from error
+
+
+def _is_plain(name: str) -> bool:
+    return Path(name).name == name and not name.startswith(".")
+
+
+def _is_complete(folder: Path) -> bool:
+    try:
+        sizes: dict[str, int] = json.loads((folder / MANIFEST).read_bytes())
+        return all((folder / file).stat().st_size == size for file, size in sizes.items())
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        return False
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _seal(folder: Path) -> None:
+    """Make what was built complete, readable as the umask says, and safe on the disk."""
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps(sizes, indent=2))
+    # Libraries write weights for the owner only, but a cache filled by root serves other users.
+    mode = folder.stat().st_mode & 0o666
+    for file in (*files, manifest):
+        file.chmod(mode)
+        _sync(file)
+    for inner in (*(inner for inner in folder.rglob("*") if inner.is_dir()), folder):
+        _sync(inner)
+
+
+def _replace(path: Path, staging: Path, displaced: Path) -> None:
+    if path.exists():  # incomplete, or we would not be here
+        path.rename(displaced)
+    staging.rename(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _explain(error: OSError, building: Path) -> str:
+    elsewhere = "or set SLUICE_CACHE to another folder"
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return f"'{_file_in(building)}' is a file, not a folder for models: move it {elsewhere}"
+    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+        return f"no permission to write '{error.filename}': grant it {elsewhere}"
+    if error.errno in NO_SPACE:
+        return f"no space is left on the disk of '{building.parent}': make some {elsewhere}"
+    return f"the models in '{building.parent}' cannot be used: {error}"
+
+
+def _file_in(path: Path) -> Path:
+    """The part of `path` that is a file and should not be."""
+    return next((part for part in (path, *path.parents) if part.is_file()), path)

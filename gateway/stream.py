@@ -1,0 +1,198 @@
+"""The responses to one request, on their way from a backend to one reader."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Protocol, Self
+
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferResponse
+
+DEFAULT_LIMIT = 64
+
+
+class StreamRecorder(Protocol):
+    """Whoever accounts for a stream. Called in plain steps; must not raise."""
+
+    def responded(self, response: InferResponse) -> None:
+        """A response has been produced for a reader that still waits."""
+
+    def taken(self) -> None:
+        """The reader has taken the first response."""
+
+    def wasted(self, response: InferResponse) -> None:
+        """A response has been produced after the reader had gone."""
+
+    def ended(self, error: InferenceError | None) -> None:
+        """The stream is over: complete, failed, or cancelled. Called exactly once."""
+
+
+class ResponseStream:
+    """Bounded mailbox for the answers to one request; read by one task inside `with`.
+
+    Producers call `put`, `fail` and `end`, which never wait; a producer that can wait holds back
+    while `full` by awaiting `room`. Leaving the `with` block cancels what is left, and
+    `on_cancel` is told at once. An error is raised to the reader after the responses before it.
+    """
+
+    __slots__ = (
+        "_abandoned",
+        "_done",
+        "_error",
+        "_limit",
+        "_on_cancel",
+        "_reader",
+        "_recorder",
+        "_responses",
+        "_taken",
+        "_writer",
+        "cancelled",
+    )
+
+    def __init__(self, recorder: StreamRecorder | None = None, limit: int = DEFAULT_LIMIT) -> None:
+        self.cancelled = False
+        self._recorder = recorder
+        self._limit = limit
+        self._responses: deque[InferResponse] = deque()
+        self._error: InferenceError | None = None
+        self._done = False
+        self._abandoned = False
+        self._taken = False
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+        self._on_cancel: Callable[[], None] | None = None
+
+    # For whoever produces.
+
+    @property
+    def done(self) -> bool:
+        """Nothing more will come: the producer ended it, or the reader has gone."""
+        return self._done
+
+    @property
+    def full(self) -> bool:
+        """The reader lags behind by the whole limit."""
+        return len(self._responses) >= self._limit
+
+    def put(self, response: InferResponse) -> None:
+        """Hand over a response; dropped, and recorded as wasted, when nobody waits any more."""
+        if self._done:
+            if self._recorder is not None:
+                self._recorder.wasted(response)
+            return
+        self._responses.append(response)
+        if self._recorder is not None:
+            self._recorder.responded(response)
+        if response.final:
+            self._finish(None)
+        self._wake_reader()
+
+    def fail(self, error: InferenceError) -> None:
+        """End the stream with an error; no effect once it is done."""
+        if not self._done:
+            self._error = error
+            self._finish(error)
+            self._wake_reader()
+
+    def abandon(self, error: InferenceError) -> None:
+        """End the stream from outside: the reader gets the error, the producer is told to stop."""
+        if not self._done:
+            self.fail(error)
+            self._wake_writer()
+            self._tell_producer()
+
+    def end(self) -> None:
+        """End the stream without a further response; no effect once it is done."""
+        if not self._done:
+            self._finish(None)
+            self._wake_reader()
+
+    async def room(self) -> None:
+        """Wait until the reader has caught up or gone."""
+        while self.full and not self._done:
+            self._writer = asyncio.get_running_loop().create_future()
+            await self._writer
+
+    def on_cancel(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called once nobody waits any more; at once if that is so already."""
+        if self._abandoned:
+            callback()
+        else:
+            self._on_cancel = callback
+
+    # For the one who reads.
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Say that nobody waits any more; idempotent, and safe before the first read."""
+        if self.cancelled:
+            return
+        self.cancelled = True
+        self._wake_writer()
+        if self._done:
+            return
+        self._finish(InferenceError(Code.CANCELLED, "Request was cancelled"))
+        self._wake_reader()
+        self._tell_producer()
+
+    async def batch(self) -> list[InferResponse]:
+        """All responses that are there, at least one unless the stream is over (then empty)."""
+        while not self._responses:
+            if self._error is not None:
+                raise self._error
+            if self._done:
+                return []
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        if not self._taken:
+            self._taken = True
+            if self._recorder is not None:
+                self._recorder.taken()
+        taken = list(self._responses)
+        self._responses.clear()
+        self._wake_writer()
+        return taken
+
+    async def __aiter__(self) -> AsyncIterator[InferResponse]:
+        while responses := await self.batch():
+            for response in responses:
+                yield response
+
+    async def only(self) -> InferResponse:
+        """The one response of a request that has exactly one; INTERNAL if it has none or more."""
+        answers: list[InferResponse] = []
+        while responses := await self.batch():
+            answers += [answer for answer in responses if answer.outputs or not answer.final]
+        if len(answers) != 1:
+            raise InferenceError(Code.INTERNAL, f"expected a single response, got {len(answers)}")
+        return answers[0]
+
+    def _finish(self, error: InferenceError | None) -> None:
+        self._done = True
+        if self._recorder is not None:
+            self._recorder.ended(error)
+
+    def _tell_producer(self) -> None:
+        self._abandoned = True
+        if self._on_cancel is not None:
+            self._on_cancel()
+            self._on_cancel = None
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _wake_writer(self) -> None:
+        if self._writer is not None and not self._writer.done():
+            self._writer.set_result(None)

@@ -1,0 +1,154 @@
+"""What travels in requests and responses: named, typed, shaped data."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.errors import Code, InferenceError
+
+Buffer = bytes | bytearray | memoryview
+LENGTH_BYTES = 4
+
+
+class Datatype(StrEnum):
+    """Datatypes by their wire names."""
+
+    BOOL = "BOOL"
+    UINT8 = "UINT8"
+    UINT16 = "UINT16"
+    UINT32 = "UINT32"
+    UINT64 = "UINT64"
+    INT8 = "INT8"
+    INT16 = "INT16"
+    INT32 = "INT32"
+    INT64 = "INT64"
+    FP16 = "FP16"
+    FP32 = "FP32"
+    FP64 = "FP64"
+    BYTES = "BYTES"
+    BF16 = "BF16"
+
+
+NUMPY_TYPES: dict[Datatype, Any] = {
+    Datatype.BOOL: np.dtype(np.bool_),
+    Datatype.UINT8: np.dtype("<u1"),
+    Datatype.UINT16: np.dtype("<u2"),
+    Datatype.UINT32: np.dtype("<u4"),
+    Datatype.UINT64: np.dtype("<u8"),
+    Datatype.INT8: np.dtype("<i1"),
+    Datatype.INT16: np.dtype("<i2"),
+    Datatype.INT32: np.dtype("<i4"),
+    Datatype.INT64: np.dtype("<i8"),
+    Datatype.FP16: np.dtype("<f2"),
+    Datatype.FP32: np.dtype("<f4"),
+    Datatype.FP64: np.dtype("<f8"),
+}
+"""Datatypes that numpy knows. BYTES is an object; BF16 has no native type and travels as bits."""
+
+SIZES = {datatype: dtype.itemsize for datatype, dtype in NUMPY_TYPES.items()} | {Datatype.BF16: 2}
+"""Bytes per element; BYTES is absent because its elements vary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One named tensor; it never copies its data on the way through.
+
+    `data` is the wire form (row-major, little-endian; BYTES elements each behind a uint32 length)
+    or, for BYTES only, a tuple of its elements.
+    """
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    data: Buffer | tuple[bytes, ...]
+
+    @property
+    def count(self) -> int:
+        """How many elements the shape announces."""
+        return math.prod(self.shape)
+
+    def raw(self) -> Buffer:
+        """The wire form."""
+        return join_elements(self.data) if isinstance(self.data, tuple) else self.data
+
+    def elements(self) -> tuple[bytes, ...]:
+        """The elements of a BYTES tensor; InferenceError if the wire form is cut short."""
+        if isinstance(self.data, tuple):
+            return self.data
+        return split_elements(self.data, self.name)
+
+    def array(self) -> npt.NDArray[Any]:
+        """A numpy view in the tensor's shape; BYTES gives objects, BF16 its bits as uint16."""
+        if self.datatype is Datatype.BYTES:
+            objects: npt.NDArray[Any] = np.empty(self.count, dtype=np.object_)
+            objects[:] = self.elements()
+            return objects.reshape(self.shape)
+        dtype = NUMPY_TYPES.get(self.datatype, np.dtype("<u2"))
+        return np.frombuffer(self.raw(), dtype=dtype).reshape(self.shape)
+
+
+def text_tensor(name: str, texts: Sequence[str]) -> Tensor:
+    """A BYTES tensor of shape [len(texts)]."""
+    elements = tuple(text.encode("utf-8", "surrogatepass") for text in texts)
+    return Tensor(name, Datatype.BYTES, (len(elements),), elements)
+
+
+def array_tensor(name: str, datatype: Datatype, array: npt.NDArray[Any]) -> Tensor:
+    """A tensor over the array's memory; copied only if the layout or type differs from the wire."""
+    if datatype is Datatype.BYTES:
+        elements = tuple(_element(value) for value in array.reshape(-1))
+        return Tensor(name, datatype, array.shape, elements)
+    contiguous = np.ascontiguousarray(array, dtype=NUMPY_TYPES.get(datatype, array.dtype))
+    return Tensor(name, datatype, array.shape, contiguous.reshape(-1).view(np.uint8).data)
+
+
+def _element(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def join_elements(elements: Sequence[bytes]) -> bytes:
+    """BYTES elements to the wire form."""
+    parts: list[bytes] = []
+    for element in elements:
+        parts.append(len(element).to_bytes(LENGTH_BYTES, "little"))
+        parts.append(element)
+    return b"".join(parts)
+
+
+def split_elements(data: Buffer, name: str) -> tuple[bytes, ...]:
+    """The wire form of BYTES to its elements."""
+    view = memoryview(data)
+    elements = []
+    offset = 0
+    while offset < len(view):
+        offset, element = _next_element(view, offset, name)
+        elements.append(element)
+    return tuple(elements)
+
+
+def _next_element(view: memoryview, offset: int, name: str) -> tuple[int, bytes]:
+    start = offset + LENGTH_BYTES
+    if start > len(view):
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"incomplete string length indicator for inference input '{name}', expecting "
+            f"{LENGTH_BYTES} bytes but only {len(view) - offset} bytes available.",
+        )
+    end = start + int.from_bytes(view[offset:start], "little")
+    if end > len(view):
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"incomplete string data for inference input '{name}', expecting string of length "
+            f"{end - start} but only {len(view) - start} bytes available",
+        )
+    return end, bytes(view[start:end])
+
+
+def format_shape(shape: Sequence[int]) -> str:
+    """A shape as messages show it: `[1,16]`."""
+    return f"[{','.join(map(str, shape))}]"
