@@ -5,8 +5,8 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -17,6 +17,10 @@ from gateway.store import ModelStore, StoreError, default_root
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+CHAT = (
+    '{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
+    '"stream": true, "parameters": {"max_tokens": 64, "temperature": 0}}'
+)
 
 
 class CommandFailed(Exception):
@@ -68,19 +72,22 @@ async def _run_server(settings: Settings) -> None:
     server_module = importlib.import_module("gateway.server")
     server = server_module.Server(settings)
     try:
-        await server.run(partial(_announce, settings))
+        await server.run(_announce)
     except server_module.StartFailed as error:
         raise CommandFailed(str(error)) from None
 
 
-def _announce(settings: Settings, ports: Mapping[str, int]) -> None:
-    console = Console(stderr=True, highlight=False)
+def _announce(ports: Mapping[str, int], models: Sequence[Any]) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     for name, port in ports.items():
-        console.print(
-            f"{name:>8}  http://localhost:{port}"
-            if name != "grpc"
-            else f"{name:>8}  localhost:{port}"
-        )
+        scheme = "" if name == "grpc" else "http://"
+        console.print(f"{name:>8}  {scheme}localhost:{port}")
+    chats = [
+        model.name for model in models if any(i.name == "messages" for i in model.config.input)
+    ]
+    if chats and "http" in ports:
+        url = f"http://localhost:{ports['http']}/v2/models/{chats[0]}/generate_stream"
+        console.print(f"\nStream tokens:\n\n  curl -N {url} -d '{CHAT}'\n", markup=False)
 
 
 def _fetch(parsed: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ has added to the text.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import orjson
 from gateway.config import ModelInput, ModelOutput
 from gateway.data_type import DataType
 from gateway.errors import Code, InferenceError
-from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse, Usage
+from gateway.messages import InferRequest, InferResponse, Usage
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 
 TEXT_INPUT = "text_input"
@@ -43,7 +43,7 @@ class OptionalOutputs:
 
 
 NO_OPTIONAL_OUTPUTS = OptionalOutputs()
-_RETURN = {f"return_{field.name}": field.name for field in fields(OptionalOutputs)}
+_RETURN = {f"return_{each.name}": each.name for each in fields(OptionalOutputs)}
 
 INPUTS = (
     *(
@@ -90,7 +90,7 @@ class GenerationRequest:
     stream: bool = False
     echo: bool = False
     optional: OptionalOutputs = NO_OPTIONAL_OUTPUTS
-    sampling: Mapping[str, Any] = NO_PARAMETERS
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_generation(request: InferRequest) -> GenerationRequest:

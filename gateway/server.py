@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from gateway.dataplane import DataPlane
@@ -12,6 +12,7 @@ from gateway.frontends.grpc.server import GrpcServer
 from gateway.frontends.http.app import build_app
 from gateway.frontends.http.listener import HttpListener
 from gateway.frontends.http.metrics import build_metrics_app
+from gateway.models.model import Model
 from gateway.models.registry import ModelRegistry
 from gateway.models.repository import ModelRepository
 from gateway.settings import Settings
@@ -44,10 +45,10 @@ class Server:
         """Begin to end; plain, idempotent."""
         self._stopping.set()
 
-    async def run(self, on_ready: Callable[[Mapping[str, int]], None]) -> None:
+    async def run(self, on_ready: Callable[[Mapping[str, int], Sequence[Model]], None]) -> None:
         """Serve until `stop`, SIGTERM or SIGINT; returns when everything has ended.
 
-        `on_ready` is called once, with the ports in use, when the start-up models are loaded.
+        `on_ready` is called once the start-up models are loaded, with the ports in use and them.
         Raises StartFailed.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -58,7 +59,7 @@ class Server:
             health = await self._listen(tasks, ports)
             failure = await self._loaded()
             if not failure:
-                on_ready(ports)
+                on_ready(ports, list(self._dataplane.models()))
                 await self._stopping.wait()
             await self._drain(tasks)
             registry.cancel()

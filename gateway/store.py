@@ -119,7 +119,7 @@ class ModelStore:
 
 
 def _is_plain(name: str) -> bool:
-    return Path(name).name == name and not name.startswith(".")
+    return name != "" and Path(name).name == name and not name.startswith(".")
 
 
 def _is_complete(folder: Path) -> bool:

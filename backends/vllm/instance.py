@@ -61,8 +61,11 @@ class VllmInstance(Instance):
                 while not running.finished:
                     output = await running.next()
                     deltas = read_output(output, logprobs=asked.optional.logprobs)
-                    yield 0, transcript.respond(
-                        deltas, len(output.prompt_token_ids), final=output.finished
+                    yield (
+                        0,
+                        transcript.respond(
+                            deltas, len(output.prompt_token_ids), final=output.finished
+                        ),
                     )
         except FAILURES as error:
             yield 0, self._engine.failures.explain(error)

@@ -43,7 +43,7 @@ def read_engine_model(context: ModelContext) -> EngineModel:
     source = arguments.get("model")
     if not isinstance(source, str) or not source:
         _refuse(name, f"its {FILE} must name a model: the key 'model' is missing or no string")
-    place, found = _find(source, context)
+    found, place = _find(source, context)
     return EngineModel(
         name=name,
         arguments=arguments | {"model": found} | _device(arguments, context),

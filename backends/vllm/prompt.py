@@ -39,13 +39,10 @@ class PromptRenderer:
         if request.images:
             images = await asyncio.to_thread(_decode_images, request.images)
             prompt = {"prompt": request.text, "multi_modal_data": {"image": images}}
-        return await self._render_prompt(prompt)
+        return await self.render_prompt(prompt)
 
-    async def render_embedding(self, prompt: Any) -> Any:
-        """The engine's input for a text or a list of token ids."""
-        return await self._render_prompt(prompt)
-
-    async def _render_prompt(self, prompt: Any) -> Any:
+    async def render_prompt(self, prompt: Any) -> Any:
+        """The engine's input for a text, a dict with images, or a list of token ids."""
         parsed = parse_model_prompt(self._model_config, prompt)
         parameters = self._renderer.default_cmpl_tok_params
         (rendered,) = await self._renderer.render_cmpl_async([parsed], parameters)

@@ -94,7 +94,7 @@ def cast_for(annotation: Any) -> Cast:
         return _list_of(cast_for(arguments[0]))
     if origin is dict:
         return _dict_of(cast_for(arguments[0]), cast_for(arguments[1]))
-    if is_dataclass(annotation):
+    if isinstance(annotation, type) and is_dataclass(annotation):
         return _built_by(annotation)
     return PLAIN.get(annotation, _as_it_is)
 

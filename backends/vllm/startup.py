@@ -1,9 +1,9 @@
-"""How does a model become a running engine, and what is left behind if it does not?"""
+"""How does a model become a running engine, and what is left if it does not?"""
 
 import asyncio
 import logging
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields
@@ -12,28 +12,89 @@ from typing import Any
 
 from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMError
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from backends.vllm.metrics import EngineMetrics
-from backends.vllm.model_json import EngineModel, check_names
+from backends.vllm.model_json import EngineModel, check_names, hide_folders
+from gateway.errors import Code, InferenceError
 
 log = logging.getLogger("sluice.vllm")
 
+ENGINE_PROCESS = "EngineCore"
+KNOWN_ARGUMENTS = frozenset(field.name for field in fields(AsyncEngineArgs))
+LOG_ARGUMENTS = frozenset({"log_level", "log_config_file", "logging_config"})
+
 CONTEXT = UsageContext.OPENAI_API_SERVER
-"""It decides the default limits of a batch: those of a server."""
+"""Decides the default limits of a batch: those of a server."""
+
+MISTAKES = (ValueError, TypeError, OSError, NotImplementedError, AssertionError)
+"""What vLLM raises for arguments that it cannot use."""
+
+FAILURES = (*MISTAKES, RuntimeError, ImportError, VLLMError)
+"""What it raises when it does not start."""
 
 
 async def start_engine(model: EngineModel, metrics: EngineMetrics | None) -> Any:
-    """A running AsyncLLM; the event loop stays free meanwhile.
+    """A running AsyncLLM; the event loop stays free while it starts.
 
-    When it is cancelled, the processes started so far are killed first.
+    InferenceError says why it does not start. When cancelled, it kills what it has started.
     """
     before = set(multiprocessing.active_children())
-    with ThreadPoolExecutor(1, "vllm-startup") as thread:
-        starting = asyncio.get_running_loop().run_in_executor(thread, _start, model, metrics)
-        try:
-            return await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            await _abandon(starting, before)
-            raise
+    thread = ThreadPoolExecutor(1, "vllm-startup")
+    starting = asyncio.get_running_loop().run_in_executor(thread, _start, model, metrics)
+    thread.shutdown(wait=False)
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await _abandon(starting, before)
+        raise
+    except FAILURES as error:
+        log.debug("engine did not start", exc_info=error, extra={"model": model.name})
+        raise _explain(error, model) from error
+
+
+def engine_arguments(model: EngineModel) -> dict[str, Any]:
+    """What AsyncEngineArgs gets: `model.json`, and defaults for names and logs it leaves open."""
+    check_names(model.arguments, KNOWN_ARGUMENTS, model=model.name)
+    defaults: dict[str, Any] = {"served_model_name": model.name}
+    chosen = LOG_ARGUMENTS.isdisjoint(model.arguments) and not envs.is_set("VLLM_LOGGING_LEVEL")
+    if chosen and not log.isEnabledFor(logging.DEBUG):
+        defaults["log_level"] = "WARNING"
+    return defaults | dict(model.arguments)
+
+
+def _start(model: EngineModel, metrics: EngineMetrics | None) -> Any:
+    arguments = AsyncEngineArgs(**engine_arguments(model))
+    config = arguments.create_engine_config(usage_context=CONTEXT)
+    reported = metrics is not None and not arguments.disable_log_stats
+    return AsyncLLM.from_vllm_config(
+        config,
+        usage_context=CONTEXT,
+        stat_loggers=[metrics.logger()] if metrics is not None and reported else None,
+        enable_log_requests=arguments.enable_log_requests,
+        disable_log_stats=arguments.disable_log_stats,
+    )
+
+
+async def _abandon(starting: asyncio.Future[Any], before: Collection[BaseProcess]) -> None:
+    """End a start-up that nobody waits for any more; it fails as soon as its process is gone."""
+    for process in set(multiprocessing.active_children()) - set(before):
+        if process.name.startswith(ENGINE_PROCESS):
+            process.kill()
+    with suppress(*FAILURES):
+        engine = await starting
+        await asyncio.to_thread(engine.shutdown)
+
+
+def _explain(error: Exception, model: EngineModel) -> InferenceError:
+    code = Code.INVALID_ARG if isinstance(error, MISTAKES) else Code.INTERNAL
+    reason = hide_folders(str(error), model.folders)
+    if not model.place:
+        reason = (
+            f"its model.json names '{model.source}', which is neither a folder in the version "
+            f"folder nor in the model store (run: sluice fetch {model.source}), and vLLM cannot "
+            f"get it elsewhere: {reason}"
+        )
+    return InferenceError(code, f"model '{model.name}': {reason}")

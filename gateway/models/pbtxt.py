@@ -41,11 +41,15 @@ WORDINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """Where a text stops being a configuration, and why. Lines and columns count from 1."""
+    """Where a text stops being a configuration, and why. Lines and columns count from 1.
+
+    `unknown_field` is the field that does not exist, if that is the mistake.
+    """
 
     line: int
     column: int
     what: str
+    unknown_field: str = ""
 
 
 def parse(text: str, source: str) -> ModelConfig:
@@ -112,34 +116,33 @@ def _read(text: str) -> model_config_pb2.ModelConfig | Mistake:
 def _mistake(error: text_format.ParseError, text: str) -> Mistake:
     line, column = error.GetLine() or 1, error.GetColumn() or 1
     complaint = str(error)
-    what = (
-        _unknown_field(complaint)
-        or _unknown_value(complaint)
-        or f"found {_found(text, line, column)}, expected {_expected(complaint)}"
-    )
-    return Mistake(line, column, what.encode("utf-8", "backslashreplace").decode())
+    if match := NO_FIELD.search(complaint):
+        return Mistake(line, column, _unknown_field(match[1], match[2]), match[2])
+    if match := NO_VALUE.search(complaint):
+        return Mistake(line, column, _unknown_value(match[1], match[2]))
+    found, expected = _found(text, line, column), _expected(complaint)
+    return Mistake(line, column, f"found {found}, expected {expected}")
 
 
-def _unknown_field(complaint: str) -> str:
-    if not (match := NO_FIELD.search(complaint)):
-        return ""
-    known = POOL.FindMessageTypeByName(f"{PACKAGE}.{match[1]}").fields_by_name
-    close = difflib.get_close_matches(match[2], known, n=1)
+def _unknown_field(message: str, name: str) -> str:
+    known = POOL.FindMessageTypeByName(f"{PACKAGE}.{message}").fields_by_name
+    close = difflib.get_close_matches(name, known, n=1)
     hint = f", such as '{close[0]}'" if close else ""
-    return f"found unknown field '{match[2]}', expected a field of {match[1]}{hint}"
+    return f"found unknown field '{name}', expected a field of {message}{hint}"
 
 
-def _unknown_value(complaint: str) -> str:
-    if not (match := NO_VALUE.search(complaint)):
-        return ""
-    known = POOL.FindEnumTypeByName(f"{PACKAGE}.{match[1]}").values_by_name
-    return f"found {match[2]}, expected one of {', '.join(known)}"
+def _unknown_value(enum: str, name: str) -> str:
+    known = POOL.FindEnumTypeByName(f"{PACKAGE}.{enum}").values_by_name
+    return f"found {name}, expected one of {', '.join(known)}"
 
 
 def _found(text: str, line: int, column: int) -> str:
     lines = text.split("\n")
     rest = lines[line - 1][column - 1 :].split() if line <= len(lines) else []
-    return rest[0][:LONGEST_FINDING] if rest else "the end of the line"
+    if not rest:
+        return "the end of the line"
+    found = rest[0][:LONGEST_FINDING]
+    return found if found.isprintable() else ascii(found)
 
 
 def _expected(complaint: str) -> str:

@@ -43,7 +43,7 @@ class FieldShape:
 
 
 @cache
-def shapes(owner: type[Any]) -> tuple[FieldShape, ...]:
+def shapes(owner: Any) -> tuple[FieldShape, ...]:
     """The fields of a dataclass, in their order."""
     hints = typing.get_type_hints(owner)
     return tuple(_shape(each, hints[each.name]) for each in dataclasses.fields(owner))
@@ -71,3 +71,21 @@ def _unwrap(hint: Any) -> tuple[Cardinality, type[Any], type[Any]]:
     if origin is Mapping:
         return Cardinality.MAPPED, arguments[0], arguments[1]
     return Cardinality.ONE, str, hint
+
+
+FieldTree = Mapping[str, "FieldTree"]
+"""The fields of a message by name, each with those below it."""
+
+
+@cache
+def field_tree(owner: Any) -> FieldTree:
+    """Every field that the text form may name, all the way down; mappings have `key`, `value`."""
+    return {each.name: _below(each) for each in shapes(owner)}
+
+
+def _below(shape: FieldShape) -> FieldTree:
+    owner: Any = shape.value
+    below: FieldTree = {shape.wrapped: {}} if shape.wrapped else {}
+    if shape.nested:
+        below = field_tree(owner)
+    return {"key": {}, "value": below} if shape.cardinality is Cardinality.MAPPED else below

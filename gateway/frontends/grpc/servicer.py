@@ -108,6 +108,16 @@ class Servicer(GRPCInferenceServiceServicer):
         finally:
             self._streams.discard(stream)
 
+    async def _not_offered(self, request: Any, context: Context) -> None:
+        message = "this release offers no model control, shared memory, trace or log settings"
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, message)
+
+    RepositoryIndex = RepositoryModelLoad = RepositoryModelUnload = _not_offered
+    SystemSharedMemoryStatus = SystemSharedMemoryRegister = _not_offered
+    SystemSharedMemoryUnregister = CudaSharedMemoryStatus = _not_offered
+    CudaSharedMemoryRegister = CudaSharedMemoryUnregister = _not_offered
+    TraceSetting = LogSettings = _not_offered
+
     async def _single(self, request: InferRequest) -> InferResponse:
         with self._dataplane.infer(request) as stream:
             return await stream.only()

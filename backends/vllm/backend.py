@@ -1,0 +1,68 @@
+"""The backend `vllm`: LLMs behind Triton's vLLM contract."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+from backends.vllm.model_json import EngineModel, read_engine_model
+from gateway.backend import Backend, Instance, ModelContext
+from gateway.config import (
+    InstanceGroup,
+    InstanceKind,
+    ModelConfig,
+    TransactionPolicy,
+)
+from gateway.errors import Code, InferenceError
+from gateway.generation import INPUTS, OUTPUTS
+
+log = logging.getLogger("sluice.vllm")
+
+Open = Callable[[EngineModel, ModelContext], Awaitable[Instance]]
+
+
+class VllmBackend(Backend):
+    """Starts one vLLM engine per instance, one after the other, each in processes of its own."""
+
+    def __init__(self) -> None:
+        self._starting = asyncio.Lock()
+
+    def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
+        """Add what the contract has and the config lacks; such a model is decoupled."""
+        inputs = {each.name for each in config.input}
+        outputs = {each.name for each in config.output}
+        group = InstanceGroup(kind=InstanceKind.KIND_MODEL, count=1)
+        return replace(
+            config,
+            max_batch_size=0,
+            input=(*config.input, *(i for i in INPUTS if i.name not in inputs)),
+            output=(*config.output, *(o for o in OUTPUTS if o.name not in outputs)),
+            model_transaction_policy=TransactionPolicy(decoupled=True),
+            instance_group=config.instance_group or (group,),
+        )
+
+    async def load(self, context: ModelContext) -> Instance:
+        name = context.config.name
+        if not context.config.decoupled:
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"model '{name}': vLLM models must have a decoupled transaction policy",
+            )
+        model = await asyncio.to_thread(read_engine_model, context)
+        log.info("read model.json", extra={"model": name, "source": model.source})
+        # vLLM measures free memory while it starts, and a second start would disturb it.
+        async with self._starting:
+            open_instance = await asyncio.to_thread(_import_vllm, name)
+            return await open_instance(model, context)
+
+
+def _import_vllm(model: str) -> Open:
+    """Everything of this backend that needs vLLM, which takes seconds to import."""
+    log.info("importing vllm", extra={"model": model})
+    began = time.monotonic()
+    from backends.vllm.opening import open_instance
+
+    log.info("vllm imported", extra={"model": model, "secs": round(time.monotonic() - began, 1)})
+    return open_instance
