@@ -58,7 +58,7 @@ def _check_model(repository: ModelRepository, name: str) -> list[Finding]:
     try:
         file = repository.config_file(name)
     except InferenceError as error:
-        return [Finding(model=name, path=name, verdict=Verdict.REFUSED, why=error.message)]
+        return [_refusal(name, name, error.message)]
     findings = _check_fields(name, file)
     if not any(each.verdict is Verdict.REFUSED for each in findings):
         findings += _check_whole(repository, name, file)
@@ -93,15 +93,7 @@ def _check_text(model: str, file: ConfigFile, findings: list[Finding]) -> list[F
         for line, field in refused
     ):
         return []
-    return [
-        Finding(
-            model=model,
-            path=file.source,
-            line=mistake.line,
-            verdict=Verdict.REFUSED,
-            why=mistake.what,
-        )
-    ]
+    return [_refusal(model, file.source, mistake.what, mistake.line)]
 
 
 def _check_whole(repository: ModelRepository, name: str, file: ConfigFile) -> list[Finding]:
@@ -110,8 +102,12 @@ def _check_whole(repository: ModelRepository, name: str, file: ConfigFile) -> li
         config = repository.read(name)
         repository.find(name).versions(config.version_policy)
     except InferenceError as error:
-        return [Finding(model=name, path=file.source, verdict=Verdict.REFUSED, why=error.message)]
+        return [_refusal(name, file.source, error.message)]
     return []
+
+
+def _refusal(model: str, path: str, why: str, line: int = 0) -> Finding:
+    return Finding(model=model, path=path, line=line, verdict=Verdict.REFUSED, why=why)
 
 
 def _written(file: ConfigFile) -> ModelConfig | None:

@@ -185,7 +185,8 @@ class Model:
     def _lose(self, instance: Instance, reason: str) -> None:
         log.error("instance died", extra={"model": self.name, "reason": reason})
         self._instances.remove(instance)
-        self._scheduler.remove(instance)
+        error = InferenceError(Code.UNAVAILABLE, f"model '{self.name}' failed: {reason}")
+        self._scheduler.remove(instance, error)
         self._trouble = f"{reason}; it is being restarted"
 
     async def _replace(self, tries: int, reason: str) -> Instance | None:
@@ -193,6 +194,8 @@ class Model:
         if tries >= limit:
             self._trouble = f"{reason}; given up after {limit} restarts"
             log.error("model given up", extra={"model": self.name, "restarts": limit})
+            error = InferenceError(Code.UNAVAILABLE, f"model '{self.name}' failed: {self._trouble}")
+            self.abandon(error)
             await asyncio.Event().wait()
         self._trouble = f"{reason}; restart {tries + 1} of {limit} is under way, retry shortly"
         await asyncio.sleep(FIRST_BACKOFF_SECS * 2**tries)

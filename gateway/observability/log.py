@@ -5,7 +5,8 @@ import sys
 from datetime import UTC, datetime
 from typing import TextIO
 
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+RENDERED = frozenset({"message", "asctime", "taskName"})
+"""What formatters leave on a record."""
 
 
 class EventFormatter(logging.Formatter):
@@ -31,7 +32,10 @@ def set_up(level: int, stream: TextIO = sys.stderr) -> None:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    """What the call gave; a library may have every record carry more (vLLM does)."""
+    blank = logging.getLogRecordFactory()("", 0, "", 0, "", (), None)
+    standard = RENDERED.union(vars(blank))
+    return {key: value for key, value in vars(record).items() if key not in standard}
 
 
 def _value(value: object) -> str:

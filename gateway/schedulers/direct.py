@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import deque
-from functools import partial
 
 from gateway.backend import Instance
+from gateway.errors import InferenceError
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.execution import execute
 from gateway.schedulers.scheduler import Entry, Scheduler
@@ -22,6 +22,7 @@ class DirectScheduler(Scheduler):
         self._queue: deque[Entry] = deque()
         self._free: deque[Instance] = deque()
         self._instances: list[Instance] = []
+        self._running: dict[asyncio.Task[None], tuple[Instance, Entry]] = {}
         self._tasks: asyncio.TaskGroup | None = None
 
     def submit(self, entry: Entry) -> None:
@@ -33,9 +34,12 @@ class DirectScheduler(Scheduler):
         self._free.extend([instance] * (instance.concurrency or 1))
         self._dispatch()
 
-    def remove(self, instance: Instance) -> None:
+    def remove(self, instance: Instance, error: InferenceError) -> None:
         self._instances.remove(instance)
         self._free = deque(free for free in self._free if free is not instance)
+        for executing, entry in tuple(self._running.values()):
+            if executing is instance:
+                entry.stream.abandon(error)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as self._tasks:
@@ -51,12 +55,13 @@ class DirectScheduler(Scheduler):
     def _start(self, entry: Entry, tasks: asyncio.TaskGroup) -> None:
         instance = self._free.popleft()
         task = tasks.create_task(execute(instance, [entry], self._statistics))
+        self._running[task] = (instance, entry)
+        task.add_done_callback(self._finished)
         if instance.concurrency is None:
             self._free.append(instance)
-        else:
-            task.add_done_callback(partial(self._finished, instance))
 
-    def _finished(self, instance: Instance, _task: asyncio.Task[None]) -> None:
-        if any(known is instance for known in self._instances):
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        instance, _ = self._running.pop(task)
+        if instance.concurrency is not None and instance in self._instances:
             self._free.append(instance)
-        self._dispatch()
+            self._dispatch()

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from gateway.backend import Instance
+from gateway.errors import InferenceError
 from gateway.messages import InferRequest
 from gateway.observability.statistics import Record
 from gateway.stream import ResponseStream
@@ -30,8 +31,8 @@ class Scheduler(ABC):
         """Let an instance take executions."""
 
     @abstractmethod
-    def remove(self, instance: Instance) -> None:
-        """Hand nothing more to an instance; its running executions are left alone."""
+    def remove(self, instance: Instance, error: InferenceError) -> None:
+        """Hand nothing more to an instance that has died; what it was executing gets the error."""
 
     @abstractmethod
     async def run(self) -> None:

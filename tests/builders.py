@@ -1,0 +1,180 @@
+"""What tests put together: configs, requests, instances they drive by hand, and loaded models."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from gateway.backend import Answer, Instance
+from gateway.config import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
+from gateway.data_type import DataType
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest, InferResponse, Usage
+from gateway.models.model import Model
+from gateway.observability.statistics import ModelStatistics, Record
+from gateway.schedulers.scheduler import Entry
+from gateway.stream import ResponseStream
+from gateway.tensor import text_tensor
+
+T = TypeVar("T")
+
+WAIT_SECS = 5.0
+"""No wait of a test takes longer; one that does has failed."""
+
+TEXT = ModelConfig(
+    name="text",
+    backend="identity",
+    input=(ModelInput(name="text_input", data_type=DataType.TYPE_STRING, dims=(1,)),),
+    output=(ModelOutput(name="text_output", data_type=DataType.TYPE_STRING, dims=(1,)),),
+)
+"""Text in, text out, one response."""
+
+DECOUPLED = TransactionPolicy(decoupled=True)
+
+
+async def soon(wait: Awaitable[T]) -> T:
+    """Await what is about to happen."""
+    async with asyncio.timeout(WAIT_SECS):
+        return await wait
+
+
+def text_request(text: str = "hello", model: str = "text", **fields: Any) -> InferRequest:
+    """A request for a model like TEXT."""
+    return InferRequest(model=model, inputs=(text_tensor("text_input", [text]),), **fields)
+
+
+def text_response(text: str, *, final: bool = False, tokens: int | None = None) -> InferResponse:
+    """A response of a model like TEXT; with tokens it has the usage of an LLM."""
+    usage = None if tokens is None else Usage(prompt_tokens=0, completion_tokens=tokens)
+    return InferResponse(outputs=(text_tensor("text_output", [text]),), final=final, usage=usage)
+
+
+FLAG = InferResponse(final=True)
+"""The final flag without data."""
+
+
+def texts(responses: Iterable[InferResponse]) -> list[str]:
+    """What each response says; "" for one without outputs."""
+    return ["".join(e.decode() for o in r.outputs for e in o.elements()) for r in responses]
+
+
+async def read_all(stream: ResponseStream) -> list[str]:
+    """The texts of all responses, to the end of the stream."""
+    return texts([response async for response in stream])
+
+
+def new_entry(statistics: ModelStatistics, request: InferRequest | None = None) -> Entry:
+    """A request as a scheduler gets it."""
+    record = Record(statistics, 1, 0, lambda _: None)
+    return Entry(request or text_request(), ResponseStream(record), record)
+
+
+@dataclass(slots=True, eq=False)
+class Execution:
+    """One call of a scripted instance; `taken` counts the answers that the gateway has taken."""
+
+    requests: tuple[InferRequest, ...]
+    taken: int = 0
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    steps: asyncio.Queue[Answer | Exception | None] = field(default_factory=asyncio.Queue)
+
+    def answer(self, response: InferResponse | InferenceError, index: int = 0) -> None:
+        """Answer one of the requests."""
+        self.steps.put_nowait((index, response))
+
+    def crash(self, error: Exception) -> None:
+        """Raise."""
+        self.steps.put_nowait(error)
+
+    def end(self) -> None:
+        """Return."""
+        self.steps.put_nowait(None)
+
+    def finish(self, text: str) -> None:
+        """Answer the only request for the last time, and return."""
+        self.answer(text_response(text, final=True))
+        self.end()
+
+
+class ScriptedInstance(Instance):
+    """An instance that does what the test tells its executions."""
+
+    def __init__(self, concurrency: int | None = None) -> None:
+        self.concurrency = concurrency
+        self.executions: list[Execution] = []
+        self.closes = 0
+        self._begun: asyncio.Queue[Execution] = asyncio.Queue()
+        self._died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def asked(self) -> list[str]:
+        """The texts of all requests it was given, in order."""
+        found = (tensor for each in self.executions for r in each.requests for tensor in r.inputs)
+        return [element.decode() for tensor in found for element in tensor.elements()]
+
+    async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
+        execution = Execution(tuple(requests))
+        self.executions.append(execution)
+        self._begun.put_nowait(execution)
+        try:
+            while (step := await execution.steps.get()) is not None:
+                if isinstance(step, Exception):
+                    raise step
+                execution.taken += 1
+                yield step
+        finally:
+            execution.stopped.set()
+
+    async def begun(self) -> Execution:
+        """Wait for the next execution."""
+        return await soon(self._begun.get())
+
+    def die(self, reason: str) -> None:
+        """Execute no more."""
+        self._died.set_result(reason)
+
+    async def died(self) -> str:
+        return await self._died
+
+    async def close(self) -> None:
+        self.closes += 1
+
+
+class LoadedModels:
+    """Stands where the registry does, for a data plane over models that a test has loaded."""
+
+    def __init__(self, *models: Model) -> None:
+        self.settled = True
+        self.trouble: Mapping[str, str] = {}
+        self._models = models
+
+    def find(self, name: str, version: str) -> Model:
+        """The named version, or the highest."""
+        found = [each for each in self._models if each.name == name]
+        if version:
+            found = [each for each in found if each.version == version]
+        if not found:
+            raise InferenceError(
+                Code.NOT_FOUND, f"Request for unknown model: '{name}' is not found"
+            )
+        return found[-1]
+
+    def models(self) -> Iterator[Model]:
+        """All of them."""
+        return iter(self._models)
+
+    def ready_versions(self, name: str) -> list[Model]:
+        """Those that serve."""
+        return [each for each in self._models if each.name == name and each.ready]
+
+    def failures(self) -> Mapping[str, str]:
+        """What the test says is wrong."""
+        return self.trouble
+
+    @property
+    def in_flight(self) -> int:
+        """Requests in flight in all models."""
+        return sum(each.in_flight for each in self._models)
+
+    def notify(self) -> None:
+        """Nobody waits for changes here."""

@@ -1,0 +1,54 @@
+"""Models that run for the length of one test, and leave nothing behind."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
+
+import pytest
+
+from gateway.backend import Instance
+from gateway.config import ModelConfig
+from gateway.models.model import Model
+from gateway.observability.statistics import ModelStatistics
+from tests.builders import TEXT, soon
+
+Load = Callable[[], Awaitable[Instance]]
+
+
+class Serve(Protocol):
+    """Makes a model of instances, and runs it until the test ends."""
+
+    def __call__(
+        self, *instances: Instance, config: ModelConfig = TEXT, load: Load | None = None
+    ) -> Model: ...
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Run models; when the test ends none of them has a request, and no task is left."""
+    running: list[tuple[Model, asyncio.Task[None]]] = []
+
+    def start(
+        *instances: Instance, config: ModelConfig = TEXT, load: Load | None = None
+    ) -> Model:
+        model = Model(config, 1, ModelStatistics(), instances, load or _nothing_to_load)
+        running.append((model, asyncio.create_task(model.run(lambda: None))))
+        return model
+
+    yield start
+    left = {model.name: (model.in_flight, model.statistics.pending) for model, _ in running}
+    for model, task in running:
+        task.cancel()
+        await soon(asyncio.wait([task]))
+        await soon(model.close())
+    assert left == dict.fromkeys(left, (0, 0)), "requests in flight and pending"
+    assert tasks_left() == []
+
+
+def tasks_left() -> list[asyncio.Task[object]]:
+    """Everybody but the task that asks."""
+    return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+async def _nothing_to_load() -> Instance:
+    raise AssertionError("the test has nothing to load")
