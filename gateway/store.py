@@ -126,7 +126,7 @@ def _is_complete(folder: Path) -> bool:
     try:
         sizes: dict[str, int] = json.loads((folder / MANIFEST).read_bytes())
         return all((folder / file).stat().st_size == size for file, size in sizes.items())
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from typing import Protocol
 
 import pytest
@@ -19,7 +20,11 @@ class Serve(Protocol):
     """Makes a model of instances, and runs it until the test ends."""
 
     def __call__(
-        self, *instances: Instance, config: ModelConfig = TEXT, load: Load | None = None
+        self,
+        *instances: Instance,
+        config: ModelConfig = TEXT,
+        load: Load | None = None,
+        on_change: Callable[[], None] | None = None,
     ) -> Model: ...
 
 
@@ -29,17 +34,21 @@ async def serve() -> AsyncIterator[Serve]:
     running: list[tuple[Model, asyncio.Task[None]]] = []
 
     def start(
-        *instances: Instance, config: ModelConfig = TEXT, load: Load | None = None
+        *instances: Instance,
+        config: ModelConfig = TEXT,
+        load: Load | None = None,
+        on_change: Callable[[], None] | None = None,
     ) -> Model:
         model = Model(config, 1, ModelStatistics(), instances, load or _nothing_to_load)
-        running.append((model, asyncio.create_task(model.run(lambda: None))))
+        running.append((model, asyncio.create_task(model.run(on_change or _nobody_listens))))
         return model
 
     yield start
     left = {model.name: (model.in_flight, model.statistics.pending) for model, _ in running}
     for model, task in running:
         task.cancel()
-        await soon(asyncio.wait([task]))
+        with suppress(asyncio.CancelledError):
+            await soon(task)
         await soon(model.close())
     assert left == dict.fromkeys(left, (0, 0)), "requests in flight and pending"
     assert tasks_left() == []
@@ -52,3 +61,7 @@ def tasks_left() -> list[asyncio.Task[object]]:
 
 async def _nothing_to_load() -> Instance:
     raise AssertionError("the test has nothing to load")
+
+
+def _nobody_listens() -> None:
+    """Called when what is ready may have changed."""

@@ -1,28 +1,40 @@
 """A `sluice serve` process of its own, on free ports, for tests that drive it from outside."""
 
+import http.client
+import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-import httpx
-
+ROOT = Path(__file__).parent.parent
 START_SECS = 120.0
-STOP_SECS = 30.0
-FRONTENDS = re.compile(r"^\s*(http|grpc|metrics)\s+(?:http://)?localhost:(\d+)\s*$")
+STOP_SECS = 60.0
+WAIT_SECS = 10.0
+POLL_SECS = 0.01
+ANNOUNCED = re.compile(r"^\s*(http|grpc|metrics)\s+(?:http://)?localhost:(\d+)\s*$")
+LISTENING = re.compile(r"INFO listening for=(http|grpc|metrics) port=(\d+)")
 
 
 class Serving:
     """A running server; `log` holds what it has written so far."""
 
-    def __init__(self, repository: Path, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        repository: Path,
+        flags: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.log: list[str] = []
         self.ports: dict[str, int] = {}
+        self._announced: set[str] = set()
+        self._listening = threading.Event()
         self._ready = threading.Event()
         self.process = subprocess.Popen(
             [
@@ -33,6 +45,9 @@ class Serving:
             ],
             stderr=subprocess.PIPE,
             text=True,
+            errors="replace",
+            cwd=ROOT,
+            env={**os.environ, **(environment or {})},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -52,54 +67,124 @@ class Serving:
         """All it has written so far."""
         return "\n".join(self.log)
 
+    @property
+    def resident_bytes(self) -> int:
+        """Memory of the process that is in RAM."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) * 1024
+
+    def wait_listening(self) -> Self:
+        """Wait until the ports answer; models may still be loading."""
+        return self._wait(self._listening)
+
     def wait_ready(self) -> Self:
         """Wait for the lines that name the ports."""
-        if not self._ready.wait(START_SECS) or len(self.ports) < len(("http", "grpc", "metrics")):
-            self.stop()
-            raise AssertionError(f"the server did not start:\n{self.text}")
-        return self
+        return self._wait(self._ready)
+
+    def wait_logged(self, text: str, within: float = WAIT_SECS) -> None:
+        """Wait until a line of the log holds the text."""
+        wait_until(lambda: any(text in line for line in self.log), f"log says {text!r}", within)
 
     def metrics(self) -> dict[str, float]:
         """Every sample of the metrics page: `name{labels}` to value."""
-        page = httpx.get(f"http://127.0.0.1:{self.ports['metrics']}/metrics").text
+        page = http_get(self.ports["metrics"], "/metrics")[1].decode()
         lines = [line.rpartition(" ") for line in page.splitlines() if not line.startswith("#")]
         return {name: float(value) for name, _, value in lines}
+
+    def metric(self, name: str, model: str, version: str = "1", **labels: str) -> float:
+        """One sample of a model's."""
+        every = {**labels, "model": model, "version": version}
+        shown = ",".join(f'{key}="{value}"' for key, value in sorted(every.items()))
+        return self.metrics()[f"{name}{{{shown}}}"]
+
+    def wait_metric(
+        self, name: str, model: str, wanted: float, within: float = WAIT_SECS, **labels: str
+    ) -> None:
+        """Wait until a sample has a value."""
+        what = f"{name} of {model} is {wanted:g}"
+        wait_until(lambda: self.metric(name, model, **labels) == wanted, what, within)
+
+    def begin_stop(self, number: int = signal.SIGTERM) -> None:
+        """Send a signal, and do not wait for what comes of it."""
+        self.process.send_signal(number)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal, wait for the end, and return the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
+        return self.wait_ended()
+
+    def wait_ended(self, within: float = STOP_SECS) -> int:
+        """Wait for the end, and return the exit status; a process that does not end is killed."""
         try:
-            status = self.process.wait(STOP_SECS)
+            status = self.process.wait(within)
         except subprocess.TimeoutExpired:
             self.process.kill()
             status = self.process.wait()
         self._reader.join(STOP_SECS)
         return status
 
+    def _wait(self, event: threading.Event) -> Self:
+        if not event.wait(START_SECS) or not self.ports or self.process.poll() is not None:
+            self.stop()
+            raise AssertionError(f"the server did not start:\n{self.text}")
+        return self
+
     def _read(self) -> None:
         assert self.process.stderr is not None
         with self.process.stderr as lines:
             for line in lines:
                 self.log.append(line.rstrip("\n"))
-                if found := FRONTENDS.match(line):
-                    self.ports[found[1]] = int(found[2])
-                if len(self.ports) == len(("http", "grpc", "metrics")):
-                    self._ready.set()
+                self._notice(line)
+        self._listening.set()
         self._ready.set()
+
+    def _notice(self, line: str) -> None:
+        if found := LISTENING.search(line):
+            self.ports[found[1]] = int(found[2])
+        elif found := ANNOUNCED.match(line):
+            self._announced.add(found[1])
+        if " INFO loading model " in line or self._announced:
+            self._listening.set()
+        if self.ports and self._announced == self.ports.keys():
+            self._ready.set()
 
 
 @contextmanager
-def serving(repository: Path, *flags: str) -> Iterator[Serving]:
+def serving(
+    repository: Path, *flags: str, environment: Mapping[str, str] | None = None
+) -> Iterator[Serving]:
     """A ready server for the length of the block."""
-    server = Serving(repository, flags)
+    server = Serving(repository, flags, environment)
     try:
         yield server.wait_ready()
     finally:
         server.stop()
 
 
-def write_model(repository: Path, name: str, config: str) -> None:
-    """Add a model with an empty version 1 to a repository."""
-    (repository / name / "1").mkdir(parents=True)
+def write_model(
+    repository: Path, name: str, config: str, versions: Iterable[int | str] = (1,)
+) -> None:
+    """Add a model with empty versions to a repository."""
+    for version in versions:
+        (repository / name / str(version)).mkdir(parents=True)
     (repository / name / "config.pbtxt").write_text(config)
+
+
+def http_get(port: int, path: str) -> tuple[int, bytes]:
+    """Status and body of a page of a server on this machine."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_SECS)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def wait_until(condition: Callable[[], bool], what: str, within: float = WAIT_SECS) -> None:
+    """Poll until the condition holds; AssertionError says what did not come true in time."""
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within:g} s: {what}"
+        time.sleep(POLL_SECS)

@@ -13,7 +13,9 @@ from gateway.observability.metrics import DOCUMENTED
 ROOT = Path(__file__).parent.parent
 LINE_LIMIT = 400
 FORBIDDEN_MODULES = {"utils", "util", "common", "misc", "base", "helpers"}
-FORBIDDEN_WORDS = re.compile(r"\bclass \w*(Manager|Handler|Helper|Processor)\b|class (?!Model)\w*Context\b")
+FORBIDDEN_WORDS = re.compile(
+    r"\bclass \w*(Manager|Handler|Helper|Processor)\b|class (?!Model)\w*Context\b"
+)
 
 
 def sources() -> list[Path]:

@@ -1,28 +1,42 @@
-"""What becomes of an engine's processes when whoever started them is killed? They end, too.
-
-vLLM calls `follow_parent` in each of its processes: it is an entry point of the group
-`vllm.general_plugins`.
-"""
+"""What becomes of an engine's processes when the gateway is killed? They end, too."""
 
 import multiprocessing
 import os
 import select
 import threading
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 EXIT_CODE = 1
+THREAD = "follow-parent"
 
 
 def follow_parent() -> None:
     """In a process that multiprocessing has started: end it as soon as its parent has ended.
 
-    Elsewhere, as in the gateway itself, this does nothing.
+    Elsewhere, as in the gateway itself, this does nothing. vLLM calls it in each of its processes,
+    where it is an entry point of the group `vllm.general_plugins`.
     """
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(
-            target=_end_after, args=(parent,), name="follow-parent", daemon=True
-        ).start()
+    if parent is None or any(thread.name == THREAD for thread in threading.enumerate()):
+        return
+    threading.Thread(target=_end_after, args=(parent,), name=THREAD, daemon=True).start()
+
+
+class FollowingSettings(dict[str, Any]):
+    """Settings that make the process they are sent to follow its parent.
+
+    vLLM loads its plugins only after a process has talked to its parent, and waits minutes for one
+    that has gone. What it sends to a new process arrives before that.
+    """
+
+    def __reduce__(self) -> Any:
+        return _arrive, (dict(self),)
+
+
+def _arrive(settings: dict[str, Any]) -> FollowingSettings:
+    follow_parent()
+    return FollowingSettings(settings)
 
 
 def _end_after(parent: BaseProcess) -> None:

@@ -18,6 +18,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from backends.vllm.metrics import EngineMetrics
 from backends.vllm.model_json import EngineModel, check_names, hide_folders
+from backends.vllm.orphans import FollowingSettings
 from gateway.errors import Code, InferenceError
 
 log = logging.getLogger("sluice.vllm")
@@ -68,6 +69,8 @@ def engine_arguments(model: EngineModel) -> dict[str, Any]:
 def _start(model: EngineModel, metrics: EngineMetrics | None) -> Any:
     arguments = AsyncEngineArgs(**engine_arguments(model))
     config = arguments.create_engine_config(usage_context=CONTEXT)
+    if isinstance(config.additional_config, dict):
+        config.additional_config = FollowingSettings(config.additional_config)
     reported = metrics is not None and not arguments.disable_log_stats
     return AsyncLLM.from_vllm_config(
         config,

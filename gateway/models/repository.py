@@ -61,7 +61,7 @@ class ModelRepository:
 
     def names(self) -> tuple[str, ...]:
         """Every model in any of the repositories, in order; a folder is a model."""
-        return tuple(sorted({name for path in self._paths for name in _folders(path, path.name)}))
+        return tuple(sorted({name for path in self._paths for name in _models(path)}))
 
     def find(self, name: str) -> ModelEntry:
         """The model of that name: NOT_FOUND if there is none, INVALID_ARG if there are several."""
@@ -97,6 +97,10 @@ class ModelRepository:
         chosen = custom if preferred else "config.pbtxt"
         source = f"{entry.name}/{chosen}"
         return ConfigFile(source=source, text=_text(entry.path / chosen, source))
+
+
+def _models(path: Path) -> list[str]:
+    return _folders(path, path.name or str(path))
 
 
 def _holds(path: Path, name: str) -> bool:

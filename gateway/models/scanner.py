@@ -14,7 +14,7 @@ TOKEN = re.compile(
     (?P<newline> \n )
   | (?P<blank>   [^\S\n]+ | \#[^\n]* )
   | (?P<string>  "(?:\\.|[^"\\\n])*"? | '(?:\\.|[^'\\\n])*'? )
-  | (?P<word>    [\w.]+ )
+  | (?P<word>    [\w.]+(?:-[\w.]+)* )
   | (?P<mark>    . )
     """,
     re.VERBOSE,

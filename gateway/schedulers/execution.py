@@ -20,8 +20,12 @@ async def execute(
 ) -> None:
     """Run one execution; when it returns or is cancelled, all its streams are done.
 
-    The task that runs it is cancelled once the readers of all entries have left.
+    Entries that nobody waits for any more are left out. The task that runs it is cancelled once
+    readers have left and none is waiting.
     """
+    entries = [entry for entry in entries if not entry.stream.done]
+    if not entries:
+        return
     begin_ns = time.perf_counter_ns()
     _stop_when_unwanted(entries)
     try:
@@ -43,12 +47,9 @@ async def execute(
 
 def _stop_when_unwanted(entries: Sequence[Entry]) -> None:
     task = asyncio.current_task()
-    waiting = len(entries)
 
     def left() -> None:
-        nonlocal waiting
-        waiting -= 1
-        if not waiting and task is not None:
+        if task is not None and _all_done(entries):
             task.cancel()
 
     for entry in entries:
@@ -63,6 +64,8 @@ async def _deliver_answers(instance: Instance, entries: Sequence[Entry]) -> None
             stream = _hand_over(entries, answer)
             if stream.full:
                 await stream.room()
+            if stream.done and _all_done(entries) and _somebody_left(entries):
+                return
 
 
 def _hand_over(entries: Sequence[Entry], answer: Answer) -> ResponseStream:
@@ -73,6 +76,14 @@ def _hand_over(entries: Sequence[Entry], answer: Answer) -> ResponseStream:
     else:
         stream.put(response)
     return stream
+
+
+def _all_done(entries: Sequence[Entry]) -> bool:
+    return all(entry.stream.done for entry in entries)
+
+
+def _somebody_left(entries: Sequence[Entry]) -> bool:
+    return any(entry.stream.cancelled for entry in entries)
 
 
 def _fail(entries: Sequence[Entry], error: InferenceError) -> None:

@@ -170,9 +170,7 @@ def test_keys_of_the_json_form_are_strings_and_large_integers_are_numbers() -> N
     )
     assert config.dynamic_batching is not None
     assert config.dynamic_batching.priority_queue_policy == {
-        2: QueuePolicy(
-            timeout_action=TimeoutAction.DELAY, default_timeout_microseconds=2**64 - 1
-        )
+        2: QueuePolicy(timeout_action=TimeoutAction.DELAY, default_timeout_microseconds=2**64 - 1)
     }
     policies = pbtxt.to_json(config)["dynamic_batching"]["priority_queue_policy"]
     assert policies["2"]["default_timeout_microseconds"] == 2**64 - 1
@@ -227,9 +225,7 @@ def test_what_a_text_may_look_like() -> None:
     assert pbtxt.parse(text, "m/config.pbtxt") == ModelConfig(
         max_batch_size=8,
         input=(
-            ModelInput(
-                name="a\tbc", data_type=DataType.TYPE_INT32, dims=(1, -1), optional=True
-            ),
+            ModelInput(name="a\tbc", data_type=DataType.TYPE_INT32, dims=(1, -1), optional=True),
         ),
     )
 
@@ -256,7 +252,7 @@ def test_what_a_text_may_look_like() -> None:
             "version_policy { latest { } all { } }",
             "line 1, column 29: found all, expected at most one of 'all' and 'latest'",
         ),
-        ('name: "a"\n name: "b"', 'line 2, column 8: found "b", expected \'name\' only once'),
+        ('name: "a"\n name: "b"', "line 2, column 8: found \"b\", expected 'name' only once"),
         ('max_batch_size: "1"', 'line 1, column 17: found "1", expected an integer'),
         (
             "max_batch_size: 2147483648",
@@ -269,7 +265,7 @@ def test_what_a_text_may_look_like() -> None:
         ),
         ("}", "line 1, column 1: found }, expected the name of a field"),
         ('max_batch_size "1"', 'line 1, column 16: found "1", expected ":"'),
-        ("name", 'line 1, column 1: found name, expected ":"'),
+        ("name", 'line 1, column 5: found the end of the line, expected ":"'),
         (
             'name: "caf\udce9"',
             "line 1, column 7: found '\"caf\\udce9\"', expected text in UTF-8",

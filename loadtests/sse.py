@@ -1,0 +1,188 @@
+"""Event streams over HTTP/1.1, read with as little work as possible: the client shares the CPU."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+HEAD_END = b"\r\n\r\n"
+OK = b"HTTP/1.1 200 "
+EVENT = b"data: "
+LAST_CHUNK = b"0\r\n\r\n"
+TAIL = len(LAST_CHUNK)  # which is also one less than a marker
+DONE = b"[DONE]"
+
+Reader = TypeVar("Reader", bound=asyncio.Protocol)
+
+
+class StreamFailed(Exception):
+    """A stream was refused, or ended otherwise than it should; the text says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens."""
+
+    port: int
+    host: str = "127.0.0.1"
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def post(path: str, address: Address, body: bytes) -> bytes:
+    """The bytes of a POST of JSON."""
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
+        f"Accept: text/event-stream\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+class EventCounter(asyncio.Protocol):
+    """Counts the events of one response, and keeps nothing.
+
+    `done` gets the time of the last event once `expected` of them and the end of the body came.
+    """
+
+    def __init__(self, request: bytes, expected: int) -> None:
+        self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._request = request
+        self._left = expected
+        self._ended_at = 0.0
+        self._tail = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.WriteTransport, transport).write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._tail and not data.startswith(OK):
+            self._fail(f"the server answered: {data.decode(errors='replace')}")
+        # Both sides are shorter than a marker, so what is found here is cut in two.
+        across = self._tail + data[: len(EVENT) - 1]
+        if found := data.count(EVENT) + across.count(EVENT):
+            self._left -= found
+            self._ended_at = time.perf_counter()
+        self._tail = (self._tail + data[-TAIL:])[-TAIL:]
+        if self._tail == LAST_CHUNK:
+            self._finish()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(f"the connection was closed with {self._left} events missing")
+
+    def _finish(self) -> None:
+        if self._left:
+            self._fail(f"the response ended with {self._left} events missing")
+        elif not self.done.done():
+            self.done.set_result(self._ended_at)
+
+    def _fail(self, reason: str) -> None:
+        if not self.done.done():
+            self.done.set_exception(StreamFailed(reason))
+
+
+@dataclass(slots=True)
+class Timing:
+    """When one request was sent, and when each of its events arrived, in seconds of one clock."""
+
+    sent: float
+    arrivals: list[float] = field(default_factory=list)
+
+    @property
+    def first(self) -> float:
+        """Seconds from the request to its first event."""
+        return self.arrivals[0] - self.sent
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between one event and the next."""
+        return [
+            later - earlier
+            for earlier, later in zip(self.arrivals, self.arrivals[1:], strict=False)
+        ]
+
+
+class EventTimer(asyncio.Protocol):
+    """Notes when each event of one response arrives; `done` is set when the body has ended."""
+
+    def __init__(self, request: bytes) -> None:
+        self.done: asyncio.Future[Timing] = asyncio.get_running_loop().create_future()
+        self._request = request
+        self._timing = Timing(0.0)
+        self._body = Chunks()
+        self._head = b""
+        self._in_head = True
+        self._line = b""
+        self._error = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._timing.sent = time.perf_counter()
+        cast(asyncio.WriteTransport, transport).write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
+        if self._in_head:
+            self._head += data
+            if HEAD_END not in self._head:
+                return
+            self._head, _, data = self._head.partition(HEAD_END)
+            self._in_head = False
+        if not self._head.startswith(OK):
+            self._fail(f"the server answered: {(self._head + HEAD_END + data).decode()}")
+            return
+        *lines, self._line = (self._line + self._body.feed(data)).split(b"\n")
+        for line in lines:
+            self._take(line, now)
+        if self._body.ended:
+            self._finish()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(f"the connection was closed early, after: {self._head[:200]!r}")
+
+    def _take(self, line: bytes, now: float) -> None:
+        if not line.startswith(EVENT) or line[len(EVENT) :] == DONE:
+            return
+        self._timing.arrivals.append(now)
+        if line.startswith(b'data: {"error"'):
+            self._error = line
+
+    def _finish(self) -> None:
+        if self._error or not self._timing.arrivals:
+            self._fail(f"the stream ended badly: {self._error.decode() or 'it has no events'}")
+        elif not self.done.done():
+            self.done.set_result(self._timing)
+
+    def _fail(self, reason: str) -> None:
+        if not self.done.done():
+            self.done.set_exception(StreamFailed(reason))
+
+
+class Chunks:
+    """Takes the chunked transfer coding off a body that arrives in pieces."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The content of the chunks that `data` completes."""
+        rest, content = self._rest + data, []
+        while not self.ended and (line_end := rest.find(b"\r\n")) >= 0:
+            start = line_end + 2
+            end = start + int(rest[:line_end], 16)
+            if len(rest) < end + 2:
+                break
+            content.append(rest[start:end])
+            self.ended = start == end
+            rest = rest[end + 2 :]
+        self._rest = rest
+        return b"".join(content)
+
+
+async def connect(
+    address: Address, protocol: Callable[[], Reader]
+) -> tuple[asyncio.Transport, Reader]:
+    """A connection, and the protocol that reads it."""
+    loop = asyncio.get_running_loop()
+    return await loop.create_connection(protocol, address.host, address.port)

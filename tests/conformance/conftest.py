@@ -1,0 +1,51 @@
+"""One server per module, on models of backends that need no engine; checked when it ends."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conformance.clients import WIRES, Client, connect
+from tests.conformance.models import write_repository
+from tests.scripted import installed
+from tests.serving import WAIT_SECS, Serving, serving
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The catalogue of models on disk."""
+    folder = tmp_path_factory.mktemp("repository")
+    write_repository(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a server needs to find the backend `scripted`."""
+    return installed(tmp_path_factory.mktemp("installed"))
+
+
+@pytest.fixture(scope="module")
+def server(
+    request: pytest.FixtureRequest, repository: Path, environment: dict[str, str]
+) -> Iterator[Serving]:
+    """A server with the module's FLAGS; however it was treated, it then ends well."""
+    flags = getattr(request.module, "FLAGS", ())
+    with serving(repository, *flags, environment=environment) as started:
+        yield started
+    assert started.process.returncode == 0, started.text
+
+
+@pytest.fixture(scope="module")
+def http(server: Serving) -> Iterator[httpx.Client]:
+    """A plain HTTP client of the module's server."""
+    with httpx.Client(base_url=server.http, timeout=WAIT_SECS) as found:
+        yield found
+
+
+@pytest.fixture(params=WIRES)
+async def client(request: pytest.FixtureRequest, server: Serving) -> AsyncIterator[Client]:
+    """Each of the four official clients in turn."""
+    async with connect(server, request.param) as found:
+        yield found

@@ -1,0 +1,234 @@
+"""Is the repository read as Triton reads it, and do errors keep to themselves where it is?"""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gateway.config import AllVersions, SpecificVersions, VersionPolicy
+from gateway.errors import Code, InferenceError
+from gateway.models.pbtxt import to_json
+from gateway.models.repository import ModelRepository
+
+DATA = Path(__file__).parent / "data"
+BACKEND = 'backend: "python"'
+
+
+def add_model(
+    repository: Path, name: str, config: str | None = BACKEND, versions: Sequence[str] = ("1",)
+) -> Path:
+    folder = repository / name
+    folder.mkdir(parents=True)
+    for version in versions:
+        (folder / version).mkdir()
+    if config is not None:
+        (folder / "config.pbtxt").write_text(config)
+    return folder
+
+
+def refusal(repository: Path, name: str) -> InferenceError:
+    """Why a model cannot be read; wherever it is, the message must not say so."""
+    with pytest.raises(InferenceError) as caught:
+        ModelRepository([repository]).read(name)
+    assert str(repository.parent) not in caught.value.message
+    return caught.value
+
+
+def test_every_folder_of_every_repository_is_a_model(tmp_path: Path) -> None:
+    for home, name in (("one", "b"), ("two", "a"), ("one", "c.d")):
+        add_model(tmp_path / home, name)
+    (tmp_path / "one" / "README.md").write_text("no model")
+    repository = ModelRepository([tmp_path / "one", tmp_path / "two"])
+    assert repository.names() == ("a", "b", "c.d")
+    assert repository.find("b").path == tmp_path / "one" / "b"
+    assert repository.find("a").path == tmp_path / "two" / "a"
+
+
+@pytest.mark.parametrize("name", ["absent", "file", "", ".", "..", "../other/x", "m/1", "a\0b"])
+def test_what_is_no_folder_of_the_repository_is_not_found(tmp_path: Path, name: str) -> None:
+    add_model(tmp_path / "other", "x")
+    add_model(tmp_path / "home", "m")
+    (tmp_path / "home" / "file").write_text("")
+    with pytest.raises(InferenceError) as caught:
+        ModelRepository([tmp_path / "home"]).find(name)
+    assert caught.value.code is Code.NOT_FOUND
+    assert caught.value.message == f"model '{name}' is not in any repository"
+
+
+def test_a_model_in_two_repositories_is_served_from_neither(tmp_path: Path) -> None:
+    homes = [tmp_path / "one", tmp_path / "two"]
+    for home in homes:
+        add_model(home, "m")
+    repository = ModelRepository(homes)
+    assert repository.names() == ("m",)
+    with pytest.raises(InferenceError) as caught:
+        repository.read("m")
+    assert caught.value.message == "model appears in two or more repositories"
+
+
+def test_a_repository_given_twice_is_one(tmp_path: Path) -> None:
+    add_model(tmp_path, "m")
+    assert ModelRepository([tmp_path, tmp_path]).find("m").available == (1,)
+
+
+def test_folders_named_by_integers_are_versions(tmp_path: Path) -> None:
+    folders = ("10", "9", "0", "007", "abc", "1a", "warmup", "initial_state", "configs")
+    (add_model(tmp_path, "m", versions=folders) / "4").write_text("a file")
+    entry = ModelRepository([tmp_path]).find("m")
+    assert entry.available == (0, 9, 10)
+    assert entry.ignored == ("007", "1a", "abc")
+
+
+def test_a_policy_picks_from_the_versions_there_are(tmp_path: Path) -> None:
+    add_model(tmp_path, "m", versions=("1", "2", "10"))
+    entry = ModelRepository([tmp_path]).find("m")
+    assert entry.versions(None) == (10,)
+    assert entry.versions(VersionPolicy(all=AllVersions())) == (1, 2, 10)
+
+
+def test_a_policy_that_picks_no_version_is_an_error(tmp_path: Path) -> None:
+    add_model(tmp_path, "m")
+    entry = ModelRepository([tmp_path]).find("m")
+    with pytest.raises(InferenceError) as caught:
+        entry.versions(VersionPolicy(specific=SpecificVersions(versions=(2,))))
+    assert caught.value.code is Code.INVALID_ARG
+    assert caught.value.message == (
+        "at least one version must be available under the version policy of model 'm'"
+    )
+
+
+def test_folders_without_version_and_versions_without_folder_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = BACKEND + " version_policy { specific { versions: [ 1, 7 ] } }"
+    add_model(tmp_path, "m", text, versions=("1", "abc", "warmup"))
+    with caplog.at_level(logging.WARNING, "sluice.repository"):
+        ModelRepository([tmp_path]).read("m")
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("WARNING", "folder is no version"),
+        ("ERROR", "version missing"),
+    ]
+    assert vars(caplog.records[0])["folder"] == "abc"
+    assert vars(caplog.records[1])["version"] == 7
+
+
+@pytest.mark.parametrize("text", [None, "", "# nothing\n"])
+def test_a_model_without_config_is_known_by_its_files(tmp_path: Path, text: str | None) -> None:
+    (add_model(tmp_path, "absent", text) / "1" / "model.py").write_text("")
+    config = ModelRepository([tmp_path]).read("absent")
+    assert to_json(config) == json.loads((DATA / "absent.json").read_text())
+
+
+def test_the_lowest_version_tells_what_a_model_is(tmp_path: Path) -> None:
+    folder = add_model(tmp_path, "m", config=None, versions=("2", "10"))
+    (folder / "2" / "model.onnx").mkdir()
+    (folder / "10" / "model.py").write_text("")
+    assert ModelRepository([tmp_path]).read("m").backend == "onnxruntime"
+
+
+def test_a_config_of_the_preferred_name_wins_where_there_is_one(tmp_path: Path) -> None:
+    custom = add_model(tmp_path, "m") / "configs" / "fast.pbtxt"
+    custom.parent.mkdir()
+    custom.write_text('backend: "identity"')
+    add_model(tmp_path, "n")
+    assert ModelRepository([tmp_path]).read("m").backend == "python"
+    repository = ModelRepository([tmp_path], "fast")
+    assert repository.read("m").backend == "identity"
+    assert repository.config_file("m").source == "m/configs/fast.pbtxt"
+    assert repository.read("n").backend == "python"
+    assert repository.config_file("n").source == "n/config.pbtxt"
+
+
+def test_the_gpus_of_the_machine_decide_where_instances_go(tmp_path: Path) -> None:
+    add_model(tmp_path, "m", BACKEND + " instance_group { kind: KIND_AUTO }")
+    assert ModelRepository([tmp_path]).read("m").instance_group[0].kind == "KIND_CPU"
+    [group] = ModelRepository([tmp_path], gpus=(0, 1)).read("m").instance_group
+    assert (group.kind, group.gpus) == ("KIND_GPU", (0, 1))
+
+
+def test_nothing_is_remembered_between_two_reads(tmp_path: Path) -> None:
+    folder = add_model(tmp_path, "m")
+    repository = ModelRepository([tmp_path])
+    assert repository.read("m").max_batch_size == 0
+    (folder / "config.pbtxt").write_text(BACKEND + " max_batch_size: 3")
+    (folder / "2").mkdir()
+    assert repository.read("m").max_batch_size == 3
+    assert repository.find("m").available == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        (
+            "\n foo: 1",
+            Code.INVALID_ARG,
+            "m/config.pbtxt, line 2, column 2: found unknown field 'foo', expected a field of "
+            "ModelConfig",
+        ),
+        (
+            "backend: 'x' max_batch_size: -1",
+            Code.INVALID_ARG,
+            "'max_batch_size' must be non-negative value for m",
+        ),
+        (
+            "backend: 'x' input { name: 'i' }",
+            Code.INVALID_ARG,
+            "model input 'i' must specify 'data_type' for m",
+        ),
+        (
+            "backend: 'x' sequence_batching { }",
+            Code.UNSUPPORTED,
+            "field 'sequence_batching' of model 'm' is not supported: requests of a sequence are "
+            "not kept together",
+        ),
+    ],
+)
+def test_a_config_that_cannot_be_served_is_refused(
+    tmp_path: Path, text: str, code: Code, message: str
+) -> None:
+    add_model(tmp_path, "m", text)
+    error = refusal(tmp_path, "m")
+    assert (error.code, error.message) == (code, message)
+
+
+def test_a_config_that_cannot_be_read_is_not_taken_for_an_absent_one(tmp_path: Path) -> None:
+    (add_model(tmp_path, "m", config=None) / "config.pbtxt").mkdir()
+    error = refusal(tmp_path, "m")
+    assert error.code is Code.INTERNAL
+    assert error.message == "'m/config.pbtxt' cannot be read: Is a directory"
+
+
+def make_absent(path: Path) -> None:
+    del path
+
+
+def make_file(path: Path) -> None:
+    path.write_text("")
+
+
+def make_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "code", "message"),
+    [
+        (make_absent, Code.NOT_FOUND, "folder 'models' does not exist"),
+        (make_file, Code.INVALID_ARG, "found that 'models' is a file, expected a folder"),
+        (
+            make_loop,
+            Code.INTERNAL,
+            "'models' cannot be read: Too many levels of symbolic links",
+        ),
+    ],
+)
+def test_a_repository_that_cannot_be_listed_is_an_error_at_once(
+    tmp_path: Path, make: object, code: Code, message: str
+) -> None:
+    path = tmp_path / "models"
+    make(path)  # type: ignore[operator]
+    with pytest.raises(InferenceError) as caught:
+        ModelRepository([path])
+    assert (caught.value.code, caught.value.message) == (code, message)

@@ -1,0 +1,100 @@
+"""Does the table of what is supported fit the schema, and is it kept?"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.config import (
+    InstanceGroup,
+    ModelConfig,
+    ModelInput,
+    ModelOutput,
+    ModelResponseCache,
+    TensorReshape,
+)
+from gateway.errors import Code, InferenceError
+from gateway.models.schema import FieldTree, field_tree
+from gateway.models.support import SUPPORT, Verdict, require_supported
+from gateway.scheduling import DynamicBatching, EnsembleScheduling, SequenceBatching
+
+
+def paths(tree: FieldTree, above: str = "") -> Iterator[str]:
+    for name, below in tree.items():
+        yield above + name
+        yield from paths(below, f"{above}{name}.")
+
+
+def leaves(tree: FieldTree) -> Iterator[str]:
+    every = list(paths(tree))
+    return (path for path in every if not any(each.startswith(f"{path}.") for each in every))
+
+
+def verdicts_above(path: str) -> list[str]:
+    names = path.split(".")
+    return [part for end in range(len(names)) if (part := ".".join(names[: end + 1])) in SUPPORT]
+
+
+def test_every_field_has_exactly_one_verdict() -> None:
+    unclear = [path for path in leaves(field_tree(ModelConfig)) if len(verdicts_above(path)) != 1]
+    assert unclear == []
+
+
+def test_every_verdict_is_on_a_field() -> None:
+    assert SUPPORT.keys() <= set(paths(field_tree(ModelConfig)))
+
+
+def test_whatever_is_not_honoured_says_why() -> None:
+    silent = [
+        path
+        for path, support in SUPPORT.items()
+        if support.verdict is not Verdict.HONOURED and not support.why
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("config", "path"),
+    [
+        (ModelConfig(name="m", sequence_batching=SequenceBatching()), "sequence_batching"),
+        (ModelConfig(name="m", ensemble_scheduling=EnsembleScheduling()), "ensemble_scheduling"),
+        (ModelConfig(name="m", runtime="model.py"), "runtime"),
+        (
+            ModelConfig(name="m", input=(ModelInput(), ModelInput(reshape=TensorReshape()))),
+            "input.reshape",
+        ),
+        (
+            ModelConfig(name="m", output=(ModelOutput(reshape=TensorReshape()),)),
+            "output.reshape",
+        ),
+        (
+            ModelConfig(name="m", instance_group=(InstanceGroup(passive=True),)),
+            "instance_group.passive",
+        ),
+    ],
+)
+def test_a_config_that_sets_a_refused_field_is_refused(config: ModelConfig, path: str) -> None:
+    with pytest.raises(InferenceError) as caught:
+        require_supported(config)
+    assert caught.value.code is Code.UNSUPPORTED
+    assert caught.value.message == (
+        f"field '{path}' of model 'm' is not supported: {SUPPORT[path].why}"
+    )
+
+
+def test_a_config_that_sets_fields_to_be_ignored_is_accepted() -> None:
+    require_supported(
+        ModelConfig(
+            dynamic_batching=DynamicBatching(),
+            response_cache=ModelResponseCache(enable=True),
+            metric_tags={"a": "b"},
+        )
+    )
+
+
+def test_a_refused_field_may_be_set_to_its_default() -> None:
+    require_supported(
+        ModelConfig(
+            input=(ModelInput(is_shape_tensor=False),),
+            instance_group=(InstanceGroup(gpus=(), passive=False),),
+        )
+    )

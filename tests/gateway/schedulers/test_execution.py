@@ -1,0 +1,353 @@
+"""One execution: who gets which answer, and when it stops."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import pytest
+
+from gateway.errors import Code, InferenceError
+from gateway.observability.statistics import FailureReason, ModelStatistics
+from gateway.schedulers.execution import execute
+from gateway.stream import DEFAULT_LIMIT, ResponseStream
+from tests.builders import (
+    FLAG,
+    Execution,
+    ScriptedInstance,
+    new_entry,
+    read_all,
+    soon,
+    text_request,
+    text_response,
+)
+
+BROKEN = InferenceError(Code.INVALID_ARG, "no such token")
+
+
+@dataclass(frozen=True)
+class Running:
+    """An execution under way, and the streams of its requests."""
+
+    task: asyncio.Task[None]
+    streams: list[ResponseStream]
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def statistics() -> ModelStatistics:
+    return ModelStatistics()
+
+
+@pytest.fixture
+async def instance() -> ScriptedInstance:
+    return ScriptedInstance()
+
+
+@pytest.fixture
+async def start(instance: ScriptedInstance, statistics: ModelStatistics) -> AsyncIterator[Start]:
+    """Start executions of texts; when the test ends, every one of them has ended by itself."""
+    tasks: list[asyncio.Task[None]] = []
+
+    def begin(*texts: str) -> Running:
+        entries = [new_entry(statistics, text_request(text)) for text in texts]
+        tasks.append(asyncio.create_task(execute(instance, entries, statistics)))
+        return Running(tasks[-1], [entry.stream for entry in entries])
+
+    yield begin
+    await soon(asyncio.wait(tasks))
+    assert statistics.pending == 0
+
+
+async def finish(execution: Execution, *indices: int) -> None:
+    """Answer these requests for the last time, and return."""
+    for index in indices:
+        execution.answer(text_response(f"answer {index}", final=True), index)
+    execution.end()
+    await soon(execution.stopped.wait())
+
+
+# Answers.
+
+
+async def test_each_request_gets_its_own_answers_in_any_order(
+    instance: ScriptedInstance, start: Start
+) -> None:
+    streams = start("first", "second", "third").streams
+    execution = await instance.begun()
+    assert instance.asked == ["first", "second", "third"]
+    execution.answer(text_response("2a"), 2)
+    execution.answer(text_response("0a", final=True), 0)
+    execution.answer(text_response("2b", final=True), 2)
+    execution.answer(FLAG, 1)
+    execution.end()
+    found = [await soon(read_all(stream)) for stream in streams]
+    assert found == [["0a"], [""], ["2a", "2b"]]
+
+
+async def test_a_request_is_done_when_the_execution_returns(
+    instance: ScriptedInstance, start: Start
+) -> None:
+    streams = start("first", "second", "third").streams
+    execution = await instance.begun()
+    execution.answer(text_response("only me"), 1)
+    execution.end()
+    assert [await soon(read_all(stream)) for stream in streams] == [[], ["only me"], []]
+
+
+async def test_the_error_of_one_request_leaves_its_batch_alone(
+    instance: ScriptedInstance, start: Start
+) -> None:
+    streams = start("first", "second", "third").streams
+    execution = await instance.begun()
+    execution.answer(BROKEN, 1)
+    await finish(execution, 0, 2)
+    with pytest.raises(InferenceError, match="no such token"):
+        await soon(streams[1].batch())
+    assert await soon(read_all(streams[0])) == ["answer 0"]
+    assert await soon(read_all(streams[2])) == ["answer 2"]
+
+
+async def test_an_error_raised_by_the_instance_fails_every_request_that_is_not_done(
+    instance: ScriptedInstance, start: Start
+) -> None:
+    streams = start("first", "second", "third").streams
+    execution = await instance.begun()
+    execution.answer(text_response("done", final=True), 0)
+    execution.answer(text_response("half"), 1)
+    execution.crash(BROKEN)
+    assert await soon(read_all(streams[0])) == ["done"]
+    assert await soon(streams[1].batch()), "what came before the error is delivered"
+    for stream in streams[1:]:
+        with pytest.raises(InferenceError) as caught:
+            await soon(stream.batch())
+        assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, "no such token")
+
+
+async def test_what_slips_through_is_internal_and_its_text_stays_in_the_log(
+    instance: ScriptedInstance,
+    start: Start,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    streams = start("first", "second", "third").streams
+    (await instance.begun()).crash(RuntimeError("/secret/path"))
+    for stream in streams:
+        with pytest.raises(InferenceError) as caught:
+            await soon(stream.batch())
+        assert caught.value.code is Code.INTERNAL
+        assert "secret" not in caught.value.message
+        assert "text" in caught.value.message, "the message names the model"
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert "/secret/path" in str(record.exc_info[1])
+
+
+async def test_an_answer_to_nobody_is_an_internal_error(
+    instance: ScriptedInstance, start: Start
+) -> None:
+    (stream,) = start("first").streams
+    execution = await instance.begun()
+    execution.answer(text_response("for whom?"), 1)
+    with pytest.raises(InferenceError) as caught:
+        await soon(stream.batch())
+    assert caught.value.code is Code.INTERNAL
+    assert execution.stopped.is_set()
+
+
+# Leaving.
+
+
+async def test_cancelling_one_request_leaves_its_batch_alone(
+    instance: ScriptedInstance, start: Start
+) -> None:
+    streams = start("first", "second", "third").streams
+    execution = await instance.begun()
+    streams[0].cancel()
+    await finish(execution, 0, 1, 2)
+    assert execution.taken == 3, "the rows of the one who left are computed and dropped"
+    assert await soon(read_all(streams[0])) == []
+    assert await soon(read_all(streams[1])) == ["answer 1"]
+    assert await soon(read_all(streams[2])) == ["answer 2"]
+
+
+async def test_the_execution_stops_when_all_have_left(
+    instance: ScriptedInstance, start: Start
+) -> None:
+    running = start("first", "second", "third")
+    execution = await instance.begun()
+    for stream in running.streams[:-1]:
+        stream.cancel()
+    await asyncio.sleep(0)
+    assert not execution.stopped.is_set(), "somebody still waits"
+    running.streams[-1].cancel()
+    await soon(execution.stopped.wait())
+    await soon(asyncio.wait([running.task]))
+    assert running.task.cancelled()
+
+
+async def test_the_execution_stops_when_the_last_one_leaves_and_the_others_are_done(
+    instance: ScriptedInstance, start: Start
+) -> None:
+    streams = start("first", "second", "third").streams
+    execution = await instance.begun()
+    execution.answer(text_response("done", final=True), 0)
+    execution.answer(BROKEN, 1)
+    assert await soon(read_all(streams[0])) == ["done"]
+    streams[2].cancel()
+    await soon(execution.stopped.wait())
+
+
+async def test_the_execution_stops_when_the_last_one_is_done_and_the_others_have_left(
+    instance: ScriptedInstance, start: Start
+) -> None:
+    streams = start("first", "second", "third").streams
+    execution = await instance.begun()
+    streams[0].cancel()
+    streams[1].cancel()
+    execution.answer(text_response("done", final=True), 2)
+    assert await soon(read_all(streams[2])) == ["done"]
+    await soon(execution.stopped.wait())
+
+
+async def test_an_execution_whose_requests_are_all_done_returns_by_itself(
+    instance: ScriptedInstance, start: Start
+) -> None:
+    (stream,) = start("first").streams
+    execution = await instance.begun()
+    with stream:
+        execution.answer(text_response("done", final=True))
+        assert await soon(read_all(stream)) == ["done"]
+    await asyncio.sleep(0)
+    assert not execution.stopped.is_set(), "nobody left, so nothing is cut"
+    execution.end()
+    await soon(execution.stopped.wait())
+
+
+async def test_abandoning_every_request_stops_the_execution(
+    instance: ScriptedInstance, start: Start
+) -> None:
+    streams = start("first", "second", "third").streams
+    execution = await instance.begun()
+    for stream in streams:
+        stream.abandon(BROKEN)
+    await soon(execution.stopped.wait())
+    with pytest.raises(InferenceError, match="no such token"):
+        await soon(streams[0].batch())
+
+
+async def test_who_leaves_before_the_execution_begins_never_reaches_the_instance(
+    instance: ScriptedInstance,
+    start: Start,
+    statistics: ModelStatistics,
+) -> None:
+    running = start("first", "second")
+    running.streams[0].cancel()
+    running.streams[1].cancel()
+    await soon(asyncio.wait([running.task]))
+    assert instance.executions == []
+    assert statistics.execution_count == 0
+
+
+async def test_the_others_of_a_batch_go_without_the_one_who_left_before_it_began(
+    instance: ScriptedInstance, start: Start
+) -> None:
+    streams = start("first", "second", "third").streams
+    streams[0].cancel()
+    execution = await instance.begun()
+    assert instance.asked == ["second", "third"]
+    await finish(execution, 0, 1)
+    assert await soon(read_all(streams[1])) == ["answer 0"]
+    assert await soon(read_all(streams[2])) == ["answer 1"]
+
+
+async def test_stopping_the_server_fails_what_is_under_way(
+    instance: ScriptedInstance, start: Start
+) -> None:
+    running = start("first", "second", "third")
+    execution = await instance.begun()
+    running.task.cancel()
+    await soon(execution.stopped.wait())
+    for stream in running.streams:
+        with pytest.raises(InferenceError) as caught:
+            await soon(stream.batch())
+        assert caught.value.code is Code.UNAVAILABLE
+
+
+# Bounds.
+
+
+async def test_a_slow_reader_holds_back_its_producer(
+    instance: ScriptedInstance, start: Start
+) -> None:
+    (stream,) = start("first").streams
+    execution = await instance.begun()
+    total = 3 * DEFAULT_LIMIT
+    for number in range(total):
+        execution.answer(text_response(str(number), final=number == total - 1))
+    execution.end()
+    with stream:
+        taken: list[int] = []
+        while responses := await soon(stream.batch()):
+            taken.append(len(responses))
+            assert execution.taken <= sum(taken)
+    assert sum(taken) == total
+    assert max(taken) == DEFAULT_LIMIT
+
+
+async def test_a_producer_that_is_held_back_stops_when_its_reader_leaves(
+    instance: ScriptedInstance, start: Start
+) -> None:
+    (stream,) = start("first").streams
+    execution = await instance.begun()
+    for number in range(2 * DEFAULT_LIMIT):
+        execution.answer(text_response(str(number)))
+    await soon(asyncio.sleep(0))
+    with stream:
+        await soon(stream.batch())
+    await soon(execution.stopped.wait())
+    assert execution.taken <= DEFAULT_LIMIT + 1
+
+
+# Accounts.
+
+
+async def test_an_execution_counts_once_for_all_its_requests(
+    instance: ScriptedInstance,
+    start: Start,
+    statistics: ModelStatistics,
+) -> None:
+    running = start("first", "second", "third")
+    await finish(await instance.begun(), 0, 1, 2)
+    await soon(running.task)
+    assert statistics.execution_count == 1
+    assert {size: found.count for size, found in statistics.batches.items()} == {3: 1}
+    assert statistics.last_inference_ms > 0
+    assert (statistics.success.count, statistics.fail.count) == (3, 0)
+
+
+async def test_a_failing_execution_counts_as_one_too(
+    instance: ScriptedInstance,
+    start: Start,
+    statistics: ModelStatistics,
+) -> None:
+    running = start("first", "second", "third")
+    (await instance.begun()).crash(BROKEN)
+    await soon(running.task)
+    assert statistics.execution_count == 1
+    assert (statistics.success.count, statistics.fail.count) == (0, 3)
+    assert statistics.failures[FailureReason.BACKEND] == 3
+
+
+async def test_tokens_made_for_somebody_who_left_are_wasted(
+    instance: ScriptedInstance,
+    start: Start,
+    statistics: ModelStatistics,
+) -> None:
+    streams = start("first", "second").streams
+    execution = await instance.begun()
+    streams[0].cancel()
+    execution.answer(text_response("late", tokens=5), 0)
+    execution.answer(text_response("wanted", tokens=3, final=True), 1)
+    assert await soon(read_all(streams[1])) == ["wanted"]
+    assert (statistics.completion_tokens, statistics.wasted_tokens) == (8, 5)

@@ -1,0 +1,330 @@
+"""The responses to one request: order, bounds, and what happens when somebody leaves."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferResponse
+from gateway.stream import ResponseStream
+from tests.builders import FLAG, read_all, soon, text_response, texts
+
+BROKEN = InferenceError(Code.INTERNAL, "broken")
+
+
+@dataclass
+class Notebook:
+    """Writes down what a stream tells its recorder."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def responded(self, response: InferResponse) -> None:
+        self.lines.append("responded")
+
+    def taken(self) -> None:
+        self.lines.append("taken")
+
+    def wasted(self, response: InferResponse) -> None:
+        self.lines.append("wasted")
+
+    def ended(self, error: InferenceError | None) -> None:
+        self.lines.append(f"ended: {error.reason if error else 'complete'}")
+
+
+@pytest.fixture
+def notebook() -> Notebook:
+    return Notebook()
+
+
+@pytest.fixture
+def stream(notebook: Notebook) -> ResponseStream:
+    return ResponseStream(notebook, limit=3)
+
+
+async def test_responses_keep_their_order_and_end_with_the_final_one(
+    stream: ResponseStream,
+) -> None:
+    stream.put(text_response("one"))
+    stream.put(text_response("two"))
+    stream.put(text_response("three", final=True))
+    assert stream.done
+    assert await soon(read_all(stream)) == ["one", "two", "three"]
+    assert await soon(stream.batch()) == []
+
+
+async def test_a_stream_may_end_without_a_final_response(stream: ResponseStream) -> None:
+    stream.put(text_response("one"))
+    stream.end()
+    assert await soon(read_all(stream)) == ["one"]
+
+
+async def test_a_batch_is_all_that_has_piled_up(stream: ResponseStream) -> None:
+    stream.put(text_response("one"))
+    stream.put(text_response("two"))
+    assert texts(await soon(stream.batch())) == ["one", "two"]
+    stream.put(text_response("three", final=True))
+    assert texts(await soon(stream.batch())) == ["three"]
+
+
+async def test_an_error_is_raised_after_the_responses_before_it(stream: ResponseStream) -> None:
+    stream.put(text_response("one"))
+    stream.fail(BROKEN)
+    assert texts(await soon(stream.batch())) == ["one"]
+    with pytest.raises(InferenceError, match="broken"):
+        await soon(stream.batch())
+    with pytest.raises(InferenceError, match="broken"):
+        await soon(stream.batch())
+
+
+@pytest.mark.parametrize(
+    ("happen", "expected"),
+    [
+        (lambda stream: stream.put(text_response("one", final=True)), ["one"]),
+        (lambda stream: stream.end(), []),
+        (lambda stream: stream.fail(BROKEN), BROKEN),
+        (lambda stream: stream.abandon(BROKEN), BROKEN),
+        (lambda stream: stream.cancel(), []),
+    ],
+    ids=["response", "end", "error", "abandoned", "cancelled"],
+)
+async def test_a_waiting_reader_is_woken(
+    stream: ResponseStream, happen: Callable[[ResponseStream], None], expected: object
+) -> None:
+    reader = asyncio.create_task(read_all(stream))
+    await asyncio.sleep(0)  # the reader starts to wait
+    happen(stream)
+    outcome = await soon(asyncio.gather(reader, return_exceptions=True))
+    assert outcome == [expected]
+
+
+async def test_a_reader_that_lost_patience_loses_no_response(stream: ResponseStream) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await stream.batch()
+    stream.put(text_response("late", final=True))
+    assert await soon(read_all(stream)) == ["late"]
+
+
+# Leaving.
+
+
+async def test_leaving_the_block_cancels_what_is_left(
+    stream: ResponseStream, notebook: Notebook
+) -> None:
+    told: list[str] = []
+    stream.on_cancel(lambda: told.append("producer"))
+    with stream:
+        stream.put(text_response("one"))
+        assert texts(await soon(stream.batch())) == ["one"]
+    assert (stream.cancelled, stream.done, told) == (True, True, ["producer"])
+    assert notebook.lines == ["responded", "taken", "ended: Cancelled: Request was cancelled"]
+
+
+async def test_leaving_by_an_exception_cancels_and_lets_it_pass(stream: ResponseStream) -> None:
+    told: list[str] = []
+    stream.on_cancel(lambda: told.append("producer"))
+    with pytest.raises(ZeroDivisionError), stream:
+        raise ZeroDivisionError
+    assert told == ["producer"]
+
+
+async def test_leaving_after_the_end_disturbs_nobody(
+    stream: ResponseStream, notebook: Notebook
+) -> None:
+    told: list[str] = []
+    stream.on_cancel(lambda: told.append("producer"))
+    with stream:
+        stream.put(text_response("one", final=True))
+        assert await soon(read_all(stream)) == ["one"]
+    assert told == []
+    assert notebook.lines == ["responded", "ended: complete", "taken"]
+
+
+async def test_a_reader_that_leaves_after_the_error_is_no_second_end(
+    stream: ResponseStream, notebook: Notebook
+) -> None:
+    with stream:
+        stream.fail(BROKEN)
+    assert notebook.lines == ["ended: Internal: broken"]
+
+
+async def test_cancelling_twice_is_cancelling_once(
+    stream: ResponseStream, notebook: Notebook
+) -> None:
+    told: list[str] = []
+    stream.on_cancel(lambda: told.append("producer"))
+    stream.cancel()
+    stream.cancel()
+    assert told == ["producer"]
+    assert notebook.lines == ["ended: Cancelled: Request was cancelled"]
+
+
+async def test_cancelling_before_the_first_read_is_safe(stream: ResponseStream) -> None:
+    stream.cancel()
+    assert await soon(stream.batch()) == []
+    assert await soon(read_all(stream)) == []
+
+
+async def test_a_producer_that_comes_after_the_reader_has_gone_is_told_at_once(
+    stream: ResponseStream,
+) -> None:
+    told: list[str] = []
+    stream.cancel()
+    stream.on_cancel(lambda: told.append("producer"))
+    assert told == ["producer"]
+
+
+async def test_what_is_produced_after_the_reader_has_gone_is_wasted(
+    stream: ResponseStream, notebook: Notebook
+) -> None:
+    stream.cancel()
+    stream.put(text_response("one"))
+    stream.put(text_response("two", final=True))
+    assert notebook.lines[1:] == ["wasted", "wasted"]
+    assert await soon(stream.batch()) == []
+
+
+@pytest.mark.parametrize(
+    "finish",
+    [
+        lambda stream: stream.put(text_response("one", final=True)),
+        lambda stream: stream.end(),
+        lambda stream: stream.fail(BROKEN),
+        lambda stream: stream.abandon(BROKEN),
+        lambda stream: stream.cancel(),
+    ],
+    ids=["final", "end", "error", "abandoned", "cancelled"],
+)
+async def test_a_stream_ends_once_whatever_comes_after(
+    stream: ResponseStream, notebook: Notebook, finish: Callable[[ResponseStream], None]
+) -> None:
+    finish(stream)
+    ends = [line for line in notebook.lines if line.startswith("ended")]
+    stream.end()
+    stream.fail(InferenceError(Code.UNKNOWN, "later"))
+    stream.abandon(InferenceError(Code.UNKNOWN, "later"))
+    stream.cancel()
+    assert [line for line in notebook.lines if line.startswith("ended")] == ends
+    assert len(ends) == 1
+
+
+async def test_abandoning_gives_the_reader_an_error_and_tells_the_producer(
+    stream: ResponseStream, notebook: Notebook
+) -> None:
+    told: list[str] = []
+    stream.on_cancel(lambda: told.append("producer"))
+    stream.put(text_response("one"))
+    stream.abandon(BROKEN)
+    assert told == ["producer"]
+    assert texts(await soon(stream.batch())) == ["one"]
+    with pytest.raises(InferenceError, match="broken"):
+        await soon(stream.batch())
+    assert notebook.lines.count("ended: Internal: broken") == 1
+
+
+# Bounds.
+
+
+async def test_a_stream_is_full_at_its_limit(stream: ResponseStream) -> None:
+    stream.put(text_response("one"))
+    stream.put(text_response("two"))
+    assert not stream.full
+    await soon(stream.room())
+    stream.put(text_response("three"))
+    assert stream.full
+
+
+async def read(stream: ResponseStream) -> None:
+    await stream.batch()
+
+
+async def leave(stream: ResponseStream) -> None:
+    stream.cancel()
+
+
+async def abandon(stream: ResponseStream) -> None:
+    stream.abandon(BROKEN)
+
+
+@pytest.mark.parametrize("make_room", [read, leave, abandon])
+async def test_a_producer_waits_for_room_until_the_reader_has_read_or_gone(
+    stream: ResponseStream, make_room: Callable[[ResponseStream], Awaitable[None]]
+) -> None:
+    for text in ("one", "two", "three"):
+        stream.put(text_response(text))
+    producer = asyncio.create_task(stream.room())
+    for _ in range(3):
+        await asyncio.sleep(0)  # whatever could wake the producer has had its turn
+    assert not producer.done()
+    await soon(make_room(stream))
+    await soon(producer)
+
+
+# Exactly one.
+
+
+@pytest.mark.parametrize(
+    "responses",
+    [
+        [text_response("one", final=True)],
+        [text_response("one")],
+        [text_response("one"), FLAG],
+    ],
+    ids=["final", "without the flag", "flag behind it"],
+)
+async def test_the_only_response_is_given(
+    stream: ResponseStream, responses: list[InferResponse]
+) -> None:
+    for response in responses:
+        stream.put(response)
+    stream.end()
+    assert texts([await soon(stream.only())]) == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("responses", "count"),
+    [
+        ([], 0),
+        ([FLAG], 0),
+        ([text_response("one"), text_response("two", final=True)], 2),
+        ([text_response("one"), text_response("two"), FLAG], 2),
+    ],
+)
+async def test_any_other_number_than_one_is_an_internal_error(
+    stream: ResponseStream, responses: list[InferResponse], count: int
+) -> None:
+    for response in responses:
+        stream.put(response)
+    stream.end()
+    with pytest.raises(InferenceError) as caught:
+        await soon(stream.only())
+    assert caught.value.code is Code.INTERNAL
+    assert caught.value.message == f"expected a single response, got {count}"
+
+
+async def test_an_error_in_place_of_the_only_response_is_raised(stream: ResponseStream) -> None:
+    stream.fail(BROKEN)
+    with pytest.raises(InferenceError, match="broken"):
+        await soon(stream.only())
+
+
+# What the recorder hears.
+
+
+async def test_the_recorder_hears_of_each_response_and_of_one_first_read(
+    stream: ResponseStream, notebook: Notebook
+) -> None:
+    stream.put(text_response("one"))
+    await soon(stream.batch())
+    stream.put(text_response("two", final=True))
+    await soon(stream.batch())
+    assert notebook.lines == ["responded", "taken", "responded", "ended: complete"]
+
+
+async def test_a_stream_needs_no_recorder() -> None:
+    stream = ResponseStream()
+    stream.put(text_response("one", final=True))
+    stream.put(text_response("two"))
+    assert await soon(read_all(stream)) == ["one"]
