@@ -77,7 +77,7 @@ class Behaviour:
 
 def _number(parameters: Mapping[str, str], key: str, default: int) -> int:
     text = parameters.get(key, str(default))
-    if not text.isdigit():
+    if not text.isdecimal():
         raise InferenceError(
             Code.INVALID_ARG, f"parameter '{key}' is '{text}', expected a number of at least 0"
         )

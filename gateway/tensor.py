@@ -1,7 +1,7 @@
 """What travels in requests and responses: named, typed, shaped data."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -121,32 +121,46 @@ def join_elements(elements: Sequence[bytes]) -> bytes:
 
 
 def split_elements(data: Buffer, name: str) -> tuple[bytes, ...]:
-    """The wire form of BYTES to its elements."""
+    """The wire form of BYTES to its elements; InferenceError if it is cut short."""
     view = memoryview(data)
     elements = []
-    offset = 0
-    while offset < len(view):
-        offset, element = _next_element(view, offset, name)
-        elements.append(element)
+    for start, end in element_spans(view):
+        if start > len(view):
+            raise InferenceError(Code.INVALID_ARG, cut_length(f"'{name}'", start, len(view)))
+        if end > len(view):
+            raise InferenceError(Code.INVALID_ARG, cut_element(f"'{name}'", start, end, len(view)))
+        elements.append(bytes(view[start:end]))
     return tuple(elements)
 
 
-def _next_element(view: memoryview, offset: int, name: str) -> tuple[int, bytes]:
-    start = offset + LENGTH_BYTES
-    if start > len(view):
-        raise InferenceError(
-            Code.INVALID_ARG,
-            f"incomplete string length indicator for inference input '{name}', expecting "
-            f"{LENGTH_BYTES} bytes but only {len(view) - offset} bytes available.",
-        )
-    end = start + int.from_bytes(view[offset:start], "little")
-    if end > len(view):
-        raise InferenceError(
-            Code.INVALID_ARG,
-            f"incomplete string data for inference input '{name}', expecting string of length "
-            f"{end - start} but only {len(view) - start} bytes available",
-        )
-    return end, bytes(view[start:end])
+def element_spans(data: Buffer) -> Iterator[tuple[int, int]]:
+    """Where each element of the wire form of BYTES starts and ends.
+
+    If the form is cut short, the last element ends behind it, or even starts behind it.
+    """
+    view = memoryview(data)
+    end = 0
+    while end < len(view):
+        start = end + LENGTH_BYTES
+        end = start + int.from_bytes(view[end:start], "little")
+        yield start, end
+
+
+def cut_length(name: str, start: int, size: int) -> str:
+    """What is wrong with a wire form of `size` bytes that ends before an element starts."""
+    return (
+        f"incomplete string length indicator for inference input {name}, expecting {LENGTH_BYTES} "
+        f"bytes but only {size - start + LENGTH_BYTES} bytes available. Please make sure the "
+        "string length indicator is in one buffer."
+    )
+
+
+def cut_element(name: str, start: int, end: int, size: int) -> str:
+    """What is wrong with a wire form of `size` bytes that ends inside an element."""
+    return (
+        f"incomplete string data for inference input {name}, expecting string of length "
+        f"{end - start} but only {size - start} bytes available"
+    )
 
 
 def format_shape(shape: Sequence[int]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from tritonclient import grpc as triton_client
 from tritonclient.grpc import service_pb2 as pb
 
-from loadtests.sse import Address, StreamFailed
+from loadtests.sse import Address, Count, StreamFailed
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 MODEL = "repeat"
@@ -30,13 +30,14 @@ def repeat_request(count: int, delay_us: int = 0) -> bytes:
     for name, value in (("n", count), ("delay_us", delay_us)):
         request.inputs.add(name=name, datatype="INT32", shape=[1])
         request.raw_input_contents.append(struct.pack("<i", value))
-    return request.SerializeToString()
+    return bytes(request.SerializeToString())
 
 
 async def count_messages(address: Address, request: bytes) -> int:
     """One stream of grpc.aio that leaves messages as bytes; how many came."""
     async with grpc.aio.insecure_channel(str(address), options=OWN_CONNECTION) as channel:
-        call = channel.stream_stream(METHOD)(iter([request]))
+        open_stream: Any = channel.stream_stream(METHOD)
+        call = open_stream(iter([request]))
         found = 0
         while await call.read() is not grpc.aio.EOF:
             found += 1
@@ -55,20 +56,14 @@ class OfficialClient:
         for client in self._clients:
             client.start_stream(partial(_put, self._answers))
 
-    def count(self, responses: int) -> float:
-        """Ask each stream for so many responses; the time when the last has come."""
+    def count(self, responses: int) -> Count:
+        """Ask each stream for so many responses, and wait for all of them."""
         for client in self._clients:
             client.async_stream_infer(MODEL, _inputs(responses))
         for _ in range(responses * len(self._clients)):
             if (error := self._answers.get(timeout=60)) is not None:
                 raise StreamFailed(str(error))
-        return time.perf_counter()
-
-    def close(self) -> None:
-        """End the streams."""
-        for client in self._clients:
-            client.stop_stream()
-            client.close()
+        return Count(responses * len(self._clients), time.perf_counter())
 
 
 def _put(answers: "queue.SimpleQueue[Any]", result: Any, error: Any) -> None:

@@ -83,7 +83,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def _take(self, frame: bytes) -> None:
         kind, flags = frame[3], frame[4]
-        if kind == DATA or kind == HEADERS:
+        if kind in (DATA, HEADERS):
             counted = self._streams[int.from_bytes(frame[5:HEADER], "big")]
             if kind == DATA:
                 _count(counted, frame)
@@ -97,7 +97,7 @@ class GrpcConnection(asyncio.Protocol):
 
 
 def _count(counted: Counted, frame: bytes) -> None:
-    """Count the messages that end in this DATA frame (gRPC over HTTP/2: length-prefixed message)."""
+    """Count the messages that end in this frame (gRPC over HTTP2: Length-Prefixed-Message)."""
     at = HEADER
     if counted.rest:
         frame, at = counted.rest + frame[HEADER:], 0

@@ -40,16 +40,21 @@ def post(path: str, address: Address, body: bytes) -> bytes:
     return head.encode() + body
 
 
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many responses one stream had, and when the last of them came."""
+
+    responses: int
+    ended_at: float
+
+
 class EventCounter(asyncio.Protocol):
-    """Counts the events of one response, and keeps nothing.
+    """Counts the events of one response, and keeps nothing; `done` is set at its end."""
 
-    `done` gets the time of the last event once `expected` of them and the end of the body came.
-    """
-
-    def __init__(self, request: bytes, expected: int) -> None:
-        self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+    def __init__(self, request: bytes) -> None:
+        self.done: asyncio.Future[Count] = asyncio.get_running_loop().create_future()
         self._request = request
-        self._left = expected
+        self._found = 0
         self._ended_at = 0.0
         self._tail = b""
 
@@ -62,20 +67,14 @@ class EventCounter(asyncio.Protocol):
         # Both sides are shorter than a marker, so what is found here is cut in two.
         across = self._tail + data[: len(EVENT) - 1]
         if found := data.count(EVENT) + across.count(EVENT):
-            self._left -= found
+            self._found += found
             self._ended_at = time.perf_counter()
         self._tail = (self._tail + data[-TAIL:])[-TAIL:]
-        if self._tail == LAST_CHUNK:
-            self._finish()
+        if self._tail == LAST_CHUNK and not self.done.done():
+            self.done.set_result(Count(self._found, self._ended_at))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(f"the connection was closed with {self._left} events missing")
-
-    def _finish(self) -> None:
-        if self._left:
-            self._fail(f"the response ended with {self._left} events missing")
-        elif not self.done.done():
-            self.done.set_result(self._ended_at)
+        self._fail(f"the connection was closed after {self._found} events")
 
     def _fail(self, reason: str) -> None:
         if not self.done.done():

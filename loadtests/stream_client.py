@@ -1,105 +1,118 @@
 """One measurement of streams without an engine, in a process of its own: JSON on stdout.
 
-    python -m loadtests.stream_client KIND PORT STREAMS RESPONSES
+python -m loadtests.stream_client KIND PORT STREAMS SECS
 """
 
 import argparse
 import asyncio
 import gc
-import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 
+import orjson
 import uvloop
 
-from loadtests.grpc_clients import METHOD, OfficialClient, count_messages, repeat_request
+from loadtests.grpc_clients import METHOD, TEXT, OfficialClient, count_messages, repeat_request
 from loadtests.grpc_frames import GrpcConnection
-from loadtests.sse import Address, EventCounter, StreamFailed, connect, post
+from loadtests.sse import Address, Count, EventCounter, connect, post
 
 PATH = "/v2/models/repeat/generate_stream"
-TEXT = "token "
 TIMEOUT_SECS = 120.0
-WARM_UP_SHARE = 10
+FEWEST = 250
+WARM_UP_SHARE = 0.1
+OFFICIAL = "official"
 
-Stream = Callable[[Address, int], Awaitable[float]]
-"""Reads one stream of so many responses; returns when its last one came."""
+Read = Callable[[int], Sequence[Count]]
+"""Reads all streams side by side, each of so many responses."""
 
 
-async def sse(address: Address, responses: int) -> float:
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Responses asked for and come, seconds until the last, and CPU seconds of the client."""
+
+    asked: int
+    responses: int
+    secs: float
+    cpu_secs: float
+
+
+async def sse(address: Address, responses: int) -> Count:
     """A stream of server-sent events."""
-    body = json.dumps({"text_input": TEXT, "n": responses}).encode()
-    request = post(PATH, address, body)
-    transport, counter = await connect(address, lambda: EventCounter(request, responses))
+    request = post(PATH, address, orjson.dumps({"text_input": TEXT, "n": responses}))
+    transport, counter = await connect(address, lambda: EventCounter(request))
     try:
         return await counter.done
     finally:
         transport.close()
 
 
-async def frames(address: Address, responses: int) -> float:
+async def frames(address: Address, responses: int) -> Count:
     """A gRPC stream, counted in frames."""
     transport, connection = await connect(address, lambda: GrpcConnection(address))
     try:
-        return _all_came(await connection.open(METHOD, repeat_request(responses)), responses)
+        found = await connection.open(METHOD, repeat_request(responses))
     finally:
         transport.close()
+    return Count(found, time.perf_counter())
 
 
-async def aio(address: Address, responses: int) -> float:
+async def aio(address: Address, responses: int) -> Count:
     """A gRPC stream of grpc.aio."""
-    return _all_came(await count_messages(address, repeat_request(responses)), responses)
+    found = await count_messages(address, repeat_request(responses))
+    return Count(found, time.perf_counter())
 
 
-def _all_came(found: int, expected: int) -> float:
-    if found != expected:
-        raise StreamFailed(f"{found} responses came, expected {expected}")
-    return time.perf_counter()
+STREAMS = {"sse": sse, "frames": frames, "aio": aio}
+KINDS = (*STREAMS, OFFICIAL)
 
 
-STREAMS: dict[str, Stream] = {"sse": sse, "frames": frames, "aio": aio}
-OFFICIAL = "official"
+def reader(kind: str, address: Address, streams: int) -> Read:
+    """How streams of this kind are read."""
+    if kind == OFFICIAL:
+        client = OfficialClient(address, streams)
+        return lambda responses: [client.count(responses)]
+    return lambda responses: uvloop.run(_read_all(kind, address, streams, responses))
 
 
-async def _measure(stream: Stream, address: Address, streams: int, responses: int) -> float:
-    """Read all streams side by side; seconds from the first request to the last response."""
-    began = time.perf_counter()
-    async with asyncio.timeout(TIMEOUT_SECS), asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_once(stream, address, responses)) for _ in range(streams)]
-    return max(task.result() for task in tasks) - began
+async def _read_all(kind: str, address: Address, streams: int, responses: int) -> Sequence[Count]:
+    async with asyncio.timeout(TIMEOUT_SECS):
+        return await asyncio.gather(*(STREAMS[kind](address, responses) for _ in range(streams)))
 
 
-async def _once(stream: Stream, address: Address, responses: int) -> float:
-    return await stream(address, responses)
+def measure(read: Read, streams: int, secs: float) -> Measurement:
+    """Read all streams for about `secs` seconds, after shorter reads that find out how much."""
+    responses, took = FEWEST, 0.0
+    while took < secs * WARM_UP_SHARE:
+        responses *= 4
+        took = read_once(read, streams, responses).secs
+    gc.collect()
+    gc.freeze()
+    return read_once(read, streams, round(responses * secs / took))
 
 
-def _measure_official(client: OfficialClient, responses: int) -> float:
-    began = time.perf_counter()
-    return client.count(responses) - began
+def read_once(read: Read, streams: int, responses: int) -> Measurement:
+    """Read all streams once, each of so many responses."""
+    cpu_began, began = time.process_time(), time.perf_counter()
+    counts = read(responses)
+    return Measurement(
+        asked=streams * responses,
+        responses=sum(count.responses for count in counts),
+        secs=max(count.ended_at for count in counts) - began,
+        cpu_secs=time.process_time() - cpu_began,
+    )
 
 
 def main() -> None:
-    """Warm up, measure once, and print what was found."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=[*STREAMS, OFFICIAL])
+    """Measure what the arguments ask for, and print it."""
+    parser = argparse.ArgumentParser(prog="python -m loadtests.stream_client")
+    parser.add_argument("kind", choices=KINDS)
     parser.add_argument("port", type=int)
     parser.add_argument("streams", type=int)
-    parser.add_argument("responses", type=int, help="responses of each stream")
+    parser.add_argument("secs", type=float, help="about so long")
     asked = parser.parse_args()
-    address = Address(asked.port)
-    measure: Callable[[int], float]
-    if asked.kind == OFFICIAL:
-        client = OfficialClient(address, asked.streams)
-        measure = lambda n: _measure_official(client, n)
-    else:
-        stream = STREAMS[asked.kind]
-        measure = lambda n: uvloop.run(_measure(stream, address, asked.streams, n))
-    measure(max(1, asked.responses // WARM_UP_SHARE))
-    gc.collect()
-    gc.freeze()
-    cpu = time.process_time()
-    secs = measure(asked.responses)
-    cpu_secs = time.process_time() - cpu
-    print(json.dumps({"secs": secs, "cpu_secs": cpu_secs}), flush=True)
+    read = reader(asked.kind, Address(asked.port), asked.streams)
+    print(orjson.dumps(asdict(measure(read, asked.streams, asked.secs))).decode(), flush=True)
 
 
 if __name__ == "__main__":

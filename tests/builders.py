@@ -38,6 +38,12 @@ async def soon(wait: Awaitable[T]) -> T:
         return await wait
 
 
+async def settle() -> None:
+    """Let everything run that can run, to see that nothing more happens."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
 def text_request(text: str = "hello", model: str = "text", **fields: Any) -> InferRequest:
     """A request for a model like TEXT."""
     return InferRequest(model=model, inputs=(text_tensor("text_input", [text]),), **fields)
@@ -103,6 +109,7 @@ class ScriptedInstance(Instance):
         self.concurrency = concurrency
         self.executions: list[Execution] = []
         self.closes = 0
+        self.closed = asyncio.Event()
         self._begun: asyncio.Queue[Execution] = asyncio.Queue()
         self._died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -138,6 +145,7 @@ class ScriptedInstance(Instance):
 
     async def close(self) -> None:
         self.closes += 1
+        self.closed.set()
 
 
 class LoadedModels:

@@ -55,8 +55,13 @@ async def serve() -> AsyncIterator[Serve]:
 
 
 def tasks_left() -> list[asyncio.Task[object]]:
-    """Everybody but the task that asks."""
-    return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    """Everybody but the task that asks, and sse-starlette's watcher, which stays with the loop."""
+    mine = asyncio.current_task()
+    return [task for task in asyncio.all_tasks() if task is not mine and not _watches(task)]
+
+
+def _watches(task: asyncio.Task[object]) -> bool:
+    return getattr(task.get_coro(), "__name__", "") == "_shutdown_watcher"
 
 
 async def _nothing_to_load() -> Instance:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-import time
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -59,10 +59,11 @@ class VllmBackend(Backend):
 
 
 def _import_vllm(model: str) -> Open:
-    """Everything of this backend that needs vLLM, which takes seconds to import."""
-    log.info("importing vllm", extra={"model": model})
-    began = time.monotonic()
+    """Everything of this backend that needs vLLM, whose first import takes seconds."""
+    if "vllm" not in sys.modules:
+        log.info("importing vllm", extra={"model": model})
+        if not log.isEnabledFor(logging.DEBUG):
+            logging.getLogger("vllm").setLevel(logging.WARNING)
     from backends.vllm.opening import open_instance
 
-    log.info("vllm imported", extra={"model": model, "secs": round(time.monotonic() - began, 1)})
     return open_instance

@@ -8,7 +8,8 @@ from typing import Any, Self
 
 from vllm.exceptions import VLLMError
 
-from backends.vllm.output import count_tokens
+from backends.vllm.output import count_tokens, failed
+from gateway.errors import Code, InferenceError
 
 ABORT_TIMEOUT_SECS = 2.0
 
@@ -28,6 +29,7 @@ class EngineRequest:
         self._id = request_id
         self._wasted = wasted
         self._outputs: Any = None
+        self._constrained = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -43,6 +45,7 @@ class EngineRequest:
 
     async def submit(self, prompt: Any, parameters: Any, lora: Any) -> None:
         """Hand the request to the engine, which checks it first and raises what is wrong."""
+        self._constrained = getattr(parameters, "structured_outputs", None) is not None
         try:
             self._outputs = await self._engine.add_request(
                 self._id, prompt, parameters, lora_request=lora
@@ -53,10 +56,24 @@ class EngineRequest:
             raise
 
     async def next(self) -> Any:
-        """What the engine has made since the last call; waits until there is something."""
+        """What the engine has made since the last call; waits until there is something.
+
+        Raises InferenceError when the engine has given the request up.
+        """
         output = self._outputs.get_nowait() or await self._outputs.get()
-        self.finished = output.finished
+        if output.finished:
+            self.finished = True
+            if failed(output):
+                raise self._failure()
         return output
+
+    def _failure(self) -> InferenceError:
+        # vLLM's checks let some grammars pass that its engine cannot compile or follow.
+        if self._constrained:
+            return InferenceError(
+                Code.INVALID_ARG, "the engine cannot follow the 'structured_outputs' of the request"
+            )
+        return InferenceError(Code.INTERNAL, "the engine failed while it worked on the request")
 
     async def _abort(self) -> None:
         with suppress(TimeoutError):

@@ -14,6 +14,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from backends.vllm.lora import LoraRefusal
 from backends.vllm.model_json import hide_folders
+from backends.vllm.validation import first_mistake
 from gateway.errors import Code, InferenceError
 
 PREFIX = "Error generating stream: "
@@ -52,8 +53,11 @@ class Failures:
             )
         if isinstance(error, LoraRefusal):
             return error
-        message = hide_folders(_text(error), self._folders)
-        return InferenceError(code_of(error), PREFIX + message)
+        return InferenceError(code_of(error), PREFIX + self.clean(error))
+
+    def clean(self, error: Exception) -> str:
+        """What an error says, without paths of the host."""
+        return hide_folders(_text(error), self._folders)
 
 
 def code_of(error: Exception) -> Code:
@@ -78,5 +82,5 @@ def refusals() -> Iterator[None]:
 
 def _text(error: Exception) -> str:
     """What the error says, without the value that vLLM's validation repeats in full."""
-    text = str(error.args[0]) if error.args else str(error)
+    text = str(error.args[0]) if error.args else first_mistake(error)
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."

@@ -31,6 +31,7 @@ class RunningEngine:
     model: str
     llm: Any
     tasks: frozenset[str]
+    prompts: PromptRenderer
     adapters: Adapters
     failures: Failures
     metrics: EngineMetrics | None
@@ -45,8 +46,10 @@ class VllmInstance(Instance):
         self._engine = engine
         self._llm = engine.llm
         self._wasted = wasted
-        self._watch = Watch(engine.llm.engine_core.resources.engine_manager.processes)
-        self._prompts = PromptRenderer(engine.llm)
+        # Actors of Ray are no processes of ours: only a failing request tells that they ended.
+        manager = engine.llm.engine_core.resources.engine_manager
+        self._watch = Watch(getattr(manager, "processes", ()))
+        self._prompts = engine.prompts
         self._rules = SamplingRules(
             casts_of(get_type_hints(SamplingParams)), engine.llm.model_config.max_model_len
         )
@@ -113,8 +116,7 @@ class VllmInstance(Instance):
     def _adapter(self, sampling: dict[str, Any]) -> LoRARequest | None:
         if PARAMETER not in sampling:
             return None
-        adapter: Adapter = self._engine.adapters.select(sampling.pop(PARAMETER))
-        return LoRARequest(str(adapter.number), adapter.number, adapter.path)
+        return lora_request(self._engine.adapters.select(sampling.pop(PARAMETER)))
 
     def _insist_on(self, task: str) -> None:
         if task not in self._engine.tasks:
@@ -122,6 +124,11 @@ class VllmInstance(Instance):
 
     def _new_id(self) -> str:
         return f"{self._engine.model}-{next(self._numbers)}"
+
+
+def lora_request(adapter: Adapter) -> LoRARequest:
+    """What the engine takes as an adapter."""
+    return LoRARequest(str(adapter.number), adapter.number, adapter.path)
 
 
 def _pooling(embedding: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,16 +1,21 @@
 """From `model.json` to an instance that serves."""
 
+import asyncio
 import logging
 import time
 from typing import Any
 
+from vllm.exceptions import VLLMError
+
 from backends.vllm.failures import Failures
-from backends.vllm.instance import RunningEngine, VllmInstance
+from backends.vllm.instance import RunningEngine, VllmInstance, lora_request
 from backends.vllm.lora import Adapters, read_adapters
 from backends.vllm.metrics import EngineMetrics
 from backends.vllm.model_json import EngineModel
+from backends.vllm.prompt import PromptRenderer
 from backends.vllm.startup import start_engine
 from gateway.backend import Instance, ModelContext
+from gateway.errors import Code, InferenceError
 
 log = logging.getLogger("sluice.vllm")
 
@@ -26,17 +31,42 @@ async def open_instance(model: EngineModel, context: ModelContext) -> Instance:
     began = time.monotonic()
     log.info("starting engine", extra={"model": model.name})
     llm = await start_engine(model, metrics)
-    tasks = frozenset(await llm.get_supported_tasks())
-    engine = RunningEngine(
-        model=model.name,
-        llm=llm,
-        tasks=tasks,
-        adapters=adapters,
-        failures=Failures(model.name, model.folders),
-        metrics=metrics,
-    )
+    try:
+        engine = RunningEngine(
+            model=model.name,
+            llm=llm,
+            tasks=frozenset(await llm.get_supported_tasks()),
+            prompts=await _prompts(llm),
+            adapters=adapters,
+            failures=Failures(model.name, model.folders),
+            metrics=metrics,
+        )
+        await _load_adapters(engine)
+        instance = VllmInstance(engine, context.wasted)
+    except BaseException:
+        await asyncio.to_thread(llm.shutdown)
+        raise
     _tell_ready(engine, time.monotonic() - began)
-    return VllmInstance(engine, context.wasted)
+    return instance
+
+
+async def _prompts(llm: Any) -> PromptRenderer:
+    prompts = PromptRenderer(llm)
+    await asyncio.to_thread(prompts.warm_up)
+    return prompts
+
+
+async def _load_adapters(engine: RunningEngine) -> None:
+    """Load each adapter once: a broken one would take the engine down when a request names it."""
+    for adapter in (engine.adapters.by_name or {}).values():
+        try:
+            await engine.llm.add_lora(lora_request(adapter))
+        except (VLLMError, ValueError, RuntimeError, OSError) as error:
+            reason = engine.failures.clean(error)
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"model '{engine.model}': its adapter '{adapter.name}' cannot be loaded: {reason}",
+            ) from error
 
 
 def _adapters(model: EngineModel, context: ModelContext) -> Adapters:

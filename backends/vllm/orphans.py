@@ -4,10 +4,11 @@ import multiprocessing
 import os
 import select
 import threading
-from multiprocessing.process import BaseProcess
+import time
 from typing import Any
 
 EXIT_CODE = 1
+POLL_SECS = 1.0
 THREAD = "follow-parent"
 
 
@@ -18,49 +19,51 @@ def follow_parent() -> None:
     where it is an entry point of the group `vllm.general_plugins`.
     """
     parent = multiprocessing.parent_process()
-    if parent is None or any(thread.name == THREAD for thread in threading.enumerate()):
-        return
-    threading.Thread(target=_end_after, args=(parent,), name=THREAD, daemon=True).start()
+    if parent is not None:
+        follow(parent.pid or 0)
 
 
 class FollowingSettings(dict[str, Any]):
-    """Settings that make the process they are sent to follow its parent.
+    """Settings that make a process they are sent to follow the sender, which is its parent.
 
-    vLLM loads its plugins only after a process has talked to its parent, and waits minutes for one
-    that has gone. What it sends to a new process arrives before that.
+    A new process of vLLM waits minutes for a parent that has gone before it loads its plugins;
+    what it is sent arrives before that.
     """
 
     def __reduce__(self) -> Any:
-        return _arrive, (dict(self),)
+        return _arrive, (dict(self), os.getpid())
 
 
-def _arrive(settings: dict[str, Any]) -> FollowingSettings:
-    follow_parent()
+def _arrive(settings: dict[str, Any], sender: int) -> FollowingSettings:
+    if sender != os.getpid():
+        follow(sender)
     return FollowingSettings(settings)
 
 
-def _end_after(parent: BaseProcess) -> None:
+def follow(parent: int) -> None:
+    """End this process as soon as process `parent`, which has started it, has ended."""
+    if all(thread.name != THREAD for thread in threading.enumerate()):
+        threading.Thread(target=_end_after, args=(parent,), name=THREAD, daemon=True).start()
+
+
+def _end_after(parent: int) -> None:
     wait_for_exit(parent)
     # Not sys.exit: the main thread may be computing, or waiting for a parent that has gone.
     os._exit(EXIT_CODE)
 
 
-def wait_for_exit(parent: BaseProcess) -> None:
-    """Block until the parent process has ended; return at once if it already has.
-
-    The pipe that multiprocessing offers for this stays open while another child of the parent has
-    inherited it, so the kernel is asked about the process itself where it can be (Linux).
-    """
+def wait_for_exit(parent: int) -> None:
+    """Block until this process has no such parent any more; return at once if it never had."""
     try:
-        descriptor = os.pidfd_open(parent.pid or 0)
+        descriptor = os.pidfd_open(parent)
     except ProcessLookupError:
         return
-    except (AttributeError, OSError):
-        parent.join()
+    except (AttributeError, OSError):  # no such call here, or not allowed
+        _poll_for_exit(parent)
         return
     try:
-        # Alive now means that the descriptor is the parent's and not that of a later process.
-        if parent.is_alive():
+        # Still the parent now means that the descriptor is not that of a later process.
+        if os.getppid() == parent:
             _wait_until_readable(descriptor)
     finally:
         os.close(descriptor)
@@ -70,3 +73,8 @@ def _wait_until_readable(descriptor: int) -> None:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     poll.poll()
+
+
+def _poll_for_exit(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(POLL_SECS)

@@ -5,7 +5,6 @@ from typing import Any
 import orjson
 from vllm.outputs import EmbeddingRequestOutput, PoolingRequestOutput
 
-from gateway.errors import Code, InferenceError
 from gateway.generation import Delta
 
 
@@ -13,9 +12,6 @@ def read_output(output: Any, *, logprobs: bool) -> list[Delta]:
     """One delta for each sequence of `output`; `logprobs` says whether anybody reads them."""
     if isinstance(output, PoolingRequestOutput):
         return [Delta(_embedding(output), 0)]
-    completions = output.outputs
-    if output.finished and any(c.finish_reason == "error" for c in completions):
-        raise InferenceError(Code.INTERNAL, "the engine failed while it worked on this request")
     return [
         Delta(
             completion.text,
@@ -25,8 +21,15 @@ def read_output(output: Any, *, logprobs: bool) -> list[Delta]:
             completion.cumulative_logprob,
             _logprobs(completion.logprobs) if logprobs else "null",
         )
-        for completion in completions
+        for completion in output.outputs
     ]
+
+
+def failed(output: Any) -> bool:
+    """Whether the engine has given the request up."""
+    if isinstance(output, PoolingRequestOutput):
+        return output.error is not None
+    return any(completion.finish_reason == "error" for completion in output.outputs)
 
 
 def count_tokens(output: Any) -> int:

@@ -13,7 +13,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from gateway.errors import InferenceError
+from backends.vllm.validation import first_mistake
 from gateway.generation import IMAGE, MESSAGES, TEXT_INPUT, GenerationRequest, invalid
 
 
@@ -30,6 +30,10 @@ class PromptRenderer:
             chat_template=None,
             chat_template_content_format="auto",
         )
+
+    def warm_up(self) -> None:
+        """Compile the chat template, so that the first conversation need not."""
+        self._chat.warmup()
 
     async def render(self, request: GenerationRequest) -> Any:
         """The engine's input for a request; raises InferenceError, or what vLLM raises."""
@@ -57,19 +61,14 @@ class PromptRenderer:
         try:
             conversation = ChatCompletionRequest(messages=request.messages)
         except ValidationError as error:
-            raise _refuse_messages(error) from None
+            raise invalid(
+                f"the input '{MESSAGES}' is no conversation: {first_mistake(error)}"
+            ) from None
         rendered = await self._chat.render_chat(conversation)
         if not isinstance(rendered, tuple):
             raise invalid(rendered.error.message)
         (prompt,) = rendered[1]
         return prompt
-
-
-def _refuse_messages(error: ValidationError) -> InferenceError:
-    """The first thing that is wrong, without the alternatives that pydantic has tried as well."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = ".".join(str(part) for part in first["loc"][:2])
-    return invalid(f"the input '{MESSAGES}' is no conversation: {first['msg']} (at {place})")
 
 
 def _decode_images(encoded: Sequence[bytes]) -> list[Image.Image]:

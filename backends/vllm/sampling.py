@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 import orjson
 
+from backends.vllm.validation import first_mistake
 from gateway.errors import Code, InferenceError
 
 MAX_SEQUENCES = 64
 MAX_STRINGS = 64
 MAX_STRING_LENGTH = 1024
+MAX_OBJECT_BYTES = 1 << 20
 INT64 = range(-(2**63), 2**63)
 
 INTERNAL_FIELDS = frozenset({"output_kind", "skip_clone", "output_text_buffer_length"})
@@ -106,18 +108,21 @@ def _union(options: tuple[Any, ...]) -> Cast:
     def cast(value: Any) -> Any:
         if value is None and optional:
             return None
-        for attempt in casts[:-1]:
+        expected = []
+        for attempt in casts:
             try:
                 return attempt(value)
-            except NotOfType:
-                continue
-        return casts[-1](value)
+            except NotOfType as error:
+                expected.append(str(error))
+        raise NotOfType(" or ".join(expected))
 
     return cast
 
 
 def _list_of(cast_element: Cast) -> Cast:
     def cast(value: Any) -> list[Any]:
+        if cast_element is _str and isinstance(value, str) and not value.startswith("["):
+            return [value]
         elements = _parsed(value) if isinstance(value, str) else value
         if not isinstance(elements, list):
             raise NotOfType("a list")
@@ -137,12 +142,20 @@ def _dict_of(cast_key: Cast, cast_value: Cast) -> Cast:
     return cast
 
 
-def _built_by(type_: Callable[..., Any]) -> Cast:
+def _built_by(type_: type) -> Cast:
+    known = {each.name for each in fields(type_) if each.init}
+
     def cast(value: Any) -> Any:
+        members = _object(value)
+        if not members.keys() <= known:
+            raise NotOfType(f"an object with no other keys than {', '.join(sorted(known))}")
+        # Compiling a grammar takes the engine far longer than reading it takes us.
+        if len(orjson.dumps(members)) > MAX_OBJECT_BYTES:
+            raise NotOfType(f"at most {MAX_OBJECT_BYTES} bytes of JSON")
         try:
-            return type_(**_object(value))
+            return type_(**members)
         except (TypeError, ValueError) as error:
-            raise NotOfType(f"what it describes to be valid: {error}") from None
+            raise NotOfType(f"something valid: {first_mistake(error)}") from None
 
     return cast
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 from vllm.exceptions import VLLMError
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -19,6 +20,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from backends.vllm.metrics import EngineMetrics
 from backends.vllm.model_json import EngineModel, check_names, hide_folders
 from backends.vllm.orphans import FollowingSettings
+from backends.vllm.validation import first_mistake
 from gateway.errors import Code, InferenceError
 
 log = logging.getLogger("sluice.vllm")
@@ -67,9 +69,10 @@ def engine_arguments(model: EngineModel) -> dict[str, Any]:
 
 
 def _start(model: EngineModel, metrics: EngineMetrics | None) -> Any:
+    cli_env_setup()  # as `vllm serve`: processes are started afresh, not forked from this one
     arguments = AsyncEngineArgs(**engine_arguments(model))
     config = arguments.create_engine_config(usage_context=CONTEXT)
-    if isinstance(config.additional_config, dict):
+    if not config.parallel_config.use_ray and isinstance(config.additional_config, dict):
         config.additional_config = FollowingSettings(config.additional_config)
     reported = metrics is not None and not arguments.disable_log_stats
     return AsyncLLM.from_vllm_config(
@@ -93,7 +96,7 @@ async def _abandon(starting: asyncio.Future[Any], before: Collection[BaseProcess
 
 def _explain(error: Exception, model: EngineModel) -> InferenceError:
     code = Code.INVALID_ARG if isinstance(error, MISTAKES) else Code.INTERNAL
-    reason = hide_folders(str(error), model.folders)
+    reason = hide_folders(first_mistake(error), model.folders)
     if not model.place:
         reason = (
             f"its model.json names '{model.source}', which is neither a folder in the version "

@@ -9,7 +9,7 @@ from gateway.backend import Instance, ModelContext
 from gateway.backend_loader import BackendLoader
 from gateway.config import ModelConfig
 from gateway.messages import InferRequest
-from gateway.models.model import Model
+from gateway.models.model import Limits, Model
 from gateway.models.normalisation import check_tensors
 from gateway.observability.statistics import ModelStatistics
 from gateway.stream import ResponseStream
@@ -34,6 +34,7 @@ class ModelLoader:
         backend = await asyncio.to_thread(self._backends.get, config.backend)
         complete = await asyncio.to_thread(backend.complete, config, path)
         check_tensors(complete)
+        Limits.read(complete)  # refused here, there is nothing to close yet
         statistics = ModelStatistics()
         context = ModelContext(
             config=complete,

@@ -47,13 +47,18 @@ class Limits:
 
 def _number(config: ModelConfig, key: str, default: int, least: int) -> int:
     text = config.parameters.get(key, str(default))
-    if not text.isdigit() or int(text) < least:
+    if not text.isdecimal() or int(text) < least:
         raise InferenceError(
             Code.INVALID_ARG,
             f"model '{config.name}': parameter '{key}' is '{text}', expected a number of at "
             f"least {least}",
         )
     return int(text)
+
+
+def backoff_secs(tries: int) -> float:
+    """How long a restart waits after that many tries before it."""
+    return FIRST_BACKOFF_SECS * 2.0**tries
 
 
 class Model:
@@ -192,17 +197,26 @@ class Model:
     async def _replace(self, tries: int, reason: str) -> Instance | None:
         limit = self._limits.restart_tries
         if tries >= limit:
-            self._trouble = f"{reason}; given up after {limit} restarts"
-            log.error("model given up", extra={"model": self.name, "restarts": limit})
-            error = InferenceError(Code.UNAVAILABLE, f"model '{self.name}' failed: {self._trouble}")
-            self.abandon(error)
+            self._give_up(f"{reason}; given up after {limit} restarts")
             await asyncio.Event().wait()
         self._trouble = f"{reason}; restart {tries + 1} of {limit} is under way, retry shortly"
-        await asyncio.sleep(FIRST_BACKOFF_SECS * 2**tries)
+        await asyncio.sleep(backoff_secs(tries))
         try:
             instance = await self._load()
         except InferenceError as error:
             log.error("restart failed", extra={"model": self.name, "reason": error.reason})
             return None
+        except Exception:
+            # Around one model load: a runtime's own exception must not take the server along.
+            log.exception("restart failed unexpectedly", extra={"model": self.name})
+            return None
         log.info("instance restarted", extra={"model": self.name, "restart": tries + 1})
         return instance
+
+    def _give_up(self, trouble: str) -> None:
+        """Leave one instance dead; without any other, nothing that waits can be served."""
+        log.error("model given up", extra={"model": self.name, "reason": trouble})
+        self._trouble = trouble
+        if not self._instances:
+            error = InferenceError(Code.UNAVAILABLE, f"model '{self.name}' failed: {trouble}")
+            self.abandon(error)

@@ -233,11 +233,17 @@ def _version_number(version: str) -> int:
     try:
         number = int(version)
     except ValueError:
-        number = -1
-    if number < 0 or number >= 2**63 or not version.isdigit():
+        number = 2**63
+    if number >= 2**63 or not version.removeprefix("-").isdigit():
         raise InferenceError(
             Code.INVALID_ARG,
             f"failed to get model version from specified version string '{version}' (details: "
             "stol), version should be an integral value > 0",
+        )
+    if number < 0:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"invalid model version specified '{version}' , version should be an integral value "
+            "> 0",
         )
     return number

@@ -1,12 +1,21 @@
 """Does this request fit this model's config? Triton's checks, order and texts."""
 
+import math
 from collections.abc import Sequence
 from typing import NoReturn
 
 from gateway.config import ModelConfig, ModelInput
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
-from gateway.tensor import SIZES, Datatype, Tensor, format_shape
+from gateway.tensor import (
+    SIZES,
+    Datatype,
+    Tensor,
+    cut_element,
+    cut_length,
+    element_spans,
+    format_shape,
+)
 
 BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
@@ -14,6 +23,8 @@ BATCH_NOTE = (
     "in your input dims config, try setting max_batch_size to zero. See the model configuration "
     "docs for more info on max_batch_size."
 )
+
+MAX_BYTES = 2**63 - 1
 
 
 class RequestRules:
@@ -34,18 +45,18 @@ class RequestRules:
         """
         self._check_outputs(request)
         self._check_names(request)
-        batch_size = self._check_batch(request) if self._config.max_batch_size > 0 else 1
+        batch_size = self._check_batch(request) if self._config.batching else 1
         for tensor in request.inputs:
             self._check_tensor(tensor, self._inputs[tensor.name], request)
         return batch_size
 
     def _check_outputs(self, request: InferRequest) -> None:
-        for output in request.outputs:
-            if output.name not in self._outputs:
-                raise InferenceError(
-                    Code.INVALID_ARG,
-                    f"unexpected inference output '{output.name}' for model '{self._model}'",
-                )
+        names = [output.name for output in request.outputs]
+        for position, name in enumerate(names):
+            if name not in self._outputs:
+                _refuse_bare(f"unexpected inference output '{name}' for model '{self._model}'")
+            if name in names[:position]:
+                _refuse(request, f"output '{name}' already exists in request")
 
     def _check_names(self, request: InferRequest) -> None:
         names = [tensor.name for tensor in request.inputs]
@@ -57,10 +68,7 @@ class RequestRules:
             self._refuse_count(request, names, missing)
         for name in names:
             if name not in self._inputs:
-                raise InferenceError(
-                    Code.INVALID_ARG,
-                    f"unexpected inference input '{name}' for model '{self._model}'",
-                )
+                _refuse_bare(f"unexpected inference input '{name}' for model '{self._model}'")
 
     def _refuse_count(
         self, request: InferRequest, names: Sequence[str], missing: Sequence[str]
@@ -74,7 +82,9 @@ class RequestRules:
         _refuse(
             request,
             f"{expected} but got {len(names)} inputs for model '{self._model}'. "
-            f"Got input(s) {_quoted(names)}, but missing required input(s) {_quoted(missing)}. "
+            # Triton's list of nothing that is missing has lost its opening bracket.
+            f"Got input(s) {_quoted(names)}, but missing required input(s) "
+            f"{_quoted(missing) if missing else ']'}. "
             "Please provide all required input(s).",
         )
 
@@ -108,7 +118,11 @@ class RequestRules:
                 f"inference input '{tensor.name}' data-type is '{tensor.datatype}', but model "
                 f"'{self._model}' expects '{expected.datatype}'",
             )
-        if min(tensor.shape, default=0) < 0:
+        smallest = min(tensor.shape, default=0)
+        if smallest < -1:
+            found = format_shape(tensor.shape)
+            _refuse_bare(f"tensor '{tensor.name}' contains an invalid dimension {found}")
+        if smallest < 0:
             _refuse(
                 request,
                 f"All input dimensions should be specified for input '{tensor.name}' for model "
@@ -121,7 +135,7 @@ class RequestRules:
         expected = self._shapes[tensor.name]
         if fits(tensor.shape, expected):
             return
-        note = BATCH_NOTE if self._config.max_batch_size > 0 else ""
+        note = BATCH_NOTE if self._config.batching else ""
         _refuse(
             request,
             f"unexpected shape for input '{tensor.name}' for model '{self._model}'. Expected "
@@ -132,7 +146,11 @@ class RequestRules:
         if tensor.datatype is Datatype.BYTES:
             self._check_elements(tensor, request)
             return
-        expected = tensor.count * SIZES[tensor.datatype]
+        expected = self._count(tensor) * SIZES[tensor.datatype]
+        if expected > MAX_BYTES:
+            _refuse_bare(
+                f"byte size for tensor '{tensor.name}' exceeds maximum size of {MAX_BYTES}"
+            )
         found = len(tensor.raw())
         if found != expected:
             _refuse(
@@ -142,8 +160,8 @@ class RequestRules:
             )
 
     def _check_elements(self, tensor: Tensor, request: InferRequest) -> None:
-        expected = tensor.count
-        found = len(tensor.elements())
+        expected = self._count(tensor)
+        found = self._count_elements(tensor, request)
         if found < expected:
             _refuse(
                 request,
@@ -156,6 +174,26 @@ class RequestRules:
                 f"unexpected number of string elements {found} for inference input "
                 f"'{tensor.name}' for model '{self._model}', expecting {expected}",
             )
+
+    def _count(self, tensor: Tensor) -> int:
+        """How many elements must come; a batch of nothing is measured without its batch."""
+        nothing = self._config.batching and tensor.shape[0] == 0
+        return math.prod(tensor.shape[1:]) if nothing else tensor.count
+
+    def _count_elements(self, tensor: Tensor, request: InferRequest) -> int:
+        if isinstance(tensor.data, tuple):
+            return len(tensor.data)
+        found = 0
+        size = len(tensor.data)
+        for start, end in element_spans(tensor.data):
+            if start > size:
+                _refuse(
+                    request, cut_length(f"'{tensor.name}' for model '{self._model}'", start, size)
+                )
+            if end > size:
+                _refuse_bare(cut_element(f"'{tensor.name}'", start, end, size))
+            found += 1
+        return found
 
 
 def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
@@ -171,7 +209,11 @@ def request_prefix(request_id: str) -> str:
 
 
 def _refuse(request: InferRequest, message: str) -> NoReturn:
-    raise InferenceError(Code.INVALID_ARG, request_prefix(request.id) + message)
+    _refuse_bare(request_prefix(request.id) + message)
+
+
+def _refuse_bare(message: str) -> NoReturn:
+    raise InferenceError(Code.INVALID_ARG, message)
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """How a log line looks: one event with its fields."""
 
+import json
 import logging
 import sys
 from datetime import UTC, datetime
@@ -7,6 +8,8 @@ from typing import TextIO
 
 RENDERED = frozenset({"message", "asctime", "taskName"})
 """What formatters leave on a record."""
+
+_MARKS = frozenset(' "=')
 
 
 class EventFormatter(logging.Formatter):
@@ -39,5 +42,8 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _value(value: object) -> str:
+    """A value as it is, or in quotes if it could be taken for more than one."""
     text = str(value)
-    return f'"{text}"' if " " in text else text
+    if text and text.isprintable() and _MARKS.isdisjoint(text):
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())

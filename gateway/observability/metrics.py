@@ -46,6 +46,14 @@ DOCUMENTED = {
 }
 """Every family of the gateway's own, with its help text."""
 
+TEXT_TYPES = {
+    "gaugehistogram": "histogram",
+    "info": "gauge",
+    "stateset": "gauge",
+    "unknown": "untyped",
+}
+"""What the text format calls the types that it does not have."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelReading:
@@ -82,7 +90,7 @@ def render(found: Iterable[Metric]) -> bytes:
     for family in found:
         name = _exposed_name(family)
         lines.append(f"# HELP {name} {_escape_help(family.documentation)}")
-        lines.append(f"# TYPE {name} {family.type}")
+        lines.append(f"# TYPE {name} {TEXT_TYPES.get(family.type, family.type)}")
         lines += [_line(s) for s in family.samples if not s.name.endswith("_created")]
     return ("\n".join(lines) + "\n").encode() if lines else b""
 
@@ -154,7 +162,7 @@ def _histogram_samples(
 
 
 def _exposed_name(family: Metric) -> str:
-    if family.type == "counter" and family.samples:
+    if family.type in ("counter", "info") and family.samples:
         return str(family.samples[0].name)
     return str(family.name)
 
@@ -167,6 +175,8 @@ def _line(sample: Sample) -> str:
 
 def _number(value: Any) -> str:
     number = float(value)
+    if math.isnan(number):
+        return "NaN"
     if math.isinf(number):
         return "+Inf" if number > 0 else "-Inf"
     return str(int(number)) if number.is_integer() else repr(number)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferResponse
+from gateway.messages import InferResponse, Usage
 
 FIRST_RESPONSE_BUCKETS_MS = (100.0, 500.0, 2000.0, 5000.0)
 SECONDS_BUCKETS = (
@@ -146,15 +146,9 @@ class Record:
         now = time.perf_counter_ns()
         if not self._first_ns:
             self._first_ns = now
-            self._first_response(now, response)
-        elif response.usage is not None and response.usage.completion_tokens:
-            tokens = response.usage.completion_tokens
-            gap = (now - self._last_ns) / NS_PER_SECOND / tokens
-            self._statistics.inter_token.observe(gap)
-        self._last_ns = now
+            self._statistics.first_response_ms.observe((now - self._received_ns) / 1e6)
         if response.usage is not None:
-            self._statistics.prompt_tokens += response.usage.prompt_tokens
-            self._statistics.completion_tokens += response.usage.completion_tokens
+            self._count_tokens(now, response.usage)
 
     def wasted(self, response: InferResponse) -> None:
         """Count tokens that nobody waited for."""
@@ -179,11 +173,18 @@ class Record:
             self._statistics.pending -= 1
         self._on_end(self)
 
-    def _first_response(self, now: int, response: InferResponse) -> None:
-        elapsed = now - self._received_ns
-        self._statistics.first_response_ms.observe(elapsed / 1e6)
-        if response.usage is not None:
-            self._statistics.first_token.observe(elapsed / NS_PER_SECOND)
+    def _count_tokens(self, now: int, usage: Usage) -> None:
+        statistics = self._statistics
+        statistics.prompt_tokens += usage.prompt_tokens
+        statistics.completion_tokens += usage.completion_tokens
+        if not usage.completion_tokens:
+            return
+        if self._last_ns:
+            gap = (now - self._last_ns) / NS_PER_SECOND / usage.completion_tokens
+            statistics.inter_token.observe(gap)
+        else:
+            statistics.first_token.observe((now - self._received_ns) / NS_PER_SECOND)
+        self._last_ns = now
 
     def _succeed(self, now: int) -> None:
         statistics = self._statistics

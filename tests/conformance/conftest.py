@@ -30,11 +30,16 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def server(
     request: pytest.FixtureRequest, repository: Path, environment: dict[str, str]
 ) -> Iterator[Serving]:
-    """A server with the module's FLAGS; however it was treated, it then ends well."""
+    """A server with the module's FLAGS; however it was treated, it ends well.
+
+    Its log has the traceback of each execution that failed unexpectedly, and no other.
+    """
     flags = getattr(request.module, "FLAGS", ())
     with serving(repository, *flags, environment=environment) as started:
         yield started
     assert started.process.returncode == 0, started.text
+    crashes = started.text.count("ERROR execution failed")
+    assert started.text.count("Traceback (most recent call last)") == crashes, started.text
 
 
 @pytest.fixture(scope="module")

@@ -48,9 +48,9 @@ def scripted(*script: Mapping[str, Any], **parameters: object) -> str:
 
 def with_parameters(parameters: Mapping[str, object]) -> str:
     """The part of a config that gives a model its parameters."""
+    entry = "parameters {{ key: {} value {{ string_value: {} }} }}\n"
     return "".join(
-        f"parameters {{ key: {json.dumps(key)} value {{ string_value: {json.dumps(str(value))} }} }}\n"
-        for key, value in parameters.items()
+        entry.format(json.dumps(key), json.dumps(str(value))) for key, value in parameters.items()
     )
 
 
@@ -87,8 +87,8 @@ CATALOGUE = {
     "failing": identity("BYTES", "1", fail="the model says no"),
     "failing_stream": identity("BYTES", "1", fail="the model says no") + DECOUPLED,
     "slow": identity("BYTES", "1", delay_us=1_500_000, concurrency=0),
-    "slow_start": scripted({"pause": 0.9}, {"text": "late", "final": True}) + DECOUPLED,
-    "late_error": scripted({"pause": 0.9}, {"error": "too late"}) + DECOUPLED,
+    "slow_start": scripted({"pause": 1.0}, {"text": "late", "final": True}) + DECOUPLED,
+    "late_error": scripted({"pause": 1.0}, {"error": "too late"}) + DECOUPLED,
     "second_error": scripted({"text": "one"}, {"error": "and then it broke"}) + DECOUPLED,
     "flagged": scripted({"text": "one"}, {"text": "two"}, {"final": True}) + DECOUPLED,
     "annotated": scripted(

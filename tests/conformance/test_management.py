@@ -58,7 +58,7 @@ async def test_a_server_with_its_models_loaded_is_live_and_ready(client: Client)
     assert await client.call("is_server_ready") is True
 
 
-async def test_health_over_http_has_an_empty_body(http: httpx.Client) -> None:
+def test_health_over_http_has_an_empty_body(http: httpx.Client) -> None:
     for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/repeat/ready"):
         answer = http.get(path)
         assert (answer.status_code, answer.content) == (200, b"")
@@ -79,8 +79,10 @@ def test_server_metadata_is_compact_json_in_the_order_of_the_protocol(http: http
 
 @pytest.mark.parametrize(
     ("model", "version", "ready"),
-    [("repeat", "", True), ("repeat", "1", True), ("versioned", "3", True), ("nope", "", False)]
-    + [("repeat", "7", False), ("repeat", "0", False)],
+    [
+        *(("repeat", "", True), ("repeat", "1", True), ("versioned", "3", True)),
+        *(("nope", "", False), ("repeat", "7", False), ("repeat", "0", False)),
+    ],
 )
 async def test_model_ready_is_yes_or_no(
     client: Client, model: str, version: str, ready: bool
@@ -134,7 +136,7 @@ async def test_a_version_has_the_config_of_its_model(client: Client) -> None:
     assert await client.config("versioned", "1") == await client.config("versioned")
 
 
-async def test_both_wires_show_the_same_config(server: Serving, http: httpx.Client) -> None:
+def test_both_wires_show_the_same_config(server: Serving, http: httpx.Client) -> None:
     with grpc.insecure_channel(server.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         for model in ("repeat", "batched", "three", "two_at_once", "versioned"):
@@ -356,7 +358,8 @@ def test_paths_match_exactly(http: httpx.Client, path: str) -> None:
 
 
 def test_the_query_string_is_ignored(http: httpx.Client) -> None:
-    assert http.get("/v2/models/repeat/ready?verbose=1").status_code == 200
+    for query in ("verbose=1", "version=7", "version=abc", "model=nope"):
+        assert http.get(f"/v2/models/repeat?{query}").status_code == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD"])

@@ -267,11 +267,7 @@ async def test_a_producer_waits_for_room_until_the_reader_has_read_or_gone(
 
 @pytest.mark.parametrize(
     "responses",
-    [
-        [text_response("one", final=True)],
-        [text_response("one")],
-        [text_response("one"), FLAG],
-    ],
+    [[text_response("one", final=True)], [text_response("one")], [text_response("one"), FLAG]],
     ids=["final", "without the flag", "flag behind it"],
 )
 async def test_the_only_response_is_given(

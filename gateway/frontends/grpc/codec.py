@@ -33,6 +33,9 @@ CONTENTS = {
 }
 """Which field of InferTensorContents carries a datatype; FP16 and BF16 travel raw only."""
 
+WIDEST = {contents: datatype for datatype, contents in CONTENTS.items()}
+"""The datatype of each field: its elements', and what a field that does not fit is called."""
+
 
 @dataclass(slots=True)
 class _Parameters:
@@ -125,18 +128,22 @@ def _contents(tensor: Any, datatype: Datatype, message: pb.ModelInferRequest) ->
         if 0 in tensor.shape:
             return b""
         raise _without_data(tensor.name, message.model_name)
-    expected = CONTENTS.get(datatype)
-    if populated != [expected]:
-        raise InferenceError(
-            Code.INVALID_ARG,
-            f"unexpected explicit tensor data for input tensor '{tensor.name}' for model "
-            f"'{message.model_name}' of type '{datatype}': found {', '.join(populated)}, expected "
-            f"{expected or 'raw_input_contents'}",
-        )
-    values = getattr(tensor.contents, str(expected))
+    if populated != [CONTENTS.get(datatype)]:
+        raise _unexpected_contents(tensor.name, datatype, populated[0], message.model_name)
+    values = getattr(tensor.contents, populated[0])
     if datatype is Datatype.BYTES:
         return tuple(values)
-    return np.array(values).astype(NUMPY_TYPES[datatype]).tobytes()
+    # Without its type, numpy makes floats of integers of which some fit only uint64.
+    found = np.array(values, dtype=NUMPY_TYPES[WIDEST[populated[0]]])
+    return found.astype(NUMPY_TYPES[datatype]).tobytes()
+
+
+def _unexpected_contents(tensor: str, datatype: Datatype, first: str, model: str) -> InferenceError:
+    what = ", binary data was already supplied."
+    if first != CONTENTS.get(datatype):
+        what = f" of type '{WIDEST[first]}', expected datatype '{datatype}'"
+    text = f"unexpected explicit tensor data for input tensor '{tensor}' for model '{model}'{what}"
+    return InferenceError(Code.INVALID_ARG, text)
 
 
 def _without_data(tensor: str, model: str) -> InferenceError:

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from gateway.errors import Code, InferenceError
 
@@ -13,13 +13,27 @@ MAX_CHUNKS = 65536
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body; InferenceError INVALID_ARG beyond `limit` bytes or MAX_CHUNKS chunks."""
+    """The whole body; InferenceError INVALID_ARG beyond `limit` bytes or MAX_CHUNKS chunks.
+
+    CANCELLED if the client leaves before its end.
+    """
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit:
         raise _too_large(int(announced), limit)
+    try:
+        return await _joined(request, limit)
+    except ClientDisconnect:
+        raise InferenceError(
+            Code.CANCELLED, "the client left before its request was whole"
+        ) from None
+
+
+async def _joined(request: Request, limit: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     async for chunk in request.stream():
+        if not chunk:
+            continue
         chunks.append(chunk)
         size += len(chunk)
         if size > limit:
@@ -50,5 +64,4 @@ async def on_disconnect(request: Request, leave: Callable[[], None]) -> AsyncIte
         yield
     finally:
         watch.cancel()
-        with suppress(asyncio.CancelledError):
-            await watch
+        await asyncio.wait([watch])

@@ -11,9 +11,11 @@ import orjson
 from gateway.config import ModelConfig, ModelInput
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
+from gateway.models.validation import request_prefix
 from gateway.tensor import NUMPY_TYPES, Datatype, Tensor
 
-INTEGER_RANGE = (-(2**63), 2**63 - 1)
+NESTED = "parameters"
+"""The member whose members count as if they stood outside."""
 STRUCTURED_INPUT = "sampling_parameters"
 """A model with this input follows the generation contract: its parameters may be any JSON."""
 
@@ -42,44 +44,48 @@ def decode_generate(
 
     Raises InferenceError with Triton's texts.
     """
-    reader = _GenerateReader(config)
+    reader = _GenerateReader(config, _request_id(members, config))
     reader.read(members)
-    nested = members.get("parameters")
-    if nested is not None:
-        reader.read_nested(nested)
-    request_id = members.get("id", "")
-    if not isinstance(request_id, str):
-        raise InferenceError(
-            Code.INTERNAL, "Unable to parse 'id': attempt to access JSON non-string as string"
-        )
     return InferRequest(
         model=config.name,
         version=version,
-        id=request_id,
+        id=reader.request_id,
         inputs=tuple(reader.inputs.values()),
         parameters=reader.parameters,
+    )
+
+
+def _request_id(members: Mapping[str, Any], config: ModelConfig) -> str:
+    found = members.get("id", "")
+    if isinstance(found, str):
+        return found
+    if any(each.name == "id" for each in config.input):
+        return ""
+    raise InferenceError(
+        Code.INTERNAL, "Unable to parse 'id': attempt to access JSON non-string as string"
     )
 
 
 class _GenerateReader:
     """Collects the inputs and parameters of one generate request."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, request_id: str) -> None:
         self._config = config
         self._known = {each.name: each for each in config.input}
         self._structured = STRUCTURED_INPUT in self._known
+        self.request_id = request_id
         self.inputs: dict[str, Tensor] = {}
         self.parameters: dict[str, Any] = {}
 
     def read(self, members: Mapping[str, Any]) -> None:
         for key, value in members.items():
-            if key in self._known:
-                self._add_input(self._known[key], value)
-            elif key != "parameters":
-                self._add_parameter(key, value)
+            if key == NESTED:
+                self._read_nested(value)
+            else:
+                self._add(key, value)
 
-    def read_nested(self, nested: Any) -> None:
-        if "parameters" in self._known:
+    def _read_nested(self, nested: Any) -> None:
+        if NESTED in self._known:
             raise InferenceError(
                 Code.INVALID_ARG,
                 "Keyword 'parameters' for nested schema also given as input tensor name",
@@ -91,15 +97,24 @@ class _GenerateReader:
                 "non-object as object",
             )
         try:
-            self.read(nested)
+            for key, value in nested.items():
+                self._add(key, value)
         except InferenceError as error:
             prefix = "Converting keyword: 'parameters': "
             raise InferenceError(error.code, prefix + error.message) from None
 
+    def _add(self, key: str, value: Any) -> None:
+        if key in self._known:
+            self._add_input(self._known[key], value)
+        else:
+            self._add_parameter(key, value)
+
     def _add_input(self, expected: ModelInput, value: Any) -> None:
         if expected.name in self.inputs:
             raise InferenceError(
-                Code.INVALID_ARG, f"input '{expected.name}' already exists in request"
+                Code.INVALID_ARG,
+                f"{request_prefix(self.request_id)}input '{expected.name}' already exists in "
+                "request",
             )
         shape = self._config.wire_shape(expected)
         self.inputs[expected.name] = _tensor(expected, shape, value)
@@ -116,7 +131,7 @@ class _GenerateReader:
 
 def _tensor(expected: ModelInput, shape: Sequence[int], value: Any) -> Tensor:
     if expected.datatype is Datatype.BYTES and _is_structure(value):
-        value = orjson.dumps(value).decode()
+        value = _as_text(value, expected.name)
     values = value if isinstance(value, list) else [value]
     fitted = fit_shape(shape, len(values), expected.name)
     check = _CHECKS.get(expected.datatype)
@@ -136,6 +151,15 @@ def _is_structure(value: Any) -> bool:
     return isinstance(value, dict) or (
         isinstance(value, list) and any(isinstance(each, dict | list) for each in value)
     )
+
+
+def _as_text(structure: Any, name: str) -> str:
+    try:
+        return orjson.dumps(structure).decode()
+    except orjson.JSONEncodeError:
+        raise InferenceError(
+            Code.INVALID_ARG, f"the JSON of input '{name}' is nested too deep to become text"
+        ) from None
 
 
 def fit_shape(shape: Sequence[int], count: int, name: str) -> tuple[int, ...]:
@@ -206,6 +230,10 @@ _CHECKS: dict[Datatype, Callable[[Any], None]] = {
 }
 
 
+LAST_MEMBER = "model_version"
+"""An output whose name is not after this one is no suffix of what every response begins with."""
+
+
 class ResponseEncoder:
     """Encodes the responses of one generate request; what never changes is prepared once."""
 
@@ -220,8 +248,9 @@ class ResponseEncoder:
         """One JSON object: the response's parameters and outputs, keys sorted by name."""
         if len(response.outputs) == 1 and not response.parameters:
             output = response.outputs[0]
-            if isinstance(output.data, tuple) and len(output.data) == 1:
-                return self._prefix_for(output.name) + _string(output.data[0]) + b"}"
+            data, is_last = output.data, output.name > LAST_MEMBER
+            if is_last and isinstance(data, tuple) and len(data) == 1:
+                return self._prefix_for(output.name) + _string(data[0]) + b"}"
         return self._encode_any(response)
 
     def _prefix_for(self, name: str) -> bytes:

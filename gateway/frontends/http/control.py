@@ -1,17 +1,22 @@
 """Health, metadata, configuration and statistics over HTTP."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from gateway import metadata
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.errors import JSON, plain_error
+from gateway.frontends.http.paths import MODEL, VERSION, version_of
 from gateway.models import pbtxt
 
-MODEL = "/v2/models/{model}"
-VERSION = "/v2/models/{model}/versions/{version:int}"
+
+async def _version(request: Request) -> str:
+    return version_of(request)
+
+
+Version = Annotated[str, Depends(_version)]
 
 
 class ControlRoutes:
@@ -46,7 +51,9 @@ class ControlRoutes:
 
     async def live(self) -> Response:
         """Whether the process serves requests at all."""
-        return Response(status_code=503 if self._dataplane.exiting else 200)
+        if self._dataplane.exiting:
+            return plain_error(503, "Server exiting")
+        return Response()
 
     async def ready(self) -> Response:
         """Whether every model that should be served is ready; 400 while not, as Triton."""
@@ -58,33 +65,29 @@ class ControlRoutes:
         """Name, version and extensions of the server."""
         return _json(metadata.server_metadata(self._server_id))
 
-    async def metadata(self, model: str, version: int | None = None) -> Response:
+    async def metadata(self, model: str, version: Version) -> Response:
         """Inputs, outputs and ready versions of a model."""
-        return _json(metadata.model_metadata(self._dataplane, model, _text(version)))
+        return _json(metadata.model_metadata(self._dataplane, model, version))
 
-    async def model_ready(self, model: str, version: int | None = None) -> Response:
+    async def model_ready(self, model: str, version: Version) -> Response:
         """200 if the model serves requests, else 404 or 503 with the reason."""
-        found = self._dataplane.model(model, _text(version))
+        found = self._dataplane.model(model, version)
         if not found.ready:
             return plain_error(503, f"model '{model}' is unavailable: {found.trouble}")
         return Response()
 
-    async def config(self, model: str, version: int | None = None) -> Response:
+    async def config(self, model: str, version: Version) -> Response:
         """The model's configuration as it is in force."""
-        return _json(pbtxt.to_json(self._dataplane.model(model, _text(version)).config))
+        return _json(pbtxt.to_json(self._dataplane.model(model, version).config))
 
-    async def statistics(self, model: str, version: int | None = None) -> Response:
+    async def statistics(self, model: str, version: Version) -> Response:
         """Statistics of the model's ready versions."""
-        rows = metadata.statistics(self._dataplane, model, _text(version))
+        rows = metadata.statistics(self._dataplane, model, version)
         return _json({"model_stats": rows})
 
     async def all_statistics(self) -> Response:
         """Statistics of every ready version of every model."""
         return _json({"model_stats": metadata.statistics(self._dataplane, "", "")})
-
-
-def _text(version: int | None) -> str:
-    return "" if version is None else str(version)
 
 
 def _json(found: Any) -> Response:

@@ -20,6 +20,7 @@ from gateway.frontends.http.codec import (
     parse_json_object,
 )
 from gateway.frontends.http.errors import JSON, error_body
+from gateway.frontends.http.paths import MODEL, VERSION, version_of
 from gateway.frontends.http.sse import StreamedResponse
 from gateway.messages import InferRequest, InferResponse
 from gateway.settings import HttpSettings
@@ -40,10 +41,9 @@ class GenerateRoutes:
 
     def routes(self) -> list[Route]:
         """The plain routes, without FastAPI's per-request models."""
-        paths = ("/v2/models/{model}", "/v2/models/{model}/versions/{version:int}")
         return [
             Route(f"{path}/{name}", endpoint, methods=["POST"])
-            for path in paths
+            for path in (MODEL, VERSION)
             for name, endpoint in (
                 ("generate", self.generate),
                 ("generate_stream", self.generate_stream),
@@ -74,7 +74,7 @@ class GenerateRoutes:
     async def _decode(self, request: Request) -> tuple[InferRequest, ResponseEncoder]:
         received_ns = time.perf_counter_ns()
         model_name = request.path_params["model"]
-        version = str(request.path_params.get("version", ""))
+        version = version_of(request)
         model = self._dataplane.model(model_name, version)
         _refuse_encoding(request)
         body = await read_body(request, self._settings.max_input_size)

@@ -1,29 +1,31 @@
 """Listening for HTTP: uvicorn, bounded where it is not, started and drained by the server."""
 
 import contextlib
+import re
 import socket
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.frontends.http.errors import JSON, error_body
+
 MAX_HEAD_BYTES = 64 * 1024
 BACKLOG = 2048
 KEEP_ALIVE_SECS = 600
-_ERROR = b'{"error":"request line and headers exceed %d bytes"}' % MAX_HEAD_BYTES
-TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
-    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-) % (len(_ERROR), _ERROR)
+UPGRADE = re.compile(rb"(?i)(?<=\r\n)upgrade(?=:)")
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with a bound on a request's line and headers together.
 
-    The parser collects them without a limit of its own, so what arrives before their end is
-    counted here, read by read.
+    The parser collects them without a limit of its own, so it never gets more of them than that.
+    It also drops the body of a request that asks for an upgrade, as Java's client does to get
+    HTTP/2; an offer to upgrade may be ignored (RFC 9110, 7.8), so the parser does not see it. What
+    cannot be parsed is refused in JSON, as everything else.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -31,22 +33,46 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
 
-    def on_message_begin(self) -> None:
-        self._in_head = True
-        self._head_bytes = 0
-        super().on_message_begin()
-
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._head_bytes = 0
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        super().on_message_complete()
+
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
         if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self.transport.write(TOO_LARGE)
-                self.transport.close()
+            data = _without_upgrade(data)
+        while data and not self.transport.is_closing():
+            piece = data[: MAX_HEAD_BYTES - self._head_bytes] if self._in_head else data
+            if piece:
+                self._head_bytes += len(piece) if self._in_head else 0
+                super().data_received(piece)
+            else:
+                text = f"request line and headers exceed {MAX_HEAD_BYTES} bytes"
+                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
+            data = data[len(piece) :]
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(HTTPStatus.BAD_REQUEST, msg)
+
+    def _refuse(self, status: HTTPStatus, message: str) -> None:
+        body = error_body(message)
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\nconnection: close\r\n"
+            f"content-type: {JSON}\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The bytes of a head with another name for its Upgrade header."""
+    end = data.find(b"\r\n\r\n")
+    found = UPGRADE.search(data, 0, end if end >= 0 else len(data))
+    return data[: found.start()] + b"x-upgrade" + data[found.end() :] if found else data
 
 
 class _Server(uvicorn.Server):

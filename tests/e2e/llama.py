@@ -1,0 +1,94 @@
+"""The real model for tests: its repository, what it is asked, and how its answers are read."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from tests.conformance.models import with_parameters
+from tests.serving import ROOT, Serving
+
+SHIPPED = ROOT / "model_repository" / "llama"
+ANSWER_SECS = 30.0
+"""How long an answer of a few tokens may take while others use the CPU, too."""
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+ANSWER = "The capital of France is Paris."
+GREEDY = {"max_tokens": 32, "temperature": 0}
+FRANCE = {"messages": QUESTION, **GREEDY}
+"""A request whose answer is known."""
+
+ENDLESS = {"text_input": "Once upon a time", "max_tokens": 8000, "ignore_eos": True}
+"""A request that takes minutes."""
+
+
+def write_llama(
+    repository: Path, engine: Mapping[str, Any] | None = None, **parameters: object
+) -> None:
+    """Copy the model that a fresh checkout serves, with other arguments and parameters."""
+    shutil.copytree(SHIPPED, repository / "llama")
+    arguments = repository / "llama" / "1" / "model.json"
+    arguments.write_text(json.dumps(json.loads(arguments.read_text()) | dict(engine or {})))
+    with (repository / "llama" / "config.pbtxt").open("a") as config:
+        config.write(with_parameters(parameters))
+
+
+def shipped_arguments() -> dict[str, Any]:
+    """The arguments of the engine in a fresh checkout."""
+    found: dict[str, Any] = json.loads((SHIPPED / "1" / "model.json").read_text())
+    return found
+
+
+class Llama:
+    """The model `llama` of one server, asked over HTTP."""
+
+    def __init__(self, server: Serving) -> None:
+        self.server = server
+        self._client = httpx.Client(base_url=f"{server.http}/v2/models/llama", timeout=ANSWER_SECS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._client.close()
+
+    def post(self, path: str, members: Any) -> httpx.Response:
+        """Whatever is answered to this JSON."""
+        return self._client.post(path, json=members)
+
+    def generate(self, **members: Any) -> dict[str, Any]:
+        """The answer of `generate`."""
+        answer = self.post("/generate", members)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def stream(self, **members: Any) -> list[dict[str, Any]]:
+        """The events of `generate_stream`."""
+        answer = self.post("/generate_stream", {**members, "stream": True})
+        assert answer.status_code == 200, answer.text
+        return events(answer.text)
+
+    def expect_answer(self) -> None:
+        """Ask the good request, which must be answered as ever."""
+        assert self.generate(**FRANCE)["text_output"] == ANSWER
+
+
+def events(body: str) -> list[dict[str, Any]]:
+    """The data of every server-sent event; comments are skipped."""
+    lines = (block for block in body.split("\n\n") if block and not block.startswith(":"))
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def joined(found: list[dict[str, Any]]) -> str:
+    """The text of a stream of one sequence."""
+    return "".join(event["text_output"] for event in found)

@@ -1,0 +1,48 @@
+"""Which processes has a server started that still live? All of them write to its log."""
+
+import os
+from pathlib import Path
+
+from tests.serving import Serving, wait_until
+
+ENGINE = "EngineCore"
+WORKER = "Worker"
+
+
+class Processes:
+    """The gateway's processes, told from others by the pipe that is their standard error.
+
+    A title would not do, for a new process has none yet; nor would the parent, for it may have
+    gone.
+    """
+
+    def __init__(self, server: Serving) -> None:
+        self._gateway = server.process.pid
+        self._pipe = os.readlink(f"/proc/{self._gateway}/fd/2")
+
+    def others(self) -> list[int]:
+        """Every process but the gateway itself."""
+        found = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+        return [pid for pid in found if pid != self._gateway and _writes_to(pid) == self._pipe]
+
+    def titled(self, word: str) -> list[int]:
+        """The processes of an engine whose title has this word."""
+        return [pid for pid in self.others() if word in _title(pid)]
+
+    def wait_none(self, within: float) -> None:
+        """Wait until only the gateway is left, if that."""
+        wait_until(lambda: not self.others(), "every process of the engines has ended", within)
+
+
+def _writes_to(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/fd/2")
+    except OSError:  # it has ended, or is not ours
+        return ""
+
+
+def _title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""

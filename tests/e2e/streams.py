@@ -1,0 +1,64 @@
+"""ModelStreamInfer with NVIDIA's client: one request, and everything that is heard of it."""
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc
+
+from tests.conformance.clients import tensor
+from tests.e2e.llama import ANSWER_SECS
+from tests.serving import Serving
+
+STREAM = tensor("stream", "BOOL", np.array([True]))
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The results and errors of a stream, in the order they came."""
+
+    results: list[Any] = field(default_factory=list)
+    errors: list[Any] = field(default_factory=list)
+
+    def add(self, result: Any, error: Any) -> None:
+        """Take what the client reports."""
+        if error is None:
+            self.results.append(result)
+        else:
+            self.errors.append(error)
+
+    @property
+    def text(self) -> str:
+        """The text of one sequence."""
+        return "".join(result.as_numpy("text_output")[0].decode() for result in self.results)
+
+    @property
+    def finals(self) -> list[bool]:
+        """The final flag of each response."""
+        messages = (result.get_response() for result in self.results)
+        return [message.parameters["triton_final_response"].bool_param for message in messages]
+
+    @property
+    def ids(self) -> set[str]:
+        """The ids of the responses."""
+        return {result.get_response().id for result in self.results}
+
+
+def hear(
+    server: Serving,
+    *inputs: Any,
+    request_id: str = "",
+    parameters: Mapping[str, Any] | None = None,
+    model: str = "llama",
+) -> Heard:
+    """Ask, and listen to the end of the stream."""
+    heard = Heard()
+    with closing(tritonclient.grpc.InferenceServerClient(server.grpc)) as client:
+        client.start_stream(heard.add, stream_timeout=ANSWER_SECS)
+        client.async_stream_infer(
+            model, list(inputs), request_id=request_id, parameters=dict(parameters or {})
+        )
+        client.stop_stream()
+    return heard

@@ -1,0 +1,258 @@
+"""A chat with the real model: every way to ask, and what comes back."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conformance.clients import connect, text
+from tests.e2e.llama import (
+    ANSWER,
+    ANSWER_SECS,
+    FRANCE,
+    GREEDY,
+    QUESTION,
+    Llama,
+    events,
+    joined,
+)
+from tests.e2e.streams import STREAM, hear
+from tests.serving import ROOT, Serving
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
+
+README = (ROOT / "README.md").read_text()
+CONVERSATION = text("messages", json.dumps(QUESTION))
+FLAGS = dict.fromkeys(
+    (
+        *("return_finish_reason", "return_cumulative_logprob", "return_logprobs"),
+        *("return_num_input_tokens", "return_num_output_tokens"),
+    ),
+    True,
+)
+STREAMS = 8
+
+
+@pytest.fixture(scope="module")
+def prompt(server: Serving) -> str:
+    """The question as the model's chat template writes it."""
+    with Llama(server) as llama:
+        echoed = str(llama.generate(**FRANCE, exclude_input_in_output=False)["text_output"])
+    assert echoed.endswith(ANSWER)
+    return echoed.removesuffix(ANSWER)
+
+
+# The README.
+
+
+def test_the_curl_line_of_the_readme_streams_the_answer_it_shows(server: Serving) -> None:
+    line = code("sh", "curl").replace("localhost:8000", server.http)
+    written = run("bash", "-c", line)
+    shown = README.partition("```\ndata: ")[2].partition("\n")[0]
+    assert written.partition("\n")[0] == f"data: {shown}"
+    assert joined(events(written)) == ANSWER
+
+
+def test_the_grpc_example_of_the_readme_prints_an_answer(server: Serving) -> None:
+    before = server.metric("nv_inference_request_success", "llama")
+    program = code("python", "tritonclient.grpc").replace("localhost:8001", server.grpc)
+    assert run(sys.executable, "-c", program).strip()
+    assert server.metric("nv_inference_request_success", "llama") == before + 1
+
+
+def code(language: str, word: str) -> str:
+    """The block of code in the README that has this word."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    (found,) = [each for each in blocks if word in each]
+    return str(found)
+
+
+def run(*command: str) -> str:
+    """What a program writes; it must end well."""
+    ended = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=ANSWER_SECS
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+# Ways to ask.
+
+
+def test_generate_answers_a_conversation(llama: Llama) -> None:
+    assert llama.generate(**FRANCE) == {
+        "model_name": "llama",
+        "model_version": "1",
+        "text_output": ANSWER,
+    }
+
+
+def test_the_deltas_of_a_stream_are_the_answer(llama: Llama) -> None:
+    found = llama.stream(**FRANCE)
+    assert len(found) > 1
+    assert joined(found) == ANSWER
+
+
+def test_the_deltas_of_a_grpc_stream_are_the_answer(server: Serving) -> None:
+    heard = hear(server, CONVERSATION, STREAM, parameters=GREEDY)
+    assert heard.errors == []
+    assert heard.text == ANSWER
+    assert len(heard.finals) > 1
+    assert heard.finals == [False] * (len(heard.finals) - 1) + [True]
+
+
+def test_a_grpc_request_that_does_not_ask_to_stream_has_one_response(server: Serving) -> None:
+    heard = hear(server, CONVERSATION, parameters=GREEDY)
+    assert (heard.text, heard.finals) == (ANSWER, [True])
+
+
+def test_a_text_in_the_format_of_the_chat_gets_the_same_answer(
+    server: Serving, llama: Llama, prompt: str
+) -> None:
+    alone = {"text_input": prompt, "exclude_input_in_output": True, **GREEDY}
+    assert llama.generate(**alone)["text_output"] == ANSWER
+    assert joined(llama.stream(text_input=prompt, **GREEDY)) == ANSWER
+    heard = hear(server, text("text_input", prompt), STREAM, parameters=GREEDY)
+    assert heard.text == ANSWER
+
+
+def test_a_text_stands_before_its_completion_unless_it_is_excluded(
+    llama: Llama, prompt: str
+) -> None:
+    assert llama.generate(text_input=prompt, **GREEDY)["text_output"] == prompt + ANSWER
+
+
+def test_unary_grpc_is_refused_in_the_words_of_triton(server: Serving) -> None:
+    async def ask() -> tuple[str, str]:
+        async with connect(server, "grpc") as client:
+            return await client.refusal("infer", "llama", [CONVERSATION])
+
+    assert asyncio.run(ask()) == (
+        "UNIMPLEMENTED",
+        "ModelInfer RPC doesn't support models with decoupled transaction policy",
+    )
+
+
+# Sampling.
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"max_tokens": 3, "temperature": 0},
+        {"parameters": {"max_tokens": 3, "temperature": 0}},
+        {"max_tokens": 3, "parameters": {"temperature": 0}},
+        {"parameters": {"max_tokens": "3", "temperature": "0"}},
+        {"sampling_parameters": '{"max_tokens": 3, "temperature": 0}'},
+        {"sampling_parameters": '{"max_tokens": "3", "temperature": "0"}'},
+        {"sampling_parameters": {"max_tokens": 3, "temperature": 0}},
+        {
+            "sampling_parameters": '{"max_tokens": 3, "temperature": 0}',
+            "parameters": {"max_tokens": 1},
+        },
+    ],
+    ids=["top", "nested", "both", "texts", "input", "input of texts", "object", "input wins"],
+)
+def test_sampling_parameters_may_stand_wherever_triton_reads_them(
+    llama: Llama, members: dict[str, Any]
+) -> None:
+    assert llama.generate(messages=QUESTION, **members)["text_output"] == "The capital of"
+
+
+@pytest.mark.parametrize("stop", [" France", [" France"], ["never", " Fran"]])
+def test_a_stop_string_ends_the_text_before_it(llama: Llama, stop: str | list[str]) -> None:
+    whole = llama.generate(**FRANCE, stop=stop, return_finish_reason=True)
+    streamed = llama.stream(**FRANCE, stop=stop, return_finish_reason=True)
+    assert whole["text_output"] == joined(streamed) == "The capital of"
+    assert whole["finish_reason"] == streamed[-1]["finish_reason"] == "stop"
+
+
+def test_a_seed_makes_a_random_answer_the_same_again(llama: Llama) -> None:
+    asked = {"messages": QUESTION, "max_tokens": 24, "temperature": 1.5, "ignore_eos": True}
+    first, second, other = (llama.generate(**asked, seed=seed) for seed in (7, 7, 8))
+    assert first == second
+    assert first != other
+
+
+def test_two_sequences_are_told_apart_in_every_response(llama: Llama) -> None:
+    asked = {"messages": QUESTION, "max_tokens": 12, "temperature": 1.0, "seed": 1, "n": 2}
+    whole = llama.generate(**asked)["text_output"]
+    deltas = [event["text_output"] for event in llama.stream(**asked)]
+    assert whole[0] != whole[1]
+    assert ["".join(parts) for parts in zip(*deltas, strict=True)] == whole
+
+
+# What is told besides the text.
+
+
+def test_an_answer_without_flags_is_its_text_only(llama: Llama) -> None:
+    shown = {frozenset(event) for event in llama.stream(**FRANCE)}
+    assert shown == {frozenset({"model_name", "model_version", "text_output"})}
+
+
+def test_flags_tell_of_the_whole_answer(llama: Llama) -> None:
+    whole = llama.generate(**FRANCE, **FLAGS, logprobs=1)
+    assert whole["finish_reason"] == "stop"
+    assert whole["cumulative_logprob"] < 0
+    assert whole["num_output_tokens"] == len(json.loads(whole["logprobs"]))
+    assert whole["num_input_tokens"] > len(QUESTION[0]["content"].split())
+
+
+def test_flags_tell_of_each_response_of_a_stream(llama: Llama) -> None:
+    whole = llama.generate(**FRANCE, **FLAGS, logprobs=1)
+    streamed = llama.stream(**FRANCE, **FLAGS, logprobs=1)
+    *before, last = (event["finish_reason"] for event in streamed)
+    logprobs = [position for event in streamed for position in json.loads(event["logprobs"])]
+    assert (set(before), last) == ({"None"}, "stop")
+    assert logprobs == json.loads(whole["logprobs"])
+    assert {event["num_input_tokens"] for event in streamed} == {whole["num_input_tokens"]}
+    assert sum(event["num_output_tokens"] for event in streamed) == whole["num_output_tokens"]
+    assert streamed[-1]["cumulative_logprob"] == whole["cumulative_logprob"]
+
+
+def test_the_limit_of_tokens_is_told_as_the_reason_to_finish(llama: Llama) -> None:
+    asked = {"messages": QUESTION, "max_tokens": 5, "temperature": 0, **FLAGS}
+    whole = llama.generate(**asked)
+    assert (whole["finish_reason"], whole["num_output_tokens"]) == ("length", 5)
+
+
+def test_an_id_comes_back_with_every_response(server: Serving, llama: Llama) -> None:
+    assert llama.generate(**FRANCE, id="x-1")["id"] == "x-1"
+    assert {event["id"] for event in llama.stream(**FRANCE, id="x-2")} == {"x-2"}
+    heard = hear(server, CONVERSATION, STREAM, request_id="x-3", parameters=GREEDY)
+    assert heard.ids == {"x-3"}
+
+
+# Side by side.
+
+
+async def test_eight_streams_at_once_each_have_their_own_answer(
+    server: Serving, llama: Llama
+) -> None:
+    asked = [
+        {"text_input": counting(10 * number), "id": f"stream {number}", **GREEDY}
+        for number in range(1, STREAMS + 1)
+    ]
+    alone = [joined(llama.stream(**each)) for each in asked]
+    async with httpx.AsyncClient(base_url=server.http, timeout=ANSWER_SECS) as client:
+        together = await asyncio.gather(*(ask_stream(client, each) for each in asked))
+    assert len(set(alone)) == STREAMS
+    assert [joined(found) for found in together] == alone
+    assert [{event["id"] for event in found} for found in together] == [
+        {each["id"]} for each in asked
+    ]
+
+
+def counting(start: int) -> str:
+    """Numbers, which a small model continues as surely alone as in a batch."""
+    return ", ".join(str(number) for number in range(start, start + 6)) + ","
+
+
+async def ask_stream(client: httpx.AsyncClient, members: dict[str, Any]) -> list[dict[str, Any]]:
+    path = "/v2/models/llama/generate_stream"
+    return events((await client.post(path, json={**members, "stream": True})).text)

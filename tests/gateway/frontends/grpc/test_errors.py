@@ -1,0 +1,29 @@
+"""From a code to a gRPC status."""
+
+import grpc
+import pytest
+
+from gateway.errors import Code
+from gateway.frontends.grpc.errors import STATUS
+
+
+def test_every_code_has_a_status() -> None:
+    assert STATUS.keys() == set(Code)
+
+
+@pytest.mark.parametrize(
+    ("code", "number"),
+    [
+        (Code.UNKNOWN, 2),
+        (Code.INTERNAL, 13),
+        (Code.NOT_FOUND, 5),
+        (Code.INVALID_ARG, 3),
+        (Code.UNAVAILABLE, 14),
+        (Code.UNSUPPORTED, 12),
+        (Code.ALREADY_EXISTS, 6),
+        (Code.CANCELLED, 1),
+    ],
+)
+def test_a_code_becomes_tritons_status(code: Code, number: int) -> None:
+    status: grpc.StatusCode = STATUS[code]
+    assert status.value[0] == number

@@ -1,0 +1,121 @@
+"""Reading a body within its limits, and noticing that the client has gone."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from starlette.requests import Request
+from starlette.types import Message
+
+from gateway.errors import Code, InferenceError
+from gateway.frontends.http.body import MAX_CHUNKS, on_disconnect, read_body
+from tests.builders import soon
+from tests.conftest import tasks_left
+
+
+class Client:
+    """The receiving side of ASGI: chunks of a body, and whether the client is still there."""
+
+    def __init__(self, chunks: Sequence[bytes], *, leaves_early: bool = False) -> None:
+        self.gone = asyncio.Event()
+        self.taken = 0
+        self._chunks = chunks
+        self._leaves_early = leaves_early
+
+    async def receive(self) -> Message:
+        if self.taken < len(self._chunks):
+            self.taken += 1
+            more = self._leaves_early or self.taken < len(self._chunks)
+            body = self._chunks[self.taken - 1]
+            return {"type": "http.request", "body": body, "more_body": more}
+        if not self._leaves_early:
+            await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    def request(self, **headers: str) -> Request:
+        raw = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
+        return Request({"type": "http", "method": "POST", "headers": raw}, self.receive)
+
+
+@pytest.mark.parametrize(
+    "chunks", [[b"0123456789"], [b"01234", b"56789"], [b"", b"0123456789", b""]]
+)
+async def test_a_body_is_joined_up_to_its_limit(chunks: list[bytes]) -> None:
+    assert await soon(read_body(Client(chunks).request(), 10)) == b"0123456789"
+
+
+async def test_a_body_beyond_the_limit_is_refused_before_it_is_whole() -> None:
+    client = Client([b"01234", b"567890", b"never read"])
+    with pytest.raises(InferenceError) as caught:
+        await soon(read_body(client.request(), 10))
+    assert caught.value.code is Code.INVALID_ARG
+    assert caught.value.message == (
+        "request JSON size of 11 bytes exceeds the maximum allowed input size of 10 bytes. Use "
+        "--http-max-input-size to increase the limit."
+    )
+    assert client.taken == 2
+
+
+async def test_a_body_that_is_announced_as_too_large_is_not_read_at_all() -> None:
+    client = Client([b"0"])
+    with pytest.raises(InferenceError, match="request JSON size of 11 bytes exceeds"):
+        await soon(read_body(client.request(content_length="11"), 10))
+    assert client.taken == 0
+    assert await soon(read_body(client.request(content_length="10"), 10)) == b"0"
+
+
+async def test_a_body_has_at_most_so_many_chunks() -> None:
+    assert MAX_CHUNKS == 65536
+    assert len(await soon(read_body(Client([b"x"] * MAX_CHUNKS).request(), 2**20))) == MAX_CHUNKS
+    with pytest.raises(InferenceError) as caught:
+        await soon(read_body(Client([b"x"] * (MAX_CHUNKS + 1)).request(), 2**20))
+    assert caught.value.code is Code.INVALID_ARG
+    assert caught.value.message == (
+        "Chunked request body exceeds maximum of 65536 non-empty chunks. Send fewer or larger "
+        "HTTP chunks."
+    )
+
+
+async def test_a_client_that_leaves_before_its_body_is_whole_is_cancelled() -> None:
+    with pytest.raises(InferenceError) as caught:
+        await soon(read_body(Client([b"half"], leaves_early=True).request(), 10))
+    assert caught.value.code is Code.CANCELLED
+
+
+async def test_a_client_that_leaves_is_noticed() -> None:
+    client, left = Client([b""]), asyncio.Event()
+    request = client.request()
+    await soon(read_body(request, 10))
+    async with on_disconnect(request, left.set):
+        assert not left.is_set()
+        client.gone.set()
+        await soon(left.wait())
+    assert tasks_left() == []
+
+
+async def test_a_client_that_stays_is_left_alone() -> None:
+    client, left = Client([b""]), asyncio.Event()
+    request = client.request()
+    await soon(read_body(request, 10))
+    async with on_disconnect(request, left.set):
+        await asyncio.sleep(0)
+    client.gone.set()
+    await asyncio.sleep(0)
+    assert not left.is_set()
+    assert tasks_left() == []
+
+
+async def test_watching_a_client_hides_no_cancellation() -> None:
+    client, entered = Client([b""]), asyncio.Event()
+    request = client.request()
+    await soon(read_body(request, 10))
+
+    async def serve() -> None:
+        async with on_disconnect(request, lambda: None):
+            entered.set()
+
+    task = asyncio.create_task(serve())
+    await soon(entered.wait())
+    task.cancel()  # while the block is being left
+    await soon(asyncio.wait([task]))
+    assert task.cancelled()

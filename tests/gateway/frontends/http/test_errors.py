@@ -1,0 +1,53 @@
+"""From a code to an HTTP status and a body."""
+
+import pytest
+
+from gateway.errors import Code, InferenceError
+from gateway.frontends.http.errors import STATUS, error_body, error_response, plain_error
+
+
+def test_every_code_has_a_status() -> None:
+    assert STATUS.keys() == set(Code)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (Code.UNKNOWN, 400),
+        (Code.INTERNAL, 500),
+        (Code.NOT_FOUND, 404),
+        (Code.INVALID_ARG, 400),
+        (Code.UNAVAILABLE, 503),
+        (Code.UNSUPPORTED, 501),
+        (Code.ALREADY_EXISTS, 400),
+        (Code.CANCELLED, 400),
+    ],
+)
+def test_a_code_becomes_tritons_status(code: Code, status: int) -> None:
+    response = error_response(InferenceError(code, "no such model"))
+    assert response.status_code == status
+    assert response.body == b'{"error":"no such model"}'
+    assert response.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("code", list(Code))
+def test_only_what_is_unavailable_may_be_tried_again(code: Code) -> None:
+    headers = error_response(InferenceError(code, "no")).headers
+    assert ("retry-after" in headers) is (code is Code.UNAVAILABLE)
+
+
+@pytest.mark.parametrize(
+    ("message", "body"),
+    [
+        ("", b'{"error":""}'),
+        ('say "hi"\n', b'{"error":"say \\"hi\\"\\n"}'),
+        ("caf\u00e9", '{"error":"caf\u00e9"}'.encode()),
+    ],
+)
+def test_a_body_is_json_whatever_the_message(message: str, body: bytes) -> None:
+    assert error_body(message) == body
+
+
+def test_a_plain_error_has_the_status_it_is_given() -> None:
+    response = plain_error(405, "Method Not Allowed")
+    assert (response.status_code, response.body) == (405, b'{"error":"Method Not Allowed"}')

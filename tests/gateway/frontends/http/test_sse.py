@@ -1,0 +1,182 @@
+"""Events on the wire, and a response that never outlives its stream."""
+
+import asyncio
+import logging
+
+import pytest
+
+from gateway.errors import Code, InferenceError
+from gateway.frontends.http.codec import ResponseEncoder
+from gateway.frontends.http.sse import StreamedResponse, event
+from gateway.messages import InferResponse
+from gateway.settings import HttpSettings
+from gateway.stream import ResponseStream
+from tests.builders import FLAG, settle, soon, text_response
+from tests.conftest import tasks_left
+from tests.exchange import Exchange
+
+BROKEN = InferenceError(Code.INTERNAL, "broken")
+PATIENT = HttpSettings(keep_alive_secs=60.0, send_timeout_secs=60.0)
+
+
+def says(text: str) -> bytes:
+    return b'data: {"model_name":"m","model_version":"1","text_output":"%b"}\n\n' % text.encode()
+
+
+@pytest.fixture
+async def stream() -> ResponseStream:
+    return ResponseStream(limit=3)
+
+
+def streamed(
+    stream: ResponseStream,
+    first: list[InferResponse] | None = None,
+    settings: HttpSettings = PATIENT,
+) -> Exchange:
+    return Exchange(StreamedResponse(stream, first, ResponseEncoder("m", "1", ""), settings))
+
+
+def test_an_event_is_one_line_of_data_and_an_empty_one() -> None:
+    assert event(b'{"a":1}') == b'data: {"a":1}\n\n'
+
+
+async def test_a_stream_becomes_events(stream: ResponseStream) -> None:
+    stream.put(text_response("two", final=True))
+    async with streamed(stream, [text_response("one")]) as exchange:
+        status, headers = await exchange.start()
+        assert status == 200
+        assert headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert headers["cache-control"] == "no-store"
+        assert headers["x-accel-buffering"] == "no"
+        assert await exchange.rest() == says("one") + says("two")
+        await exchange.ended()
+    assert stream.done
+    assert tasks_left() == []
+
+
+async def test_the_headers_go_before_a_first_response_that_is_late(stream: ResponseStream) -> None:
+    async with streamed(stream, None) as exchange:
+        assert (await exchange.start())[0] == 200
+        stream.put(text_response("late", final=True))
+        assert await exchange.rest() == says("late")
+
+
+@pytest.mark.parametrize("first", [[], [FLAG]], ids=["nothing", "the flag"])
+async def test_without_data_there_is_no_event(
+    stream: ResponseStream, first: list[InferResponse]
+) -> None:
+    stream.put(FLAG)
+    async with streamed(stream, first) as exchange:
+        assert (await exchange.start())[0] == 200
+        assert await exchange.rest() == b""
+
+
+async def test_an_empty_final_response_is_no_event(stream: ResponseStream) -> None:
+    stream.put(FLAG)
+    async with streamed(stream, [text_response("one")]) as exchange:
+        await exchange.start()
+        assert await exchange.rest() == says("one")
+
+
+async def test_what_piles_up_during_a_write_goes_with_the_next_one(stream: ResponseStream) -> None:
+    async with streamed(stream, [text_response("one")]) as exchange:
+        await exchange.start()
+        exchange.reads.clear()
+        assert await exchange.chunk() == says("one")
+        stream.put(text_response("two"))
+        await settle()  # its write is under way, and stuck
+        stream.put(text_response("three"))
+        stream.put(text_response("four", final=True))
+        exchange.reads.set()
+        assert await exchange.chunk() == says("two")
+        assert await exchange.chunk() == says("three") + says("four")
+        assert await exchange.chunk() == b""
+
+
+async def test_an_error_is_the_last_event(stream: ResponseStream) -> None:
+    stream.put(text_response("two"))
+    stream.fail(BROKEN)
+    async with streamed(stream, [text_response("one")]) as exchange:
+        assert (await exchange.start())[0] == 200
+        assert await exchange.rest() == (
+            says("one") + says("two") + b'data: {"error":"broken"}\n\n'
+        )
+
+
+async def test_silence_is_filled_with_comments(stream: ResponseStream) -> None:
+    settings = HttpSettings(keep_alive_secs=0.01, send_timeout_secs=60.0)
+    async with streamed(stream, None, settings) as exchange:
+        await exchange.start()
+        assert await exchange.chunk() == b": keep-alive\n\n"
+        assert await exchange.chunk() == b": keep-alive\n\n"
+        stream.put(text_response("at last", final=True))
+        assert says("at last") in await exchange.rest()
+
+
+# However sending ends, the stream is left.
+
+
+async def test_a_client_that_leaves_cancels_the_stream(stream: ResponseStream) -> None:
+    async with streamed(stream, [text_response("one")]) as exchange:
+        await exchange.start()
+        assert await exchange.chunk() == says("one")
+        assert not stream.cancelled
+        exchange.leave()
+        await exchange.ended()
+    assert stream.cancelled
+    assert tasks_left() == []
+
+
+async def test_a_client_that_leaves_during_a_write_cancels_the_stream(
+    stream: ResponseStream,
+) -> None:
+    exchange = streamed(stream, [text_response("one")])
+    exchange.reads.clear()
+    async with exchange:
+        await settle()
+        exchange.leave()
+        await exchange.ended()
+    assert stream.cancelled
+    assert tasks_left() == []
+
+
+async def test_a_client_that_takes_nothing_for_too_long_has_gone(
+    stream: ResponseStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = HttpSettings(keep_alive_secs=60.0, send_timeout_secs=0.01)
+    async with streamed(stream, [text_response("one")], settings) as exchange:
+        await exchange.start()
+        exchange.reads.clear()
+        stream.put(text_response("two"))
+        await exchange.ended()
+        assert stream.cancelled
+    (record,) = caplog.records
+    assert (record.levelno, record.getMessage()) == (logging.WARNING, "client stopped reading")
+
+
+async def test_a_slow_client_holds_back_the_producer(stream: ResponseStream) -> None:
+    exchange = streamed(stream, [text_response("zero")])
+    async with exchange:
+        await exchange.start()
+        assert await exchange.chunk() == says("zero")
+        exchange.reads.clear()
+        stream.put(text_response("one"))
+        await settle()  # its write is stuck
+        for text in ("two", "three", "four"):
+            assert not stream.full
+            stream.put(text_response(text))
+        assert stream.full
+        producer = asyncio.create_task(stream.room())
+        await settle()
+        assert not producer.done()
+        exchange.reads.set()
+        await soon(producer)
+
+
+async def test_a_server_that_stops_leaves_the_stream(stream: ResponseStream) -> None:
+    async with streamed(stream, [text_response("one")]) as exchange:
+        await exchange.start()
+        exchange.stop_server()
+        await exchange.ended()
+    assert stream.cancelled
+    assert tasks_left() == []

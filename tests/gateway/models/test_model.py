@@ -1,0 +1,367 @@
+"""A loaded version: its limits, the death and restart of its instances, and its end."""
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import replace
+
+import pytest
+
+from gateway.backend import Instance
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest
+from gateway.models import model as model_module
+from gateway.models.model import Limits, Model, backoff_secs
+from gateway.observability.statistics import FailureReason
+from tests.builders import (
+    TEXT,
+    ScriptedInstance,
+    read_all,
+    settle,
+    soon,
+    text_request,
+    text_response,
+)
+from tests.conftest import Serve
+
+STOPPING = InferenceError(Code.UNAVAILABLE, "the server is shutting down")
+
+
+class Spares:
+    """What a model loads when an instance has died: instances, or errors, in this order."""
+
+    def __init__(self, *spares: Instance | Exception) -> None:
+        self._spares = deque(spares)
+        self.loads = 0
+
+    async def load(self) -> Instance:
+        self.loads += 1
+        spare = self._spares.popleft()
+        if isinstance(spare, Exception):
+            raise spare
+        return spare
+
+
+class Changes:
+    """Counts how often a model says that its readiness may have changed."""
+
+    def __init__(self) -> None:
+        self._happened = asyncio.Semaphore(0)
+
+    def note(self) -> None:
+        self._happened.release()
+
+    async def next(self) -> None:
+        await soon(self._happened.acquire())
+
+
+@pytest.fixture
+def changes() -> Changes:
+    return Changes()
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restart without waiting."""
+    monkeypatch.setattr(model_module, "FIRST_BACKOFF_SECS", 0.0)
+
+
+# Limits.
+
+
+@pytest.mark.parametrize(
+    ("parameters", "limits"),
+    [
+        ({}, Limits(max_in_flight=1024, restart_tries=3)),
+        ({"max_in_flight": "1"}, Limits(max_in_flight=1, restart_tries=3)),
+        ({"restart_tries": "0"}, Limits(max_in_flight=1024, restart_tries=0)),
+        ({"other": "x"}, Limits(max_in_flight=1024, restart_tries=3)),
+    ],
+)
+def test_limits_are_read_from_the_config(parameters: dict[str, str], limits: Limits) -> None:
+    assert Limits.read(replace(TEXT, parameters=parameters)) == limits
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "least"),
+    [
+        ("max_in_flight", "0", 1),
+        ("max_in_flight", "-1", 1),
+        ("max_in_flight", "", 1),
+        ("max_in_flight", "many", 1),
+        ("max_in_flight", "1.5", 1),
+        ("restart_tries", "-1", 0),
+        ("restart_tries", "\u00b2", 0),
+    ],
+)
+def test_a_limit_that_is_no_number_is_refused(key: str, value: str, least: int) -> None:
+    with pytest.raises(InferenceError) as caught:
+        Limits.read(replace(TEXT, parameters={key: value}))
+    assert caught.value.code is Code.INVALID_ARG
+    assert caught.value.message == (
+        f"model 'text': parameter '{key}' is '{value}', expected a number of at least {least}"
+    )
+
+
+async def test_requests_are_accepted_up_to_the_limit_and_not_beyond(serve: Serve) -> None:
+    instance = ScriptedInstance()
+    model = serve(instance, config=replace(TEXT, parameters={"max_in_flight": "2"}))
+    with model.submit(text_request("a")) as first, model.submit(text_request("b")):
+        assert model.in_flight == 2
+        with pytest.raises(InferenceError) as caught:
+            model.submit(text_request("c"))
+        assert caught.value.code is Code.UNAVAILABLE
+        assert caught.value.message == (
+            "model 'text' has 2 requests in flight, the most it accepts (its parameter "
+            "'max_in_flight'); retry later"
+        )
+        first.cancel()
+        with model.submit(text_request("d")):
+            assert model.in_flight == 2
+    assert model.in_flight == 0
+
+
+async def test_a_refused_request_is_not_counted(serve: Serve) -> None:
+    model = serve(ScriptedInstance(), config=replace(TEXT, parameters={"max_in_flight": "1"}))
+    with model.submit(text_request()):
+        before = (model.statistics.fail.count, model.statistics.pending)
+        with pytest.raises(InferenceError):
+            model.submit(text_request())
+        with pytest.raises(InferenceError):
+            model.submit(InferRequest(model="text"))
+        assert (model.statistics.fail.count, model.statistics.pending) == before
+
+
+async def test_a_bad_request_hears_so_even_when_the_model_is_full(serve: Serve) -> None:
+    model = serve(ScriptedInstance(), config=replace(TEXT, parameters={"max_in_flight": "1"}))
+    with model.submit(text_request()):
+        with pytest.raises(InferenceError) as caught:
+            model.submit(InferRequest(model="text"))
+        assert caught.value.code is Code.INVALID_ARG
+
+
+async def test_a_request_is_in_flight_until_its_stream_has_ended(serve: Serve) -> None:
+    instance = ScriptedInstance()
+    model = serve(instance)
+    with model.submit(text_request()) as stream:
+        execution = await instance.begun()
+        execution.answer(text_response("half"))
+        await soon(stream.batch())
+        assert model.in_flight == 1
+        execution.finish("whole")
+        assert await soon(read_all(stream)) == ["whole"]
+        assert model.in_flight == 0
+
+
+# Death and restart.
+
+
+async def test_a_model_lives_while_an_instance_does(serve: Serve, changes: Changes) -> None:
+    instances = [ScriptedInstance(concurrency=1), ScriptedInstance(concurrency=1)]
+    model = serve(
+        *instances, config=replace(TEXT, parameters={"restart_tries": "0"}), on_change=changes.note
+    )
+    assert (model.ready, model.trouble) == (True, "")
+    with model.submit(text_request("a")) as first, model.submit(text_request("b")) as second:
+        healthy = await instances[1].begun()
+        instances[0].die("out of memory")
+        await changes.next()
+        with pytest.raises(InferenceError, match="out of memory"):
+            await soon(read_all(first))
+        assert (model.ready, model.trouble) == (True, "")
+        assert tuple(model.instances) == (instances[1],)
+        await soon(instances[0].closed.wait())
+        await settle()
+        healthy.finish("alive")
+        assert await soon(read_all(second)) == ["alive"]
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_model_without_instances_is_not_ready_and_says_why(
+    serve: Serve, changes: Changes
+) -> None:
+    instance, spare = ScriptedInstance(), ScriptedInstance()
+    spares = Spares(spare)
+    model = serve(instance, load=spares.load, on_change=changes.note)
+    instance.die("its engine has stopped")
+    await changes.next()
+    assert not model.ready
+    assert model.trouble.startswith("its engine has stopped; ")
+    with pytest.raises(InferenceError) as caught:
+        model.submit(text_request())
+    assert caught.value.code is Code.UNAVAILABLE
+    assert caught.value.message == f"model 'text' is unavailable: {model.trouble}"
+    await changes.next()
+    assert (model.ready, model.trouble) == (True, "")
+    assert (instance.closes, spares.loads) == (1, 1)
+    with model.submit(text_request()) as stream:
+        (await spare.begun()).finish("restarted")
+        assert await soon(read_all(stream)) == ["restarted"]
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_open_requests_of_a_dead_instance_get_a_clear_error(
+    serve: Serve, changes: Changes
+) -> None:
+    instance = ScriptedInstance()
+    model = serve(instance, load=Spares(ScriptedInstance()).load, on_change=changes.note)
+    with model.submit(text_request()) as stream:
+        execution = await instance.begun()
+        execution.answer(text_response("half an answer"))
+        instance.die("its engine has stopped")
+        assert await soon(stream.batch())
+        with pytest.raises(InferenceError) as caught:
+            await soon(stream.batch())
+        assert caught.value.code is Code.UNAVAILABLE
+        assert caught.value.message == "model 'text' failed: its engine has stopped"
+        await soon(execution.stopped.wait())
+    assert model.in_flight == 0
+    assert model.statistics.failures[FailureReason.BACKEND] == 1
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_queued_request_outlives_the_instance_it_waited_for(serve: Serve) -> None:
+    instance, spare = ScriptedInstance(concurrency=1), ScriptedInstance(concurrency=1)
+    model = serve(instance, load=Spares(spare).load)
+    with model.submit(text_request("running")), model.submit(text_request("queued")) as queued:
+        await instance.begun()
+        instance.die("its engine has stopped")
+        (await spare.begun()).finish("served by the next one")
+        assert spare.asked == ["queued"]
+        assert await soon(read_all(queued)) == ["served by the next one"]
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_restarts_are_tried_again_and_then_given_up(
+    serve: Serve, changes: Changes, caplog: pytest.LogCaptureFixture
+) -> None:
+    instance = ScriptedInstance(concurrency=1)
+    spares = Spares(
+        InferenceError(Code.UNAVAILABLE, "no memory"), RuntimeError("a defect of the runtime")
+    )
+    model = serve(
+        instance,
+        config=replace(TEXT, parameters={"restart_tries": "2"}),
+        load=spares.load,
+        on_change=changes.note,
+    )
+    with model.submit(text_request("running")), model.submit(text_request("queued")) as queued:
+        await instance.begun()
+        instance.die("its engine has stopped")
+        with pytest.raises(InferenceError) as caught:
+            await soon(read_all(queued))
+        assert caught.value.code is Code.UNAVAILABLE
+        assert "its engine has stopped; given up after 2 restarts" in caught.value.message
+    assert spares.loads == 2
+    assert model.trouble == "its engine has stopped; given up after 2 restarts"
+    with pytest.raises(InferenceError, match="given up after 2 restarts"):
+        model.submit(text_request())
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert "model given up" in told
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_an_instance_that_dies_again_and_again_is_given_up(
+    serve: Serve, changes: Changes
+) -> None:
+    instances = [ScriptedInstance() for _ in range(3)]
+    spares = Spares(*instances[1:])
+    model = serve(
+        instances[0],
+        config=replace(TEXT, parameters={"restart_tries": "2"}),
+        load=spares.load,
+        on_change=changes.note,
+    )
+    for instance in instances:
+        instance.die("killed")
+        await changes.next()  # it is gone
+        if instance is not instances[-1]:
+            await changes.next()  # and replaced
+    await soon(instances[-1].closed.wait())
+    await settle()
+    assert (model.ready, model.trouble) == (False, "killed; given up after 2 restarts")
+    assert [instance.closes for instance in instances] == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_an_instance_that_lived_long_enough_has_its_tries_back(
+    serve: Serve, changes: Changes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_module, "STABLE_SECS", -1.0)  # whatever lived, lived long enough
+    instances = [ScriptedInstance() for _ in range(4)]
+    model = serve(
+        instances[0],
+        config=replace(TEXT, parameters={"restart_tries": "1"}),
+        load=Spares(*instances[1:]).load,
+        on_change=changes.note,
+    )
+    for instance in instances[:-1]:
+        instance.die("killed")
+        await changes.next()  # it is gone
+        await changes.next()  # and replaced
+    assert tuple(model.instances) == (instances[-1],)
+
+
+async def test_giving_up_one_instance_leaves_the_requests_of_the_other_alone(
+    serve: Serve, changes: Changes
+) -> None:
+    dead, alive = ScriptedInstance(concurrency=1), ScriptedInstance(concurrency=1)
+    model = serve(
+        dead, alive, config=replace(TEXT, parameters={"restart_tries": "0"}), on_change=changes.note
+    )
+    with model.submit(text_request("a")), model.submit(text_request("b")) as stream:
+        execution = await alive.begun()
+        dead.die("killed")
+        await soon(dead.closed.wait())
+        await settle()
+        execution.finish("undisturbed")
+        assert await soon(read_all(stream)) == ["undisturbed"]
+
+
+@pytest.mark.parametrize(("tries", "secs"), [(0, 0.5), (1, 1.0), (2, 2.0), (3, 4.0)])
+def test_every_try_waits_twice_as_long(tries: int, secs: float) -> None:
+    assert backoff_secs(tries) == secs
+
+
+# The end.
+
+
+async def test_an_idle_model_is_drained(serve: Serve) -> None:
+    await soon(serve(ScriptedInstance()).drained())
+
+
+async def test_a_model_is_drained_when_its_last_request_has_ended(serve: Serve) -> None:
+    instance = ScriptedInstance()
+    model = serve(instance)
+    with model.submit(text_request()) as first, model.submit(text_request()) as second:
+        executions = [await instance.begun(), await instance.begun()]
+        drained = asyncio.create_task(model.drained())
+        executions[0].finish("one")
+        assert await soon(read_all(first)) == ["one"]
+        assert not drained.done()
+        executions[1].finish("two")
+        assert await soon(read_all(second)) == ["two"]
+        await soon(drained)
+
+
+async def test_abandoned_requests_get_the_error_and_their_executions_stop(serve: Serve) -> None:
+    instance = ScriptedInstance(concurrency=1)
+    model = serve(instance)
+    with model.submit(text_request("a")) as running, model.submit(text_request("b")) as queued:
+        execution = await instance.begun()
+        model.abandon(STOPPING)
+        await soon(model.drained())
+        for stream in (running, queued):
+            with pytest.raises(InferenceError, match="the server is shutting down"):
+                await soon(read_all(stream))
+        await soon(execution.stopped.wait())
+    assert instance.asked == ["a"]
+
+
+async def test_closing_releases_every_instance_once(serve: Serve) -> None:
+    instances = [ScriptedInstance(), ScriptedInstance()]
+    model: Model = serve(*instances)
+    await soon(model.close())
+    await soon(model.close())
+    assert [instance.closes for instance in instances] == [1, 1]
+    assert not model.ready

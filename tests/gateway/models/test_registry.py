@@ -1,0 +1,423 @@
+"""What is loaded: side by side, one failure at a time, and found by name and version."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from gateway.backend import Backend, Instance, ModelContext
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest
+from gateway.models import registry as registry_module
+from gateway.models.registry import ModelRegistry
+from gateway.models.repository import ModelRepository
+from gateway.settings import ModelSettings
+from gateway.stream import ResponseStream
+from tests.builders import ScriptedInstance, read_all, soon, text_request
+from tests.conftest import tasks_left
+
+CONFIG = """
+backend: "{backend}"
+input {{ name: "text_input" data_type: TYPE_STRING dims: 1 }}
+output {{ name: "text_output" data_type: TYPE_STRING dims: 1 }}
+{more}
+"""
+ALL_VERSIONS = "version_policy { all { } }"
+
+
+class ScriptedBackend(Backend):
+    """Loads scripted instances; a test says what goes wrong, and holds loads at a gate."""
+
+    def __init__(self) -> None:
+        self.instances: dict[str, list[ScriptedInstance]] = {}
+        self.errors: dict[str, Exception] = {}
+        self.gate: asyncio.Semaphore | None = None
+        self.loading: asyncio.Queue[str] = asyncio.Queue()
+
+    def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
+        if isinstance(error := self.errors.get(f"complete {config.name}"), Exception):
+            raise error
+        return config
+
+    async def load(self, context: ModelContext) -> Instance:
+        key = f"{context.config.name} {context.path.name}"
+        self.loading.put_nowait(key)
+        if self.gate is not None:
+            await self.gate.acquire()
+        loaded = self.instances.setdefault(key, [])
+        error = self.errors.get(key if not loaded else f"{key} again")
+        if error is not None:
+            raise error
+        loaded.append(ScriptedInstance())
+        return loaded[-1]
+
+
+class Backends:
+    """The one backend there is."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def get(self, name: str) -> Backend:
+        if name != "scripted":
+            raise InferenceError(Code.INVALID_ARG, f"unable to find backend '{name}'")
+        return self._backend
+
+
+@pytest.fixture
+async def backend(monkeypatch: pytest.MonkeyPatch) -> ScriptedBackend:
+    backend = ScriptedBackend()
+    monkeypatch.setattr(registry_module, "BackendLoader", lambda: Backends(backend))
+    return backend
+
+
+def write(
+    folder: Path,
+    name: str,
+    *versions: int,
+    more: str = "",
+    backend: str = "scripted",
+    text: str | None = None,
+) -> None:
+    """Add a model to a repository, with the versions given."""
+    for version in versions:
+        (folder / name / str(version)).mkdir(parents=True)
+    (folder / name).mkdir(exist_ok=True)
+    whole = CONFIG.format(backend=backend, more=more) if text is None else text
+    (folder / name / "config.pbtxt").write_text(whole)
+
+
+def no_infer(_: InferRequest) -> ResponseStream:
+    raise AssertionError("no model calls another")
+
+
+Start = Callable[..., Awaitable[ModelRegistry]]
+
+
+@pytest.fixture
+async def start(tmp_path: Path, backend: ScriptedBackend) -> AsyncIterator[Start]:
+    """Run the registry of a repository; when the test ends, it has closed what it loaded."""
+    tasks: list[asyncio.Task[None]] = []
+
+    async def run(*, settled: bool = True, threads: int = 4) -> ModelRegistry:
+        settings = ModelSettings(repositories=(tmp_path,), load_thread_count=threads)
+        registry = ModelRegistry(ModelRepository((tmp_path,)), settings)
+        tasks.append(asyncio.create_task(registry.run(no_infer)))
+        if settled:
+            await soon(registry.wait_settled())
+        return registry
+
+    yield run
+    for task in tasks:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await soon(task)
+    loaded = [instance for found in backend.instances.values() for instance in found]
+    assert [instance.closes for instance in loaded] == [1] * len(loaded)
+    assert tasks_left() == []
+
+
+def refusal(registry: ModelRegistry, name: str, version: str = "") -> tuple[Code, str]:
+    with pytest.raises(InferenceError) as caught:
+        registry.find(name, version)
+    return caught.value.code, caught.value.message
+
+
+# Loading.
+
+
+async def test_every_model_of_the_repository_is_loaded(tmp_path: Path, start: Start) -> None:
+    write(tmp_path, "b", 1)
+    write(tmp_path, "a", 1, 2, more=ALL_VERSIONS)
+    registry = await start()
+    assert [(m.name, m.version) for m in registry.models()] == [("a", "1"), ("a", "2"), ("b", "1")]
+    assert registry.settled
+    assert registry.failures() == {}
+
+
+async def test_an_empty_repository_is_settled(start: Start) -> None:
+    registry = await start()
+    assert registry.settled
+    assert list(registry.models()) == []
+
+
+async def test_models_are_loaded_side_by_side_as_many_as_there_are_threads(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    for name in ("a", "b", "c"):
+        write(tmp_path, name, 1)
+    backend.gate = asyncio.Semaphore(0)
+    registry = await start(settled=False, threads=2)
+    under_way = {await soon(backend.loading.get()), await soon(backend.loading.get())}
+    assert len(under_way) == 2
+    assert backend.loading.empty()
+    backend.gate.release()
+    third = await soon(backend.loading.get())
+    assert under_way | {third} == {"a 1", "b 1", "c 1"}
+    assert not registry.settled
+    backend.gate.release()
+    backend.gate.release()
+    await soon(registry.wait_settled())
+    assert len(list(registry.models())) == 3
+
+
+async def test_a_model_serves_while_others_still_load(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    write(tmp_path, "a", 1)
+    write(tmp_path, "b", 1)
+    backend.gate = asyncio.Semaphore(0)
+    registry = await start(settled=False, threads=1)
+    first = (await soon(backend.loading.get())).split()[0]
+    backend.gate.release()
+    second = (await soon(backend.loading.get())).split()[0]
+    with registry.find(first, "").submit(text_request()) as stream:
+        (await backend.instances[f"{first} 1"][0].begun()).finish("early")
+        assert await soon(read_all(stream)) == ["early"]
+    assert refusal(registry, second) == (
+        Code.UNAVAILABLE,
+        f"Request for unknown model: '{second}' is still loading",
+    )
+    assert not registry.settled
+    backend.gate.release()
+    await soon(registry.wait_settled())
+
+
+async def test_every_instance_of_the_groups_is_loaded(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    write(tmp_path, "a", 1, more="instance_group { count: 2 kind: KIND_CPU }")
+    registry = await start()
+    assert len(tuple(registry.find("a", "").instances)) == 2
+    assert len(backend.instances["a 1"]) == 2
+
+
+BAD_CONFIGS = {
+    "text that is no config": {"text": "no_such_field: 1"},
+    "bytes that are no text": {"text": 'backend: "\x00"'},
+    "another name": {"more": 'name: "other"'},
+    "an unknown backend": {"backend": "no_such_backend"},
+    "an unsupported field": {"more": "ensemble_scheduling { step { model_name: 'x' } }"},
+    "a limit that is no number": {
+        "more": "parameters { key: 'max_in_flight' value { string_value: 'many' } }"
+    },
+}
+
+
+@pytest.mark.parametrize("bad", BAD_CONFIGS.values(), ids=BAD_CONFIGS.keys())
+async def test_one_bad_config_leaves_the_others_alone(
+    tmp_path: Path, start: Start, bad: dict[str, str]
+) -> None:
+    write(tmp_path, "good", 1)
+    write(tmp_path, "bad", 1, **bad)
+    registry = await start()
+    assert registry.find("good", "").ready
+    (trouble,) = registry.failures().items()
+    assert trouble[0].startswith("bad")
+    assert trouble[1]
+    code, text = refusal(registry, "bad")
+    assert code is Code.NOT_FOUND
+    assert text == "Request for unknown model: 'bad' has no available versions"
+
+
+async def test_a_model_without_versions_leaves_the_others_alone(
+    tmp_path: Path, start: Start
+) -> None:
+    write(tmp_path, "good", 1)
+    write(tmp_path, "bad")
+    registry = await start()
+    assert registry.find("good", "").ready
+    assert list(registry.failures()) == ["bad"]
+    assert refusal(registry, "bad") == (
+        Code.NOT_FOUND,
+        "Request for unknown model: 'bad' has no available versions",
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (InferenceError(Code.UNAVAILABLE, "no memory"), "Unavailable: no memory"),
+        (
+            RuntimeError("/secret/path"),
+            "Internal: loading failed unexpectedly; the server's log says why",
+        ),
+    ],
+)
+@pytest.mark.parametrize("where", ["complete bad", "bad 1"])
+async def test_what_a_backend_raises_leaves_the_others_alone(
+    tmp_path: Path,
+    start: Start,
+    backend: ScriptedBackend,
+    where: str,
+    error: Exception,
+    reason: str,
+) -> None:
+    write(tmp_path, "good", 1)
+    write(tmp_path, "bad", 1)
+    backend.errors[where] = error
+    registry = await start()
+    assert registry.find("good", "").ready
+    assert registry.failures() == {"bad version 1": reason}
+
+
+async def test_a_version_that_fails_leaves_the_other_versions_alone(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    write(tmp_path, "a", 1, 2, more=ALL_VERSIONS)
+    backend.errors["a 2"] = InferenceError(Code.INTERNAL, "broken weights")
+    registry = await start()
+    assert registry.find("a", "").version == "1"
+    assert registry.failures() == {"a version 2": "Internal: broken weights"}
+    assert refusal(registry, "a", "2") == (
+        Code.UNAVAILABLE,
+        "Request for unknown model: 'a' version 2 is not at ready state",
+    )
+
+
+async def test_a_second_instance_that_fails_takes_the_first_along(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    write(tmp_path, "a", 1, more="instance_group { count: 2 kind: KIND_CPU }")
+    backend.errors["a 1 again"] = InferenceError(Code.INTERNAL, "no room for two")
+    registry = await start()
+    assert registry.failures() == {"a version 1": "Internal: no room for two"}
+    assert [instance.closes for instance in backend.instances["a 1"]] == [1]
+
+
+async def test_a_config_that_no_model_can_have_loads_nothing(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    more = "parameters { key: 'restart_tries' value { string_value: '-1' } }"
+    write(tmp_path, "a", 1, more=more)
+    registry = await start()
+    assert "restart_tries" in registry.failures()["a version 1"]
+    assert backend.instances == {}
+
+
+# Looking up (protocol, HTTP routes: model lookup failures).
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "code", "text"),
+    [
+        ("x", "", Code.NOT_FOUND, "Request for unknown model: 'x' is not found"),
+        ("x", "1", Code.NOT_FOUND, "Request for unknown model: 'x' is not found"),
+        ("a", "7", Code.NOT_FOUND, "Request for unknown model: 'a' version 7 is not found"),
+        ("a", "0", Code.NOT_FOUND, "Request for unknown model: 'a' version 0 is not found"),
+        (
+            "a",
+            "abc",
+            Code.INVALID_ARG,
+            "failed to get model version from specified version string 'abc' (details: stol), "
+            "version should be an integral value > 0",
+        ),
+        (
+            "a",
+            "9223372036854775808",
+            Code.INVALID_ARG,
+            "failed to get model version from specified version string '9223372036854775808' "
+            "(details: stol), version should be an integral value > 0",
+        ),
+        (
+            "a",
+            "-1",
+            Code.INVALID_ARG,
+            "invalid model version specified '-1' , version should be an integral value > 0",
+        ),
+    ],
+)
+async def test_what_is_not_there_is_refused_in_tritons_words(
+    tmp_path: Path, start: Start, name: str, version: str, code: Code, text: str
+) -> None:
+    write(tmp_path, "a", 1)
+    assert refusal(await start(), name, version) == (code, text)
+
+
+async def test_without_a_version_the_highest_is_found(tmp_path: Path, start: Start) -> None:
+    write(tmp_path, "a", 2, 10, 9, more=ALL_VERSIONS)
+    registry = await start()
+    assert registry.find("a", "").version == "10"
+    assert registry.find("a", "2").version == "2"
+    assert [model.version for model in registry.ready_versions("a")] == ["2", "9", "10"]
+
+
+async def test_an_unknown_model_may_still_come_while_the_server_starts(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    write(tmp_path, "a", 1)
+    backend.gate = asyncio.Semaphore(0)
+    registry = await start(settled=False)
+    assert refusal(registry, "a") == (Code.UNAVAILABLE, "Server not ready")
+    await soon(backend.loading.get())
+    backend.gate.release()
+    await soon(registry.wait_settled())
+    assert registry.find("a", "").ready
+
+
+# Living.
+
+
+async def test_settling_is_a_change(tmp_path: Path, start: Start, backend: ScriptedBackend) -> None:
+    write(tmp_path, "a", 1)
+    backend.gate = asyncio.Semaphore(0)
+    registry = await start(settled=False)
+    await soon(backend.loading.get())
+    changed = asyncio.create_task(registry.changed())
+    await asyncio.sleep(0)
+    backend.gate.release()
+    await soon(changed)
+    assert registry.settled
+
+
+async def test_the_death_of_an_instance_is_a_change_and_a_failure(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    more = "parameters { key: 'restart_tries' value { string_value: '0' } }"
+    write(tmp_path, "a", 1, more=more)
+    registry = await start()
+    changed = asyncio.create_task(registry.changed())
+    await asyncio.sleep(0)
+    backend.instances["a 1"][0].die("killed")
+    await soon(changed)
+    assert registry.failures()["a version 1"].startswith("killed")
+    assert registry.ready_versions("a") == []
+
+
+async def test_requests_of_all_models_are_counted_drained_and_abandoned(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    write(tmp_path, "a", 1)
+    write(tmp_path, "b", 1)
+    registry = await start()
+    await soon(registry.drained())
+    with (
+        registry.find("a", "").submit(text_request()) as first,
+        registry.find("b", "").submit(text_request()) as second,
+    ):
+        execution = await backend.instances["a 1"][0].begun()
+        await backend.instances["b 1"][0].begun()
+        assert registry.in_flight == 2
+        drained = asyncio.create_task(registry.drained())
+        execution.finish("done")
+        assert await soon(read_all(first)) == ["done"]
+        await asyncio.sleep(0)
+        assert (registry.in_flight, drained.done()) == (1, False)
+        registry.abandon(InferenceError(Code.UNAVAILABLE, "shutting down"))
+        await soon(drained)
+        with pytest.raises(InferenceError, match="shutting down"):
+            await soon(read_all(second))
+    assert registry.in_flight == 0
+
+
+async def test_stopping_while_models_load_closes_what_was_loaded(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    write(tmp_path, "a", 1, more="instance_group { count: 2 kind: KIND_CPU }")
+    backend.gate = asyncio.Semaphore(1)
+    await start(settled=False)
+    await soon(backend.loading.get())
+    await soon(backend.loading.get())  # the second waits at the gate when the registry stops
