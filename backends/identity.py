@@ -8,7 +8,7 @@ from pathlib import Path
 from gateway.backend import Answer, Backend, Instance, ModelContext
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest, InferResponse
+from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse
 from gateway.tensor import Tensor
 
 
@@ -85,12 +85,15 @@ def _number(parameters: Mapping[str, str], key: str, default: int) -> int:
 
 
 class IdentityInstance(Instance):
-    """Answers each input `X` as output `X`, or `OUTPUTn` for `INPUTn`."""
+    """Answers each input as the output that `outputs` has for its name, or else under its name.
 
-    def __init__(self, behaviour: Behaviour, outputs: Sequence[str] = ()) -> None:
+    Outputs come in the order of `outputs`; an input that it does not name has none.
+    """
+
+    def __init__(self, behaviour: Behaviour, outputs: Mapping[str, str] = NO_PARAMETERS) -> None:
         self.concurrency = behaviour.concurrency or None
         self._behaviour = behaviour
-        self._outputs = tuple(outputs)
+        self._outputs = outputs
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         if self._behaviour.gate is not None:
@@ -110,12 +113,13 @@ class IdentityInstance(Instance):
         return InferResponse(outputs=self._echo(request), final=number == self._behaviour.responses)
 
     def _echo(self, request: InferRequest) -> tuple[Tensor, ...]:
-        names = self._outputs or tuple(tensor.name for tensor in request.inputs)
-        wanted = {output.name for output in request.outputs} or set(names)
+        names = self._outputs or {tensor.name: tensor.name for tensor in request.inputs}
+        wanted = {output.name for output in request.outputs} or set(names.values())
+        found = ((request.input(name), output) for name, output in names.items())
         return tuple(
-            replace(tensor, name=name)
-            for name, tensor in zip(names, request.inputs, strict=False)
-            if name in wanted
+            replace(tensor, name=output)
+            for tensor, output in found
+            if tensor is not None and output in wanted
         )
 
 
@@ -138,5 +142,7 @@ class IdentityBackend(Backend):
         behaviour = Behaviour.read(context.config.parameters)
         if behaviour.load_fails:
             raise InferenceError(Code.INTERNAL, behaviour.load_fails)
-        names = [output.name for output in context.config.output]
-        return IdentityInstance(replace(behaviour, gate=self._gate), names)
+        config = context.config
+        pairs = zip(config.input, config.output, strict=False)
+        outputs = {tensor.name: output.name for tensor, output in pairs}
+        return IdentityInstance(replace(behaviour, gate=self._gate), outputs)

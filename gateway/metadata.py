@@ -51,10 +51,19 @@ def statistics(dataplane: DataPlane, name: str, version: str) -> list[dict[str, 
         raise InferenceError(Code.INVALID_ARG, f"requested model '{name}' is not available")
     chosen = [each for each in found if version in ("", each.version)]
     if version and not chosen:
-        raise InferenceError(
-            Code.INVALID_ARG, f"requested model version is not available for model '{name}'"
-        )
+        raise _no_version(dataplane, name, version)
     return [statistics_row(each.name, each.version, each.statistics) for each in chosen]
+
+
+def _no_version(dataplane: DataPlane, name: str, version: str) -> InferenceError:
+    try:
+        dataplane.model(name, version)
+    except InferenceError as error:
+        if error.code is Code.INVALID_ARG:
+            return error
+    return InferenceError(
+        Code.INVALID_ARG, f"requested model version is not available for model '{name}'"
+    )
 
 
 def model_ready(dataplane: DataPlane, name: str, version: str) -> bool:

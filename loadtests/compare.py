@@ -114,7 +114,7 @@ def _measure(door: Door, load: Load, seed: int, server: Server) -> Mapping[Metri
         raise LoadTestFailed(
             f"{server.name} counted {counted.completion} tokens, expected {load.tokens}"
         )
-    return {**_figures(outcome, load), Metric(PROMPT_TOKENS, load.streams, "count"): counted.prompt}
+    return {**_figures(outcome, load), Metric(PROMPT_TOKENS, load.streams, ""): counted.prompt}
 
 
 def _put(door: Door, load: Load, seed: int, server: Server) -> Outcome:
@@ -128,10 +128,10 @@ def _figures(outcome: Outcome, load: Load) -> Mapping[Metric, float]:
     firsts = [timing.first for timing in timings]
     events = sum(len(timing.arrivals) for timing in timings)
     return {
-        Metric("tokens/s", streams, "1/s", Better.HIGHER): load.tokens / outcome.secs,
+        Metric("tokens/s", streams, "", Better.HIGHER): load.tokens / outcome.secs,
         Metric("TTFT p50", streams, "ms", Better.LOWER): statistics.median(firsts) * 1e3,
         Metric("inter-token p99", streams, "ms", Better.LOWER): _p99(gaps) * 1e3,
-        Metric("tokens per event", streams, "count"): load.tokens / events,
+        Metric("tokens per event", streams, ""): load.tokens / events,
         Metric("CPU of the client", streams, "cores"): outcome.client_cores,
     }
 

@@ -28,7 +28,7 @@ class Better(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One thing that is measured, under one load."""
+    """One thing that is measured, under one load; a rate has no unit beside its name."""
 
     name: str
     streams: int
@@ -36,7 +36,8 @@ class Metric:
     better: Better = Better.NEITHER
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.streams} stream{'s' if self.streams > 1 else ''}"
+        unit = f", {self.unit}" if self.unit else ""
+        return f"{self.name}, {self.streams} stream{'s' if self.streams > 1 else ''}{unit}"
 
 
 @dataclass(slots=True)
@@ -76,24 +77,22 @@ class Results:
 
 
 def comparison(title: str, results: Results, contenders: Sequence[str]) -> Table:
-    """A table of medians, each with its range; with two contenders also their ratio.
+    """A table of medians; with two contenders also their ratio, the last one's over the first's.
 
-    The gateway is the last of the contenders; the ratio is its value over the peer's. What is
+    `spread` is the range of the less steady contender's rounds, as a share of its median. What is
     neither good nor bad stands in the file only.
     """
     table = Table(title=title, title_justify="left")
-    table.add_column("metric")
-    for name in contenders:
-        table.add_column(name, justify="right")
-    if len(contenders) > 1:
-        table.add_column("ratio", justify="right")
+    table.add_column("metric", no_wrap=True)
+    for name in (*contenders, *(["ratio"] if len(contenders) > 1 else []), "spread"):
+        table.add_column(name, justify="right", no_wrap=True)
     for metric, found in results.values.items():
         if metric.better is Better.NEITHER:
             continue
-        cells = [_cell(metric, found[name]) for name in contenders]
+        cells = [_number(results.median(metric, name)) for name in contenders]
         if len(contenders) > 1:
             cells.append(_ratio(metric, results.ratio(metric, contenders[-1], contenders[0])))
-        table.add_row(f"{metric} ({metric.unit})", *cells)
+        table.add_row(str(metric), *cells, f"{max(map(_spread, found.values())):.0%}")
     return table
 
 
@@ -123,11 +122,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _cell(metric: Metric, values: Sequence[float]) -> str:
+def _spread(values: Sequence[float]) -> float:
     median = statistics.median(values)
-    if len(values) == 1:
-        return _number(median)
-    return f"{_number(median)} [dim]({_number(min(values))} - {_number(max(values))})[/dim]"
+    return (max(values) - min(values)) / median if median else 0.0
 
 
 def _number(value: float) -> str:

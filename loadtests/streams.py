@@ -24,9 +24,9 @@ from loadtests.stream_client import Measurement
 HERE = Path(__file__).parent
 NAMES = {
     "sse": "SSE events/s",
-    "frames": "ModelStreamInfer responses/s",
-    "aio": "the same, read by grpc.aio",
-    "official": "the same, read by tritonclient",
+    "frames": "gRPC responses/s",
+    "aio": "gRPC responses/s to grpc.aio",
+    "official": "gRPC responses/s to tritonclient",
 }
 BUSY = 0.9
 CLIENT_CPU = "CPU of the client"
@@ -83,9 +83,9 @@ def _step(kind: str, streams: int, secs: float, server: Server) -> Mapping[Metri
     found = _measure(kind, server, streams, secs)
     name = NAMES[kind]
     return {
-        Metric(name, streams, "1/s", Better.HIGHER): found.responses / found.secs,
+        Metric(name, streams, "", Better.HIGHER): found.responses / found.secs,
         Metric(f"{name}: {CLIENT_CPU}", streams, "cores"): found.cpu_secs / found.secs,
-        Metric(f"{name}: {LOST}", streams, "count"): found.asked - found.responses,
+        Metric(f"{name}: {LOST}", streams, ""): found.asked - found.responses,
     }
 
 
@@ -107,9 +107,9 @@ def _warn(results: Results, console: Console) -> None:
         for contender, values in found.items():
             cores = results.median(metric, contender)
             if metric.name.endswith(CLIENT_CPU) and cores > BUSY:
-                said = f"{metric}: {cores:.2f} cores, so the client is the limit"
+                said = f"{metric}: {cores:.2f}, so the client is the limit"
             elif metric.name.endswith(LOST) and max(values) > 0:
-                said = f"{metric}: {sum(values):,.0f} in all"
+                said = f"{metric}: {sum(values):,.0f}"
             else:
                 continue
             console.print(f"{contender}: {said}", soft_wrap=True, highlight=False)

@@ -73,6 +73,11 @@ class Serving:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) * 1024
 
+    @property
+    def open_files(self) -> int:
+        """How many files and sockets the process has open."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
     def wait_listening(self) -> Self:
         """Wait until the ports answer; models may still be loading."""
         return self._wait(self._listening)

@@ -31,6 +31,7 @@ class VllmBackend(Backend):
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
         """Add what the contract has and the config lacks; such a model is decoupled."""
+        _insist_on_one_instance(config)
         inputs = {each.name for each in config.input}
         outputs = {each.name for each in config.output}
         group = InstanceGroup(kind=InstanceKind.KIND_MODEL, count=1)
@@ -51,11 +52,21 @@ class VllmBackend(Backend):
                 f"model '{name}': vLLM models must have a decoupled transaction policy",
             )
         model = await asyncio.to_thread(read_engine_model, context)
-        log.info("read model.json", extra={"model": name, "source": model.source})
+        log.info("read model.json", extra=model.log_fields)
         # vLLM measures free memory while it starts, and a second start would disturb it.
         async with self._starting:
             open_instance = await asyncio.to_thread(_import_vllm, name)
             return await open_instance(model, context)
+
+
+def _insist_on_one_instance(config: ModelConfig) -> None:
+    count = sum(group.count for group in config.instance_group)
+    if count > 1:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"model '{config.name}': its instance groups ask for {count} instances, expected 1: an "
+            "engine of vLLM serves any number of requests at once",
+        )
 
 
 def _import_vllm(model: str) -> Open:

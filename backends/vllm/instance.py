@@ -109,7 +109,7 @@ class VllmInstance(Instance):
         self._insist_on("embed")
         with refusals():
             parameters = PoolingParams(task="embed", **_pooling(embedding))
-            prompt = await self._prompts.render_prompt(embedding.get("input"))
+            prompt = await self._prompts.render_prompt(_embedded(embedding))
             await running.submit(prompt, parameters, None)
         return Transcript(asked)
 
@@ -129,6 +129,14 @@ class VllmInstance(Instance):
 def lora_request(adapter: Adapter) -> LoRARequest:
     """What the engine takes as an adapter."""
     return LoRARequest(str(adapter.number), adapter.number, adapter.path)
+
+
+def _embedded(embedding: Mapping[str, Any]) -> str | list[int]:
+    """What is to be embedded; vLLM checks the token ids of a list."""
+    given = embedding.get("input")
+    if not isinstance(given, str | list):
+        raise invalid("'input' of an embedding request must be a text or a list of token ids")
+    return given
 
 
 def _pooling(embedding: Mapping[str, Any]) -> dict[str, Any]:

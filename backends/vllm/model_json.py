@@ -15,21 +15,42 @@ from gateway.errors import Code, InferenceError
 
 FILE = "model.json"
 
+CORES = "cpu_cores"
+"""Parameter of a model: the cores of its engine. vLLM binds each engine's threads to the same
+cores, from the first on, so two engines on a CPU should be given different ones."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineModel:
     """What an engine is started with.
 
-    `arguments` go to AsyncEngineArgs. `source` is the model as `model.json` names it, `place` says
-    where it has been found. `folders` are the host's folders that a message must not show, each
-    with what to show instead.
+    `arguments` go to AsyncEngineArgs. `source` is the model as `model.json` names it; when it is no
+    folder here, `local` is false. `folders` are the host's folders that a message must not show,
+    each with what to show instead. `cpu_cores` are those the engine may use, none for all.
     """
 
     name: str
     arguments: Mapping[str, Any]
     source: str
-    place: str
+    local: bool
     folders: Mapping[str, str]
+    cpu_cores: frozenset[int] = frozenset()
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """What log lines say about it."""
+        return {"model": self.name, "source": self.source}
+
+    @property
+    def whereabouts(self) -> str:
+        """For messages: where the model has been looked for in vain."""
+        if self.local:
+            return ""
+        fetch = "" if "/" in self.source else f" (run: sluice fetch {self.source})"
+        return (
+            f"its {FILE} names '{self.source}', which is neither a folder of its version folder "
+            f"nor in the model store{fetch}, and vLLM does not get it elsewhere: "
+        )
 
 
 def read_engine_model(context: ModelContext) -> EngineModel:
@@ -43,18 +64,19 @@ def read_engine_model(context: ModelContext) -> EngineModel:
     source = arguments.get("model")
     if not isinstance(source, str) or not source:
         _refuse(name, f"its {FILE} must name a model: the key 'model' is missing or no string")
-    found, place = _find(source, context)
+    found = _find(source, context)
     return EngineModel(
         name=name,
-        arguments=arguments | {"model": found} | _device(arguments, context),
+        arguments=arguments | {"model": found or source} | _device(arguments, context),
         source=source,
-        place=place,
+        local=found is not None,
         folders={
             str(context.path / source): source,
             str(context.store / source): source,
             str(context.path): "the version folder",
             str(context.store): "the model store",
         },
+        cpu_cores=_cores(context.config.parameters.get(CORES, ""), model=name),
     )
 
 
@@ -91,13 +113,12 @@ def _read(folder: Path, model: str) -> dict[str, Any]:
     return content
 
 
-def _find(source: str, context: ModelContext) -> tuple[str, str]:
-    """What to give to vLLM as the model, and where it is in words."""
-    for folder, place in ((context.path, "the version folder"), (context.store, "the model store")):
-        if (folder / source / "config.json").is_file():
-            return str(folder / source), place
-    # Not a folder here: a hub id, or a path of the host. Untouched, as in Triton.
-    return source, ""
+def _find(source: str, context: ModelContext) -> str | None:
+    """The folder that `source` names: in the version folder, in the store, or anywhere."""
+    for folder in (context.path / source, context.store / source):
+        if (folder / "config.json").is_file():
+            return str(folder)
+    return None
 
 
 def _device(arguments: Mapping[str, Any], context: ModelContext) -> dict[str, Any]:
@@ -121,6 +142,17 @@ def _device(arguments: Mapping[str, Any], context: ModelContext) -> dict[str, An
             "supported: name one, or use KIND_MODEL",
         )
     return {"device_ids": gpus} if gpus and "device_ids" not in arguments else {}
+
+
+def _cores(text: str, *, model: str) -> frozenset[int]:
+    """Cores from a list such as `0-3,8`."""
+    cores: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        if not first.strip().isdigit() or not (last or first).strip().isdigit():
+            _refuse(model, f"its parameter '{CORES}' is '{text}', expected a list such as '0-3,8'")
+        cores.update(range(int(first), int(last or first) + 1))
+    return frozenset(cores)
 
 
 def _size(arguments: Mapping[str, Any], key: str) -> int:

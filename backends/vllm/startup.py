@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import multiprocessing
+import os
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -44,6 +45,8 @@ async def start_engine(model: EngineModel, metrics: EngineMetrics | None) -> Any
 
     InferenceError says why it does not start. When cancelled, it kills what it has started.
     """
+    if model.whereabouts:
+        log.warning("model is not on this host, vLLM looks for it", extra=model.log_fields)
     before = set(multiprocessing.active_children())
     thread = ThreadPoolExecutor(1, "vllm-startup")
     starting = asyncio.get_running_loop().run_in_executor(thread, _start, model, metrics)
@@ -54,7 +57,7 @@ async def start_engine(model: EngineModel, metrics: EngineMetrics | None) -> Any
         await _abandon(starting, before)
         raise
     except FAILURES as error:
-        log.debug("engine did not start", exc_info=error, extra={"model": model.name})
+        log.debug("engine did not start", exc_info=error, extra=model.log_fields)
         raise _explain(error, model) from error
 
 
@@ -69,6 +72,9 @@ def engine_arguments(model: EngineModel) -> dict[str, Any]:
 
 
 def _start(model: EngineModel, metrics: EngineMetrics | None) -> Any:
+    if model.cpu_cores:
+        # Of this thread alone; the processes it starts inherit it, and vLLM stays within.
+        os.sched_setaffinity(0, model.cpu_cores)
     cli_env_setup()  # as `vllm serve`: processes are started afresh, not forked from this one
     arguments = AsyncEngineArgs(**engine_arguments(model))
     config = arguments.create_engine_config(usage_context=CONTEXT)
@@ -95,12 +101,9 @@ async def _abandon(starting: asyncio.Future[Any], before: Collection[BaseProcess
 
 
 def _explain(error: Exception, model: EngineModel) -> InferenceError:
-    code = Code.INVALID_ARG if isinstance(error, MISTAKES) else Code.INTERNAL
-    reason = hide_folders(first_mistake(error), model.folders)
-    if not model.place:
-        reason = (
-            f"its model.json names '{model.source}', which is neither a folder in the version "
-            f"folder nor in the model store (run: sluice fetch {model.source}), and vLLM cannot "
-            f"get it elsewhere: {reason}"
-        )
-    return InferenceError(code, f"model '{model.name}': {reason}")
+    if isinstance(error, MISTAKES):
+        code, reason = Code.INVALID_ARG, first_mistake(error)
+    else:
+        code, reason = Code.INTERNAL, f"its engine did not start, its log says why: {error}"
+    text = f"model '{model.name}': {model.whereabouts}{reason}"
+    return InferenceError(code, hide_folders(text, model.folders))

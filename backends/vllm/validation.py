@@ -1,6 +1,11 @@
 """What is wrong, in one line, when pydantic refuses a value?"""
 
+import re
+from itertools import takewhile
+
 from pydantic import ValidationError
+
+_NAME = re.compile("[a-z0-9_]+")
 
 
 def first_mistake(error: Exception) -> str:
@@ -11,6 +16,7 @@ def first_mistake(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = ".".join(str(part) for part in first["loc"][:2])
+    # Beyond the names and indices, pydantic lists the types it has tried.
+    place = ".".join(takewhile(_NAME.fullmatch, map(str, first["loc"])))
     message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     return f"{message} (at {place})" if place else message

@@ -86,7 +86,7 @@ CATALOGUE = {
     "three": identity("BYTES", "1", responses=3) + DECOUPLED,
     "failing": identity("BYTES", "1", fail="the model says no"),
     "failing_stream": identity("BYTES", "1", fail="the model says no") + DECOUPLED,
-    "slow": identity("BYTES", "1", delay_us=1_500_000, concurrency=0),
+    "slow": identity("BYTES", "1", delay_us=400_000, concurrency=0),
     "slow_start": scripted({"pause": 1.0}, {"text": "late", "final": True}) + DECOUPLED,
     "late_error": scripted({"pause": 1.0}, {"error": "too late"}) + DECOUPLED,
     "second_error": scripted({"text": "one"}, {"error": "and then it broke"}) + DECOUPLED,
@@ -102,6 +102,7 @@ CATALOGUE = {
     "unavailable": scripted({"error": "come back later", "code": "UNAVAILABLE"}),
     "stuck": identity("BYTES", "1", delay_us=NEVER_US),
     "endless": identity("BYTES", "1", delay_us=NEVER_US, concurrency=0) + DECOUPLED,
+    "taking_turns": identity("BYTES", "1", delay_us=500_000),
     "two_at_once": REPEAT + with_parameters({"max_in_flight": 2}),
     "two_single": identity("BYTES", "1", delay_us=NEVER_US, max_in_flight=2),
 }

@@ -7,9 +7,10 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from tritonclient.grpc import InferRequestedOutput, service_pb2, service_pb2_grpc
+from tritonclient.grpc import InferRequestedOutput, service_pb2
 
 from tests.conformance.clients import Client, tensor, text
+from tests.rpc import connected
 from tests.serving import WAIT_SECS, Serving
 
 Infer = service_pb2.ModelInferRequest
@@ -49,9 +50,8 @@ BIG_BYTES = 100 * 1024 * 1024
 
 @pytest.fixture(scope="module")
 def stub(server: Serving) -> Iterator[Any]:
-    unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-    with grpc.insecure_channel(server.grpc, options=unlimited) as channel:
-        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    with connected(server.grpc) as found:
+        yield found
 
 
 def ask(model: str, *inputs: Any, raw: tuple[bytes, ...] = (), **fields: Any) -> Any:

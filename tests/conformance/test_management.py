@@ -176,6 +176,7 @@ async def test_a_negative_version_is_refused(client: Client) -> None:
     [
         ("nope", "", "requested model 'nope' is not available"),
         ("repeat", "7", "requested model version is not available for model 'repeat'"),
+        ("repeat", TOO_LARGE, NO_NUMBER.format(TOO_LARGE)),
     ],
 )
 async def test_statistics_of_what_is_unknown_are_an_invalid_argument(

@@ -14,6 +14,7 @@ from tests.serving import Serving, serving
 MAX_IN_FLIGHT = 100
 MAX_RUNNING = 8
 SEND_TIMEOUT_SECS = 1
+FIRST_RESPONSE_SECS = 2
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +39,11 @@ def server(stored_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         max_in_flight=MAX_IN_FLIGHT,
         REPORT_CUSTOM_METRICS="true",
     )
-    with serving(repository, f"--send-timeout-secs={SEND_TIMEOUT_SECS}") as started:
+    flags = (
+        f"--send-timeout-secs={SEND_TIMEOUT_SECS}",
+        f"--http-first-response-secs={FIRST_RESPONSE_SECS}",
+    )
+    with serving(repository, *flags) as started:
         yield started
     assert started.process.returncode == 0, started.text
     assert not [line for line in started.log if line.startswith("Traceback")], started.text

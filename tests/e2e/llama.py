@@ -10,6 +10,8 @@ from typing import Any, Self
 import httpx
 
 from tests.conformance.models import with_parameters
+from tests.exchange import infer_request
+from tests.leaving import Question
 from tests.serving import ROOT, Serving
 
 SHIPPED = ROOT / "model_repository" / "llama"
@@ -22,8 +24,8 @@ GREEDY = {"max_tokens": 32, "temperature": 0}
 FRANCE = {"messages": QUESTION, **GREEDY}
 """A request whose answer is known."""
 
-ENDLESS = {"text_input": "Once upon a time", "max_tokens": 8000, "ignore_eos": True}
-"""A request that takes minutes."""
+ENDLESS = {"max_tokens": 8000, "ignore_eos": True}
+"""How to ask for what takes minutes."""
 
 
 def write_llama(
@@ -81,6 +83,16 @@ class Llama:
     def expect_answer(self) -> None:
         """Ask the good request, which must be answered as ever."""
         assert self.generate(**FRANCE)["text_output"] == ANSWER
+
+
+def streamed(text: str, **sampling: Any) -> Question:
+    """A request for a stream, on either wire."""
+    body = {"text_input": text, "stream": True, "parameters": sampling}
+    message = infer_request("llama", text_input=text, sampling_parameters=json.dumps(sampling))
+    message.inputs.add(name="stream", datatype="BOOL", shape=[1]).contents.bool_contents.append(
+        True
+    )
+    return Question(body, message)
 
 
 def events(body: str) -> list[dict[str, Any]]:

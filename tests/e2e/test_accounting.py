@@ -1,12 +1,11 @@
 """What the real model has done is counted: tokens, times, and the engine's own series."""
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
 
 import pytest
 
 from tests.conformance.clients import connect
+from tests.e2e.figures import changes, figures
 from tests.e2e.llama import QUESTION, Llama
 from tests.serving import Serving, http_get
 
@@ -91,7 +90,7 @@ async def test_model_statistics_agree_with_the_metrics(
     ask(llama, stream=False)
     async with connect(server, wire) as client:
         (row,) = (await client.statistics("llama")).model_stats
-    total = totals(server)
+    total = figures(server)
     assert row.inference_count == total["nv_inference_count"]
     assert row.execution_count == total["nv_inference_exec_count"]
     assert row.inference_stats.success.count == total["nv_inference_request_success"]
@@ -128,21 +127,3 @@ def ask(llama: Llama, sequences: int = 1, *, stream: bool) -> int:
     asked = {**COUNTED, "n": sequences, "return_num_input_tokens": True}
     answer = llama.stream(**asked)[0] if stream else llama.generate(**asked)
     return int(answer["num_input_tokens"])
-
-
-@contextmanager
-def changes(server: Serving) -> Iterator[dict[str, float]]:
-    """By how much each metric has grown in the block; to be read after it."""
-    change: dict[str, float] = {}
-    before = totals(server)
-    yield change
-    change |= {name: value - before[name] for name, value in totals(server).items()}
-
-
-def totals(server: Serving) -> defaultdict[str, float]:
-    """Every metric of the model, summed over its other labels."""
-    found: defaultdict[str, float] = defaultdict(float)
-    for sample, value in server.metrics().items():
-        if 'model="llama"' in sample:
-            found[sample.partition("{")[0]] += value
-    return found

@@ -80,7 +80,7 @@ PARAMETERS = {
     "the engine's own field": (said(output_kind=1), "'output_kind'"),
 }
 CONSTRAINTS = {
-    "none": (shaped(), "structured_outputs"),
+    "none": (shaped(), "structured outputs"),
     "a text": (said(structured_outputs="oops"), "structured_outputs"),
     "two at once": (shaped(regex="a", choice=["b"]), "structured outputs"),
     "an unknown one": (shaped(rejex="a"), "structured_outputs"),
@@ -128,27 +128,15 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_bad_request_is_refused_in_words_that_name_what_is_wrong(
-    llama: Llama, case: str, path: str
-) -> None:
-    members, word = REFUSED[case]
-    answer = llama.post(path, members)
-    assert answer.status_code == 400, answer.text
-    assert_clear(answer.json(), word)
+def test_a_bad_request_is_refused_in_words_that_name_what_is_wrong(llama: Llama, case: str) -> None:
+    assert_refused(llama, *REFUSED[case], status=400)
     llama.expect_answer()
 
 
-@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
 @pytest.mark.parametrize("case", WRONG_JSON)
-def test_json_of_the_wrong_type_is_refused_as_triton_does(
-    llama: Llama, case: str, path: str
-) -> None:
-    members, word = WRONG_JSON[case]
-    answer = llama.post(path, members)
-    assert answer.status_code == 500, answer.text
-    assert_clear(answer.json(), word)
+def test_json_of_the_wrong_type_is_refused_as_triton_does(llama: Llama, case: str) -> None:
+    assert_refused(llama, *WRONG_JSON[case], status=500)
     llama.expect_answer()
 
 
@@ -193,6 +181,14 @@ def test_a_bad_request_is_one_message_on_a_grpc_stream(
     (error,) = heard.errors
     assert_clear({"error": error.message()}, word)
     llama.expect_answer()
+
+
+def assert_refused(llama: Llama, members: Any, word: str, *, status: int) -> None:
+    """Both ways to ask refuse it before they send anything."""
+    for path in ("/generate", "/generate_stream"):
+        answer = llama.post(path, members)
+        assert answer.status_code == status, answer.text
+        assert_clear(answer.json(), word)
 
 
 def assert_clear(answer: Any, word: str) -> None:

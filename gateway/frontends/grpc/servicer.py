@@ -1,11 +1,13 @@
 """The v2 service over gRPC: one short method per RPC."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from gateway import metadata
 from gateway.dataplane import DataPlane
@@ -104,7 +106,10 @@ class Servicer(GRPCInferenceServiceServicer):
             await context.abort(STATUS[error.error.code], error.error.message)
         except TimeoutError:
             log.warning("client stopped reading", extra={"secs": self._send_timeout_secs})
-            await context.abort(grpc.StatusCode.CANCELLED, "the client stopped reading")
+            # No status can be sent behind a message that is not taken; this drops the RPC.
+            raise asyncio.CancelledError from None
+        except DecodeError:
+            await context.abort(grpc.StatusCode.INTERNAL, "Unable to parse request")
         finally:
             self._streams.discard(stream)
 

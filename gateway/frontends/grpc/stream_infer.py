@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from google.protobuf.message import DecodeError
+
 from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError
 from gateway.frontends.grpc import codec
@@ -13,6 +15,9 @@ from gateway.stream import ResponseStream
 
 OUTGOING_BATCHES = 16
 """Batches of answers that wait for a slow client before it holds back the models."""
+
+REFUSALS = 64
+"""Refusals that wait for a slow client, or for their turn, before no more requests are read."""
 
 
 Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
@@ -27,23 +32,38 @@ class StrictError(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One place in the order of answers: after the place before it, until it is `over`."""
+
+    before: asyncio.Event | None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def come(self) -> None:
+        """Wait until every place before this one is over."""
+        if self.before is not None:
+            await self.before.wait()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """One request of the stream: where its answers come from and how they are labelled."""
+    """One request of the stream: where its answers come from and how they are labelled.
+
+    A request of a decoupled model has no turn.
+    """
 
     message: pb.ModelInferRequest
     stream: ResponseStream
     version: str
-    decoupled: bool
+    turn: Turn | None
     empty_final: bool
-    before: asyncio.Event | None = None
-    answered: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class StreamInfer:
     """One RPC. Its answers interleave between requests and keep their order within one.
 
-    Requests of models that are not decoupled are answered in the order they came (protocol: gRPC
-    streaming, ordering). When the RPC ends, however it ends, every stream it owns is left.
+    Requests of models that are not decoupled, or not known, are answered in the order they came
+    (protocol: gRPC streaming, ordering). When the RPC ends, however it ends, every stream it owns
+    is left.
     """
 
     def __init__(
@@ -57,20 +77,21 @@ class StreamInfer:
         self._outgoing: asyncio.Queue[Sequence[pb.ModelStreamInferResponse] | None] = asyncio.Queue(
             OUTGOING_BATCHES
         )
+        self._refusals = asyncio.Semaphore(REFUSALS)
         self._reader: asyncio.Task[None] | None = None
         self._last_turn: asyncio.Event | None = None
 
     async def run(self, requests: AsyncIterable[pb.ModelInferRequest]) -> None:
         """Serve the RPC until the client half-closes and every request is answered.
 
-        Raises StrictError in strict mode, TimeoutError when the client stopped reading;
-        cancellation cancels every request of the stream.
+        Raises StrictError in strict mode, TimeoutError when the client stopped reading, DecodeError
+        when it sent what is no message; cancellation cancels every request of the stream.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._answer_all(requests))
                 await self._send_answers()
-        except* (StrictError, TimeoutError) as group:
+        except* (StrictError, TimeoutError, DecodeError) as group:
             raise _first(group) from None
         finally:
             for stream in self._owned:
@@ -90,41 +111,59 @@ class StreamInfer:
         self, requests: AsyncIterable[pb.ModelInferRequest], answers: asyncio.TaskGroup
     ) -> None:
         async for message in requests:
+            turn = None if self._is_decoupled(message) else self._next_turn()
             try:
-                asked = self._ask(message)
+                asked = self._ask(message, turn)
             except InferenceError as error:
-                await self._outgoing.put([_refusal(message.id, error)])
-                continue
-            answers.create_task(self._answer(asked))
+                await self._refusals.acquire()
+                answers.create_task(self._refuse(_refusal(message.id, error), turn))
+            else:
+                answers.create_task(self._answer(asked))
 
-    def _ask(self, message: pb.ModelInferRequest) -> Asked:
+    def _is_decoupled(self, message: pb.ModelInferRequest) -> bool:
+        try:
+            model = self._dataplane.model(message.model_name, message.model_version)
+        except InferenceError:
+            return False
+        return model.config.decoupled
+
+    def _next_turn(self) -> Turn:
+        turn = Turn(before=self._last_turn)
+        self._last_turn = turn.over
+        return turn
+
+    def _ask(self, message: pb.ModelInferRequest, turn: Turn | None) -> Asked:
         model = self._dataplane.model(message.model_name, message.model_version)
         stream = self._dataplane.infer(codec.decode_request(message))
         self._owned.add(stream)
-        decoupled = model.config.decoupled
-        asked = Asked(
+        return Asked(
             message=message,
             stream=stream,
             version=model.version,
-            decoupled=decoupled,
+            turn=turn,
             empty_final=codec.wants_empty_final(message),
-            before=None if decoupled else self._last_turn,
         )
-        if not decoupled:
-            self._last_turn = asked.answered
-        return asked
+
+    async def _refuse(self, refusal: pb.ModelStreamInferResponse, turn: Turn | None) -> None:
+        if turn is not None:
+            await turn.come()
+        await self._outgoing.put([refusal])
+        self._refusals.release()
+        if turn is not None:
+            turn.over.set()
 
     async def _answer(self, asked: Asked) -> None:
         with asked.stream:
             try:
-                if asked.decoupled:
+                if asked.turn is None:
                     await self._forward(asked)
                 else:
-                    await self._forward_in_turn(asked)
+                    await self._forward_in_turn(asked, asked.turn)
             except InferenceError as error:
                 await self._report(asked, error)
         self._owned.discard(asked.stream)
-        asked.answered.set()
+        if asked.turn is not None:
+            asked.turn.over.set()
 
     async def _forward(self, asked: Asked) -> None:
         complete = False
@@ -136,14 +175,13 @@ class StreamInfer:
         if not complete and asked.empty_final:
             await self._outgoing.put([_encode(asked, InferResponse(final=True))])
 
-    async def _forward_in_turn(self, asked: Asked) -> None:
+    async def _forward_in_turn(self, asked: Asked, turn: Turn) -> None:
         error: InferenceError | None = None
         try:
             message = _encode(asked, replace(await asked.stream.only(), final=True))
         except InferenceError as found:
             error = found
-        if asked.before is not None:
-            await asked.before.wait()
+        await turn.come()
         if error is not None:
             raise error
         await self._outgoing.put([message])
@@ -170,9 +208,9 @@ class StreamInfer:
 
 
 def _encode(asked: Asked, response: InferResponse) -> pb.ModelStreamInferResponse:
-    encoded = codec.encode_response(
-        response, asked.message.model_name, asked.version, asked.message.id
-    )
+    # An empty final response names the version that was asked for (protocol: gRPC streaming).
+    version = asked.version if response.outputs else asked.message.model_version
+    encoded = codec.encode_response(response, asked.message.model_name, version, asked.message.id)
     encoded.parameters[codec.FINAL].bool_param = response.final
     return pb.ModelStreamInferResponse(infer_response=encoded)
 

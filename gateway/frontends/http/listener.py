@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.frontends.http.errors import JSON, error_body
+from gateway.frontends.http.sse import ABORT
 
 MAX_HEAD_BYTES = 64 * 1024
 BACKLOG = 2048
@@ -32,6 +33,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._in_head = True
         self._head_bytes = 0
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"][ABORT] = self.transport.abort
 
     def on_headers_complete(self) -> None:
         self._in_head = False

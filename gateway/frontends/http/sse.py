@@ -16,6 +16,9 @@ from gateway.stream import ResponseStream
 
 log = logging.getLogger("sluice.http")
 
+ABORT = "abort"
+"""Where a request's state has the function that drops its connection with what is unsent."""
+
 # The server ends streams itself when it drains; the library must not cut them at a signal.
 AppStatus.enable_automatic_graceful_drain = False
 
@@ -61,6 +64,7 @@ class StreamedResponse(EventSourceResponse):
                 await super().__call__(scope, receive, send)
             except SendTimeoutError:
                 log.warning("client stopped reading", extra={"secs": self.send_timeout})
+                await _hang_up(scope, receive)
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         try:
@@ -75,3 +79,11 @@ class StreamedResponse(EventSourceResponse):
     def _encode(self, batch: Sequence[InferResponse]) -> bytes:
         encode = self._encoder.encode
         return b"".join([event(encode(response)) for response in batch if has_data(response)])
+
+
+async def _hang_up(scope: Scope, receive: Receive) -> None:
+    """Drop the connection of a client that takes nothing: closing it would wait for the client."""
+    abort = scope.get("state", {}).get(ABORT)
+    if abort is not None:
+        abort()
+        await receive()

@@ -81,8 +81,8 @@ async def test_an_empty_final_response_is_no_event(stream: ResponseStream) -> No
 async def test_what_piles_up_during_a_write_goes_with_the_next_one(stream: ResponseStream) -> None:
     async with streamed(stream, [text_response("one")]) as exchange:
         await exchange.start()
-        exchange.reads.clear()
         assert await exchange.chunk() == says("one")
+        exchange.reads.clear()
         stream.put(text_response("two"))
         await settle()  # its write is under way, and stuck
         stream.put(text_response("three"))

@@ -1,0 +1,41 @@
+"""What the metrics page says of the model, and by how much that has grown."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.serving import Serving
+
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+IN_FLIGHT = "gateway_requests_in_flight"
+PENDING = "nv_inference_pending_request_count"
+WASTED = "gateway_wasted_tokens_total"
+CANCELED = "CANCELED"
+
+
+def figures(server: Serving) -> defaultdict[str, float]:
+    """Every metric of the model, summed over its other labels; failures also by their reason."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for sample, value in server.metrics().items():
+        name, _, labels = sample.partition("{")
+        if 'model="llama"' in labels:
+            found[name] += value
+            if 'reason="' in labels and name == "nv_inference_request_failure":
+                found[labels.partition('reason="')[2].partition('"')[0]] += value
+    return found
+
+
+@contextmanager
+def changes(server: Serving) -> Iterator[dict[str, float]]:
+    """By how much each metric has grown in the block; to be read after it."""
+    change: dict[str, float] = {}
+    before = figures(server)
+    yield change
+    change |= {name: value - before[name] for name, value in figures(server).items()}
+
+
+def at_rest(server: Serving) -> bool:
+    """Whether neither the gateway nor the engine has a request of anybody."""
+    found = figures(server)
+    return not any(found[name] for name in (RUNNING, WAITING, IN_FLIGHT, PENDING))

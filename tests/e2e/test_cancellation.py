@@ -1,0 +1,153 @@
+"""However a client leaves, the real engine stops working for it, and for nobody else."""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from tests.e2e.conftest import MAX_IN_FLIGHT, MAX_RUNNING
+from tests.e2e.figures import IN_FLIGHT, RUNNING, WAITING, WASTED, at_rest, changes, figures
+from tests.e2e.llama import ENDLESS, Llama, streamed
+from tests.exchange import Exchange, connected
+from tests.leaving import WAYS, Moment, Question, Way, accepted, noticed
+from tests.raw import Connection
+from tests.serving import Serving, wait_until
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
+
+GENERATE = "/v2/models/llama/generate"
+GENERATED = "vllm:generation_tokens_total"
+DROPPED_SECS = 1.0
+STALLED_SECS = 60.0
+A_FEW_TOKENS = 16
+"""What the engine may make for somebody before it has heard that nobody waits."""
+
+STORY = streamed("Once upon a time", **ENDLESS)
+
+
+def ways(*moments: Moment) -> list[Way]:
+    """The ways to leave a model that is decoupled: it answers no unary gRPC request."""
+    return [way for way in WAYS if way.moment in moments and not way.unary]
+
+
+def long_prompt() -> Question:
+    """A prompt that keeps the engine busy for seconds; no part of it is cached."""
+    return streamed(f"{uuid.uuid4()}: " + "the cat walks home " * 1000, **ENDLESS)
+
+
+@pytest.mark.parametrize("way", ways(Moment.BEFORE_THE_FIRST_ANSWER), ids=str)
+def test_leaving_while_the_engine_reads_the_prompt(server: Serving, llama: Llama, way: Way) -> None:
+    with forgotten(server, llama), way.leave(server, long_prompt()):
+        wait_until(lambda: at_rest(server), "nothing is under way", DROPPED_SECS)
+
+
+@pytest.mark.parametrize("way", ways(Moment.BETWEEN_ANSWERS), ids=str)
+def test_leaving_in_the_middle_of_a_stream(server: Serving, llama: Llama, way: Way) -> None:
+    with forgotten(server, llama), way.leave(server, STORY):
+        wait_until(lambda: at_rest(server), "nothing is under way", DROPPED_SECS)
+
+
+@pytest.mark.parametrize("way", ways(Moment.BEFORE_THE_FIRST_ANSWER), ids=str)
+def test_leaving_the_engines_queue(server: Serving, llama: Llama, way: Way) -> None:
+    with forgotten(server, llama, MAX_RUNNING + 1), full_engine(server) as others:
+        with way.leave(server, STORY):
+            server.wait_metric(IN_FLIGHT, "llama", MAX_RUNNING, DROPPED_SECS)
+            wait_until(lambda: figures(server)[WAITING] == 0, "nobody waits", DROPPED_SECS)
+        assert all(other.chunk() for other in others)
+        assert figures(server)[RUNNING] == MAX_RUNNING
+
+
+def test_leaving_after_a_wait_in_the_engines_queue(server: Serving, llama: Llama) -> None:
+    with forgotten(server, llama, MAX_RUNNING + 1), full_engine(server):
+        with Connection(server.ports["http"]) as client:
+            client.ask(GENERATE, STORY.body)
+            wait_until(lambda: figures(server)[WAITING] == 1, "it waits in the engine")
+        wait_until(lambda: figures(server)[WAITING] == 0, "nobody waits", DROPPED_SECS)
+
+
+def test_leaving_while_a_whole_answer_is_made(server: Serving, llama: Llama) -> None:
+    before = figures(server)[GENERATED]
+    with forgotten(server, llama), Connection(server.ports["http"]) as client:
+        client.ask(GENERATE, {**STORY.body, "stream": False})
+        wait_until(lambda: figures(server)[GENERATED] > before, "tokens are made")
+
+
+def test_one_of_two_who_leaves_does_not_disturb_the_other(server: Serving, llama: Llama) -> None:
+    alone = llama.generate(text_input="Once upon a time", max_tokens=64, temperature=0)
+    with forgotten(server, llama), Connection(server.ports["http"]) as leaver:
+        leaver.ask(f"{GENERATE}_stream", STORY.body)
+        leaver.head()
+        with Connection(server.ports["http"]) as bystander:
+            bystander.ask(
+                GENERATE, {"text_input": "Once upon a time", "max_tokens": 64, "temperature": 0}
+            )
+            wait_until(lambda: figures(server)[RUNNING] == 2, "both are under way")
+            leaver.close()
+            assert bystander.answer().json == alone
+
+
+def test_a_reader_that_stops_reading_is_gone_after_the_send_timeout(
+    server: Serving, llama: Llama
+) -> None:
+    # Many bytes per token, so that the buffers on the way are soon full.
+    loud = streamed("Once upon a time", **ENDLESS, n=MAX_RUNNING, logprobs=20)
+    loud = Question({**loud.body, "return_logprobs": True}, loud.message)
+    (way,) = (way for way in ways(Moment.WHEN_BUFFERS_ARE_FULL) if "generate_stream" in way.name)
+    with forgotten(server, llama, patience_secs=STALLED_SECS), way.leave(server, loud):
+        server.wait_metric(IN_FLIGHT, "llama", 0, STALLED_SECS)
+        wait_until(lambda: at_rest(server), "nothing is under way", DROPPED_SECS)
+
+
+def test_a_hundred_clients_leave_at_once(server: Serving, llama: Llama) -> None:
+    with forgotten(server, llama, MAX_IN_FLIGHT):
+        with crowd(server, MAX_IN_FLIGHT) as clients:
+            wait_until(lambda: figures(server)[RUNNING] == MAX_RUNNING, "the engine is full")
+            for client in clients:
+                client.close() if isinstance(client, Connection) else client.cancel()
+        wait_until(lambda: at_rest(server), "nothing is under way", DROPPED_SECS)
+
+
+@contextmanager
+def forgotten(
+    server: Serving, llama: Llama, clients: int = 1, patience_secs: float = DROPPED_SECS
+) -> Iterator[None]:
+    """In this block so many clients leave; soon after it nothing but their count is left."""
+    with changes(server) as change:
+        with noticed(server, "llama", patience_secs, canceled=clients):
+            yield
+        wait_until(lambda: at_rest(server), "nothing is under way", DROPPED_SECS)
+        llama.expect_answer()
+        # The engine's numbers are those of its last step: it has made one since they left.
+        assert at_rest(server)
+    assert change["nv_inference_request_failure"] == clients
+    assert 0 <= change[WASTED] <= clients * A_FEW_TOKENS
+
+
+@contextmanager
+def full_engine(server: Serving) -> Iterator[list[Connection]]:
+    """As many streams as the engine runs at once."""
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(Connection(server.ports["http"])) for _ in range(MAX_RUNNING)
+        ]
+        for client in clients:
+            client.ask(f"{GENERATE}_stream", STORY.body)
+        for client in clients:
+            client.head()
+        yield clients
+
+
+@contextmanager
+def crowd(server: Serving, count: int) -> Iterator[list[Connection | Exchange]]:
+    """Streams of so many clients, each with a connection of its own, on both wires."""
+    with ExitStack() as stack:
+        clients: list[Connection | Exchange] = []
+        for _ in range(count // 2):
+            connection = stack.enter_context(Connection(server.ports["http"]))
+            connection.ask(f"{GENERATE}_stream", STORY.body)
+            rpc = Exchange(stack.enter_context(connected(server.grpc)))
+            rpc.ask(STORY.message)
+            clients += [connection, rpc]
+        server.wait_metric(IN_FLIGHT, "llama", count)
+        yield clients

@@ -1,0 +1,141 @@
+"""The one way in."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.dataplane import DataPlane
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest
+from gateway.models.registry import ModelRegistry
+from gateway.models.repository import ModelRepository
+from gateway.settings import ModelSettings
+from tests.builders import (
+    TEXT,
+    LoadedModels,
+    ScriptedInstance,
+    read_all,
+    settle,
+    soon,
+    text_request,
+)
+from tests.conftest import Serve
+
+
+def dataplane_of(models: LoadedModels, *, strict: bool = True) -> DataPlane:
+    return DataPlane(models, strict_readiness=strict)  # type: ignore[arg-type]
+
+
+async def test_a_request_goes_to_the_model_it_names(serve: Serve) -> None:
+    wanted, other = ScriptedInstance(), ScriptedInstance()
+    dataplane = dataplane_of(
+        LoadedModels(serve(other), serve(wanted, config=replace(TEXT, name="wanted")))
+    )
+    with dataplane.infer(text_request("hi", model="wanted", version="1")) as stream:
+        assert dataplane.in_flight == 1
+        (await wanted.begun()).finish("done")
+        assert await soon(read_all(stream)) == ["done"]
+    assert other.executions == []
+    assert dataplane.in_flight == 0
+
+
+async def test_requests_are_queued_in_the_order_of_the_calls(serve: Serve) -> None:
+    instance = ScriptedInstance()
+    dataplane = dataplane_of(LoadedModels(serve(instance)))
+    texts = [str(number) for number in range(5)]
+    streams = [dataplane.infer(text_request(text)) for text in texts]
+    for _ in texts:
+        (await instance.begun()).finish("done")
+    assert instance.asked == texts
+    for stream in streams:
+        assert await soon(read_all(stream)) == ["done"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (text_request(model="nope"), Code.NOT_FOUND),
+        (text_request(version="7"), Code.NOT_FOUND),
+        (InferRequest(model="text"), Code.INVALID_ARG),
+    ],
+    ids=["model", "version", "inputs"],
+)
+async def test_what_can_be_refused_is_refused_before_anything_is_queued(
+    serve: Serve, request_: InferRequest, code: Code
+) -> None:
+    instance = ScriptedInstance()
+    dataplane = dataplane_of(LoadedModels(serve(instance)))
+    with pytest.raises(InferenceError) as caught:
+        dataplane.infer(request_)
+    assert caught.value.code is code
+    await settle()
+    assert (dataplane.in_flight, instance.executions) == (0, [])
+
+
+async def test_a_stream_that_is_left_unread_leaves_nothing(serve: Serve) -> None:
+    instance = ScriptedInstance()
+    model = serve(instance)
+    dataplane = dataplane_of(LoadedModels(model))
+    with dataplane.infer(text_request()):
+        execution = await instance.begun()
+    assert (dataplane.in_flight, model.statistics.pending) == (0, 0)
+    await soon(execution.stopped.wait())
+
+
+async def test_an_exiting_server_takes_no_request_and_finishes_those_it_has(serve: Serve) -> None:
+    instance = ScriptedInstance()
+    dataplane = dataplane_of(LoadedModels(serve(instance)))
+    with dataplane.infer(text_request()) as stream:
+        execution = await instance.begun()
+        dataplane.refuse_requests()
+        assert dataplane.exiting
+        with pytest.raises(InferenceError) as caught:
+            dataplane.infer(text_request())
+        assert (caught.value.code, caught.value.message) == (Code.UNAVAILABLE, "Server exiting")
+        execution.finish("done")
+        assert await soon(read_all(stream)) == ["done"]
+
+
+@pytest.mark.parametrize(
+    ("settled", "trouble", "strict", "ready"),
+    [
+        (True, {}, True, True),
+        (True, {}, False, True),
+        (False, {}, True, False),
+        (False, {}, False, False),
+        (True, {"m": "Internal: broken"}, True, False),
+        (True, {"m": "Internal: broken"}, False, True),
+    ],
+)
+def test_the_server_is_ready_when_it_has_settled_and_if_strict_without_failures(
+    settled: bool, trouble: dict[str, str], strict: bool, ready: bool
+) -> None:
+    models = LoadedModels()
+    models.settled, models.trouble = settled, trouble
+    dataplane = dataplane_of(models, strict=strict)
+    assert dataplane.ready is ready
+    dataplane.refuse_requests()
+    assert not dataplane.ready
+
+
+async def test_models_are_found_by_name_and_version(serve: Serve) -> None:
+    model = serve(ScriptedInstance())
+    dataplane = dataplane_of(LoadedModels(model))
+    assert dataplane.model("text") is model
+    assert dataplane.model("text", "1") is model
+    assert dataplane.ready_versions("text") == [model]
+    assert list(dataplane.models()) == [model]
+    with pytest.raises(InferenceError, match="'nope' is not found"):
+        dataplane.ready_versions("nope")
+
+
+async def test_exiting_is_a_change_of_readiness(tmp_path: Path) -> None:
+    registry = ModelRegistry(ModelRepository((tmp_path,)), ModelSettings(repositories=(tmp_path,)))
+    dataplane = DataPlane(registry)
+    changed = asyncio.create_task(dataplane.changed())
+    await settle()
+    assert not changed.done()
+    dataplane.refuse_requests()
+    await soon(changed)
