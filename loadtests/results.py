@@ -85,7 +85,7 @@ def comparison(title: str, results: Results, contenders: Sequence[str]) -> Table
     table = Table(title=title, title_justify="left")
     table.add_column("metric", no_wrap=True)
     for name in (*contenders, *(["ratio"] if len(contenders) > 1 else []), "spread"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right")
     for metric, found in results.values.items():
         if metric.better is Better.NEITHER:
             continue
@@ -115,7 +115,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": _cpu(),
         "cpus": len(os.sched_getaffinity(0)),
-        "load_before": os.getloadavg()[0],
+        "load_average": os.getloadavg()[0],
         "kernel": platform.release(),
         "python": platform.python_version(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},

@@ -9,8 +9,7 @@ from typing import TypeVar, cast
 HEAD_END = b"\r\n\r\n"
 OK = b"HTTP/1.1 200 "
 EVENT = b"data: "
-LAST_CHUNK = b"0\r\n\r\n"
-TAIL = len(LAST_CHUNK)  # which is also one less than a marker
+LAST_CHUNK = b"\r\n0\r\n\r\n"
 DONE = b"[DONE]"
 
 Reader = TypeVar("Reader", bound=asyncio.Protocol)
@@ -64,17 +63,20 @@ class EventCounter(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self._tail and not data.startswith(OK):
             self._fail(f"the server answered: {data.decode(errors='replace')}")
-        # Both sides are shorter than a marker, so what is found here is cut in two.
-        across = self._tail + data[: len(EVENT) - 1]
-        if found := data.count(EVENT) + across.count(EVENT):
+        if found := data.count(EVENT) + self._across(data, EVENT).count(EVENT):
             self._found += found
             self._ended_at = time.perf_counter()
-        self._tail = (self._tail + data[-TAIL:])[-TAIL:]
-        if self._tail == LAST_CHUNK and not self.done.done():
+        ended = LAST_CHUNK in data or LAST_CHUNK in self._across(data, LAST_CHUNK)
+        if ended and not self.done.done():
             self.done.set_result(Count(self._found, self._ended_at))
+        self._tail = (self._tail + data[-len(LAST_CHUNK) :])[-len(LAST_CHUNK) :]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(f"the connection was closed after {self._found} events")
+
+    def _across(self, data: bytes, marker: bytes) -> bytes:
+        """Where a marker lies that a border cuts in two: neither side can hold a whole one."""
+        return self._tail[1 - len(marker) :] + data[: len(marker) - 1]
 
     def _fail(self, reason: str) -> None:
         if not self.done.done():

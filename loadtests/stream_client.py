@@ -18,7 +18,7 @@ from loadtests.grpc_frames import GrpcConnection
 from loadtests.sse import Address, Count, EventCounter, connect, post
 
 PATH = "/v2/models/repeat/generate_stream"
-TIMEOUT_SECS = 120.0
+TIMEOUT_SECS = 60.0
 FEWEST = 250
 WARM_UP_SHARE = 0.1
 OFFICIAL = "official"

@@ -62,19 +62,25 @@ class Exchange:
         return message["status"], {k.decode(): v.decode() for k, v in message["headers"]}
 
     async def chunk(self) -> bytes:
-        """What one write carried; empty at the end of the body."""
-        message = await soon(self._sent.get())
-        assert message["type"] == "http.response.body"
-        body: bytes = message.get("body", b"")
-        assert body or not message.get("more_body"), "a write without a byte"
-        return body
+        """What one write carried; empty at the end of a streamed body."""
+        found: bytes = (await self._body_message())["body"]
+        return found
 
     async def rest(self) -> bytes:
         """The body to its end."""
-        chunks = []
-        while chunk := await self.chunk():
-            chunks.append(chunk)
+        chunks, more = [], True
+        while more:
+            message = await self._body_message()
+            chunks.append(message["body"])
+            more = message["more_body"]
         return b"".join(chunks)
+
+    async def _body_message(self) -> Message:
+        message = await soon(self._sent.get())
+        assert message["type"] == "http.response.body"
+        found = {"body": message.get("body", b""), "more_body": message.get("more_body", False)}
+        assert found["body"] or not found["more_body"], "a write without a byte"
+        return found
 
     async def _receive(self) -> Message:
         if self._body is not None:

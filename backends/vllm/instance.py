@@ -81,6 +81,8 @@ class VllmInstance(Instance):
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()
         await asyncio.to_thread(self._llm.shutdown)
+        # vLLM closes its sockets, but leaves their context and its threads behind.
+        self._llm.engine_core.ctx.destroy(linger=0)
 
     async def died(self) -> str:
         return await self._watch.ended()

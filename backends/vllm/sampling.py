@@ -175,10 +175,9 @@ TRUTHS = {"true": True, "false": False, "1": True, "0": False}
 
 def _int(value: Any) -> int:
     number = _number(value, int)
-    if isinstance(number, float):
-        if not number.is_integer():
-            raise NotOfType("an integer")
-        number = int(number)
+    if isinstance(number, float) and not number.is_integer():
+        raise NotOfType("an integer")
+    number = int(number)
     if number not in INT64:
         raise NotOfType("an integer of 64 bits")
     return number

@@ -160,6 +160,7 @@ class Model:
             )
         limit = self._limits.max_in_flight
         if len(self._streams) >= limit:
+            self.statistics.rejected()
             raise InferenceError(
                 Code.UNAVAILABLE,
                 f"model '{self.name}' has {limit} requests in flight, the most it accepts "

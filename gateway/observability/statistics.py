@@ -91,6 +91,11 @@ class ModelStatistics:
         self.last_inference_ms = time.time_ns() // 1_000_000
         self.batches.setdefault(batch_size, Duration()).add(ns)
 
+    def rejected(self) -> None:
+        """A request was refused because there are too many."""
+        self.fail.add(0)
+        self.failures[FailureReason.REJECTED] += 1
+
     def waste(self, tokens: int) -> None:
         """A runtime made tokens for somebody who had gone."""
         self.wasted_tokens += tokens

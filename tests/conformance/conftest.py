@@ -37,9 +37,14 @@ def server(
     flags = getattr(request.module, "FLAGS", ())
     with serving(repository, *flags, environment=environment) as started:
         yield started
-    assert started.process.returncode == 0, started.text
+    assert started.process.returncode == 0, started.log[-100:]
     crashes = started.text.count("ERROR execution failed")
-    assert started.text.count("Traceback (most recent call last)") == crashes, started.text
+    tracebacks = [
+        started.log[number : number + 60]
+        for number, line in enumerate(started.log)
+        if "Traceback (most recent call last)" in line
+    ]
+    assert len(tracebacks) == crashes, tracebacks[0]
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from typing import Any, Self
 import httpx
 
 from tests.conformance.models import with_parameters
-from tests.exchange import infer_request
 from tests.leaving import Question
+from tests.rpc import infer_request
 from tests.serving import ROOT, Serving
 
 SHIPPED = ROOT / "model_repository" / "llama"

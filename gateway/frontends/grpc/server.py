@@ -7,6 +7,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from gateway.dataplane import DataPlane
+from gateway.frontends.grpc.parsing import ParsingInterceptor
 from gateway.frontends.grpc.servicer import Servicer
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.protos.grpc_service_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
@@ -30,7 +31,7 @@ class GrpcServer:
 
     def __init__(self, dataplane: DataPlane, settings: GrpcSettings, server_id: str) -> None:
         self._dataplane = dataplane
-        self._server = grpc.aio.server(options=OPTIONS)
+        self._server = grpc.aio.server(options=OPTIONS, interceptors=[ParsingInterceptor()])
         self._servicer = Servicer(dataplane, server_id, settings.send_timeout_secs)
         self._health = health.aio.HealthServicer()
         add_servicer: Any = add_GRPCInferenceServiceServicer_to_server

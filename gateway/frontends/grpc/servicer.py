@@ -14,6 +14,7 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc import codec
 from gateway.frontends.grpc.errors import STATUS
+from gateway.frontends.grpc.parsing import UNPARSABLE
 from gateway.frontends.grpc.stream_infer import StreamInfer, StrictError
 from gateway.messages import InferRequest, InferResponse
 from gateway.models import pbtxt
@@ -106,10 +107,9 @@ class Servicer(GRPCInferenceServiceServicer):
             await context.abort(STATUS[error.error.code], error.error.message)
         except TimeoutError:
             log.warning("client stopped reading", extra={"secs": self._send_timeout_secs})
-            # No status can be sent behind a message that is not taken; this drops the RPC.
-            raise asyncio.CancelledError from None
+            await _abort_stalled(context)
         except DecodeError:
-            await context.abort(grpc.StatusCode.INTERNAL, "Unable to parse request")
+            await context.abort(grpc.StatusCode.INTERNAL, UNPARSABLE)
         finally:
             self._streams.discard(stream)
 
@@ -135,6 +135,15 @@ async def _refusing(context: Context) -> AsyncIterator[None]:
         yield
     except InferenceError as error:
         await context.abort(STATUS[error.code], error.message)
+
+
+async def _abort_stalled(context: Context) -> None:
+    """End the RPC of a client that takes nothing: it gets the status once it reads again."""
+    try:
+        await context.abort(grpc.StatusCode.CANCELLED, "the client stopped reading")
+    except grpc.aio.InternalError:
+        # It has left instead.
+        raise asyncio.CancelledError from None
 
 
 def _refuse_decoupled(model: Model) -> None:

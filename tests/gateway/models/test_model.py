@@ -121,15 +121,22 @@ async def test_requests_are_accepted_up_to_the_limit_and_not_beyond(serve: Serve
     assert model.in_flight == 0
 
 
-async def test_a_refused_request_is_not_counted(serve: Serve) -> None:
-    model = serve(ScriptedInstance(), config=replace(TEXT, parameters={"max_in_flight": "1"}))
+async def test_a_bad_request_is_not_counted(serve: Serve) -> None:
+    model = serve(ScriptedInstance())
+    with pytest.raises(InferenceError):
+        model.submit(InferRequest(model="text"))
+    assert (model.statistics.fail.count, model.statistics.pending) == (0, 0)
+
+
+async def test_a_request_beyond_the_limit_is_counted_as_rejected(serve: Serve) -> None:
+    instance = ScriptedInstance()
+    model = serve(instance, config=replace(TEXT, parameters={"max_in_flight": "1"}))
     with model.submit(text_request()):
-        before = (model.statistics.fail.count, model.statistics.pending)
+        await instance.begun()
         with pytest.raises(InferenceError):
             model.submit(text_request())
-        with pytest.raises(InferenceError):
-            model.submit(InferRequest(model="text"))
-        assert (model.statistics.fail.count, model.statistics.pending) == before
+        assert (model.statistics.fail.count, model.statistics.pending) == (1, 0)
+        assert model.statistics.failures[FailureReason.REJECTED] == 1
 
 
 async def test_a_bad_request_hears_so_even_when_the_model_is_full(serve: Serve) -> None:

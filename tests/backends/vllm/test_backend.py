@@ -1,0 +1,58 @@
+"""What the backend adds to a config, without starting anything."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from backends.vllm.backend import VllmBackend
+from gateway.config import (
+    InstanceGroup,
+    InstanceKind,
+    ModelConfig,
+    ModelInput,
+    ModelOutput,
+    TransactionPolicy,
+)
+from gateway.data_type import DataType
+from gateway.errors import InferenceError
+from gateway.generation import INPUTS, OUTPUTS
+
+LLAMA = ModelConfig(name="llama", backend="vllm")
+
+
+def complete(config: ModelConfig) -> ModelConfig:
+    return VllmBackend().complete(config, Path())
+
+
+def test_an_empty_config_gets_the_whole_contract() -> None:
+    config = complete(LLAMA)
+    assert (config.input, config.output) == (INPUTS, OUTPUTS)
+    assert config.decoupled
+    assert config.max_batch_size == 0
+    assert [group.kind for group in config.instance_group] == [InstanceKind.KIND_MODEL]
+
+
+def test_what_a_config_lists_stays_and_comes_first() -> None:
+    mine = ModelInput(name="stream", data_type=DataType.TYPE_BOOL, dims=(1,))
+    extra = ModelOutput(name="extra", data_type=DataType.TYPE_INT8, dims=(1,))
+    config = complete(replace(LLAMA, input=(mine,), output=(extra,)))
+    assert config.input[0] is mine
+    assert sorted(each.name for each in config.input) == sorted(each.name for each in INPUTS)
+    assert config.output == (extra, *OUTPUTS)
+
+
+def test_a_config_that_is_complete_is_not_changed() -> None:
+    config = complete(LLAMA)
+    assert complete(config) == config
+
+
+def test_the_policy_becomes_decoupled() -> None:
+    config = replace(LLAMA, model_transaction_policy=TransactionPolicy(decoupled=False))
+    assert complete(config).decoupled
+
+
+def test_more_than_one_instance_is_refused() -> None:
+    groups = (InstanceGroup(kind=InstanceKind.KIND_MODEL, count=2),)
+    with pytest.raises(InferenceError, match="ask for 2 instances, expected 1"):
+        complete(replace(LLAMA, instance_group=groups))
