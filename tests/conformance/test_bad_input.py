@@ -403,9 +403,7 @@ def rejected(call: Callable[..., Any], *arguments: Any) -> grpc.RpcError:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    "data", [b"\xff" * 10, b"\x0a\xff\xff\xff\xff\x0fx", b"\x0a\x02\xff\xfe"]
-)
+@pytest.mark.parametrize("data", [b"\xff" * 10, b"\x0a\xff\xff\xff\xff\x0fx", b"\x0a\x02\xff\xfe"])
 @pytest.mark.parametrize("method", [INFER, "/inference.GRPCInferenceService/ModelReady"])
 def test_a_grpc_message_that_is_no_message_is_refused(
     channel: grpc.Channel, check: Check, method: str, data: bytes

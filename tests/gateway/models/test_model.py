@@ -287,6 +287,7 @@ async def test_an_instance_that_dies_again_and_again_is_given_up(
     await soon(instances[-1].closed.wait())
     await settle()
     assert (model.ready, model.trouble) == (False, "killed; given up after 2 restarts")
+    assert spares.loads == 2
     assert [instance.closes for instance in instances] == [1, 1, 1]
 
 

@@ -432,6 +432,18 @@ async def test_cancelling_the_rpc_stops_every_request(
     assert [model.in_flight for model in models] == [0, 0]
 
 
+async def test_a_request_that_comes_as_the_rpc_is_cancelled_is_stopped_too(
+    models: list[Model],
+) -> None:
+    async with Call(*models) as call:
+        await settle()  # the reader waits for a request
+        asyncio.get_running_loop().call_soon(call.ask, "many", "r1")
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call.ended()
+    assert [model.in_flight for model in models] == [0, 0]
+
+
 async def test_cancelling_drops_what_is_queued(serve: Serve) -> None:
     instance = ScriptedInstance(concurrency=1)
     model = serve(instance, config=MANY)
