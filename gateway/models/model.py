@@ -149,9 +149,10 @@ class Model:
             stream.abandon(error)
 
     async def close(self) -> None:
-        """Release the instances."""
+        """Release the instances; what is still in flight or queued ends with an error."""
+        self.abandon(InferenceError(Code.UNAVAILABLE, f"model '{self.name}' is being closed"))
         while self._instances:
-            await self._instances.pop().close()
+            await self._release(self._instances.pop())
 
     def _refuse_if_unable(self) -> None:
         if not self._instances:
@@ -180,7 +181,7 @@ class Model:
             tries = 0 if time.monotonic() - began > STABLE_SECS else tries
             self._lose(instance, reason)
             on_change()
-            await instance.close()
+            await self._release(instance)
             while (replacement := await self._replace(tries, reason)) is None:
                 tries += 1
             instance, tries = replacement, tries + 1
@@ -194,6 +195,13 @@ class Model:
         error = InferenceError(Code.UNAVAILABLE, f"model '{self.name}' failed: {reason}")
         self._scheduler.remove(instance, error)
         self._trouble = f"{reason}; it is being restarted"
+
+    async def _release(self, instance: Instance) -> None:
+        try:
+            await instance.close()
+        except Exception:
+            # The end of one model's life: what it leaves must not take the server along.
+            log.exception("instance did not close", extra={"model": self.name})
 
     async def _replace(self, tries: int, reason: str) -> Instance | None:
         limit = self._limits.restart_tries

@@ -65,7 +65,7 @@ class ModelRegistry:
         return self._settled.is_set()
 
     def find(self, name: str, version: str) -> Model:
-        """The named version, or the highest that is loaded for "".
+        """The named version; for "" the highest ready one, or else the highest that is loaded.
 
         Raises InferenceError with Triton's lookup texts: NOT_FOUND, UNAVAILABLE, INVALID_ARG.
         """
@@ -74,10 +74,11 @@ class ModelRegistry:
             raise self._unknown(name)
         if version:
             return _numbered(name, versions, version)
-        for _, status in sorted(versions.items(), reverse=True):
-            if status.model is not None:
-                return status.model
-        raise self._none_loaded(name, versions)
+        loaded = [s.model for _, s in sorted(versions.items()) if s.model is not None]
+        if not loaded:
+            raise self._none_loaded(name, versions)
+        ready = [model for model in loaded if model.ready]
+        return (ready or loaded)[-1]
 
     def ready_versions(self, name: str) -> list[Model]:
         """The ready versions of a model, lowest first."""

@@ -7,6 +7,8 @@ from tests.serving import Serving, wait_until
 
 ENGINE = "EngineCore"
 WORKER = "Worker"
+TRACKER = "resource_tracker"
+"""A process that Python starts with others, and that ends with the one that has started it."""
 
 
 class Processes:
@@ -20,18 +22,22 @@ class Processes:
         self._gateway = server.process.pid
         self._pipe = os.readlink(f"/proc/{self._gateway}/fd/2")
 
-    def others(self) -> list[int]:
-        """Every process but the gateway itself."""
+    def engines(self) -> list[int]:
+        """Every process of an engine, from the moment it has been started."""
         found = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-        return [pid for pid in found if pid != self._gateway and _writes_to(pid) == self._pipe]
+        return [pid for pid in found if self._is_of_engine(pid)]
 
     def titled(self, word: str) -> list[int]:
         """The processes of an engine whose title has this word."""
-        return [pid for pid in self.others() if word in _title(pid)]
+        return [pid for pid in self.engines() if word in _title(pid)]
 
     def wait_none(self, within: float) -> None:
-        """Wait until only the gateway is left, if that."""
-        wait_until(lambda: not self.others(), "every process of the engines has ended", within)
+        """Wait until no engine has a process."""
+        wait_until(lambda: not self.engines(), "every process of the engines has ended", within)
+
+    def _is_of_engine(self, pid: int) -> bool:
+        mine = pid != self._gateway and _writes_to(pid) == self._pipe
+        return mine and TRACKER not in _title(pid)
 
 
 def _writes_to(pid: int) -> str:

@@ -1,7 +1,7 @@
-"""ModelStreamInfer with NVIDIA's client: one request, and everything that is heard of it."""
+"""Streams of the real model: one heard to its end by NVIDIA's client, or many at once."""
 
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,11 @@ import numpy as np
 import tritonclient.grpc
 
 from tests.conformance.clients import tensor
+from tests.e2e.figures import IN_FLIGHT
 from tests.e2e.llama import ANSWER_SECS
+from tests.leaving import Question
+from tests.raw import Connection
+from tests.rpc import StreamRpc, connected
 from tests.serving import Serving
 
 STREAM = tensor("stream", "BOOL", np.array([True]))
@@ -62,3 +66,33 @@ def hear(
         )
         client.stop_stream()
     return heard
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Many clients, each with one stream on a connection of its own."""
+
+    connections: list[Connection] = field(default_factory=list)
+    rpcs: list[StreamRpc] = field(default_factory=list)
+
+    def leave(self) -> None:
+        """All at once."""
+        for connection in self.connections:
+            connection.close()
+        for rpc in self.rpcs:
+            rpc.cancel()
+
+
+@contextmanager
+def crowd(server: Serving, question: Question, count: int) -> Iterator[Crowd]:
+    """So many clients on both wires, whose requests the server has; they leave after the block."""
+    found = Crowd()
+    with ExitStack() as stack:
+        stack.callback(found.leave)
+        for _ in range(count // 2):
+            found.connections.append(Connection(server.ports["http"]))
+            found.connections[-1].ask("/v2/models/llama/generate_stream", question.body)
+            found.rpcs.append(StreamRpc(stack.enter_context(connected(server.grpc))))
+            found.rpcs[-1].ask(question.message)
+        server.wait_metric(IN_FLIGHT, "llama", count)
+        yield found

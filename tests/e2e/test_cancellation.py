@@ -10,9 +10,9 @@ from tritonclient.grpc import service_pb2
 from tests.e2e.conftest import MAX_IN_FLIGHT, MAX_RUNNING
 from tests.e2e.figures import IN_FLIGHT, RUNNING, WAITING, WASTED, at_rest, changes, figures
 from tests.e2e.llama import ENDLESS, Llama, streamed
+from tests.e2e.streams import crowd
 from tests.leaving import WAYS, Moment, Question, Way, noticed
 from tests.raw import Connection
-from tests.rpc import StreamRpc, connected
 from tests.serving import Serving, wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
@@ -107,10 +107,9 @@ def long_id(question: Question) -> Question:
 
 def test_a_hundred_clients_leave_at_once(server: Serving, llama: Llama) -> None:
     with forgotten(server, llama, MAX_IN_FLIGHT):
-        with crowd(server, MAX_IN_FLIGHT) as clients:
+        with crowd(server, STORY, MAX_IN_FLIGHT) as crowded:
             wait_until(lambda: figures(server)[RUNNING] == MAX_RUNNING, "the engine is full")
-            for client in clients:
-                client.close() if isinstance(client, Connection) else client.cancel()
+            crowded.leave()
         wait_until(lambda: at_rest(server), "nothing is under way", DROPPED_SECS)
 
 
@@ -139,19 +138,4 @@ def full_engine(server: Serving) -> Iterator[list[Connection]]:
             client.ask(f"{GENERATE}_stream", STORY.body)
         for client in clients:
             client.head()
-        yield clients
-
-
-@contextmanager
-def crowd(server: Serving, count: int) -> Iterator[list[Connection | StreamRpc]]:
-    """Streams of so many clients, each with a connection of its own, on both wires."""
-    with ExitStack() as stack:
-        clients: list[Connection | StreamRpc] = []
-        for _ in range(count // 2):
-            connection = stack.enter_context(Connection(server.ports["http"]))
-            connection.ask(f"{GENERATE}_stream", STORY.body)
-            rpc = StreamRpc(stack.enter_context(connected(server.grpc)))
-            rpc.ask(STORY.message)
-            clients += [connection, rpc]
-        server.wait_metric(IN_FLIGHT, "llama", count)
         yield clients

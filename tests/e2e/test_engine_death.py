@@ -4,9 +4,8 @@ import json
 import os
 import signal
 import time
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,17 +14,13 @@ import pytest
 
 from tests.conformance.models import identity
 from tests.e2e.figures import figures
-from tests.e2e.llama import ENDLESS, FRANCE, Llama, streamed, write_llama
+from tests.e2e.llama import ANSWER, ENDLESS, FRANCE, Llama, streamed, write_llama
 from tests.e2e.processes import ENGINE, WORKER, Processes
 from tests.raw import Connection
 from tests.rpc import StreamRpc, connected, streaming
-from tests.serving import Serving, http_get, serving, wait_until, write_model
+from tests.serving import WAIT_SECS, Serving, http_get, serving, wait_until, write_model
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(300),
-    pytest.mark.usefixtures("stored_model"),
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 NOTICED_SECS = 2.0
 RESTARTED_SECS = 120.0
@@ -35,51 +30,51 @@ STORY = streamed("Once upon a time", **ENDLESS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """What was seen when the engine of a server was killed while two clients read its streams."""
+    """What was seen when an engine was killed while two clients read streams of it.
 
-    server: Serving
-    killed: list[int]
-    """The processes of the engine."""
-    errors: dict[str, str]
-    """What the clients read at the end, by wire."""
+    `noticed_secs` is how long the model, or the server, was still called ready. `meanwhile` has
+    the status of other requests while the engine was away, `refusal` the answer to one for it.
+    `killed` and `back` are the processes of the engine before and after, `left` those that outlived
+    the gateway, which was killed in the end.
+    """
+
+    errors: Mapping[str, str]
     noticed_secs: float
-    """How long the model, or the server, was still called ready."""
-    meanwhile: dict[str, int]
-    """The status of other requests while the engine was away."""
+    meanwhile: Mapping[str, int]
     refusal: httpx.Response
-    before: defaultdict[str, float]
-    after: defaultdict[str, float]
+    answer: str
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    killed: Sequence[int]
+    back: Sequence[int]
+    left: Sequence[int]
 
 
 @pytest.fixture(scope="module")
-def incident(stored_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Incident]:
-    """A server whose engine has been killed, and has come back."""
+def incident(stored_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Incident:
+    """Kill an engine, wait for its return, and kill the gateway."""
     with two_models(tmp_path_factory.mktemp("repository")) as server, Llama(server) as llama:
         llama.expect_answer()
-        before = figures(server)
         processes = Processes(server)
-        killed = processes.titled(ENGINE) + processes.titled(WORKER)
-        with two_streams(server) as (connection, rpc):
-            began = time.monotonic()
-            os.kill(killed[0], signal.SIGKILL)
-            wait_until(lambda: not ready(server), "it is not ready", NOTICED_SECS)
-            noticed_secs = time.monotonic() - began
-            errors = {"http": last_event(connection), "grpc": last_message(rpc)}
+        before, killed = figures(server), processes.engines()
+        errors, noticed_secs = kill_under_streams(server, processes.titled(ENGINE))
         refusal = llama.post("/generate", FRANCE)
-        meanwhile = {
-            "live": http_get(server.ports["http"], "/v2/health/live")[0],
-            "echo": ask_echo(server),
-        }
+        meanwhile = {"live": status(server, "/v2/health/live"), "echo": ask_echo(server)}
         wait_until(lambda: ready(server), "the engine is back", RESTARTED_SECS)
-        yield Incident(
-            server=server,
-            killed=killed,
+        after, back = figures(server), processes.engines()
+        answer = llama.generate(**FRANCE)["text_output"]
+        server.process.kill()
+        return Incident(
             errors=errors,
             noticed_secs=noticed_secs,
             meanwhile=meanwhile,
             refusal=refusal,
+            answer=answer,
             before=before,
-            after=figures(server),
+            after=after,
+            killed=killed,
+            back=back,
+            left=left_over(processes),
         )
 
 
@@ -104,8 +99,7 @@ def test_other_models_are_served_while_an_engine_is_away(incident: Incident) -> 
 
 
 def test_an_engine_that_is_back_answers_as_ever(incident: Incident) -> None:
-    with Llama(incident.server) as llama:
-        llama.expect_answer()
+    assert incident.answer == ANSWER
 
 
 def test_statistics_outlive_an_engine(incident: Incident) -> None:
@@ -116,49 +110,60 @@ def test_statistics_outlive_an_engine(incident: Incident) -> None:
 
 
 def test_no_process_of_a_killed_engine_is_left(incident: Incident) -> None:
-    processes = Processes(incident.server)
-    assert len(incident.killed) == len((ENGINE, WORKER))
-    assert len(processes.titled(ENGINE)) == len(processes.titled(WORKER)) == 1
-    assert not set(incident.killed) & set(processes.others())
+    assert len(incident.killed) == len(incident.back) == len((ENGINE, WORKER))
+    assert not set(incident.killed) & set(incident.back)
 
 
-def test_an_engine_without_tries_left_is_given_up(tmp_path: Path) -> None:
+def test_an_engine_ends_when_its_gateway_is_killed(incident: Incident) -> None:
+    assert incident.left == []
+
+
+def test_an_engine_without_tries_left_is_given_up(stored_model: Path, tmp_path: Path) -> None:
     with two_models(tmp_path, restart_tries=0) as server, Llama(server) as llama:
         processes = Processes(server)
-        (worker,) = processes.titled(WORKER)
-        with two_streams(server) as (connection, rpc):
-            os.kill(worker, signal.SIGKILL)
-            wait_until(lambda: not ready(server), "it is not ready", NOTICED_SECS)
-            assert "its engine has stopped" in last_event(connection)
-            assert "its engine has stopped" in last_message(rpc)
+        errors, _ = kill_under_streams(server, processes.titled(WORKER))
         server.wait_logged("model given up")
         refusal = llama.post("/generate", FRANCE)
+        assert all("its engine has stopped" in error for error in errors.values())
         assert refusal.status_code == 503
         assert "given up after 0 restarts" in refusal.json()["error"]
+        assert status(server, "/v2/models/llama/ready") == 503
         assert ask_echo(server) == 200
         processes.wait_none(ORPHANED_SECS)
         assert server.stop() == 0
 
 
-def test_an_engine_ends_when_its_gateway_is_killed(tmp_path: Path) -> None:
-    with two_models(tmp_path) as server:
-        processes = Processes(server)
-        with two_streams(server):
-            server.process.kill()
-        processes.wait_none(ORPHANED_SECS)
-
-
-@pytest.mark.parametrize("title", [ENGINE, WORKER])
-def test_an_engine_that_starts_ends_when_its_gateway_is_killed(tmp_path: Path, title: str) -> None:
+@pytest.mark.parametrize("stage", ["", WORKER], ids=["its first process", "its worker"])
+def test_an_engine_ends_when_its_gateway_is_killed_at_its_start(
+    stored_model: Path, tmp_path: Path, stage: str
+) -> None:
     write_llama(tmp_path)
     server = Serving(tmp_path)
     try:
         processes = Processes(server)
-        wait_until(lambda: bool(processes.titled(title)), f"{title} starts", RESTARTED_SECS)
+        wait_until(lambda: bool(processes.titled(stage)), "it starts", RESTARTED_SECS)
     finally:
         server.process.kill()
-    processes.wait_none(ORPHANED_SECS)
+    assert left_over(processes) == []
     server.wait_ended()
+
+
+def kill_under_streams(server: Serving, process: Sequence[int]) -> tuple[dict[str, str], float]:
+    """Kill the process while two streams are read: their last errors, and when it was noticed."""
+    (pid,) = process
+    with two_streams(server) as (connection, rpc):
+        began = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not ready(server), "it is not ready", WAIT_SECS)
+        noticed_secs = time.monotonic() - began
+        return {"http": last_event(connection), "grpc": last_message(rpc)}, noticed_secs
+
+
+def left_over(processes: Processes) -> list[int]:
+    """The processes of engines that have not ended in time."""
+    with suppress(AssertionError):
+        processes.wait_none(ORPHANED_SECS)
+    return processes.engines()
 
 
 @contextmanager
@@ -200,9 +205,14 @@ def last_message(rpc: StreamRpc) -> str:
 
 
 def ready(server: Serving) -> bool:
-    """Whether the model and the server call themselves ready; they must agree."""
+    """Whether the model, or the server, calls itself ready."""
     paths = ("/v2/models/llama/ready", "/v2/health/ready")
-    return any(http_get(server.ports["http"], path)[0] == 200 for path in paths)
+    return any(status(server, path) == 200 for path in paths)
+
+
+def status(server: Serving, path: str) -> int:
+    """The status of a page."""
+    return http_get(server.ports["http"], path)[0]
 
 
 def ask_echo(server: Serving) -> int:

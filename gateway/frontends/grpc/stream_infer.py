@@ -104,7 +104,8 @@ class StreamInfer:
 
     async def _answer_all(self, requests: AsyncIterable[pb.ModelInferRequest]) -> None:
         async with asyncio.TaskGroup() as answers:
-            self._reader = answers.create_task(self._read(requests, answers))
+            if not self._dataplane.exiting:
+                self._reader = answers.create_task(self._read(requests, answers))
         await self._outgoing.put(None)
 
     async def _read(
