@@ -112,10 +112,7 @@ class Server:
         limit = self._settings.exit_timeout_secs
         log.info("draining", extra={"requests": self._dataplane.in_flight, "limit_secs": limit})
         self._dataplane.refuse_requests()
-        for listener in self._http:
-            listener.stop(limit + LAST_ANSWERS_SECS)
-        if self._grpc is not None:
-            tasks.create_task(self._grpc.stop(limit + LAST_ANSWERS_SECS))
+        self._stop_accepting(tasks, limit + LAST_ANSWERS_SECS)
         try:
             async with asyncio.timeout(limit):
                 await self._dataplane.drained()
@@ -128,6 +125,20 @@ class Server:
                     f"--exit-timeout-secs of {limit:g}",
                 )
             )
+        self._stop_waiting(tasks, LAST_ANSWERS_SECS)
+
+    def _stop_accepting(self, tasks: asyncio.TaskGroup, grace_secs: float) -> None:
+        for listener in self._http:
+            listener.stop(grace_secs)
+        if self._grpc is not None:
+            tasks.create_task(self._grpc.stop(grace_secs))
+
+    def _stop_waiting(self, tasks: asyncio.TaskGroup, grace_secs: float) -> None:
+        """Every request has ended: drop who only watches, or has sent half of the next one."""
+        for listener in self._http:
+            asyncio.get_running_loop().call_later(grace_secs, listener.drop_half_requests)
+        if self._grpc is not None:
+            tasks.create_task(self._grpc.stop(grace_secs))
 
 
 async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:

@@ -18,7 +18,7 @@ import grpc
 
 from tests.raw import Connection, post
 from tests.rpc import StreamRpc, connected, streaming
-from tests.serving import WAIT_SECS, Serving, wait_until
+from tests.serving import WAIT_SECS, Serving, series, wait_until
 
 IN_FLIGHT = "gateway_requests_in_flight"
 PENDING = "nv_inference_pending_request_count"
@@ -95,11 +95,17 @@ class Account:
     @classmethod
     def read(cls, server: Serving, model: str) -> "Account":
         """The account at this moment."""
+        page = server.metrics()
         return cls(
-            in_flight=server.metric(IN_FLIGHT, model),
-            pending=server.metric(PENDING, model),
-            canceled=server.metric(FAILURES, model, reason="CANCELED"),
+            in_flight=page[series(IN_FLIGHT, model)],
+            pending=page[series(PENDING, model)],
+            canceled=page[series(FAILURES, model, reason="CANCELED")],
         )
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is left."""
+        return not self.in_flight and not self.pending
 
 
 @contextmanager

@@ -96,11 +96,9 @@ class Serving:
         lines = [line.rpartition(" ") for line in page.splitlines() if not line.startswith("#")]
         return {name: float(value) for name, _, value in lines}
 
-    def metric(self, name: str, model: str, version: str = "1", **labels: str) -> float:
+    def metric(self, name: str, model: str, **labels: str) -> float:
         """One sample of a model's."""
-        every = {**labels, "model": model, "version": version}
-        shown = ",".join(f'{key}="{value}"' for key, value in sorted(every.items()))
-        return self.metrics()[f"{name}{{{shown}}}"]
+        return self.metrics()[series(name, model, **labels)]
 
     def wait_metric(
         self, name: str, model: str, wanted: float, within: float = WAIT_SECS, **labels: str
@@ -174,6 +172,13 @@ def write_model(
     for version in versions:
         (repository / name / str(version)).mkdir(parents=True)
     (repository / name / "config.pbtxt").write_text(config)
+
+
+def series(name: str, model: str, **labels: str) -> str:
+    """How the metrics page names a sample of a model's version 1, or of another."""
+    every = {"version": "1", **labels, "model": model}
+    shown = ",".join(f'{key}="{value}"' for key, value in sorted(every.items()))
+    return f"{name}{{{shown}}}"
 
 
 def http_get(port: int, path: str) -> tuple[int, bytes]:

@@ -1,6 +1,5 @@
 """One engine, serving requests."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -18,6 +17,7 @@ from backends.vllm.metrics import EngineMetrics
 from backends.vllm.output import read_output
 from backends.vllm.prompt import PromptRenderer
 from backends.vllm.sampling import SamplingRules, casts_of
+from backends.vllm.startup import stop_engine
 from backends.vllm.watch import Watch
 from gateway.backend import Answer, Instance
 from gateway.generation import GenerationRequest, Transcript, invalid, read_generation
@@ -78,10 +78,7 @@ class VllmInstance(Instance):
 
     async def close(self) -> None:
         self._watch.close()
-        if self._llm.output_handler is not None:
-            self._llm.output_handler.cancel()
-        await asyncio.to_thread(self._llm.shutdown)
-        close_sockets(self._llm.engine_core.resources)
+        await stop_engine(self._llm)
 
     async def died(self) -> str:
         return await self._watch.ended()
@@ -125,20 +122,6 @@ class VllmInstance(Instance):
 
     def _new_id(self) -> str:
         return f"{self._engine.model}-{next(self._numbers)}"
-
-
-def close_sockets(resources: Any) -> None:
-    """Close what vLLM talks to an engine with; it would leave two threads behind for each."""
-    for socket in (
-        resources.input_socket,
-        resources.output_socket,
-        resources.first_req_send_socket,
-        resources.first_req_rcv_socket,
-        resources.stats_update_socket,
-    ):
-        if socket is not None:
-            socket.close(linger=0)
-    resources.ctx.destroy(linger=0)
 
 
 def lora_request(adapter: Adapter) -> LoRARequest:

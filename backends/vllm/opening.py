@@ -11,7 +11,7 @@ from backends.vllm.lora import Adapters, read_adapters
 from backends.vllm.metrics import EngineMetrics
 from backends.vllm.model_json import EngineModel
 from backends.vllm.prompt import PromptRenderer
-from backends.vllm.startup import start_engine
+from backends.vllm.startup import start_engine, stop_engine
 from gateway.backend import Instance, ModelContext
 from gateway.errors import Code, InferenceError
 
@@ -42,7 +42,7 @@ async def open_instance(model: EngineModel, context: ModelContext) -> Instance:
         await _load_adapters(engine)
         instance = VllmInstance(engine, context.wasted)
     except BaseException:
-        await asyncio.to_thread(llm.shutdown)
+        await stop_engine(llm)
         raise
     _tell_ready(engine, time.monotonic() - began)
     return instance

@@ -1,4 +1,4 @@
-"""How does a model become a running engine, and what is left if it does not?"""
+"""How does a model become a running engine, and how does that end?"""
 
 import asyncio
 import logging
@@ -61,6 +61,28 @@ async def start_engine(model: EngineModel, metrics: EngineMetrics | None) -> Any
         raise _explain(error, model) from error
 
 
+async def stop_engine(engine: Any) -> None:
+    """End an engine, dead or alive, and whatever belongs to it in this process."""
+    if engine.output_handler is not None:
+        engine.output_handler.cancel()
+    await asyncio.to_thread(engine.shutdown)
+    _close_sockets(engine.engine_core.resources)
+
+
+def _close_sockets(resources: Any) -> None:
+    """Close what vLLM talks to an engine with; it would leave two threads behind for each."""
+    for socket in (
+        resources.input_socket,
+        resources.output_socket,
+        resources.first_req_send_socket,
+        resources.first_req_rcv_socket,
+        resources.stats_update_socket,
+    ):
+        if socket is not None:
+            socket.close(linger=0)
+    resources.ctx.destroy(linger=0)
+
+
 def engine_arguments(model: EngineModel) -> dict[str, Any]:
     """What AsyncEngineArgs gets: `model.json`, and defaults for names and logs it leaves open."""
     check_names(model.arguments, KNOWN_ARGUMENTS, model=model.name)
@@ -96,8 +118,7 @@ async def _abandon(starting: asyncio.Future[Any], before: Collection[BaseProcess
         if process.name.startswith(ENGINE_PROCESS):
             process.kill()
     with suppress(*FAILURES):
-        engine = await starting
-        await asyncio.to_thread(engine.shutdown)
+        await stop_engine(await starting)
 
 
 def _explain(error: Exception, model: EngineModel) -> InferenceError:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.serving import Serving
+from tests.serving import Serving, wait_until
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
@@ -35,7 +35,19 @@ def changes(server: Serving) -> Iterator[dict[str, float]]:
     change |= {name: value - before[name] for name, value in figures(server).items()}
 
 
-def at_rest(server: Serving) -> bool:
-    """Whether neither the gateway nor the engine has a request of anybody."""
+def under_way(server: Serving) -> dict[str, float]:
+    """The requests that the gateway or the engine has, by what they are counted as; none is left.
+
+    The engine's numbers are those of its last step.
+    """
     found = figures(server)
-    return not any(found[name] for name in (RUNNING, WAITING, IN_FLIGHT, PENDING))
+    return {name: found[name] for name in (RUNNING, WAITING, IN_FLIGHT, PENDING) if found[name]}
+
+
+def wait_at_rest(server: Serving, within: float) -> None:
+    """Wait until nobody has a request."""
+    try:
+        wait_until(lambda: not under_way(server), "nothing is under way", within)
+    except AssertionError as error:
+        error.add_note(f"after {within:g} s: {under_way(server)}")
+        raise

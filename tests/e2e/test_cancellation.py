@@ -8,7 +8,16 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from tests.e2e.conftest import MAX_IN_FLIGHT, MAX_RUNNING
-from tests.e2e.figures import IN_FLIGHT, RUNNING, WAITING, WASTED, at_rest, changes, figures
+from tests.e2e.figures import (
+    IN_FLIGHT,
+    RUNNING,
+    WAITING,
+    WASTED,
+    changes,
+    figures,
+    under_way,
+    wait_at_rest,
+)
 from tests.e2e.llama import ENDLESS, Llama, streamed
 from tests.e2e.streams import crowd
 from tests.leaving import WAYS, Moment, Question, Way, noticed
@@ -40,13 +49,13 @@ def long_prompt() -> Question:
 @pytest.mark.parametrize("way", ways(Moment.BEFORE_THE_FIRST_ANSWER), ids=str)
 def test_leaving_while_the_engine_reads_the_prompt(server: Serving, llama: Llama, way: Way) -> None:
     with forgotten(server, llama), way.leave(server, long_prompt()):
-        wait_until(lambda: at_rest(server), "nothing is under way", DROPPED_SECS)
+        wait_at_rest(server, DROPPED_SECS)
 
 
 @pytest.mark.parametrize("way", ways(Moment.BETWEEN_ANSWERS), ids=str)
 def test_leaving_in_the_middle_of_a_stream(server: Serving, llama: Llama, way: Way) -> None:
     with forgotten(server, llama), way.leave(server, STORY):
-        wait_until(lambda: at_rest(server), "nothing is under way", DROPPED_SECS)
+        wait_at_rest(server, DROPPED_SECS)
 
 
 @pytest.mark.parametrize("way", ways(Moment.BEFORE_THE_FIRST_ANSWER), ids=str)
@@ -94,7 +103,7 @@ def test_a_reader_that_stops_reading_is_gone_after_the_send_timeout(
 ) -> None:
     with forgotten(server, llama), way.leave(server, long_id(STORY)):
         server.wait_metric(IN_FLIGHT, "llama", 0, STALLED_SECS)
-        wait_until(lambda: at_rest(server), "nothing is under way", DROPPED_SECS)
+        wait_at_rest(server, DROPPED_SECS)
 
 
 def long_id(question: Question) -> Question:
@@ -110,7 +119,7 @@ def test_a_hundred_clients_leave_at_once(server: Serving, llama: Llama) -> None:
         with crowd(server, STORY, MAX_IN_FLIGHT) as crowded:
             wait_until(lambda: figures(server)[RUNNING] == MAX_RUNNING, "the engine is full")
             crowded.leave()
-        wait_until(lambda: at_rest(server), "nothing is under way", DROPPED_SECS)
+        wait_at_rest(server, DROPPED_SECS)
 
 
 @contextmanager
@@ -119,10 +128,10 @@ def forgotten(server: Serving, llama: Llama, clients: int = 1) -> Iterator[None]
     with changes(server) as change:
         with noticed(server, "llama", DROPPED_SECS, canceled=clients):
             yield
-        wait_until(lambda: at_rest(server), "nothing is under way", DROPPED_SECS)
+        wait_at_rest(server, DROPPED_SECS)
         llama.expect_answer()
         # The engine's numbers are those of its last step: it has made one since they left.
-        assert at_rest(server)
+        assert not under_way(server)
     assert change["nv_inference_request_failure"] == clients
     assert 0 <= change[WASTED] <= clients * A_FEW_TOKENS
 

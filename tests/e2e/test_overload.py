@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import MAX_IN_FLIGHT
-from tests.e2e.figures import IN_FLIGHT, at_rest, changes, figures
+from tests.e2e.figures import IN_FLIGHT, changes, figures, wait_at_rest
 from tests.e2e.llama import ENDLESS, FRANCE, Llama, events, streamed, write_llama
 from tests.e2e.processes import Processes
 from tests.e2e.streams import crowd
 from tests.raw import Connection
 from tests.rpc import connected, streaming
-from tests.serving import Serving, serving, wait_until
+from tests.serving import Serving, serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 
@@ -41,7 +41,7 @@ def test_beyond_its_limit_a_model_refuses_at_once_and_goes_on(
         assert figures(server)[IN_FLIGHT] == MAX_IN_FLIGHT
         crowded.connections[0].head()
         assert crowded.connections[0].chunk()
-    wait_until(lambda: at_rest(server), "the crowd has left", AT_ONCE_SECS)
+    wait_at_rest(server, AT_ONCE_SECS)
     llama.expect_answer()
     assert change["REJECTED"] == len(("generate", "stream"))
 

@@ -1,5 +1,6 @@
 """The gRPC server: build it, listen, drain."""
 
+import socket
 from typing import Any
 
 import grpc
@@ -44,11 +45,12 @@ class GrpcServer:
         self.port = self._bind(settings)
 
     def _bind(self, settings: GrpcSettings) -> int:
+        _require_free(settings.address, settings.port)
         host = f"[{settings.address}]" if ":" in settings.address else settings.address
         try:
             return self._server.add_insecure_port(f"{host}:{settings.port}")
         except RuntimeError:
-            raise OSError(f"port {settings.port} of {settings.address} cannot be bound") from None
+            raise OSError(f"port {settings.port} of {settings.address} cannot be had") from None
 
     async def start(self) -> None:
         """Begin to accept."""
@@ -69,3 +71,12 @@ class GrpcServer:
         self._servicer.stop_reading()
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_secs)
+
+
+def _require_free(address: str, port: int) -> None:
+    """Raise OSError that says why a port cannot be had; gRPC only logs that, in its own form."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        socket.create_server((address, port), family=family).close()
+    except OSError as error:
+        raise OSError(f"port {port} of {address} cannot be had: {error.strerror}") from None

@@ -1,5 +1,6 @@
 """Listening for HTTP: uvicorn, bounded where it is not, started and drained by the server."""
 
+import asyncio
 import contextlib
 import re
 import socket
@@ -33,6 +34,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._in_head = True
         self._head_bytes = 0
+
+    @property
+    def is_receiving(self) -> bool:
+        """A request has begun to arrive, and its body has not ended."""
+        return not self._in_head
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -102,9 +108,23 @@ class HttpListener:
         await self._server.serve(sockets=[self._socket])
 
     def stop(self, grace_secs: float) -> None:
-        """Stop accepting; what is under way may end within the grace period."""
-        self._server.config.timeout_graceful_shutdown = max(1, round(grace_secs))
+        """Stop accepting; what is under way may end within the grace period, then it is dropped."""
+        asyncio.get_running_loop().call_later(grace_secs, self._drop_all)
         self._server.should_exit = True
+
+    def drop_half_requests(self) -> None:
+        """Drop the connections on which a request has begun to arrive, and has not ended."""
+        for connection in self._connections():
+            if connection.is_receiving:
+                connection.transport.abort()
+
+    def _drop_all(self) -> None:
+        for connection in self._connections():
+            connection.transport.abort()
+
+    def _connections(self) -> list[BoundedProtocol]:
+        found = tuple(self._server.server_state.connections)
+        return [each for each in found if isinstance(each, BoundedProtocol)]
 
 
 def _config(app: ASGIApp) -> uvicorn.Config:
@@ -127,5 +147,10 @@ def _bind(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    bound.bind((address, port))
+    try:
+        bound.bind((address, port))
+        bound.listen(BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise OSError(f"port {port} of {address} cannot be had: {error.strerror}") from None
     return bound

@@ -48,7 +48,7 @@ async def test_its_death_is_known_its_requests_fail_and_closing_is_quick(llama: 
     core.kill()
     began = time.monotonic()
 
-    assert await soon(died) == "its engine has stopped (exit code -9)"
+    assert (await soon(died)).startswith("its engine has stopped")
     errors = await soon(asyncio.gather(*failures))
     assert time.monotonic() - began < KNOWN_SECS
     errors.append(await soon(failure(llama, stream=True)))

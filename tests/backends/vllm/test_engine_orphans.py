@@ -42,7 +42,7 @@ if __name__ == "__main__":
 def gateway(write: Write, tmp_path: Path) -> Iterator[psutil.Popen]:
     """A process that starts an engine and says when it is ready."""
     context = write()
-    script = tmp_path / "gateway.py"
+    script = tmp_path / "starter.py"
     script.write_text(GATEWAY)
     with psutil.Popen(
         [sys.executable, str(script), str(context.path), str(context.store)],
