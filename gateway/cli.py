@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 
@@ -21,6 +21,14 @@ CHAT = (
     '{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
     '"stream": true, "parameters": {"max_tokens": 64, "temperature": 0}}'
 )
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends with Triton's status for flags that it does not know."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_FAILED, f"{self.prog}: {message}\n")
 
 
 class CommandFailed(Exception):
@@ -42,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The commands and their flags."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="sluice", description="LLM-first streaming inference gateway: a drop-in Triton."
     )
     parser.add_argument("--version", action="version", version=f"sluice {__version__}")

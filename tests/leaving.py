@@ -25,8 +25,6 @@ PENDING = "nv_inference_pending_request_count"
 FAILURES = "nv_inference_request_failure"
 SMALL_BUFFER = 4096
 SHORT_SECS = 0.5
-NEVER_READ = 100
-"""Requests of a stream that reads no answer: together they are more than any buffer takes."""
 
 HTTP_PROCESS = """
 import socket, sys

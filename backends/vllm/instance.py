@@ -30,6 +30,7 @@ class RunningEngine:
 
     model: str
     llm: Any
+    watch: Watch
     tasks: frozenset[str]
     prompts: PromptRenderer
     adapters: Adapters
@@ -46,9 +47,7 @@ class VllmInstance(Instance):
         self._engine = engine
         self._llm = engine.llm
         self._wasted = wasted
-        # Actors of Ray are no processes of ours: only a failing request tells that they ended.
-        manager = engine.llm.engine_core.resources.engine_manager
-        self._watch = Watch(getattr(manager, "processes", ()))
+        self._watch = engine.watch
         self._prompts = engine.prompts
         self._rules = SamplingRules(
             casts_of(get_type_hints(SamplingParams)), engine.llm.model_config.max_model_len

@@ -12,6 +12,7 @@ from backends.vllm.metrics import EngineMetrics
 from backends.vllm.model_json import EngineModel
 from backends.vllm.prompt import PromptRenderer
 from backends.vllm.startup import start_engine, stop_engine
+from backends.vllm.watch import Watch
 from gateway.backend import Instance, ModelContext
 from gateway.errors import Code, InferenceError
 
@@ -21,31 +22,30 @@ log = logging.getLogger("sluice.vllm")
 async def open_instance(model: EngineModel, context: ModelContext) -> Instance:
     """Start the engine of a model and put an instance before it."""
     adapters = _adapters(model, context)
-    metrics = EngineMetrics(
-        model.name,
-        context.path.name,
-        triton_names=_is_true(context.config.parameters.get("REPORT_CUSTOM_METRICS", "")),
-    )
+    metrics = _metrics(model, context)
     began = time.monotonic()
     log.info("starting engine", extra={"model": model.name})
     llm = await start_engine(model, metrics)
+    # Actors of Ray are no processes of ours: only a failing request tells that they ended.
+    watch = Watch(getattr(llm.engine_core.resources.engine_manager, "processes", ()))
     try:
         engine = RunningEngine(
             model=model.name,
             llm=llm,
-            tasks=frozenset(await llm.get_supported_tasks()),
+            watch=watch,
+            tasks=frozenset(await watch.unless_ended(llm.get_supported_tasks())),
             prompts=await _prompts(llm),
             adapters=adapters,
             failures=Failures(model.name, model.folders),
             metrics=metrics,
         )
         await _load_adapters(engine)
-        instance = VllmInstance(engine, context.wasted)
     except BaseException:
+        watch.close()
         await stop_engine(llm)
         raise
     _tell_ready(engine, time.monotonic() - began)
-    return instance
+    return VllmInstance(engine, context.wasted)
 
 
 async def _prompts(llm: Any) -> PromptRenderer:
@@ -58,7 +58,7 @@ async def _load_adapters(engine: RunningEngine) -> None:
     """Load each adapter once: a broken one would take the engine down when a request names it."""
     for adapter in (engine.adapters.by_name or {}).values():
         try:
-            await engine.llm.add_lora(lora_request(adapter))
+            await engine.watch.unless_ended(engine.llm.add_lora(lora_request(adapter)))
         except Exception as error:
             # Around a part of one model load: a failed call into the engine has no other type.
             reason = engine.failures.clean(error)
@@ -66,6 +66,13 @@ async def _load_adapters(engine: RunningEngine) -> None:
                 Code.INVALID_ARG,
                 f"model '{engine.model}': its adapter '{adapter.name}' cannot be loaded: {reason}",
             ) from error
+
+
+def _metrics(model: EngineModel, context: ModelContext) -> EngineMetrics | None:
+    if model.arguments.get("disable_log_stats", False):
+        return None
+    triton_names = _is_true(context.config.parameters.get("REPORT_CUSTOM_METRICS", ""))
+    return EngineMetrics(model.name, context.path.name, triton_names=triton_names)
 
 
 def _adapters(model: EngineModel, context: ModelContext) -> Adapters:

@@ -1,7 +1,7 @@
 """How does what a client says about sampling become vLLM's SamplingParams?"""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from types import NoneType, UnionType
@@ -16,6 +16,9 @@ MAX_SEQUENCES = 64
 MAX_STRINGS = 64
 MAX_STRING_LENGTH = 1024
 MAX_OBJECT_BYTES = 1 << 20
+MAX_ELEMENTS = 1 << 18
+"""No vocabulary has as many tokens."""
+
 INT64 = range(-(2**63), 2**63)
 
 INTERNAL_FIELDS = frozenset({"output_kind", "skip_clone", "output_text_buffer_length"})
@@ -52,6 +55,7 @@ class SamplingRules:
         self._check_max_tokens(read.get("max_tokens"))
         for name in ("stop", "bad_words"):
             _check_strings(name, read.get(name))
+        _check_transfers(read.get("extra_args"))
         return read
 
     def _read(self, name: str, value: Any) -> Any:
@@ -126,6 +130,7 @@ def _list_of(cast_element: Cast) -> Cast:
         elements = _parsed(value) if isinstance(value, str) else value
         if not isinstance(elements, list):
             raise NotOfType("a list")
+        _limit_elements(elements)
         try:
             return [cast_element(element) for element in elements]
         except NotOfType as error:
@@ -137,6 +142,7 @@ def _list_of(cast_element: Cast) -> Cast:
 def _dict_of(cast_key: Cast, cast_value: Cast) -> Cast:
     def cast(value: Any) -> dict[Any, Any]:
         members = _object(value)
+        _limit_elements(members)
         return {cast_key(key): cast_value(member) for key, member in members.items()}
 
     return cast
@@ -150,8 +156,7 @@ def _built_by(type_: type) -> Cast:
         if not members.keys() <= known:
             raise NotOfType(f"an object with no other keys than {', '.join(sorted(known))}")
         # Compiling a grammar takes the engine far longer than reading it takes us.
-        if len(orjson.dumps(members)) > MAX_OBJECT_BYTES:
-            raise NotOfType(f"at most {MAX_OBJECT_BYTES} bytes of JSON")
+        _limit_bytes(members)
         try:
             return type_(**members)
         except (TypeError, ValueError) as error:
@@ -210,6 +215,7 @@ def _str(value: Any) -> str:
 
 
 def _as_it_is(value: Any) -> Any:
+    _limit_bytes(value)
     return value
 
 
@@ -229,6 +235,17 @@ def _parsed(text: str) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise NotOfType(f"valid JSON ({error})") from None
+
+
+def _limit_elements(found: Sized) -> None:
+    """Refuse what would keep the event loop busy for longer than other requests can wait."""
+    if len(found) > MAX_ELEMENTS:
+        raise NotOfType(f"at most {MAX_ELEMENTS} elements")
+
+
+def _limit_bytes(value: Any) -> None:
+    if len(orjson.dumps(value)) > MAX_OBJECT_BYTES:
+        raise NotOfType(f"at most {MAX_OBJECT_BYTES} bytes of JSON")
 
 
 def _without_empty(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,8 +271,15 @@ def _check_strings(name: str, value: str | list[str] | None) -> None:
         _check_size(f"the length of a string in '{name}'", len(string), MAX_STRING_LENGTH)
 
 
+def _check_transfers(extra: Mapping[str, Any] | None) -> None:
+    # vLLM reads these two without a check of its own.
+    for name in ("kv_transfer_params", "ec_transfer_params"):
+        if not isinstance((extra or {}).get(name) or {}, dict):
+            raise _invalid(f"'{name}' in 'extra_args' must be an object")
+
+
 def _show(value: Any) -> str:
-    text = repr(value)
+    text = orjson.dumps(value).decode() if isinstance(value, list | dict) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -102,11 +102,10 @@ def _start(model: EngineModel, metrics: EngineMetrics | None) -> Any:
     config = arguments.create_engine_config(usage_context=CONTEXT)
     if not config.parallel_config.use_ray and isinstance(config.additional_config, dict):
         config.additional_config = FollowingSettings(config.additional_config)
-    reported = metrics is not None and not arguments.disable_log_stats
     return AsyncLLM.from_vllm_config(
         config,
         usage_context=CONTEXT,
-        stat_loggers=[metrics.logger()] if metrics is not None and reported else None,
+        stat_loggers=[metrics.logger()] if metrics is not None else None,
         enable_log_requests=arguments.enable_log_requests,
         disable_log_stats=arguments.disable_log_stats,
     )

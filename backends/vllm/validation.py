@@ -14,7 +14,7 @@ def first_mistake(error: Exception) -> str:
     pydantic tells every alternative it has tried, the value itself, and where to read more.
     """
     if not isinstance(error, ValidationError):
-        return str(error)
+        return str(error) or type(error).__name__
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     # Beyond the names and indices, pydantic lists the types it has tried.
     place = ".".join(takewhile(_NAME.fullmatch, map(str, first["loc"])))

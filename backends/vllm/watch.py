@@ -2,8 +2,13 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
+
+from gateway.errors import Code, InferenceError
+
+Result = TypeVar("Result")
 
 
 class Watch:
@@ -16,20 +21,35 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._descriptors: list[int] = []
+        self._closed = False
         for process in processes:
-            self._add(process)
+            if not self._ended.done():
+                self._add(process)
 
     async def ended(self) -> str:
         """Wait until the engine has stopped, and return why."""
         return await asyncio.shield(self._ended)
 
+    async def unless_ended(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of `work` in the engine; InferenceError if that stops before."""
+        working, ended = asyncio.ensure_future(work), asyncio.ensure_future(self.ended())
+        try:
+            await asyncio.wait((working, ended), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            raise InferenceError(Code.INTERNAL, ended.result())
+        finally:
+            working.cancel()
+            ended.cancel()
+
     def report(self, reason: str) -> None:
         """Say that the engine has stopped, for whoever notices it otherwise."""
-        if not self._ended.done():
+        if not self._closed and not self._ended.done():
             self._ended.set_result(reason)
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching: from now on the engine may stop."""
+        self._closed = True
         while self._descriptors:
             descriptor = self._descriptors.pop()
             self._loop.remove_reader(descriptor)
@@ -45,10 +65,10 @@ class Watch:
         self._loop.add_reader(descriptor, self._exited, process)
 
     def _exited(self, process: BaseProcess) -> None:
-        self.close()
         code = process.exitcode
         how = "" if code is None else f" (exit code {code})"
         self.report(f"its engine has stopped{how}")
+        self.close()
 
 
 def exit_descriptor(process: BaseProcess) -> int:

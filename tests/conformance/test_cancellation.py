@@ -83,11 +83,12 @@ def test_a_client_that_takes_nothing_counts_as_gone(server: Serving, way: Way) -
     assert time.monotonic() - began >= SEND_TIMEOUT_SECS
 
 
-def test_a_connection_whose_client_takes_nothing_is_dropped(server: Serving) -> None:
+def test_a_client_that_takes_nothing_holds_back_its_model_and_is_dropped(server: Serving) -> None:
     way = next(way for way in ways(Moment.WHEN_BUFFERS_ARE_FULL) if "generate" in way.name)
-    open_before = server.open_files
+    open_before, before = server.open_files, server.resident_bytes
     with way.leave(server, repeated(FLOODING)):
         server.wait_metric(IN_FLIGHT, "repeat", 0, SEND_TIMEOUT_SECS + NOTICED_SECS)
+        assert server.resident_bytes - before < 50_000_000
         wait_until(lambda: server.open_files == open_before, "the connection is closed")
 
 
@@ -97,14 +98,6 @@ def test_a_grpc_client_that_took_nothing_is_told_that_it_counts_as_gone(server: 
             rpc.ask(repeated(FLOODING).message)
         server.wait_metric(IN_FLIGHT, "repeat", 0, SEND_TIMEOUT_SECS + NOTICED_SECS)
         assert rpc.error() == ("CANCELLED", "the client stopped reading")
-
-
-def test_a_client_that_takes_nothing_holds_back_its_model(server: Serving) -> None:
-    before = server.resident_bytes
-    way = next(way for way in ways(Moment.WHEN_BUFFERS_ARE_FULL) if "generate" in way.name)
-    with way.leave(server, repeated(FLOODING)):
-        server.wait_metric(IN_FLIGHT, "repeat", 0, SEND_TIMEOUT_SECS + NOTICED_SECS)
-        assert server.resident_bytes - before < 50_000_000
 
 
 def test_a_request_behind_one_that_left_gets_its_turn(server: Serving) -> None:

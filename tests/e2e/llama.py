@@ -2,9 +2,10 @@
 
 import json
 import shutil
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import httpx
@@ -29,12 +30,12 @@ ENDLESS = {"max_tokens": 8000, "ignore_eos": True}
 
 
 def write_llama(
-    repository: Path, engine: Mapping[str, Any] | None = None, **parameters: object
+    repository: Path, arguments: Mapping[str, Any] = MappingProxyType({}), **parameters: Any
 ) -> None:
     """Copy the model that a fresh checkout serves, with other arguments and parameters."""
     shutil.copytree(SHIPPED, repository / "llama")
-    arguments = repository / "llama" / "1" / "model.json"
-    arguments.write_text(json.dumps(json.loads(arguments.read_text()) | dict(engine or {})))
+    model_json = repository / "llama" / "1" / "model.json"
+    model_json.write_text(json.dumps({**shipped_arguments(), **arguments}))
     with (repository / "llama" / "config.pbtxt").open("a") as config:
         config.write(with_parameters(parameters))
 
@@ -93,6 +94,11 @@ def streamed(text: str, **sampling: Any) -> Question:
         True
     )
     return Question(body, message)
+
+
+def long_text() -> str:
+    """A prompt that keeps the engine busy for seconds; no part of it is cached."""
+    return f"{uuid.uuid4()}: " + "the cat walks home " * 1000
 
 
 def events(body: str) -> list[dict[str, Any]]:

@@ -71,12 +71,20 @@ PARAMETERS = {
     "a biased token outside": (said(logit_bias={str(OUTSIDE): 1}), "logit_bias"),
     "a biased word": (said(logit_bias={"sky": 1}), "logit_bias"),
     "an allowed token outside": (said(allowed_token_ids=[OUTSIDE]), "allowed_token_ids"),
+    "more allowed tokens than there are": (
+        said(allowed_token_ids=[1] * 300_000),
+        "'allowed_token_ids'",
+    ),
     "no allowed token": (said(allowed_token_ids=[]), "allowed_token_ids"),
     "a stop token outside": (said(stop_token_ids=[-1]), "stop_token_ids"),
     "too many logprobs": (said(logprobs=100_000), "logprobs"),
     "an adapter": (said(lora_name="x"), "LoRA"),
     "sampling in no JSON": (said(sampling_parameters="{oops"), "'sampling_parameters'"),
     "sampling in a list": (said(sampling_parameters="[1]"), "'sampling_parameters'"),
+    "a transfer that is a text": (
+        said(extra_args={"kv_transfer_params": "x"}),
+        "'kv_transfer_params'",
+    ),
     "the engine's own field": (said(output_kind=1), "'output_kind'"),
 }
 CONSTRAINTS = {

@@ -5,23 +5,29 @@ import json
 import re
 import subprocess
 import sys
+import time
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.conformance.clients import connect, text
+from tests.e2e.figures import IN_FLIGHT
 from tests.e2e.llama import (
     ANSWER,
     ANSWER_SECS,
+    ENDLESS,
     FRANCE,
     GREEDY,
     QUESTION,
     Llama,
     events,
     joined,
+    long_text,
+    streamed,
 )
 from tests.e2e.streams import STREAM, hear
+from tests.raw import Connection
 from tests.serving import ROOT, Serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
@@ -36,6 +42,7 @@ FLAGS = dict.fromkeys(
     True,
 )
 STREAMS = 8
+LONGEST_STEP_SECS = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -246,6 +253,20 @@ async def test_eight_streams_at_once_each_have_their_own_answer(
     assert [{event["id"] for event in found} for found in together] == [
         {each["id"]} for each in asked
     ]
+
+
+def test_a_long_prompt_does_not_hold_up_the_streams_of_others(server: Serving) -> None:
+    path = "/v2/models/llama/generate_stream"
+    with Connection(server.ports["http"]) as first, Connection(server.ports["http"]) as second:
+        first.ask(path, streamed("Once upon a time", **ENDLESS).body)
+        first.head()
+        second.ask(path, streamed(long_text(), **ENDLESS).body)
+        server.wait_metric(IN_FLIGHT, "llama", 2)
+        for _ in range(5):
+            began = time.monotonic()
+            assert first.chunk()
+            assert time.monotonic() - began < LONGEST_STEP_SECS
+    server.wait_metric(IN_FLIGHT, "llama", 0)
 
 
 def counting(start: int) -> str:

@@ -16,7 +16,7 @@ from tests.builders import soon
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
     pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\."),
 ]
 

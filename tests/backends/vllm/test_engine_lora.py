@@ -13,7 +13,7 @@ from tests.backends.vllm.conftest import ANSWER, Llama, Write, ask
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(300),
     pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\."),
 ]
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.backends.vllm.conftest import Write
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 GONE_SECS = 10.0
 

@@ -7,6 +7,7 @@ import pytest
 
 from backends.vllm.sampling import (
     INT64,
+    MAX_ELEMENTS,
     MAX_OBJECT_BYTES,
     MAX_SEQUENCES,
     MAX_STRING_LENGTH,
@@ -129,6 +130,7 @@ def test_a_value_gets_the_type_of_its_field(name: str, given: Any, expected: Any
         ("structured_outputs", {"rejex": "a"}, "no other keys than choice, regex"),
         ("structured_outputs", {"chosen": "a"}, "no other keys than choice, regex"),
         ("structured_outputs", {"regex": "a" * MAX_OBJECT_BYTES}, "bytes of JSON"),
+        ("extra_args", {"a": "a" * MAX_OBJECT_BYTES}, "bytes of JSON"),
     ],
 )
 def test_a_value_of_another_type_is_refused_by_name(name: str, given: Any, expected: str) -> None:
@@ -171,6 +173,16 @@ def test_stop_words_are_stop_strings() -> None:
             {"bad_words": "a" * (MAX_STRING_LENGTH + 1)},
             "a string in 'bad_words'",
         ),
+        (
+            {"stop_token_ids": [1] * MAX_ELEMENTS},
+            {"stop_token_ids": [1] * (MAX_ELEMENTS + 1)},
+            f"at most {MAX_ELEMENTS} elements",
+        ),
+        (
+            {"logit_bias": {str(token): 1.0 for token in range(MAX_ELEMENTS)}},
+            {"logit_bias": {str(token): 1.0 for token in range(MAX_ELEMENTS + 1)}},
+            f"at most {MAX_ELEMENTS} elements",
+        ),
     ],
 )
 def test_a_limit_can_be_reached_and_not_exceeded(
@@ -178,3 +190,9 @@ def test_a_limit_can_be_reached_and_not_exceeded(
 ) -> None:
     assert read(**at)
     assert said in refusal(**beyond)
+
+
+@pytest.mark.parametrize("name", ["kv_transfer_params", "ec_transfer_params"])
+def test_what_vllm_reads_of_a_transfer_is_an_object(name: str) -> None:
+    assert read(extra_args={name: {"do_remote_prefill": True}})
+    assert refusal(extra_args={name: "yes"}) == f"'{name}' in 'extra_args' must be an object"

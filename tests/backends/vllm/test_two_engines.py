@@ -14,7 +14,7 @@ from tests.backends.vllm.conftest import ANSWER, Llama, Write, ask, numbers, str
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(300),
     pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\."),
 ]
 

@@ -1,0 +1,80 @@
+"""Whoever watches processes hears at once that one has ended, and from nobody else."""
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+
+import pytest
+
+from backends.vllm.watch import Watch
+from gateway.errors import InferenceError
+from tests.builders import settle, soon
+
+Processes = list[BaseProcess]
+
+
+@pytest.fixture
+def two() -> Iterator[Processes]:
+    """Two processes that do nothing."""
+    context = multiprocessing.get_context("spawn")
+    processes: Processes = [context.Process(target=time.sleep, args=(60,)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    yield processes
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+async def test_the_end_of_any_process_is_told(two: Processes) -> None:
+    watch = Watch(two)
+    ended = asyncio.create_task(watch.ended())
+    await settle()
+    assert not ended.done()
+    two[1].kill()
+    assert (await soon(ended)).startswith("its engine has stopped")
+
+
+async def test_a_process_that_has_ended_before_is_told(two: Processes) -> None:
+    two[0].kill()
+    two[0].join()
+    assert await soon(Watch(two).ended()) == "its engine has stopped (exit code -9)"
+
+
+async def test_what_others_notice_is_told_once() -> None:
+    watch = Watch(())
+    watch.report("it is tired")
+    watch.report("it has stopped")
+    assert await soon(watch.ended()) == "it is tired"
+
+
+async def test_a_closed_watch_tells_nothing(two: Processes) -> None:
+    watch = Watch(two)
+    ended = asyncio.create_task(watch.ended())
+    watch.close()
+    two[0].kill()
+    watch.report("it has stopped")
+    await settle()
+    assert not ended.done()
+    ended.cancel()
+
+
+async def test_work_in_an_engine_ends_with_it() -> None:
+    watch = Watch(())
+
+    async def work(answer: asyncio.Future[str]) -> str:
+        return await answer
+
+    answer = asyncio.get_running_loop().create_future()
+    working = asyncio.create_task(watch.unless_ended(work(answer)))
+    answer.set_result("done")
+    assert await soon(working) == "done"
+
+    never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    waiting = asyncio.create_task(watch.unless_ended(work(never)))
+    await settle()
+    watch.report("it has stopped")
+    with pytest.raises(InferenceError, match="it has stopped"):
+        await soon(waiting)
