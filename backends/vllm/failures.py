@@ -48,7 +48,7 @@ class Failures:
         if isinstance(error, EngineDeadError):
             return InferenceError(
                 Code.UNAVAILABLE,
-                f"model '{self._model}': its engine has stopped; it is being restarted, retry "
+                f"model '{self._model}': its engine has stopped; retry "
                 "shortly",
             )
         if isinstance(error, LoraRefusal):

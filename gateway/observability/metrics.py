@@ -23,7 +23,7 @@ COUNTERS = {
     "nv_inference_compute_output_duration_us": "Cumulative compute output duration in microseconds",
     "gateway_prompt_tokens_total": "Prompt tokens of requests that got a response",
     "gateway_completion_tokens_total": "Tokens made for requests",
-    "gateway_wasted_tokens_total": "Tokens made after their client had gone",
+    "gateway_wasted_tokens_total": "Tokens made for a client that had gone before it took them",
 }
 FAILURES = "nv_inference_request_failure"
 GAUGES = {

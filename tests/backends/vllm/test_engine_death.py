@@ -54,6 +54,6 @@ async def test_its_death_is_known_its_requests_fail_and_closing_is_quick(llama: 
     errors.append(await soon(failure(llama, stream=True)))
     assert {error.code for error in errors} == {Code.UNAVAILABLE}
     assert {error.message for error in errors} == {
-        "model 'llama': its engine has stopped; it is being restarted, retry shortly"
+        "model 'llama': its engine has stopped; retry shortly"
     }
     await soon(llama.instance.close())
