@@ -48,8 +48,7 @@ class Failures:
         if isinstance(error, EngineDeadError):
             return InferenceError(
                 Code.UNAVAILABLE,
-                f"model '{self._model}': its engine has stopped; retry "
-                "shortly",
+                f"model '{self._model}': its engine has stopped; retry shortly",
             )
         if isinstance(error, LoraRefusal):
             return error

@@ -18,7 +18,7 @@ from backends.vllm.output import read_output
 from backends.vllm.prompt import PromptRenderer
 from backends.vllm.sampling import SamplingRules, casts_of
 from backends.vllm.startup import stop_engine
-from backends.vllm.watch import Watch
+from backends.vllm.watch import STOPPED, Watch
 from gateway.backend import Answer, Instance
 from gateway.generation import GenerationRequest, Transcript, invalid, read_generation
 from gateway.messages import InferRequest
@@ -73,7 +73,7 @@ class VllmInstance(Instance):
             yield 0, self._engine.failures.explain(error)
         finally:
             if self._llm.errored:
-                self._watch.report("its engine has stopped")
+                self._watch.report(STOPPED)
 
     async def close(self) -> None:
         self._watch.close()

@@ -26,14 +26,18 @@ async def open_instance(model: EngineModel, context: ModelContext) -> Instance:
     began = time.monotonic()
     log.info("starting engine", extra={"model": model.name})
     llm = await start_engine(model, metrics)
-    # Actors of Ray are no processes of ours: only a failing request tells that they ended.
-    watch = Watch(getattr(llm.engine_core.resources.engine_manager, "processes", ()))
+    resources = llm.engine_core.resources
+    # Actors of Ray are no processes of ours: only what an engine sends tells that they ended.
+    watch = Watch(getattr(resources.engine_manager, "processes", ()))
     try:
+        tasks = await watch.unless_ended(llm.get_supported_tasks())
+        # An engine that has lost a worker says so long before its process has ended.
+        watch.add_task(resources.output_queue_task)
         engine = RunningEngine(
             model=model.name,
             llm=llm,
             watch=watch,
-            tasks=frozenset(await watch.unless_ended(llm.get_supported_tasks())),
+            tasks=frozenset(tasks),
             prompts=await _prompts(llm),
             adapters=adapters,
             failures=Failures(model.name, model.folders),

@@ -1,10 +1,14 @@
-"""What becomes of an engine's processes when the gateway is killed? They end, too."""
+"""What becomes of an engine's processes when the gateway is killed? They end, too.
+
+But an interrupt from the terminal is for the gateway alone, which lets requests end first.
+"""
 
 import multiprocessing
 import os
 import select
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 EXIT_CODE = 1
@@ -26,6 +30,8 @@ def follow_parent() -> None:
 class FollowingSettings(dict[str, Any]):
     """Settings that make a process they are sent to follow the sender, which is its parent.
 
+    They also take it out of the group of processes that a terminal interrupts.
+
     A new process of vLLM waits minutes for a parent that has gone before it loads its plugins;
     what it is sent arrives before that.
     """
@@ -37,6 +43,8 @@ class FollowingSettings(dict[str, Any]):
 def _arrive(settings: dict[str, Any], sender: int) -> FollowingSettings:
     if sender != os.getpid():
         follow(sender)
+        with suppress(PermissionError):  # it leads a session: there is no terminal
+            os.setpgrp()
     return FollowingSettings(settings)
 
 

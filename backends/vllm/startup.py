@@ -89,7 +89,7 @@ def engine_arguments(model: EngineModel) -> dict[str, Any]:
     defaults: dict[str, Any] = {"served_model_name": model.name}
     chosen = LOG_ARGUMENTS.isdisjoint(model.arguments) and not envs.is_set("VLLM_LOGGING_LEVEL")
     if chosen and not log.isEnabledFor(logging.DEBUG):
-        defaults["log_level"] = "WARNING"
+        defaults["log_level"] = "ERROR"
     return defaults | dict(model.arguments)
 
 

@@ -10,6 +10,8 @@ from gateway.errors import Code, InferenceError
 
 Result = TypeVar("Result")
 
+STOPPED = "its engine has stopped"
+
 
 class Watch:
     """Knows when one of an engine's processes has ended; nobody polls.
@@ -42,6 +44,10 @@ class Watch:
             working.cancel()
             ended.cancel()
 
+    def add_task(self, task: asyncio.Future[Any]) -> None:
+        """Take the end of a task for that of the engine: the one that reads what it sends."""
+        task.add_done_callback(lambda _: self.report(STOPPED))
+
     def report(self, reason: str) -> None:
         """Say that the engine has stopped, for whoever notices it otherwise."""
         if not self._closed and not self._ended.done():
@@ -67,7 +73,7 @@ class Watch:
     def _exited(self, process: BaseProcess) -> None:
         code = process.exitcode
         how = "" if code is None else f" (exit code {code})"
-        self.report(f"its engine has stopped{how}")
+        self.report(f"{STOPPED}{how}")
         self.close()
 
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 
 import psutil
 import pytest
-import pytest_asyncio
 
 from backends.vllm.backend import VllmBackend
 from gateway.errors import Code, InferenceError
@@ -15,16 +14,17 @@ from tests.builders import soon
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\."),
 ]
 
 KNOWN_SECS = 2.0
 """How soon a dead engine must be known."""
+CLOSED_SECS = 15.0
+"""How long an engine that has lost a worker may take to end, which vLLM waits for."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest.fixture
 async def llama(write: Write) -> AsyncIterator[Llama]:
     """An engine that the test kills, and closes."""
     yield Llama(await VllmBackend().load(write()))
@@ -38,14 +38,16 @@ async def failure(llama: Llama, *, stream: bool) -> InferenceError:
     return caught.value
 
 
-async def test_its_death_is_known_its_requests_fail_and_closing_is_quick(llama: Llama) -> None:
+@pytest.mark.parametrize("victim", ["EngineCore", "Worker"])
+async def test_its_death_is_known_its_requests_fail_and_it_can_be_closed(
+    llama: Llama, victim: str
+) -> None:
     died = asyncio.create_task(llama.instance.died())
     failures = [asyncio.create_task(failure(llama, stream=stream)) for stream in (True, False)]
     async with asyncio.timeout(10):
         while llama.metric("vllm:num_requests_running") < 2:  # noqa: ASYNC110 - a gauge
             await asyncio.sleep(0.01)
-    core = next(each for each in engine_processes() if "EngineCore" in each.name())
-    core.kill()
+    next(each for each in engine_processes() if victim in each.name()).kill()
     began = time.monotonic()
 
     assert (await soon(died)).startswith("its engine has stopped")
@@ -56,4 +58,5 @@ async def test_its_death_is_known_its_requests_fail_and_closing_is_quick(llama: 
     assert {error.message for error in errors} == {
         "model 'llama': its engine has stopped; retry shortly"
     }
-    await soon(llama.instance.close())
+    async with asyncio.timeout(CLOSED_SECS):
+        await llama.instance.close()

@@ -13,6 +13,7 @@ import pytest
 from backends.vllm.orphans import FollowingSettings, follow_parent, wait_for_exit
 
 GONE_SECS = 10.0
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 PARENT = """
 import multiprocessing, sys, time
@@ -52,7 +53,7 @@ def family(script: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.
         [sys.executable, str(script), *request.param],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=ENVIRONMENT,
     ) as parent:
         yield parent
         parent.kill()
@@ -65,6 +66,16 @@ def test_a_child_ends_when_its_parent_is_killed(family: subprocess.Popen[str]) -
     family.kill()
     psutil.wait_procs([child], timeout=GONE_SECS)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_terminal_interrupts_the_parent_alone(script: Path) -> None:
+    command = [sys.executable, str(script), "told", "spawn"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as parent:
+        assert parent.stdout is not None
+        said = {parent.stdout.readline().strip() for _ in range(2)}
+        child = int((said - {"up"}).pop())
+        assert os.getpgid(child) == child != os.getpgid(parent.pid)
+        parent.kill()
 
 
 def test_settings_stay_settings_where_they_were_made() -> None:

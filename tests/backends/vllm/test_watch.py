@@ -50,6 +50,12 @@ async def test_what_others_notice_is_told_once() -> None:
     assert await soon(watch.ended()) == "it is tired"
 
 
+async def test_the_end_of_a_task_is_told() -> None:
+    watch = Watch(())
+    watch.add_task(asyncio.create_task(settle()))
+    assert await soon(watch.ended()) == "its engine has stopped"
+
+
 async def test_a_closed_watch_tells_nothing(two: Processes) -> None:
     watch = Watch(two)
     ended = asyncio.create_task(watch.ended())
