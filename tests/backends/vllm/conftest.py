@@ -138,9 +138,14 @@ def _ask_nobody(request: InferRequest) -> Any:
 
 
 def engine_processes() -> list[psutil.Process]:
-    """The processes of the engines that this process has started."""
+    """The processes of the engines that this process itself has started.
+
+    Servers that other tests keep running have engines, too; those are their children, not ours.
+    """
+    engines = [each for each in psutil.Process().children() if each.name().startswith("VLLM")]
     return [
         process
-        for process in psutil.Process().children(recursive=True)
+        for engine in engines
+        for process in (engine, *engine.children(recursive=True))
         if process.name().startswith("VLLM") and process.status() != psutil.STATUS_ZOMBIE
     ]
