@@ -100,12 +100,13 @@ class TestText:
 
     async def test_a_conversation_is_put_into_the_models_template(self, llama: Llama) -> None:
         messages = [{"role": "user", "content": "What is the capital of France?"}]
-        system = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by "
+        template = "<|im_start|>system\nYou are a helpful AI "
         assert await llama.say(ask(None, messages=messages, **GREEDY)) == ANSWER
         echoed = await llama.say(
             ask(None, messages=messages, exclude_input_in_output=False, **GREEDY)
         )
-        assert echoed.startswith(system)
+        assert echoed.startswith(template)
+        assert "named SmolLM, trained by " in echoed
         assert echoed.endswith(QUESTION + ANSWER)
 
     async def test_the_tensor_of_sampling_parameters_replaces_those_of_the_request(
