@@ -26,8 +26,8 @@ $(READY): $(LOCK) pyproject.toml
 	@echo "setup: done"
 
 define TORCH_HELP
-echo "setup: your package indexes have no CPU build of torch (see above)."; \
-echo "       It is on PyTorch's own CPU index: take its address from pytorch.org, Get Started (Linux, Pip, CPU), and run"; \
+echo "setup: torch could not be installed (see above)."; \
+echo "       If your package indexes have no $$(grep ^torch== $(LOCK)): it is on PyTorch's own CPU index. Take its address from pytorch.org, Get Started (Linux, Pip, CPU), and run"; \
 echo "       make setup PIP_ARGS='--extra-index-url ADDRESS'"
 endef
 

@@ -31,8 +31,9 @@ class RepeatInstance(Instance):
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         for index, request in enumerate(requests):
             count, delay_us = _scalar(request, "n"), _scalar(request, "delay_us")
-            if count < 0:
-                yield index, InferenceError(Code.INVALID_ARG, f"'n' is {count}, expected >= 0")
+            given = {"n": count, "delay_us": delay_us}
+            if wrong := [f"'{key}' is {value}" for key, value in given.items() if value < 0]:
+                yield index, InferenceError(Code.INVALID_ARG, f"{wrong[0]}, expected >= 0")
                 continue
             response = InferResponse(outputs=(_output(request),))
             for _ in range(count - 1):

@@ -26,17 +26,18 @@ class BackendLoader:
         Raises InferenceError naming the installed ones, or the package that is missing.
         """
         if name not in self._loaded:
-            self._loaded[name] = self._load(name)
+            self._loaded[name] = _create(self.find(name))
         return self._loaded[name]
 
-    def _load(self, name: str) -> Backend:
+    def find(self, name: str) -> EntryPoint:
+        """Where the backend of that name is, without importing it; InferenceError if nowhere."""
         point = self._found.get(name)
         if point is None:
             raise InferenceError(
                 Code.INVALID_ARG,
                 f"unable to find backend '{name}'; installed backends: {', '.join(self.names)}",
             )
-        return _create(point)
+        return point
 
 
 def _create(point: EntryPoint) -> Backend:

@@ -76,7 +76,7 @@ class EngineRequest:
         return InferenceError(Code.INTERNAL, "the engine failed while it worked on the request")
 
     async def _abort(self) -> None:
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, VLLMError):
             async with asyncio.timeout(ABORT_TIMEOUT_SECS):
                 await self._engine.abort(self._outputs.request_id, internal=True)
         with suppress(VLLMError):

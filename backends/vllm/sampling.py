@@ -68,6 +68,11 @@ class SamplingRules:
             raise _invalid(
                 f"sampling parameter '{name}' is {_show(value)}, expected {error}"
             ) from None
+        except (OverflowError, orjson.JSONEncodeError):
+            raise _invalid(
+                f"sampling parameter '{name}' is {_show(value)}, which is too large or nested too "
+                "deep"
+            ) from None
 
     def _unknown(self, name: str) -> str:
         near = get_close_matches(name, self.casts, n=3)
@@ -279,7 +284,10 @@ def _check_transfers(extra: Mapping[str, Any] | None) -> None:
 
 
 def _show(value: Any) -> str:
-    text = orjson.dumps(value).decode() if isinstance(value, list | dict) else repr(value)
+    try:
+        text = orjson.dumps(value).decode() if isinstance(value, list | dict) else repr(value)
+    except orjson.JSONEncodeError:
+        text = f"a nested {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

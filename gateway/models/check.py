@@ -9,6 +9,7 @@ from rich.text import Text
 
 from gateway.config import ModelConfig
 from gateway.errors import InferenceError
+from gateway.models.model import Limits
 from gateway.models.pbtxt import find_mistake, parse
 from gateway.models.repository import ConfigFile, ModelRepository
 from gateway.models.scanner import ScannedField, scan
@@ -39,7 +40,8 @@ class Finding:
 def check(repository: ModelRepository) -> list[Finding]:
     """Every field that any configuration in the repository sets, in the order of the files.
 
-    If the server would refuse a model's configuration, then one of the findings is REFUSED.
+    If the server would refuse a model's configuration, then one of the findings is REFUSED. What
+    only the backend can tell is not tried: whether it is installed, and whether the model loads.
     """
     return [finding for name in repository.names() for finding in _check_model(repository, name)]
 
@@ -101,6 +103,7 @@ def _check_whole(repository: ModelRepository, name: str, file: ConfigFile) -> li
     try:
         config = repository.read(name)
         repository.find(name).versions(config.version_policy)
+        Limits.read(config)
     except InferenceError as error:
         return [_refusal(name, file.source, error.message)]
     return []

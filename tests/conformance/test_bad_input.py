@@ -411,6 +411,13 @@ def test_a_grpc_message_that_is_no_message_is_refused(
     assert (error.code().name, check(error.details())) == ("INTERNAL", "Unable to parse request")
 
 
+def test_an_error_that_repeats_a_long_name_still_reaches_the_client(channel: grpc.Channel) -> None:
+    stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    error = rejected(stub.ModelMetadata, service_pb2.ModelMetadataRequest(name=20_000 * "\u00e4"))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    assert (error.details() or "").startswith("Request for unknown model: '")
+
+
 def test_a_message_that_is_no_message_ends_its_stream(channel: grpc.Channel, check: Check) -> None:
     def read(timeout: float) -> None:
         list(channel.stream_stream(STREAM_INFER)(iter([b"\xff" * 10]), timeout=timeout))

@@ -58,8 +58,15 @@ def test_check_shows_every_field_and_passes_what_is_honoured(
     assert "max_batch_size" in shown
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "sequence_batching { }",
+        'parameters { key: "max_in_flight" value { string_value: "many" } }',
+    ],
+)
 def test_check_fails_where_a_field_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("check", str(repository(tmp_path, GOOD + "sequence_batching { }\n"))) == 1
+    assert run("check", str(repository(tmp_path, f"{GOOD}{wrong}\n"))) == 1
     assert "refused" in capsys.readouterr().out

@@ -2,7 +2,7 @@
 
 import grpc
 
-from gateway.errors import Code
+from gateway.errors import Code, InferenceError
 
 STATUS = {
     Code.UNKNOWN: grpc.StatusCode.UNKNOWN,
@@ -15,3 +15,6 @@ STATUS = {
     Code.CANCELLED: grpc.StatusCode.CANCELLED,
 }
 """The v2 protocol's status for each code; every code has one."""
+
+UNEXPECTED = InferenceError(Code.INTERNAL, "internal error; the server's log says why")
+"""What a client learns of a defect of ours."""

@@ -13,7 +13,7 @@ from gateway import metadata
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc import codec
-from gateway.frontends.grpc.errors import STATUS
+from gateway.frontends.grpc.errors import STATUS, UNEXPECTED
 from gateway.frontends.grpc.parsing import UNPARSABLE
 from gateway.frontends.grpc.stream_infer import StreamInfer, StrictError
 from gateway.messages import InferRequest, InferResponse
@@ -25,6 +25,9 @@ from gateway.protos.grpc_service_pb2_grpc import GRPCInferenceServiceServicer
 log = logging.getLogger("sluice.grpc")
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+MAX_MESSAGE_CHARS = 1024
+"""grpc refuses trailers of more than 16 KiB, and percent-encodes up to twelve for one character."""
 
 STRICT_MODE = ("triton_grpc_error", "true")
 
@@ -104,7 +107,7 @@ class Servicer(GRPCInferenceServiceServicer):
         try:
             await stream.run(request_iterator)
         except StrictError as error:
-            await context.abort(STATUS[error.error.code], error.error.message)
+            await _abort(context, error.error)
         except TimeoutError:
             log.warning("client stopped reading", extra={"secs": self._send_timeout_secs})
             await _abort_stalled(context)
@@ -130,11 +133,23 @@ class Servicer(GRPCInferenceServiceServicer):
 
 @asynccontextmanager
 async def _refusing(context: Context) -> AsyncIterator[None]:
-    """Turn an InferenceError inside the block into the RPC's status."""
+    """Turn an error inside the block into the RPC's status."""
     try:
         yield
     except InferenceError as error:
-        await context.abort(STATUS[error.code], error.message)
+        await _abort(context, error)
+    except (grpc.aio.AbortError, grpc.aio.BaseError):
+        raise
+    except Exception:
+        # Around one request in a frontend: a defect of ours is logged, and the client learns
+        # nothing of it.
+        log.exception("request failed unexpectedly")
+        await _abort(context, UNEXPECTED)
+
+
+async def _abort(context: Context, error: InferenceError) -> None:
+    """End the RPC with an error; a message longer than trailers can be is cut."""
+    await context.abort(STATUS[error.code], error.message[:MAX_MESSAGE_CHARS])
 
 
 async def _abort_stalled(context: Context) -> None:

@@ -1,6 +1,7 @@
 """ModelStreamInfer: one reader, one answer task per request, one writer."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,9 +10,12 @@ from google.protobuf.message import DecodeError
 from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError
 from gateway.frontends.grpc import codec
+from gateway.frontends.grpc.errors import UNEXPECTED
 from gateway.messages import InferResponse
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.stream import ResponseStream
+
+log = logging.getLogger("sluice.grpc")
 
 OUTGOING_BATCHES = 16
 """Batches of answers that wait for a slow client before it holds back the models."""
@@ -162,6 +166,12 @@ class StreamInfer:
                     await self._forward_in_turn(asked, asked.turn)
             except InferenceError as error:
                 await self._report(asked, error)
+            except StrictError:
+                raise
+            except Exception:
+                # Around one request in a frontend: the others on the stream go on.
+                log.exception("request failed unexpectedly")
+                await self._report(asked, UNEXPECTED)
         self._owned.discard(asked.stream)
         if asked.turn is not None:
             asked.turn.over.set()

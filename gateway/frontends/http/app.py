@@ -12,7 +12,7 @@ from gateway import __version__
 from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError
 from gateway.frontends.http.control import ControlRoutes
-from gateway.frontends.http.errors import error_response, plain_error
+from gateway.frontends.http.errors import UNEXPECTED, error_response, plain_error
 from gateway.frontends.http.generate import GenerateRoutes
 from gateway.settings import HttpSettings
 
@@ -57,4 +57,4 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     # Starlette logs the traceback where it catches the exception; the client learns nothing of it.
-    return plain_error(500, "internal error; the server's log says why")
+    return plain_error(500, UNEXPECTED)

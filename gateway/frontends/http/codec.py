@@ -192,6 +192,7 @@ def _data(datatype: Datatype, values: Sequence[Any]) -> Any:
         return tuple(value.encode("utf-8", "surrogatepass") for value in values)
     dtype = NUMPY_TYPES[datatype]
     if dtype.kind in "iu":
+        # Triton stores integers modulo 2^N, without a range error (protocol: JSON data rules).
         mask = (1 << 8 * dtype.itemsize) - 1
         unsigned = np.array([value & mask for value in values], dtype=f"<u{dtype.itemsize}")
         return unsigned.tobytes()

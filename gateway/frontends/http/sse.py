@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.errors import InferenceError
 from gateway.frontends.http.codec import ResponseEncoder, has_data
-from gateway.frontends.http.errors import error_body
+from gateway.frontends.http.errors import UNEXPECTED, error_body
 from gateway.messages import InferResponse
 from gateway.settings import HttpSettings
 from gateway.stream import ResponseStream
@@ -75,6 +75,10 @@ class StreamedResponse(EventSourceResponse):
                 batch = await self._stream.batch()
         except InferenceError as error:
             yield event(error_body(error.message))
+        except Exception:
+            # Around one request in a frontend: the headers are gone, so this is an event, too.
+            log.exception("request failed unexpectedly")
+            yield event(error_body(UNEXPECTED))
 
     def _encode(self, batch: Sequence[InferResponse]) -> bytes:
         encode = self._encoder.encode

@@ -140,6 +140,26 @@ def test_a_value_of_another_type_is_refused_by_name(name: str, given: Any, expec
     assert len(said) < 300
 
 
+def nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("extra_args", {"a": nested(400)}),
+        ("temperature", nested(400)),
+        ("temperature", "1" + 400 * "0"),
+        ("logit_bias", {"1": "1" + 400 * "0"}),
+    ],
+)
+def test_what_is_nested_too_deep_or_too_large_is_refused_by_name(name: str, given: Any) -> None:
+    assert f"sampling parameter '{name}'" in refusal(**{name: given})
+
+
 def test_an_unknown_name_is_refused_with_names_like_it() -> None:
     assert refusal(max_token=5) == (
         "'max_token' is neither an input of the model nor a sampling parameter; did you mean "
