@@ -411,9 +411,12 @@ def test_a_grpc_message_that_is_no_message_is_refused(
     assert (error.code().name, check(error.details())) == ("INTERNAL", "Unable to parse request")
 
 
-def test_an_error_that_repeats_a_long_name_still_reaches_the_client(channel: grpc.Channel) -> None:
+@pytest.mark.parametrize("character", ["a", "\n", "\u00e4", "\U0001f600"])
+def test_an_error_that_repeats_a_long_name_still_reaches_the_client(
+    channel: grpc.Channel, character: str
+) -> None:
     stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-    error = rejected(stub.ModelMetadata, service_pb2.ModelMetadataRequest(name=20_000 * "\u00e4"))
+    error = rejected(stub.ModelMetadata, service_pb2.ModelMetadataRequest(name=20_000 * character))
     assert error.code() is grpc.StatusCode.NOT_FOUND
     assert (error.details() or "").startswith("Request for unknown model: '")
 

@@ -26,8 +26,10 @@ log = logging.getLogger("sluice.grpc")
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-MAX_MESSAGE_CHARS = 1024
-"""grpc refuses trailers of more than 16 KiB, and percent-encodes up to twelve for one character."""
+MAX_PLAIN_CHARS = 6144
+MAX_CHARS = 512
+"""grpc may refuse trailers beyond 8 KiB, and percent-encodes what is not printable ASCII: up to
+twelve bytes for one character."""
 
 STRICT_MODE = ("triton_grpc_error", "true")
 
@@ -149,7 +151,9 @@ async def _refusing(context: Context) -> AsyncIterator[None]:
 
 async def _abort(context: Context, error: InferenceError) -> None:
     """End the RPC with an error; a message longer than trailers can be is cut."""
-    await context.abort(STATUS[error.code], error.message[:MAX_MESSAGE_CHARS])
+    plain = error.message.isascii() and error.message.isprintable()
+    limit = MAX_PLAIN_CHARS if plain else MAX_CHARS
+    await context.abort(STATUS[error.code], error.message[:limit])
 
 
 async def _abort_stalled(context: Context) -> None:
