@@ -32,3 +32,7 @@ class InferenceError(Exception):
     def reason(self) -> str:
         """The form of state reasons and logs, such as `Invalid argument: no such field`."""
         return f"{self.code.value}: {self.message}"
+
+
+UNEXPECTED = InferenceError(Code.INTERNAL, "internal error; the server's log says why")
+"""What a client learns of a defect of ours, on every wire."""

@@ -52,7 +52,7 @@ class ModelRegistry:
     def __init__(self, repository: ModelRepository, settings: ModelSettings) -> None:
         self._repository = repository
         self._settings = settings
-        self._versions: dict[str, dict[int, Status]] = {}
+        self._versions: dict[str, dict[int, Status]] = {}  # the versions of a model ascend
         self._unreadable: dict[str, str] = {}
         self._settled = asyncio.Event()
         self._changed = asyncio.Event()
@@ -74,7 +74,7 @@ class ModelRegistry:
             raise self._unknown(name)
         if version:
             return _numbered(name, versions, version)
-        loaded = [s.model for _, s in sorted(versions.items()) if s.model is not None]
+        loaded = [status.model for status in versions.values() if status.model is not None]
         if not loaded:
             raise self._none_loaded(name, versions)
         ready = [model for model in loaded if model.ready]
@@ -87,7 +87,7 @@ class ModelRegistry:
     def models(self) -> Iterator[Model]:
         """Every loaded version, by name and version."""
         for _, versions in sorted(self._versions.items()):
-            for _, status in sorted(versions.items()):
+            for status in versions.values():
                 if status.model is not None:
                     yield status.model
 
@@ -179,7 +179,7 @@ class ModelRegistry:
             self._unreadable[name] = error.reason
             log.error("model unreadable", extra={"model": name, "reason": error.reason})
             return
-        self._versions[name] = {number: Status(State.LOADING) for number in numbers}
+        self._versions[name] = {number: Status(State.LOADING) for number in sorted(numbers)}
         for number, status in self._versions[name].items():
             async with slots:
                 await self._load_version(config, number, status, loader)

@@ -2,7 +2,7 @@
 
 import grpc
 
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code
 
 STATUS = {
     Code.UNKNOWN: grpc.StatusCode.UNKNOWN,
@@ -15,6 +15,3 @@ STATUS = {
     Code.CANCELLED: grpc.StatusCode.CANCELLED,
 }
 """The v2 protocol's status for each code; every code has one."""
-
-UNEXPECTED = InferenceError(Code.INTERNAL, "internal error; the server's log says why")
-"""What a client learns of a defect of ours."""

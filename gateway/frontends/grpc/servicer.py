@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 
 from gateway import metadata
 from gateway.dataplane import DataPlane
-from gateway.errors import Code, InferenceError
+from gateway.errors import UNEXPECTED, Code, InferenceError
 from gateway.frontends.grpc import codec
-from gateway.frontends.grpc.errors import STATUS, UNEXPECTED
+from gateway.frontends.grpc.errors import STATUS
 from gateway.frontends.grpc.parsing import UNPARSABLE
 from gateway.frontends.grpc.stream_infer import StreamInfer, StrictError
 from gateway.messages import InferRequest, InferResponse

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from google.protobuf.message import DecodeError
 
 from gateway.dataplane import DataPlane
-from gateway.errors import InferenceError
+from gateway.errors import UNEXPECTED, InferenceError
 from gateway.frontends.grpc import codec
-from gateway.frontends.grpc.errors import UNEXPECTED
 from gateway.messages import InferResponse
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.stream import ResponseStream

@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from gateway import __version__
 from gateway.dataplane import DataPlane
-from gateway.errors import InferenceError
+from gateway.errors import UNEXPECTED, InferenceError
 from gateway.frontends.http.control import ControlRoutes
-from gateway.frontends.http.errors import UNEXPECTED, error_response, plain_error
+from gateway.frontends.http.errors import error_response, plain_error
 from gateway.frontends.http.generate import GenerateRoutes
 from gateway.settings import HttpSettings
 
@@ -57,4 +57,4 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     # Starlette logs the traceback where it catches the exception; the client learns nothing of it.
-    return plain_error(500, UNEXPECTED)
+    return error_response(UNEXPECTED)

@@ -12,9 +12,6 @@ log = logging.getLogger("sluice.http")
 JSON = "application/json"
 RETRY_AFTER_SECS = "1"
 
-UNEXPECTED = "internal error; the server's log says why"
-"""What a client learns of a defect of ours."""
-
 STATUS = {
     Code.UNKNOWN: 400,
     Code.INTERNAL: 500,

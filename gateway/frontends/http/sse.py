@@ -7,9 +7,9 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import AppStatus, SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
-from gateway.errors import InferenceError
+from gateway.errors import UNEXPECTED, InferenceError
 from gateway.frontends.http.codec import ResponseEncoder, has_data
-from gateway.frontends.http.errors import UNEXPECTED, error_body
+from gateway.frontends.http.errors import error_body
 from gateway.messages import InferResponse
 from gateway.settings import HttpSettings
 from gateway.stream import ResponseStream
@@ -78,7 +78,7 @@ class StreamedResponse(EventSourceResponse):
         except Exception:
             # Around one request in a frontend: the headers are gone, so this is an event, too.
             log.exception("request failed unexpectedly")
-            yield event(error_body(UNEXPECTED))
+            yield event(error_body(UNEXPECTED.message))
 
     def _encode(self, batch: Sequence[InferResponse]) -> bytes:
         encode = self._encoder.encode
