@@ -386,6 +386,7 @@ def test_half_a_request_is_forgotten_when_its_client_leaves(
 def test_two_hundred_connections_that_say_nothing_harm_nobody(
     server: Serving, http: httpx.Client
 ) -> None:
+    assert http.post(GENERATE, json=GOOD).status_code == 200  # its connection stays open
     open_before = server.open_files
     silent = [socket.create_connection(("127.0.0.1", server.ports["http"])) for _ in range(200)]
     try:

@@ -89,7 +89,7 @@ def test_a_client_that_takes_nothing_holds_back_its_model_and_is_dropped(server:
     with way.leave(server, repeated(FLOODING)):
         server.wait_metric(IN_FLIGHT, "repeat", 0, SEND_TIMEOUT_SECS + NOTICED_SECS)
         assert server.resident_bytes - before < 50_000_000
-        wait_until(lambda: server.open_files == open_before, "the connection is closed")
+        wait_until(lambda: server.open_files <= open_before, "the connection is closed")
 
 
 def test_a_grpc_client_that_took_nothing_is_told_that_it_counts_as_gone(server: Serving) -> None:
