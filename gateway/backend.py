@@ -2,15 +2,15 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from gateway.config import ModelConfig
+from gateway.config import InstanceGroup, ModelConfig
 from gateway.errors import InferenceError
-from gateway.messages import InferRequest, InferResponse
+from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse
 from gateway.stream import ResponseStream
 
 Answer = tuple[int, InferResponse | InferenceError]
@@ -21,12 +21,17 @@ Answer = tuple[int, InferResponse | InferenceError]
 class ModelContext:
     """What a backend is given to load one instance.
 
-    `path` is the version folder, `store` the folder of models that `sluice fetch` has stored.
+    `name` is the instance's, `group` the instance group it belongs to, `device` the number of its
+    GPU (0 on others). `path` is the version folder, `store` the folder of models that
+    `sluice fetch` has stored.
     `infer` sends a request to another model of this server. `wasted` is to be told how many
     tokens a runtime had made for a request after nobody waited for it any more.
     """
 
     config: ModelConfig
+    name: str = ""
+    group: InstanceGroup = field(default_factory=InstanceGroup)
+    device: int = 0
     path: Path
     store: Path
     infer: Callable[[InferRequest], ResponseStream]
@@ -66,7 +71,12 @@ class Instance(ABC):
 
 
 class Backend(ABC):
-    """One runtime. Created once per process, when the first model asks for it."""
+    """One runtime. Created once per process, when the first model asks for it.
+
+    `settings` is what `--backend-config` says for it, given before anything else is called.
+    """
+
+    settings: Mapping[str, str] = NO_PARAMETERS
 
     @abstractmethod
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:

@@ -1,17 +1,23 @@
 """From a backend's name to its Backend, imported only when a model needs it."""
 
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
 from gateway.backend import Backend
 from gateway.errors import Code, InferenceError
+from gateway.messages import NO_PARAMETERS
 
 GROUP = "sluice.backends"
 
 
 class BackendLoader:
-    """The installed backends, found by the entry-point group `sluice.backends`."""
+    """The installed backends, found by the entry-point group `sluice.backends`.
 
-    def __init__(self) -> None:
+    `settings` are those of `--backend-config` by backend; those under "" hold for every backend.
+    """
+
+    def __init__(self, settings: Mapping[str, Mapping[str, str]] = NO_PARAMETERS) -> None:
+        self._settings = settings
         self._found = {point.name: point for point in entry_points(group=GROUP)}
         self._loaded: dict[str, Backend] = {}
 
@@ -26,7 +32,9 @@ class BackendLoader:
         Raises InferenceError naming the installed ones, or the package that is missing.
         """
         if name not in self._loaded:
-            self._loaded[name] = _create(self.find(name))
+            backend = _create(self.find(name))
+            backend.settings = {**self._settings.get("", {}), **self._settings.get(name, {})}
+            self._loaded[name] = backend
         return self._loaded[name]
 
     def find(self, name: str) -> EntryPoint:

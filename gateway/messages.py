@@ -72,17 +72,28 @@ class Usage:
     finish_reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """How long the parts of an execution took, all in nanoseconds."""
+
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferResponse:
     """One response; `final` says that no more will come for its request.
 
-    A final response without outputs is only the flag (Triton's empty final response).
+    A final response without outputs is only the flag (Triton's empty final response). `phases`
+    are those of the execution it comes from, where the backend measures them.
     """
 
     outputs: tuple[Tensor, ...] = ()
     parameters: Mapping[str, Parameter] = field(default_factory=_no_parameters)
     final: bool = False
     usage: Usage | None = None
+    phases: Phases | None = None
 
     def output(self, name: str) -> Tensor | None:
         """The output of that name, or None."""

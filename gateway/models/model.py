@@ -12,8 +12,8 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.models.validation import RequestRules
 from gateway.observability.statistics import ModelStatistics, Record
-from gateway.schedulers.direct import DirectScheduler
-from gateway.schedulers.scheduler import Entry, Scheduler
+from gateway.schedulers.choice import build_scheduler
+from gateway.schedulers.scheduler import Entry
 from gateway.stream import ResponseStream
 
 log = logging.getLogger("sluice.model")
@@ -79,7 +79,7 @@ class Model:
         self.version = str(version)
         self.statistics = statistics
         self._instances = list(instances)
-        self._scheduler: Scheduler = DirectScheduler(statistics)
+        self._scheduler = build_scheduler(config, statistics)
         self._load = load
         self._limits = Limits.read(config)
         self._rules = RequestRules(config)
@@ -121,6 +121,7 @@ class Model:
         """
         batch_size = self._rules.check(request)
         self._refuse_if_unable()
+        self._scheduler.admit(request)
         record = Record(self.statistics, batch_size, request.received_ns, self._left)
         stream = ResponseStream(record)
         self._streams[record] = stream

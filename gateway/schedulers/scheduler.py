@@ -22,6 +22,9 @@ class Entry:
 class Scheduler(ABC):
     """Hands entries to instances. One task runs it; everything else is plain."""
 
+    def admit(self, request: InferRequest) -> None:  # noqa: B027 - most queues have no bound
+        """Raise InferenceError if the queue cannot take this request; asked before `submit`."""
+
     @abstractmethod
     def submit(self, entry: Entry) -> None:
         """Take an entry; the order of calls is the order of the queue."""

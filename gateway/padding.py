@@ -1,0 +1,80 @@
+"""Which inputs of a model are sequences that may be padded to one length?
+
+A model says so in the `parameters` of its config, because config.pbtxt has no field for it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError
+from gateway.messages import NO_PARAMETERS
+
+INPUTS = "padded_inputs"
+OUTPUTS = "padded_outputs"
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """The padded sequences of one model; none by default.
+
+    `inputs` maps each padded input to the value it is padded with: a number. Its first dimension
+    after the batch is its length. `outputs` are those whose first dimension after the batch is the
+    padded length, to be cut back.
+    """
+
+    inputs: Mapping[str, float] = field(default_factory=lambda: NO_PARAMETERS)
+    outputs: frozenset[str] = frozenset()
+
+    @classmethod
+    def read(cls, config: ModelConfig) -> "Padding":
+        """The padding a config declares: `padded_inputs` is a JSON object of name to pad value,
+        `padded_outputs` a JSON list of names, by default every output whose first dim is -1.
+
+        Raises InferenceError INVALID_ARG for what is not of that form or names no tensor.
+        """
+        if INPUTS not in config.parameters:
+            return cls()
+        pads = _json(config, INPUTS)
+        if not isinstance(pads, dict) or not all(_is_number(pad) for pad in pads.values()):
+            raise _malformed(config, INPUTS, "a JSON object of input names to numbers")
+        default = [each.name for each in config.output if each.dims[:1] == (-1,)]
+        cut = _json(config, OUTPUTS) if OUTPUTS in config.parameters else default
+        if not isinstance(cut, list) or not all(isinstance(name, str) for name in cut):
+            raise _malformed(config, OUTPUTS, "a JSON list of output names")
+        found = cls(pads, frozenset(cut))
+        found._check(config)
+        return found
+
+    def _check(self, config: ModelConfig) -> None:
+        if not config.batching:
+            raise _malformed(config, INPUTS, "max_batch_size to be more than 0")
+        flexible = {each.name for each in config.input if each.dims[:1] == (-1,)}
+        for name in self.inputs:
+            if name not in flexible:
+                raise _malformed(config, INPUTS, f"'{name}' to be an input whose first dim is -1")
+        known = {each.name for each in config.output}
+        for name in self.outputs:
+            if name not in known:
+                raise _malformed(config, OUTPUTS, f"'{name}' to be an output of the model")
+
+
+def _is_number(pad: object) -> bool:
+    return isinstance(pad, int | float) and not isinstance(pad, bool)
+
+
+def _json(config: ModelConfig, key: str) -> object:
+    try:
+        found: object = json.loads(config.parameters[key])
+    except (ValueError, RecursionError):
+        raise _malformed(config, key, "JSON") from None
+    return found
+
+
+def _malformed(config: ModelConfig, key: str, expected: str) -> InferenceError:
+    return InferenceError(
+        Code.INVALID_ARG,
+        f"model '{config.name}': parameter '{key}' is '{config.parameters.get(key, '')}', expected "
+        f"{expected}",
+    )
