@@ -18,11 +18,24 @@ def _no_parameters() -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedRegion:
+    """A part of a registered shared memory region; offset and size in bytes."""
+
+    name: str
+    byte_size: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """An output asked for by name. `classes` > 0 asks for the classification extension."""
+    """An output asked for by name.
+
+    `classes` > 0 asks for the classification extension, `region` for the data in shared memory.
+    """
 
     name: str
     classes: int = 0
+    region: SharedRegion | None = None
 
 
 @dataclass(frozen=True, slots=True)

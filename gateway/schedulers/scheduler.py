@@ -29,6 +29,9 @@ class Scheduler(ABC):
     def submit(self, entry: Entry) -> None:
         """Take an entry; the order of calls is the order of the queue."""
 
+    async def prepare(self, instance: Instance) -> None:  # noqa: B027 - most need to know nothing
+        """Learn from an idle instance what scheduling needs; comes before `add`."""
+
     @abstractmethod
     def add(self, instance: Instance) -> None:
         """Let an instance take executions."""
