@@ -34,10 +34,11 @@ class Metric:
     streams: int
     unit: str
     better: Better = Better.NEITHER
+    noun: str = "stream"
 
     def __str__(self) -> str:
         unit = f", {self.unit}" if self.unit else ""
-        return f"{self.name}, {self.streams} stream{'s' if self.streams > 1 else ''}{unit}"
+        return f"{self.name}, {self.streams} {self.noun}{'s' if self.streams > 1 else ''}{unit}"
 
 
 @dataclass(slots=True)
@@ -61,12 +62,16 @@ class Results:
             return None
         return self.median(metric, contender) / base
 
+    def has(self, contender: str) -> bool:
+        """Whether anything was measured of it."""
+        return any(contender in found for found in self.values.values())
+
     def as_rows(self) -> list[dict[str, Any]]:
         """Everything, for a file."""
         return [
             {
                 "metric": metric.name,
-                "streams": metric.streams,
+                f"{metric.noun}s": metric.streams,
                 "unit": metric.unit,
                 "better": metric.better.value,
                 "median": {name: statistics.median(values) for name, values in found.items()},
@@ -93,6 +98,23 @@ def comparison(title: str, results: Results, contenders: Sequence[str]) -> Table
         if len(contenders) > 1:
             cells.append(_ratio(metric, results.ratio(metric, contenders[-1], contenders[0])))
         table.add_row(str(metric), *cells, f"{max(map(_spread, found.values())):.0%}")
+    return table
+
+
+def standings(title: str, results: Results, contenders: Sequence[str]) -> Table:
+    """A row for each contender; `ratio` is the last one's first metric over theirs."""
+    metrics = [metric for metric in results.values if metric.better is not Better.NEITHER]
+    table = Table(title=title, title_justify="left")
+    table.add_column("server", no_wrap=True)
+    for heading in (*(f"{each.name} {each.unit}".strip() for each in metrics), "ratio", "spread"):
+        table.add_column(heading, justify="right")
+    first = metrics[0]
+    for name in contenders:
+        found = [results.values[metric].get(name) for metric in metrics]
+        cells = [_number(statistics.median(values)) if values else "" for values in found]
+        ratio = results.ratio(first, contenders[-1], name)
+        spread = f"{_spread(results.values[first][name]):.0%}"
+        table.add_row(name, *cells, _ratio(first, ratio), spread)
     return table
 
 

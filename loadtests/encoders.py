@@ -1,0 +1,140 @@
+"""Sentences of many lengths through an encoder: the gateway, Triton, and ONNX Runtime alone.
+
+All run the same ONNX file. Triton's batcher combines requests of one shape only, so its clients
+either pad every sentence to the longest, or send true lengths that hardly ever share a batch. ONNX
+Runtime alone gets everything at once, sorted by length, in batches of the best size: nothing that
+serves requests as they come can do better.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from gateway.settings import ENVIRONMENT
+from gateway.store import default_root
+from loadtests import contenders, cpus, perf_analyzer, rounds
+from loadtests.contenders import Contender
+from loadtests.cpus import pinned
+from loadtests.encoder_session import best_rate
+from loadtests.encoder_triton import repository
+from loadtests.lengths import LONGEST, sentences, write_input_data
+from loadtests.perf_analyzer import Traffic
+from loadtests.results import Better, Metric, Results, save, standings
+from loadtests.server import serving
+
+REPOSITORY = Path(__file__).parent.parent / "model_repository"
+MODEL = "minilm"
+ONNX = "all-minilm-l6-v2-onnx/model.onnx"
+ALONE = "ONNX Runtime alone"
+PADDED = f"triton, padded to {LONGEST}"
+TRUE = "triton, true lengths"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A contender, and the file with the requests that it gets."""
+
+    contender: Contender
+    data: Path
+
+
+def main() -> None:
+    """Compare, print and save."""
+    asked = _parser().parse_args()
+    console = Console()
+    with (
+        rounds.failures_as_lines("encoders"),
+        pinned(asked.client_cpus),
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        results = _run(asked, _measured(asked, Path(folder)), console)
+    names = [name for name in (PADDED, TRUE, ALONE, contenders.GATEWAY) if results.has(name)]
+    title = f"{MODEL}, {asked.clients} clients, lengths 8 to {LONGEST}"
+    console.print(standings(title, results, names))
+    rounds.tell_file(save("encoders", vars(asked), results.as_rows()), console)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loadtests.encoders", description=__doc__)
+    parser.add_argument(
+        "--triton",
+        metavar="COMMAND",
+        help="compare with the Triton that `COMMAND REPOSITORY HTTP GRPC METRICS` starts",
+    )
+    parser.add_argument(
+        "--onnx", type=Path, default=default_root(ENVIRONMENT) / ONNX, metavar="FILE"
+    )
+    parser.add_argument("--clients", type=rounds.positive, default=32, metavar="N")
+    parser.add_argument("--sentences", type=rounds.positive, default=1024, metavar="N")
+    parser.add_argument(
+        "--threads",
+        type=rounds.positive,
+        default=2,
+        metavar="N",
+        help="threads of ONNX Runtime, in Triton and alone (default: %(default)s)",
+    )
+    perf_analyzer.add_flags(parser)
+    rounds.add_flags(parser)
+    cpus.add_flags(parser)
+    return parser
+
+
+def _measured(asked: argparse.Namespace, folder: Path) -> Sequence[Measured]:
+    """The servers; the gateway comes last."""
+    found = sentences(asked.sentences)
+    true, padded = folder / "true.json", folder / "padded.json"
+    write_input_data(true, found)
+    write_input_data(padded, found, LONGEST)
+    ours = folder / "gateway"
+    ours.mkdir()
+    (ours / MODEL).symlink_to((REPOSITORY / MODEL).resolve())
+    measured = [Measured(contenders.gateway(ours), true)]
+    if asked.triton:
+        theirs = repository(folder / "triton", MODEL, asked.onnx, asked.threads)
+        for name, data in ((TRUE, true), (PADDED, padded)):
+            launch = contenders.triton(asked.triton, theirs).launch
+            measured.insert(0, Measured(Contender(name, launch), data))
+    return measured
+
+
+def _run(asked: argparse.Namespace, measured: Sequence[Measured], console: Console) -> Results:
+    results = Results()
+    alone = partial(best_rate, asked.onnx, asked.threads, sentences(asked.sentences))
+    with rounds.progress_bar(console) as bar:
+        task = bar.add_task("", total=asked.rounds * (len(measured) + 1))
+        for number in range(1, asked.rounds + 1):
+            for each in measured:
+                bar.update(task, description=f"round {number}: {each.contender.name}")
+                results.add(each.contender.name, _serve(asked, each))
+                bar.advance(task)
+            bar.update(task, description=f"round {number}: {ALONE}")
+            results.add(ALONE, {_rate(asked): alone()})
+            bar.advance(task)
+    return results
+
+
+def _serve(asked: argparse.Namespace, each: Measured) -> Mapping[Metric, float]:
+    traffic = Traffic(
+        model=MODEL, wire="http", clients=asked.clients, extra=("--input-data", str(each.data))
+    )
+    with serving(each.contender.launch(), asked.server_cpus) as server:
+        found = perf_analyzer.measure(asked, traffic, server)
+    return {
+        _rate(asked): found.per_sec,
+        Metric("p50", asked.clients, "ms", Better.LOWER, "client"): found.p50_us / 1e3,
+        Metric("p99", asked.clients, "ms", Better.LOWER, "client"): found.p99_us / 1e3,
+        Metric("CPU of the client", asked.clients, "cores", noun="client"): found.client_cores,
+    }
+
+
+def _rate(asked: argparse.Namespace) -> Metric:
+    return Metric("requests/s", asked.clients, "", Better.HIGHER, "client")
+
+
+if __name__ == "__main__":
+    main()
