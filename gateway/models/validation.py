@@ -7,6 +7,7 @@ from typing import NoReturn
 from gateway.config import ModelConfig, ModelInput
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
+from gateway.messages import request_prefix as request_prefix
 from gateway.tensor import (
     SIZES,
     Datatype,
@@ -52,17 +53,16 @@ class RequestRules:
 
     def _check_outputs(self, request: InferRequest) -> None:
         names = [output.name for output in request.outputs]
-        for position, name in enumerate(names):
+        for name in names:
             if name not in self._outputs:
                 _refuse_bare(f"unexpected inference output '{name}' for model '{self._model}'")
-            if name in names[:position]:
-                _refuse(request, f"output '{name}' already exists in request")
+        if (twice := _repeated(names)) is not None:
+            _refuse(request, f"output '{twice}' already exists in request")
 
     def _check_names(self, request: InferRequest) -> None:
         names = [tensor.name for tensor in request.inputs]
-        for position, name in enumerate(names):
-            if name in names[:position]:
-                _refuse(request, f"input '{name}' already exists in request")
+        if (twice := _repeated(names)) is not None:
+            _refuse(request, f"input '{twice}' already exists in request")
         missing = [name for name in self._required if name not in names]
         if missing or len(names) > len(self._inputs):
             self._refuse_count(request, names, missing)
@@ -203,9 +203,14 @@ def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
     )
 
 
-def request_prefix(request_id: str) -> str:
-    """What Triton writes before most refusals."""
-    return f"[request id: {request_id or '<id_unknown>'}] "
+def _repeated(names: Sequence[str]) -> str | None:
+    """The first name that is there already."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def _refuse(request: InferRequest, message: str) -> NoReturn:

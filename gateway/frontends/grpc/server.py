@@ -8,15 +8,17 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from gateway.dataplane import DataPlane
-from gateway.frontends.grpc.parsing import ParsingInterceptor
+from gateway.frontends.grpc.methods import Methods
+from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
 from gateway.frontends.grpc.servicer import Servicer
+from gateway.frontends.grpc.wire import parse_request
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.protos.grpc_service_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from gateway.settings import GrpcSettings
 
-MAX_MESSAGE_BYTES = 2**31 - 1
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+PARSERS = {"ModelInfer": parse_request, "ModelStreamInfer": parse_request}
 OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -32,17 +34,19 @@ class GrpcServer:
 
     def __init__(self, dataplane: DataPlane, settings: GrpcSettings, server_id: str) -> None:
         self._dataplane = dataplane
-        self._server = grpc.aio.server(options=OPTIONS, interceptors=[ParsingInterceptor()])
-        self._servicer = Servicer(dataplane, server_id, settings.send_timeout_secs)
+        self._server = grpc.aio.server(options=OPTIONS)
+        self._servicer = Servicer(dataplane, settings, server_id)
         self._health = health.aio.HealthServicer()
-        add_servicer: Any = add_GRPCInferenceServiceServicer_to_server
-        add_servicer(self._servicer, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection(
-            (SERVICE, HEALTH, reflection.SERVICE_NAME), self._server
-        )
+        self._add_services()
         self.address = settings.address
         self.port = self._bind(settings)
+
+    def _add_services(self) -> None:
+        methods: Any = Methods(self._server, PARSERS)
+        add_servicer: Any = add_GRPCInferenceServiceServicer_to_server
+        add_servicer(self._servicer, methods)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, methods)
+        reflection.enable_server_reflection((SERVICE, HEALTH, reflection.SERVICE_NAME), methods)
 
     def _bind(self, settings: GrpcSettings) -> int:
         _require_free(settings.address, settings.port)

@@ -9,8 +9,14 @@ from google.protobuf.message import DecodeError
 
 from gateway.dataplane import DataPlane
 from gateway.errors import UNEXPECTED, InferenceError
-from gateway.frontends.grpc import codec
+from gateway.frontends.grpc.codec import RequestDecoder
+from gateway.frontends.grpc.parameters import FINAL, wants_empty_final
+from gateway.frontends.grpc.response import Encoder
+from gateway.frontends.grpc.tracing import begin
+from gateway.frontends.grpc.wire import Message
 from gateway.messages import InferResponse
+from gateway.models.model import Model
+from gateway.observability.trace import Trace
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.stream import ResponseStream
 
@@ -23,7 +29,15 @@ REFUSALS = 64
 """Refusals that wait for a slow client, or for their turn, before no more requests are read."""
 
 
-Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
+Write = Callable[[bytes], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    """Where the messages of an RPC go, and how long its client may take none."""
+
+    write: Write
+    timeout_secs: float
 
 
 class StrictError(Exception):
@@ -56,9 +70,10 @@ class Asked:
 
     message: pb.ModelInferRequest
     stream: ResponseStream
-    version: str
+    encoder: Encoder
     turn: Turn | None
     empty_final: bool
+    trace: Trace | None = None
 
 
 class StreamInfer:
@@ -70,21 +85,19 @@ class StreamInfer:
     """
 
     def __init__(
-        self, dataplane: DataPlane, write: Write, send_timeout_secs: float, *, strict: bool
+        self, dataplane: DataPlane, decoder: RequestDecoder, outlet: Outlet, *, strict: bool
     ) -> None:
         self._dataplane = dataplane
-        self._write = write
-        self._send_timeout_secs = send_timeout_secs
+        self._decoder = decoder
+        self._outlet = outlet
         self._strict = strict
         self._owned: set[ResponseStream] = set()
-        self._outgoing: asyncio.Queue[Sequence[pb.ModelStreamInferResponse] | None] = asyncio.Queue(
-            OUTGOING_BATCHES
-        )
+        self._outgoing: asyncio.Queue[Sequence[bytes] | None] = asyncio.Queue(OUTGOING_BATCHES)
         self._refusals = asyncio.Semaphore(REFUSALS)
         self._reader: asyncio.Task[None] | None = None
         self._last_turn: asyncio.Event | None = None
 
-    async def run(self, requests: AsyncIterable[pb.ModelInferRequest]) -> None:
+    async def run(self, requests: AsyncIterable[Message]) -> None:
         """Serve the RPC until the client half-closes and every request is answered.
 
         Raises StrictError in strict mode, TimeoutError when the client stopped reading, DecodeError
@@ -105,50 +118,54 @@ class StreamInfer:
         if self._reader is not None:
             self._reader.cancel()
 
-    async def _answer_all(self, requests: AsyncIterable[pb.ModelInferRequest]) -> None:
+    async def _answer_all(self, requests: AsyncIterable[Message]) -> None:
         async with asyncio.TaskGroup() as answers:
             if not self._dataplane.exiting:
                 self._reader = answers.create_task(self._read(requests, answers))
         await self._outgoing.put(None)
 
-    async def _read(
-        self, requests: AsyncIterable[pb.ModelInferRequest], answers: asyncio.TaskGroup
-    ) -> None:
+    async def _read(self, requests: AsyncIterable[Message], answers: asyncio.TaskGroup) -> None:
         async for message in requests:
-            turn = None if self._is_decoupled(message) else self._next_turn()
+            found = self._find(message[0])
+            decoupled = isinstance(found, Model) and found.config.decoupled
+            turn = None if decoupled else self._next_turn()
             try:
-                asked = self._ask(message, turn)
+                asked = self._ask(message, found, turn)
             except InferenceError as error:
                 await self._refusals.acquire()
-                answers.create_task(self._refuse(_refusal(message.id, error), turn))
+                answers.create_task(self._refuse(_refusal(message[0].id, error), turn))
             else:
                 answers.create_task(self._answer(asked))
 
-    def _is_decoupled(self, message: pb.ModelInferRequest) -> bool:
+    def _find(self, message: pb.ModelInferRequest) -> Model | InferenceError:
         try:
-            model = self._dataplane.model(message.model_name, message.model_version)
-        except InferenceError:
-            return False
-        return model.config.decoupled
+            return self._dataplane.model(message.model_name, message.model_version)
+        except InferenceError as error:
+            return error
 
     def _next_turn(self) -> Turn:
         turn = Turn(before=self._last_turn)
         self._last_turn = turn.over
         return turn
 
-    def _ask(self, message: pb.ModelInferRequest, turn: Turn | None) -> Asked:
-        model = self._dataplane.model(message.model_name, message.model_version)
-        stream = self._dataplane.infer(codec.decode_request(message))
+    def _ask(self, request: Message, model: Model | InferenceError, turn: Turn | None) -> Asked:
+        if isinstance(model, InferenceError):
+            raise model
+        message, raw = request
+        infer_request = self._decoder.decode(message, raw, model.config)
+        trace = begin(self._dataplane.tracer, infer_request)
+        stream = self._dataplane.infer(infer_request, model, trace)
         self._owned.add(stream)
         return Asked(
             message=message,
             stream=stream,
-            version=model.version,
+            encoder=Encoder(infer_request, model, self._dataplane.shared_memory),
             turn=turn,
-            empty_final=codec.wants_empty_final(message),
+            empty_final=wants_empty_final(message),
+            trace=trace,
         )
 
-    async def _refuse(self, refusal: pb.ModelStreamInferResponse, turn: Turn | None) -> None:
+    async def _refuse(self, refusal: bytes, turn: Turn | None) -> None:
         if turn is not None:
             await turn.come()
         await self._outgoing.put([refusal])
@@ -171,6 +188,9 @@ class StreamInfer:
                 # Around one request in a frontend: the others on the stream go on.
                 log.exception("request failed unexpectedly")
                 await self._report(asked, UNEXPECTED)
+            finally:
+                if asked.trace is not None:
+                    asked.trace.sent()
         self._owned.discard(asked.stream)
         if asked.turn is not None:
             asked.turn.over.set()
@@ -181,9 +201,9 @@ class StreamInfer:
             complete = batch[-1].final and (bool(batch[-1].outputs) or asked.empty_final)
             messages = [_encode(asked, each) for each in batch if _is_sent(asked, each)]
             if messages:
-                await self._outgoing.put(messages)
+                await self._send(asked, messages)
         if not complete and asked.empty_final:
-            await self._outgoing.put([_encode(asked, InferResponse(final=True))])
+            await self._send(asked, [_encode(asked, InferResponse(final=True))])
 
     async def _forward_in_turn(self, asked: Asked, turn: Turn) -> None:
         error: InferenceError | None = None
@@ -194,46 +214,46 @@ class StreamInfer:
         await turn.come()
         if error is not None:
             raise error
-        await self._outgoing.put([message])
+        await self._send(asked, [message])
 
     async def _report(self, asked: Asked, error: InferenceError) -> None:
         if self._strict:
             raise StrictError(error)
         message = pb.ModelStreamInferResponse(error_message=error.message)
-        message.infer_response.CopyFrom(
-            pb.ModelInferResponse(
-                id=asked.message.id,
-                model_name=asked.message.model_name,
-                model_version=asked.message.model_version,
-            )
-        )
-        message.infer_response.parameters[codec.FINAL].bool_param = True
-        await self._outgoing.put([message])
+        message.infer_response.id = asked.message.id
+        message.infer_response.model_name = asked.message.model_name
+        message.infer_response.model_version = asked.message.model_version
+        message.infer_response.parameters[FINAL].bool_param = True
+        await self._send(asked, [message.SerializeToString()])
+
+    async def _send(self, asked: Asked, messages: Sequence[bytes]) -> None:
+        """Hand messages to the writer; for a trace that is when they are sent."""
+        if asked.trace is not None:
+            asked.trace.stamp("GRPC_SEND_START")
+        await self._outgoing.put(messages)
+        if asked.trace is not None:
+            asked.trace.stamp("GRPC_SEND_END")
 
     async def _send_answers(self) -> None:
         while (messages := await self._outgoing.get()) is not None:
-            async with asyncio.timeout(self._send_timeout_secs):
+            async with asyncio.timeout(self._outlet.timeout_secs):
                 for message in messages:
-                    await self._write(message)
+                    await self._outlet.write(message)
 
 
-def _encode(asked: Asked, response: InferResponse) -> pb.ModelStreamInferResponse:
-    # An empty final response names the version that was asked for (protocol: gRPC streaming).
-    version = asked.version if response.outputs else asked.message.model_version
-    encoded = codec.encode_response(response, asked.message.model_name, version, asked.message.id)
-    encoded.parameters[codec.FINAL].bool_param = response.final
-    return pb.ModelStreamInferResponse(infer_response=encoded)
+def _encode(asked: Asked, response: InferResponse) -> bytes:
+    return asked.encoder.encode_streamed(response, asked.message.model_version)
 
 
 def _is_sent(asked: Asked, response: InferResponse) -> bool:
     return bool(response.outputs) or not response.final or asked.empty_final
 
 
-def _refusal(request_id: str, error: InferenceError) -> pb.ModelStreamInferResponse:
+def _refusal(request_id: str, error: InferenceError) -> bytes:
     """What was refused before execution carries its id and nothing else."""
     return pb.ModelStreamInferResponse(
         error_message=error.message, infer_response=pb.ModelInferResponse(id=request_id)
-    )
+    ).SerializeToString()
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> BaseException:

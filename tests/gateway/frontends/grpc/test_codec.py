@@ -1,17 +1,29 @@
-"""Messages of the v2 protocol to requests and responses to messages (protocol, gRPC semantics)."""
+"""Messages of the v2 protocol to requests (protocol, gRPC semantics)."""
 
 from typing import Any
 
-import numpy as np
 import pytest
 
+from gateway.config import ModelConfig, ModelInput
+from gateway.data_type import DataType
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.codec import decode_request, encode_response, wants_empty_final
-from gateway.messages import InferRequest, InferResponse, RequestedOutput, SequenceTag
+from gateway.frontends.grpc.codec import RequestDecoder
+from gateway.frontends.grpc.parameters import HeaderForwarding
+from gateway.messages import InferRequest, RequestedOutput, SharedRegion
 from gateway.protos import grpc_service_pb2 as pb
-from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
+from gateway.shared_memory import SharedMemory
+from gateway.tensor import Datatype
+from tests.regions import shared_object
 
-EMPTY_FINAL = "triton_enable_empty_final_response"
+CONFIG = ModelConfig(
+    name="m",
+    backend="identity",
+    input=(ModelInput(name="X", data_type=DataType.TYPE_INT32, dims=(-1,)),),
+)
+BOOL = pb.InferParameter(bool_param=True)
+INT = pb.InferParameter(int64_param=8)
+TEXT = pb.InferParameter(string_param="region")
+UINT = pb.InferParameter(uint64_param=8)
 
 
 def message(**fields: Any) -> pb.ModelInferRequest:
@@ -25,6 +37,13 @@ def tensor(
     if contents:
         found.contents.CopyFrom(pb.InferTensorContents(**contents))
     return found
+
+
+def decode_request(
+    asked: pb.ModelInferRequest, shared_memory: SharedMemory | None = None
+) -> InferRequest:
+    decoder = RequestDecoder(shared_memory or SharedMemory(), HeaderForwarding(""), ())
+    return decoder.decode(asked, asked.raw_input_contents, CONFIG)
 
 
 def decode(*inputs: pb.ModelInferRequest.InferInputTensor, **fields: Any) -> InferRequest:
@@ -103,8 +122,10 @@ def test_half_precision_comes_raw(datatype: str) -> None:
 
 
 @pytest.mark.parametrize("datatype", ["INT32", "BYTES", "FP16"])
-def test_a_tensor_without_elements_needs_no_data(datatype: str) -> None:
-    (found,) = decode(tensor(datatype=datatype, shape=(0, 3))).inputs
+def test_contents_without_elements_are_no_bytes(datatype: str) -> None:
+    empty = tensor(datatype=datatype, shape=(0, 3))
+    empty.contents.SetInParent()
+    (found,) = decode(empty).inputs
     assert (found.shape, found.raw()) == ((0, 3), b"")
 
 
@@ -156,169 +177,162 @@ def test_an_input_has_one_kind_of_contents() -> None:
     )
 
 
-@pytest.mark.parametrize("datatype", ["", "STRING", "fp32", "TYPE_FP32"])
+UNKNOWN_DATATYPES = ["", "STRING", "int32", "TYPE_INT32"]
+
+
+@pytest.mark.parametrize("datatype", UNKNOWN_DATATYPES)
 def test_a_datatype_goes_by_its_wire_name(datatype: str) -> None:
-    code, text = refusal(tensor(datatype=datatype), raw_input_contents=[b"\0" * 8])
-    assert code is Code.INVALID_ARG
-    assert "'X'" in text
-    assert f"'{datatype}'" in text
-
-
-def test_shared_memory_is_not_offered() -> None:
-    shared = tensor()
-    shared.parameters["shared_memory_region"].string_param = "region"
-    code, text = refusal(shared)
-    assert code is Code.UNSUPPORTED
-    assert "shared memory" in text
-
-
-# Parameters (protocol 18.4).
-
-
-BOOL = pb.InferParameter(bool_param=True)
-INT = pb.InferParameter(int64_param=5)
-UINT = pb.InferParameter(uint64_param=5)
-STRING = pb.InferParameter(string_param="s")
-DOUBLE = pb.InferParameter(double_param=0.5)
-UNSET = pb.InferParameter()
-
-
-def test_what_the_server_does_not_know_is_the_clients_own() -> None:
-    found = decode(parameters={"a": BOOL, "b": INT, "c": STRING, "d": DOUBLE, "stream": BOOL})
-    assert found.parameters == {"a": True, "b": 5, "c": "s", "d": 0.5, "stream": True}
-
-
-@pytest.mark.parametrize("value", [UINT, UNSET], ids=["uint64", "unset"])
-def test_a_parameter_of_another_kind_is_refused(value: pb.InferParameter) -> None:
-    assert refusal(parameters={"a": value}) == (
+    found = refusal(tensor(datatype=datatype), raw_input_contents=[b"\0" * 8], id="7")
+    assert found == (
         Code.INVALID_ARG,
-        "invalid value type for 'a' parameter, expected int64_param, bool_param, or string_param.",
+        "[request id: 7] inference input 'X' data-type is '<invalid>', but model 'm' expects "
+        "'INT32'",
     )
 
 
-@pytest.mark.parametrize("value", [INT, UINT])
-def test_a_priority_is_a_number(value: pb.InferParameter) -> None:
-    found = decode(parameters={"priority": value})
-    assert (found.priority, found.parameters) == (5, {})
+def test_an_unknown_datatype_of_an_unknown_input_is_an_unknown_input() -> None:
+    found = refusal(tensor("Z", "NOPE"), raw_input_contents=[b"\0" * 8])
+    assert found == (Code.INVALID_ARG, "unexpected inference input 'Z' for model 'm'")
 
 
-def test_a_timeout_is_in_microseconds() -> None:
-    found = decode(parameters={"timeout": INT})
-    assert (found.timeout_us, found.parameters) == (5, {})
-
-
-@pytest.mark.parametrize(("value", "correlation_id"), [(INT, 5), (STRING, "s")])
-def test_a_sequence_has_an_id_and_flags(
-    value: pb.InferParameter, correlation_id: int | str
-) -> None:
-    found = decode(parameters={"sequence_id": value, "sequence_start": BOOL})
-    assert found.sequence == SequenceTag(correlation_id, start=True, end=False)
-    assert found.parameters == {}
-
-
-@pytest.mark.parametrize(
-    "value",
-    [pb.InferParameter(int64_param=0), pb.InferParameter(string_param="")],
-    ids=["zero", "empty"],
-)
-def test_zero_and_nothing_are_no_sequence(value: pb.InferParameter) -> None:
-    assert decode(parameters={"sequence_id": value}).sequence is None
-    assert decode().sequence is None
-
-
-def test_a_correlation_id_has_at_most_128_characters() -> None:
-    longest = pb.InferParameter(string_param="x" * 128)
-    assert decode(parameters={"sequence_id": longest}).sequence == SequenceTag("x" * 128)
-    longer = pb.InferParameter(string_param="x" * 129)
-    assert refusal(parameters={"sequence_id": longer}) == (
-        Code.UNSUPPORTED,
-        "string correlation ID cannot be longer than 128 characters",
-    )
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "expected"),
-    [
-        ("sequence_id", BOOL, "int64_param or string_param"),
-        ("sequence_start", INT, "bool_param"),
-        ("sequence_end", STRING, "bool_param"),
-        ("priority", STRING, "int64_param or uint64_param"),
-        ("timeout", UINT, "int64_param"),
-        (EMPTY_FINAL, INT, "bool_param"),
-        (EMPTY_FINAL, UNSET, "bool_param"),
-    ],
-)
-def test_a_known_parameter_of_another_kind_is_refused(
-    key: str, value: pb.InferParameter, expected: str
-) -> None:
-    assert refusal(parameters={key: value}) == (
+@pytest.mark.parametrize("datatype", UNKNOWN_DATATYPES)
+def test_contents_fit_no_unknown_datatype(datatype: str) -> None:
+    assert refusal(tensor(datatype=datatype, int_contents=[1, 2])) == (
         Code.INVALID_ARG,
-        f"invalid value type for '{key}' parameter, expected {expected}.",
+        "unexpected explicit tensor data for input tensor 'X' for model 'm' of type 'INT32', "
+        "expected datatype '<invalid>'",
     )
 
 
-def test_a_priority_is_not_negative() -> None:
-    assert refusal(parameters={"priority": pb.InferParameter(int64_param=-1)}) == (
+# Shared memory (protocol 12.3).
+
+
+def parameters_of(**values: Any) -> dict[str, pb.InferParameter]:
+    return {f"shared_memory_{key}": value for key, value in values.items()}
+
+
+def shared(
+    name: str = "X", datatype: str = "INT32", **values: Any
+) -> pb.ModelInferRequest.InferInputTensor:
+    found = tensor(name, datatype)
+    for key, value in parameters_of(**values).items():
+        found.parameters[key].CopyFrom(value)
+    return found
+
+
+def wanted(**parameters: pb.InferParameter) -> pb.ModelInferRequest.InferRequestedOutputTensor:
+    return pb.ModelInferRequest.InferRequestedOutputTensor(name="Y", parameters=parameters)
+
+
+def test_an_input_in_shared_memory_takes_no_raw_contents() -> None:
+    shared_memory = SharedMemory(allowed=True)
+    with shared_object(bytes(range(16))) as key:
+        shared_memory.register_system("region", key, 0, 16)
+        first = shared("A", "UINT8", region=TEXT, byte_size=INT, offset=INT)
+        asked = message(inputs=[first, tensor("B", "UINT8")], raw_input_contents=[b"ab"])
+        a, b = decode_request(asked, shared_memory).inputs
+    assert bytes(a.raw()) == bytes(range(8, 16))
+    assert b.raw() == b"ab"
+
+
+def test_contents_do_not_go_with_shared_memory() -> None:
+    both = shared(region=TEXT, byte_size=INT)
+    both.contents.SetInParent()
+    assert refusal(both) == (
         Code.INVALID_ARG,
-        "invalid value for 'priority', expected value >= 0.",
+        "unexpected 'content' provided when using shared memory for input tensor 'X' for model 'm'",
     )
 
 
-def test_names_of_triton_are_reserved() -> None:
-    assert refusal(parameters={"triton_x": BOOL}) == (
-        Code.INVALID_ARG,
-        "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following "
-        "keys starting with 'triton_' are allowed: triton_enable_empty_final_response",
-    )
+def test_a_region_that_nobody_registered_is_not_found() -> None:
+    text = "Unable to find shared memory region: 'region'"
+    assert refusal(shared(region=TEXT, byte_size=INT)) == (Code.NOT_FOUND, text)
+    output = wanted(**parameters_of(region=TEXT, byte_size=INT))
+    assert refusal(outputs=[output]) == (Code.NOT_FOUND, text)
 
 
-@pytest.mark.parametrize(
-    ("value", "wanted"), [(True, True), (False, False), (None, False)], ids=["yes", "no", "absent"]
-)
-def test_an_empty_final_response_is_sent_to_who_asked_for_it(
-    value: bool | None, wanted: bool
-) -> None:
-    given = {} if value is None else {EMPTY_FINAL: pb.InferParameter(bool_param=value)}
-    asked = message(parameters=given)
-    assert wants_empty_final(asked) is wanted
-    assert decode_request(asked).parameters == {}
+REGION_REFUSALS = [
+    (
+        {"region": TEXT},
+        "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter "
+        "for tensor '{}'",
+    ),
+    (
+        {"byte_size": INT},
+        "'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter "
+        "for tensor '{}'",
+    ),
+    (
+        {"byte_size": INT, "offset": INT},
+        "'shared_memory_offset' can not be specified without 'shared_memory_region' parameter for "
+        "tensor '{}'",
+    ),
+    (
+        {"region": INT, "byte_size": INT},
+        "invalid value type for 'shared_memory_region' parameter for tensor '{}', expected "
+        "string_param.",
+    ),
+    (
+        {"region": TEXT, "byte_size": UINT},
+        "invalid value type for 'shared_memory_byte_size' parameter for tensor '{}', expected "
+        "int64_param.",
+    ),
+    (
+        {"region": TEXT, "byte_size": INT, "offset": TEXT},
+        "invalid value type for 'shared_memory_offset' parameter for tensor '{}', expected "
+        "int64_param.",
+    ),
+]
+"""As Triton 2.51 answered."""
 
 
-# Responses (protocol 18.5).
+@pytest.mark.parametrize(("values", "text"), REGION_REFUSALS)
+def test_a_region_has_a_name_and_a_size(values: dict[str, pb.InferParameter], text: str) -> None:
+    assert refusal(shared(**values)) == (Code.INVALID_ARG, text.format("X"))
+    output = wanted(**parameters_of(**values))
+    assert refusal(outputs=[output]) == (Code.INVALID_ARG, text.format("Y"))
 
 
-def test_a_response_has_one_raw_entry_per_output_in_order() -> None:
-    response = InferResponse(
-        outputs=(
-            text_tensor("T", ["a", "bc"]),
-            array_tensor("N", Datatype.INT16, np.array([[1, -2]])),
-            Tensor("E", Datatype.FP32, (0, 4), b""),
-        )
-    )
-    found = encode_response(response, "m", "3", "r1")
-    assert (found.model_name, found.model_version, found.id) == ("m", "3", "r1")
-    assert [(each.name, each.datatype, list(each.shape)) for each in found.outputs] == [
-        ("T", "BYTES", [2]),
-        ("N", "INT16", [1, 2]),
-        ("E", "FP32", [0, 4]),
-    ]
-    assert list(found.raw_output_contents) == [
-        b"\x01\0\0\0a\x02\0\0\0bc",
-        b"\x01\0\xfe\xff",
-        b"",
-    ]
-    assert not any(each.HasField("contents") for each in found.outputs)
-    assert not found.parameters
+def test_an_output_is_tied_to_the_region_of_the_moment() -> None:
+    shared_memory = SharedMemory(allowed=True)
+    with shared_object(bytes(16)) as key:
+        shared_memory.register_system("region", key, 0, 16)
+        output = wanted(**parameters_of(region=TEXT, byte_size=INT))
+        (found,) = decode_request(message(outputs=[output]), shared_memory).outputs
+    assert found.region == SharedRegion("region", 8)
+    assert found.region.memory is shared_memory.system_status("region")[0]
 
 
-def test_response_parameters_keep_their_kind() -> None:
-    response = InferResponse(parameters={"b": True, "i": -5, "d": 0.5, "s": "x"})
-    found = encode_response(response, "m", "1", "").parameters
-    assert {key: value.WhichOneof("parameter_choice") for key, value in found.items()} == {
-        "b": "bool_param",
-        "i": "int64_param",
-        "d": "double_param",
-        "s": "string_param",
-    }
-    assert (found["b"].bool_param, found["i"].int64_param) == (True, -5)
-    assert (found["d"].double_param, found["s"].string_param) == (0.5, "x")
+# Requested outputs (protocol 9, 18.3).
+
+
+def test_outputs_may_be_classified() -> None:
+    output = wanted(classification=pb.InferParameter(int64_param=3))
+    assert decode(outputs=[output]).outputs == (RequestedOutput("Y", classes=3),)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_classification_has_classes(count: int) -> None:
+    output = wanted(classification=pb.InferParameter(int64_param=count))
+    text = "invalid value for 'classification' parameter, expected >= 0"
+    assert refusal(outputs=[output]) == (Code.INVALID_ARG, text)
+
+
+@pytest.mark.parametrize("count", [TEXT, UINT, BOOL])
+def test_classes_are_a_number(count: pb.InferParameter) -> None:
+    text = "invalid value type for 'classification' parameter, expected int64_param"
+    assert refusal(outputs=[wanted(classification=count)]) == (Code.INVALID_ARG, text)
+
+
+def test_classes_do_not_go_to_shared_memory() -> None:
+    output = wanted(classification=INT, **parameters_of(region=TEXT, byte_size=INT))
+    text = "output can't set both 'shared_memory_region' and 'classification'"
+    assert refusal(outputs=[output]) == (Code.INVALID_ARG, text)
+
+
+def test_other_parameters_of_tensors_are_ignored() -> None:
+    given = tensor(datatype="INT32")
+    given.parameters["binary_data_size"].int64_param = 8
+    found = decode(given, raw_input_contents=[b"12345678"], outputs=[wanted(binary_data=BOOL)])
+    assert found.outputs == (RequestedOutput("Y"),)
+    assert found.inputs[0].raw() == b"12345678"

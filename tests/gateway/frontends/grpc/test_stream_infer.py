@@ -10,7 +10,15 @@ import pytest
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.stream_infer import OUTGOING_BATCHES, StreamInfer, StrictError
+from gateway.frontends.grpc.codec import RequestDecoder
+from gateway.frontends.grpc.parameters import HeaderForwarding
+from gateway.frontends.grpc.stream_infer import (
+    OUTGOING_BATCHES,
+    Outlet,
+    StreamInfer,
+    StrictError,
+)
+from gateway.frontends.grpc.wire import Message
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.stream import DEFAULT_LIMIT
@@ -44,7 +52,9 @@ class Call:
         self._asked: asyncio.Queue[pb.ModelInferRequest | None] = asyncio.Queue()
         self._answers: asyncio.Queue[pb.ModelStreamInferResponse] = asyncio.Queue()
         dataplane = DataPlane(LoadedModels(*models))  # type: ignore[arg-type]
-        self.rpc = StreamInfer(dataplane, self._write, send_timeout_secs, strict=strict)
+        decoder = RequestDecoder(dataplane.shared_memory, HeaderForwarding(""), ())
+        outlet = Outlet(self._write, send_timeout_secs)
+        self.rpc = StreamInfer(dataplane, decoder, outlet, strict=strict)
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -111,14 +121,14 @@ class Call:
         assert self._task is not None
         await soon(asyncio.shield(self._task))
 
-    async def _requests(self) -> AsyncIterator[pb.ModelInferRequest]:
+    async def _requests(self) -> AsyncIterator[Message]:
         while (message := await self._asked.get()) is not None:
-            yield message
+            yield message, message.raw_input_contents
 
-    async def _write(self, message: pb.ModelStreamInferResponse) -> None:
+    async def _write(self, message: bytes) -> None:
         self.taken += 1
         await self.reads.wait()
-        self._answers.put_nowait(message)
+        self._answers.put_nowait(pb.ModelStreamInferResponse.FromString(message))
 
 
 def final_flag(message: pb.ModelStreamInferResponse) -> bool | None:

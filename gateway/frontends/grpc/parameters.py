@@ -1,0 +1,164 @@
+"""Request parameters of gRPC, told apart into scheduling and the client's own (protocol 18.4)."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.errors import Code, InferenceError
+from gateway.messages import Parameter, SequenceTag
+from gateway.protos import grpc_service_pb2 as pb
+
+EMPTY_FINAL = "triton_enable_empty_final_response"
+FINAL = "triton_final_response"
+RESERVED_PREFIX = "triton_"
+MAX_CORRELATION_ID = 128
+
+Metadata = Iterable[tuple[str, str | bytes]]
+"""The metadata of an RPC: names in lower case, values as text unless the name ends in `-bin`."""
+
+
+@dataclass(slots=True)
+class RequestParameters:
+    """What the parameters of one request say; `custom` are the client's own."""
+
+    custom: dict[str, Parameter] = field(default_factory=dict)
+    sequence_tags: dict[str, Any] = field(default_factory=dict)
+    priority: int = 0
+    timeout_us: int = 0
+
+    @property
+    def sequence(self) -> SequenceTag | None:
+        """Where the request stands in its sequence, if in any."""
+        tags = self.sequence_tags
+        correlation_id = tags.get("sequence_id", 0)
+        if not correlation_id:
+            return None
+        return SequenceTag(
+            correlation_id, tags.get("sequence_start", False), tags.get("sequence_end", False)
+        )
+
+
+class HeaderForwarding:
+    """Which metadata of an RPC become parameters of its requests; the pattern "" forwards none."""
+
+    def __init__(self, pattern: str) -> None:
+        self.enabled = bool(pattern)
+        self._pattern = re.compile(pattern, re.IGNORECASE)
+
+    def select(self, metadata: Metadata) -> Mapping[str, str]:
+        """Those whose names the pattern finds; INVALID_ARG for a name that Triton reserves."""
+        found = {name: value for name, value in metadata if self._pattern.search(name)}
+        for name in found:
+            _refuse_reserved(name)
+        return {name: _text(value) for name, value in found.items()}
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")
+
+
+def _refuse_reserved(header: str) -> None:
+    if header in _KNOWN or header.startswith(RESERVED_PREFIX):
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"Header '{header}' is reserved for Triton usage and cannot be forwarded.",
+        )
+
+
+def read_parameters(found: Mapping[str, pb.InferParameter]) -> RequestParameters:
+    """The parameters of a ModelInferRequest; InferenceError with Triton's texts."""
+    parameters = RequestParameters()
+    for key, value in found.items():
+        reader = _KNOWN.get(key)
+        if reader is not None:
+            reader(parameters, key, value)
+        elif key.startswith(RESERVED_PREFIX):
+            raise InferenceError(
+                Code.INVALID_ARG,
+                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the "
+                f"following keys starting with 'triton_' are allowed: {EMPTY_FINAL}",
+            )
+        else:
+            parameters.custom[key] = _custom(key, value)
+    return parameters
+
+
+def wants_empty_final(message: pb.ModelInferRequest) -> bool:
+    """Whether a flag-only final response is to be sent (decoupled models)."""
+    return (
+        message.parameters[EMPTY_FINAL].bool_param if EMPTY_FINAL in message.parameters else False
+    )
+
+
+def set_parameter(target: pb.InferParameter, value: Parameter) -> None:
+    """Put a response's parameter into a message."""
+    if isinstance(value, bool):
+        target.bool_param = value
+    elif isinstance(value, int):
+        target.int64_param = value
+    elif isinstance(value, float):
+        target.double_param = value
+    else:
+        target.string_param = value
+
+
+def _custom(key: str, value: pb.InferParameter) -> Parameter:
+    kind = value.WhichOneof("parameter_choice")
+    if kind in (None, "uint64_param"):
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"invalid value type for '{key}' parameter, expected int64_param, bool_param, or "
+            "string_param.",
+        )
+    found: Parameter = getattr(value, kind)
+    return found
+
+
+def _of_kind(key: str, value: pb.InferParameter, *kinds: str) -> Any:
+    kind = value.WhichOneof("parameter_choice")
+    if kind not in kinds:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"invalid value type for '{key}' parameter, expected {' or '.join(kinds)}.",
+        )
+    return getattr(value, kind)
+
+
+def _read_flag(parameters: RequestParameters, key: str, value: pb.InferParameter) -> None:
+    parameters.sequence_tags[key] = _of_kind(key, value, "bool_param")
+
+
+def _read_empty_final(parameters: RequestParameters, key: str, value: pb.InferParameter) -> None:
+    _of_kind(key, value, "bool_param")
+
+
+def _read_correlation_id(parameters: RequestParameters, key: str, value: pb.InferParameter) -> None:
+    found = _of_kind(key, value, "int64_param", "string_param")
+    if isinstance(found, str) and len(found) > MAX_CORRELATION_ID:
+        raise InferenceError(
+            Code.UNSUPPORTED,
+            f"string correlation ID cannot be longer than {MAX_CORRELATION_ID} characters",
+        )
+    parameters.sequence_tags[key] = found
+
+
+def _read_priority(parameters: RequestParameters, key: str, value: pb.InferParameter) -> None:
+    found = _of_kind(key, value, "int64_param", "uint64_param")
+    if found < 0:
+        raise InferenceError(Code.INVALID_ARG, "invalid value for 'priority', expected value >= 0.")
+    parameters.priority = found
+
+
+def _read_timeout(parameters: RequestParameters, key: str, value: pb.InferParameter) -> None:
+    parameters.timeout_us = _of_kind(key, value, "int64_param")
+
+
+_KNOWN = {
+    "sequence_id": _read_correlation_id,
+    "sequence_start": _read_flag,
+    "sequence_end": _read_flag,
+    "priority": _read_priority,
+    "timeout": _read_timeout,
+    EMPTY_FINAL: _read_empty_final,
+}

@@ -1,0 +1,99 @@
+"""An InferResponse to the bytes of a ModelInferResponse (protocol 18.5); no I/O."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from gateway.classification import classify
+from gateway.errors import Code, InferenceError
+from gateway.frontends.grpc import wire
+from gateway.frontends.grpc.parameters import FINAL, set_parameter
+from gateway.messages import InferRequest, InferResponse, Parameter, RequestedOutput
+from gateway.models.model import Model
+from gateway.protos import grpc_service_pb2 as pb
+from gateway.shared_memory import SharedMemory
+from gateway.tensor import Buffer, Datatype, Tensor
+
+MAX_MESSAGE_BYTES = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """Encodes the responses to one request, each output as the request asked for it.
+
+    Outputs in shared memory are written there; large ones are copied once, into the message.
+    """
+
+    request: InferRequest
+    model: Model
+    shared_memory: SharedMemory
+
+    def encode(self, response: InferResponse) -> bytes:
+        """A ModelInferResponse; INVALID_ARG if it is larger than gRPC can send."""
+        return _joined(self._parts(response, self.model.version))
+
+    def encode_streamed(self, response: InferResponse, asked_version: str) -> bytes:
+        """A ModelStreamInferResponse, which also says whether it is final."""
+        # An empty final response names the version that was asked for (protocol 19.3).
+        version = self.model.version if response.outputs else asked_version
+        parts = self._parts(response, version)
+        parts.append(_FINAL if response.final else _NOT_FINAL)
+        size = sum(map(len, parts))
+        return _joined([wire.sized(wire.INFER_RESPONSE, size), *parts])
+
+    def _parts(self, response: InferResponse, version: str) -> list[Buffer]:
+        request = self.request
+        parts: list[Buffer] = [_head(request.model, version, request.id)]
+        if response.parameters:
+            parts.append(_parameters(response.parameters))
+        asked = {each.name: each for each in request.outputs if each.classes or each.region}
+        for output in response.outputs:
+            parts += self._output(output, asked.get(output.name))
+        return parts
+
+    def _output(self, output: Tensor, asked: RequestedOutput | None) -> list[Buffer]:
+        if asked is not None and asked.classes:
+            labels = self.model.labels.get(output.name, ())
+            batching = self.model.config.batching
+            output = classify(output, asked.classes, labels, batching=batching)
+        described = _described(output.name, output.datatype, output.shape)
+        raw = output.raw()
+        if asked is not None and asked.region is not None:
+            self.shared_memory.write(asked.region, output.name, raw)
+            raw = b""
+        return [described, wire.sized(wire.RAW_OUTPUT, len(raw)), raw]
+
+
+def _joined(parts: list[Buffer]) -> bytes:
+    size = sum(map(len, parts))
+    if size > MAX_MESSAGE_BYTES:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"Response has byte size {size} which exceeds gRPC's byte size limit "
+            f"{MAX_MESSAGE_BYTES}.",
+        )
+    return b"".join(parts)
+
+
+def _head(model: str, version: str, request_id: str) -> bytes:
+    return pb.ModelInferResponse(
+        model_name=model, model_version=version, id=request_id
+    ).SerializeToString()
+
+
+@lru_cache(1024)
+def _described(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes:
+    message = pb.ModelInferResponse()
+    message.outputs.add(name=name, datatype=datatype, shape=shape)
+    return message.SerializeToString()
+
+
+def _parameters(parameters: Mapping[str, Parameter]) -> bytes:
+    message = pb.ModelInferResponse()
+    for key, value in parameters.items():
+        set_parameter(message.parameters[key], value)
+    return message.SerializeToString()
+
+
+_FINAL = _parameters({FINAL: True})
+_NOT_FINAL = _parameters({FINAL: False})

@@ -1,0 +1,64 @@
+"""The RPCs about logs and traces: LogSettings, TraceSetting (protocol 13)."""
+
+from typing import Any
+
+from gateway.dataplane import DataPlane
+from gateway.errors import Code, InferenceError
+from gateway.frontends.grpc.errors import Context
+from gateway.observability import log_settings, trace_settings
+from gateway.protos import grpc_service_pb2 as pb
+from gateway.protos.grpc_service_pb2_grpc import GRPCInferenceServiceServicer
+
+KINDS = {
+    **dict.fromkeys(log_settings.BOOLEANS, ("bool_param", "boolean")),
+    log_settings.VERBOSE: ("uint32_param", "int32"),
+    log_settings.FORMAT: ("string_param", "string"),
+}
+"""Which variant holds a log setting, and what Triton calls it."""
+
+VARIANTS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+
+
+class SettingsServicer(GRPCInferenceServiceServicer):
+    """The part of GRPCInferenceService that knows settings; raises InferenceError."""
+
+    _dataplane: DataPlane
+
+    async def LogSettings(
+        self, request: pb.LogSettingsRequest, context: Context
+    ) -> pb.LogSettingsResponse:
+        log = self._dataplane.log
+        wanted = {name: _log_value(name, value) for name, value in request.settings.items()}
+        log.change(log_settings.changes(wanted, _refused_format))
+        response = pb.LogSettingsResponse()
+        for name, value in log_settings.shown(log.settings).items():
+            setattr(response.settings[name], VARIANTS[type(value)], value)
+        return response
+
+    async def TraceSetting(
+        self, request: pb.TraceSettingRequest, context: Context
+    ) -> pb.TraceSettingResponse:
+        model = request.model_name
+        if model:
+            model = self._dataplane.model(model).name
+        wanted = {name: list(each.value) or None for name, each in request.settings.items()}
+        tracer = self._dataplane.tracer
+        if wanted:
+            tracer.update(model, trace_settings.changes(wanted))
+        response = pb.TraceSettingResponse()
+        for name, found in trace_settings.shown(tracer.settings(model)).items():
+            response.settings[name].value.extend([found] if isinstance(found, str) else found)
+        return response
+
+
+def _log_value(name: str, value: Any) -> Any:
+    if name not in KINDS:
+        return value
+    variant, kind = KINDS[name]
+    if value.WhichOneof("parameter_choice") != variant:
+        raise InferenceError(Code.INVALID_ARG, f"expect {kind} for '{name}'")
+    return getattr(value, variant)
+
+
+def _refused_format(text: str) -> InferenceError:
+    return InferenceError(Code.INVALID_ARG, f"invalid argument for log_format, got: {text}")

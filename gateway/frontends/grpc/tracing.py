@@ -1,0 +1,29 @@
+"""What the traces of requests over gRPC learn of receiving and sending."""
+
+
+from gateway.frontends.grpc.errors import Context
+from gateway.messages import InferRequest
+from gateway.observability.trace import Trace
+from gateway.observability.tracing import Tracer
+
+
+def begin(tracer: Tracer, request: InferRequest) -> Trace | None:
+    """The trace of a request that has been received, if it is sampled."""
+    if not tracer.on:
+        return None
+    trace = tracer.begin(request.model)
+    if trace is not None:
+        trace.stamp("GRPC_WAITREAD_START", request.received_ns)
+        trace.stamp("GRPC_WAITREAD_END")
+    return trace
+
+
+def follow(trace: Trace, context: Context) -> None:
+    """The RPC's answer is about to be sent: tell the trace once that is done."""
+
+    def sent(_: Context) -> None:
+        trace.stamp("GRPC_SEND_END")
+        trace.sent()
+
+    trace.stamp("GRPC_SEND_START")
+    context.add_done_callback(sent)  # type: ignore[arg-type] # the stubs' callback is a class

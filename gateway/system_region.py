@@ -1,0 +1,116 @@
+"""A part of POSIX shared memory that another process owns, and may shrink at any time."""
+
+import mmap
+import os
+import stat
+import weakref
+from functools import cached_property
+from pathlib import PurePosixPath
+
+from gateway.errors import Code, InferenceError
+from gateway.tensor import Buffer
+
+FOLDER = PurePosixPath("/dev/shm")
+RESERVED_PREFIX = "triton_python_backend_shm_region_"
+
+VIEWED_BYTES = 65536
+"""Reads of at least this many bytes are views. Below, a copy costs no more than finding out
+whether a view is safe, and is immune to whatever the client does to its memory."""
+
+
+class SystemRegion:
+    """Bytes [offset, offset + byte_size) of the object named `key`; offsets are relative to that.
+
+    The object's memory stays as long as this region or a view that it gave.
+    """
+
+    def __init__(self, name: str, key: str, file: int, span: tuple[int, int]) -> None:
+        self.name = name
+        self.key = key
+        self.offset, self.byte_size = span
+        self._file = file
+        weakref.finalize(self, os.close, file)
+
+    def read(self, offset: int, byte_size: int) -> memoryview:
+        """Those bytes, read-only; INVALID_ARG if the object has become smaller."""
+        start = self.offset + offset
+        if byte_size < VIEWED_BYTES:
+            data = os.pread(self._file, byte_size, start)
+            self._check_size(start + len(data), start + byte_size)
+            return memoryview(data)
+        # To touch a page behind the object's end would be the end of this process.
+        self._check_size(os.fstat(self._file).st_size, start + byte_size)
+        return memoryview(self._mapping)[start : start + byte_size]
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Put bytes there; INVALID_ARG if the object has become smaller."""
+        start = self.offset + offset
+        self._check_size(os.fstat(self._file).st_size, start + len(data))
+        left = memoryview(data)
+        try:
+            while left:
+                written = os.pwrite(self._file, left, start)
+                start, left = start + written, left[written:]
+        except OSError as error:
+            raise InferenceError(
+                Code.INTERNAL,
+                f"cannot write to shared memory region '{self.name}': {error.strerror}",
+            ) from None
+
+    @cached_property
+    def _mapping(self) -> mmap.mmap:
+        length = self.offset + self.byte_size
+        return mmap.mmap(self._file, length, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+
+    def _check_size(self, found: int, expected: int) -> None:
+        if found < expected:
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"shared memory region '{self.name}' has lost its memory: the object '{self.key}' "
+                f"ends at byte {found}, expected at least {expected} bytes; register it again",
+            )
+
+
+def open_system(name: str, key: str, offset: int, byte_size: int) -> SystemRegion:
+    """Open an object that exists; InferenceError if it does not, or is smaller than that."""
+    plain = _plain_name(name, key)
+    try:
+        # As shm_open, which also follows no link and waits for no writer of a pipe.
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        file = os.open(FOLDER / plain, flags)
+    except (OSError, UnicodeEncodeError):
+        raise _cannot_open(key) from None
+    try:
+        _check_object(os.fstat(file), name, key, (offset, byte_size))
+    except InferenceError:
+        os.close(file)
+        raise
+    return SystemRegion(name, key, file, (offset, byte_size))
+
+
+def _plain_name(name: str, key: str) -> str:
+    """The file name of a POSIX key, whose leading slashes mean nothing."""
+    plain = key.lstrip("/")
+    if plain.startswith(RESERVED_PREFIX):
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"cannot register shared memory region '{name}' with key '{key}' as the key contains "
+            f"the reserved prefix '{RESERVED_PREFIX}'",
+        )
+    if plain in ("", ".", "..") or "/" in plain or "\0" in plain:
+        raise _cannot_open(key)
+    return plain
+
+
+def _check_object(found: os.stat_result, name: str, key: str, span: tuple[int, int]) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise _cannot_open(key)
+    offset, byte_size = span
+    if offset < 0 or byte_size <= 0 or offset + byte_size > found.st_size:
+        raise InferenceError(
+            Code.INVALID_ARG, f"failed to register shared memory region '{name}': invalid args"
+        )
+
+
+def _cannot_open(key: str) -> InferenceError:
+    return InferenceError(Code.INTERNAL, f"Unable to open shared memory region: '{key}'")
