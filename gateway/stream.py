@@ -40,6 +40,7 @@ class ResponseStream:
         "_abandoned",
         "_done",
         "_error",
+        "_held",
         "_limit",
         "_on_cancel",
         "_reader",
@@ -58,6 +59,7 @@ class ResponseStream:
         self._error: InferenceError | None = None
         self._done = False
         self._abandoned = False
+        self._held = False
         self._taken = False
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
@@ -86,6 +88,7 @@ class ResponseStream:
             self._recorder.responded(response)
         if response.final:
             self._finish(None)
+            self._on_cancel = None
         self._wake_reader()
 
     def fail(self, error: InferenceError) -> None:
@@ -93,19 +96,33 @@ class ResponseStream:
         if not self._done:
             self._error = error
             self._finish(error)
+            self._on_cancel = None
             self._wake_reader()
 
     def abandon(self, error: InferenceError) -> None:
         """End the stream from outside: the reader gets the error, the producer is told to stop."""
         if not self._done:
+            on_cancel = self._on_cancel
             self.fail(error)
+            self.release()
             self._wake_writer()
-            self._tell_producer()
+            self._tell_producer(on_cancel)
 
     def end(self) -> None:
         """End the stream without a further response; no effect once it is done."""
         if not self._done:
             self._finish(None)
+            self._on_cancel = None
+            self._wake_reader()
+
+    def hold(self) -> None:
+        """Keep everything from the reader, the end too, until `release`."""
+        self._held = True
+
+    def release(self) -> None:
+        """Let the reader have what was held, and what comes; no effect if nothing was held."""
+        if self._held:
+            self._held = False
             self._wake_reader()
 
     async def room(self) -> None:
@@ -143,15 +160,16 @@ class ResponseStream:
         if self._done:
             return
         self._finish(InferenceError(Code.CANCELLED, "Request was cancelled"))
+        self.release()
         self._wake_reader()
-        self._tell_producer()
+        self._tell_producer(self._on_cancel)
 
     async def batch(self) -> list[InferResponse]:
         """All responses that are there, at least one unless the stream is over (then empty)."""
-        while not self._responses:
-            if self._error is not None:
-                raise self._error
-            if self._done:
+        while self._held or not self._responses:
+            if self._done and not self._held:
+                if self._error is not None:
+                    raise self._error
                 return []
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
@@ -170,10 +188,15 @@ class ResponseStream:
                 yield response
 
     async def only(self) -> InferResponse:
-        """The one response of a request that has exactly one; INTERNAL if it has none or more."""
+        """The one response of a request that has exactly one.
+
+        Raises INTERNAL if it has none or more, CANCELLED once nobody waits for it any more.
+        """
         answers: list[InferResponse] = []
         while responses := await self.batch():
             answers += [answer for answer in responses if answer.outputs or not answer.final]
+        if self.cancelled:
+            raise InferenceError(Code.CANCELLED, "Request was cancelled")
         if len(answers) != 1:
             raise InferenceError(Code.INTERNAL, f"expected a single response, got {len(answers)}")
         return answers[0]
@@ -183,11 +206,11 @@ class ResponseStream:
         if self._recorder is not None:
             self._recorder.ended(error)
 
-    def _tell_producer(self) -> None:
+    def _tell_producer(self, on_cancel: Callable[[], None] | None) -> None:
         self._abandoned = True
-        if self._on_cancel is not None:
-            self._on_cancel()
-            self._on_cancel = None
+        self._on_cancel = None
+        if on_cancel is not None:
+            on_cancel()
 
     def _wake_reader(self) -> None:
         if self._reader is not None and not self._reader.done():

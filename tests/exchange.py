@@ -1,11 +1,13 @@
 """One HTTP exchange driven by hand: the test is the client, as slow or as rude as it likes."""
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from starlette.types import ASGIApp, Message, Scope
 
+from gateway.frontends.http.body import WATCH
 from tests.builders import soon
 
 
@@ -17,6 +19,8 @@ class Exchange:
         self.reads.set()
         self._app = app
         self._scope = _scope(path)
+        self._scope["state"] = {WATCH: self._watch}
+        self._leave: Callable[[], None] | None = None
         self._body: bytes | None = body
         self._gone = asyncio.Event()
         self._sent: asyncio.Queue[Message] = asyncio.Queue()
@@ -39,6 +43,8 @@ class Exchange:
     def leave(self) -> None:
         """Close the connection."""
         self._gone.set()
+        if self._leave is not None:
+            self._leave()
 
     def stop_server(self) -> None:
         """Cancel the exchange from the server's side."""
@@ -81,6 +87,11 @@ class Exchange:
         found = {"body": message.get("body", b""), "more_body": message.get("more_body", False)}
         assert found["body"] or not found["more_body"], "a write without a byte"
         return found
+
+    def _watch(self, leave: Callable[[], None] | None) -> None:
+        self._leave = leave
+        if leave is not None and self._gone.is_set():
+            leave()
 
     async def _receive(self) -> Message:
         if self._body is not None:

@@ -9,7 +9,7 @@ import pytest
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse
 from gateway.stream import ResponseStream
-from tests.builders import FLAG, read_all, soon, text_response, texts
+from tests.builders import FLAG, read_all, settle, soon, text_response, texts
 
 BROKEN = InferenceError(Code.INTERNAL, "broken")
 
@@ -324,3 +324,80 @@ async def test_a_stream_needs_no_recorder() -> None:
     stream.put(text_response("one", final=True))
     stream.put(text_response("two"))
     assert await soon(read_all(stream)) == ["one"]
+
+
+async def test_what_is_held_comes_when_it_is_released(stream: ResponseStream) -> None:
+    stream.hold()
+    stream.put(text_response("one"))
+    stream.put(text_response("two", final=True))
+    reader = asyncio.create_task(read_all(stream))
+    await settle()
+    assert stream.done
+    assert not reader.done()
+    stream.release()
+    assert await soon(reader) == ["one", "two"]
+
+
+async def test_an_end_or_an_error_is_held_too(stream: ResponseStream) -> None:
+    stream.hold()
+    stream.fail(BROKEN)
+    reader = asyncio.create_task(stream.batch())
+    await settle()
+    assert not reader.done()
+    stream.release()
+    with pytest.raises(InferenceError, match="broken"):
+        await soon(reader)
+
+
+async def test_a_held_stream_holds_its_producer_back_at_the_limit() -> None:
+    stream = ResponseStream(limit=1)
+    stream.hold()
+    stream.put(text_response("one"))
+    assert stream.full
+    producer = asyncio.create_task(stream.room())
+    await settle()
+    assert not producer.done()
+    stream.release()
+    assert texts(await soon(stream.batch())) == ["one"]
+    await soon(producer)
+
+
+@pytest.mark.parametrize("leave", [ResponseStream.cancel, lambda stream: stream.abandon(BROKEN)])
+async def test_whoever_leaves_or_is_abandoned_is_held_no_longer(
+    stream: ResponseStream, leave: Callable[[ResponseStream], None]
+) -> None:
+    stream.hold()
+    reader = asyncio.create_task(read_all(stream))
+    await settle()
+    leave(stream)
+    assert await soon(asyncio.gather(reader, return_exceptions=True)) in ([[]], [BROKEN])
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda stream: stream.put(text_response("one", final=True)),
+        lambda stream: stream.end(),
+        lambda stream: stream.fail(BROKEN),
+    ],
+    ids=["response", "end", "error"],
+)
+def test_a_stream_that_has_ended_forgets_whom_to_tell(
+    stream: ResponseStream, end: Callable[[ResponseStream], None]
+) -> None:
+    told: list[str] = []
+    stream.on_cancel(lambda: told.append("producer"))
+    end(stream)
+    stream.cancel()
+    stream.abandon(BROKEN)
+    assert told == []
+
+
+async def test_a_response_that_nobody_waits_for_any_more_is_cancelled() -> None:
+    stream = ResponseStream()
+    reading = asyncio.create_task(stream.only())
+    await settle()
+    stream.cancel()
+    with pytest.raises(InferenceError) as caught:
+        await soon(reading)
+    assert caught.value.code is Code.CANCELLED

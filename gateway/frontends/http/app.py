@@ -1,26 +1,29 @@
 """The HTTP application: its routes, and what an error becomes."""
 
-import logging
-
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from gateway import __version__
 from gateway.dataplane import DataPlane
 from gateway.errors import UNEXPECTED, InferenceError
 from gateway.frontends.http.control import ControlRoutes
-from gateway.frontends.http.errors import error_response, plain_error
+from gateway.frontends.http.errors import error_response, plain_error, refused
 from gateway.frontends.http.generate import GenerateRoutes
+from gateway.frontends.http.infer import InferRoute
+from gateway.frontends.http.log import LogRoutes
+from gateway.frontends.http.repository import RepositoryRoutes
+from gateway.frontends.http.shared_memory import SharedMemoryRoutes
+from gateway.frontends.http.trace import TraceRoutes
+from gateway.frontends.http.tracing import TracedApp
 from gateway.settings import HttpSettings
 
-log = logging.getLogger("sluice.http")
 
-
-def build_app(dataplane: DataPlane, settings: HttpSettings, server_id: str) -> FastAPI:
-    """A FastAPI application whose hot routes are plain ones."""
+def build_app(dataplane: DataPlane, settings: HttpSettings, server_id: str) -> ASGIApp:
+    """A FastAPI application whose hot routes are plain ones, and infer in front of it."""
     app = FastAPI(
         title="Sluice",
         version=__version__,
@@ -34,16 +37,16 @@ def build_app(dataplane: DataPlane, settings: HttpSettings, server_id: str) -> F
     )
     app.router.routes.extend(GenerateRoutes(dataplane, settings).routes())
     app.include_router(ControlRoutes(dataplane, server_id).router())
-    return app
+    app.include_router(RepositoryRoutes(dataplane, settings).router())
+    app.include_router(SharedMemoryRoutes(dataplane, settings).router())
+    app.include_router(LogRoutes(dataplane, settings).router())
+    app.include_router(TraceRoutes(dataplane, settings).router())
+    return TracedApp(InferRoute(dataplane, settings, app), dataplane.tracer)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, InferenceError)  # noqa: S101 - what this handler is registered for
-    log.warning(
-        "request refused",
-        extra={"path": request.url.path, "code": error.code.name, "reason": error.message},
-    )
-    return error_response(error)
+    return refused(request.url.path, error)
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:

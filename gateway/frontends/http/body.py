@@ -1,15 +1,19 @@
 """Reading a request's body within its limits, and noticing that its client has gone."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
+from starlette.types import Receive, Scope
 
 from gateway.errors import Code, InferenceError
 
 MAX_CHUNKS = 65536
 """Non-empty chunks of one body, as Triton limits them."""
+
+WATCH = "watch"
+"""Where a request's state has the function that is told whom to tell when the client has gone."""
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -18,50 +22,79 @@ async def read_body(request: Request, limit: int) -> bytes:
     CANCELLED if the client leaves before its end.
     """
     announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > limit:
-        raise _too_large(int(announced), limit)
-    try:
-        return await _joined(request, limit)
-    except ClientDisconnect:
+    if announced.isdigit():
+        check_json_size(limit, int(announced))
+    return bytes(await collect(request.receive, partial(check_json_size, limit)))
+
+
+async def collect(
+    receive: Receive, check: Callable[[int], None], max_chunks: int | None = MAX_CHUNKS
+) -> bytes | bytearray:
+    """The whole body, held once; `check` raises for the size of a part that is too much already.
+
+    INVALID_ARG beyond `max_chunks` chunks, CANCELLED if the client leaves before its end.
+    """
+    message = await receive()
+    body = message.get("body", b"")
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        check(len(body))
+        return body  # type: ignore[no-any-return] # ASGI's messages are untyped
+    found, chunks = bytearray(), 0
+    while message["type"] == "http.request":
+        body = message.get("body", b"")
+        found += body
+        chunks += bool(body)
+        check(len(found))
+        if max_chunks is not None and chunks > max_chunks:
+            raise _too_many_chunks(max_chunks)
+        if not message.get("more_body", False):
+            return found
+        message = await receive()
+    raise InferenceError(Code.CANCELLED, "the client left before its request was whole")
+
+
+def check_json_size(limit: int, size: int) -> None:
+    """Raise INVALID_ARG if so many bytes of JSON are too much."""
+    if size > limit:
         raise InferenceError(
-            Code.CANCELLED, "the client left before its request was whole"
-        ) from None
+            Code.INVALID_ARG,
+            f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} "
+            "bytes. Use --http-max-input-size to increase the limit.",
+        )
 
 
-async def _joined(request: Request, limit: int) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        if not chunk:
-            continue
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > limit:
-            raise _too_large(size, limit)
-        if len(chunks) > MAX_CHUNKS:
-            raise InferenceError(
-                Code.INVALID_ARG,
-                f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. Send "
-                "fewer or larger HTTP chunks.",
-            )
-    return b"".join(chunks)
-
-
-def _too_large(size: int, limit: int) -> InferenceError:
+def _too_many_chunks(limit: int) -> InferenceError:
     return InferenceError(
         Code.INVALID_ARG,
-        f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} "
-        "bytes. Use --http-max-input-size to increase the limit.",
+        f"Chunked request body exceeds maximum of {limit} non-empty chunks. Send fewer or larger "
+        "HTTP chunks.",
     )
 
 
-@asynccontextmanager
-async def on_disconnect(request: Request, leave: Callable[[], None]) -> AsyncIterator[None]:
-    """Call `leave` if the client goes away inside the block; the body must have been read."""
-    watch = asyncio.ensure_future(request.receive())
-    watch.add_done_callback(lambda done: None if done.cancelled() else leave())
-    try:
-        yield
-    finally:
-        watch.cancel()
-        await asyncio.wait([watch])
+class OnDisconnect:
+    """Inside `with`, `leave` is called if the client goes away; the body must have been read.
+
+    The connection itself tells (`WATCH` in the request's state), so that no task has to wait for
+    it; where a request has come without a connection, nobody can leave.
+    """
+
+    __slots__ = ("_leave", "_watch")
+
+    def __init__(self, scope: Scope, leave: Callable[[], None]) -> None:
+        self._watch: Callable[[Callable[[], None] | None], None] | None = scope.get(
+            "state", {}
+        ).get(WATCH)
+        self._leave = leave
+
+    def __enter__(self) -> None:
+        if self._watch is not None:
+            self._watch(self._leave)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._watch is not None:
+            self._watch(None)

@@ -2,39 +2,22 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import orjson
 
 from gateway.config import ModelConfig, ModelInput
 from gateway.errors import Code, InferenceError
+from gateway.frontends.http.json_data import pack, values_of
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.validation import request_prefix
-from gateway.tensor import NUMPY_TYPES, Datatype, Tensor
+from gateway.tensor import Datatype, Tensor
 
 NESTED = "parameters"
 """The member whose members count as if they stood outside."""
 STRUCTURED_INPUT = "sampling_parameters"
 """A model with this input follows the generation contract: its parameters may be any JSON."""
-
-
-def parse_json_object(body: bytes) -> dict[str, Any]:
-    """The body as an object; InferenceError INTERNAL (a 500, as Triton) if it is not one."""
-    if not body.strip():
-        raise _unparsable("The document is empty.", 0)
-    try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise _unparsable(error.msg, error.pos) from None
-    if not isinstance(found, dict):
-        raise InferenceError(
-            Code.INTERNAL,
-            f"the request is a JSON {_kind(found)}, expected an object: attempt to access JSON "
-            "non-object as object",
-        )
-    return found
 
 
 def decode_generate(
@@ -134,16 +117,8 @@ def _tensor(expected: ModelInput, shape: Sequence[int], value: Any) -> Tensor:
         value = _as_text(value, expected.name)
     values = value if isinstance(value, list) else [value]
     fitted = fit_shape(shape, len(values), expected.name)
-    check = _CHECKS.get(expected.datatype)
-    if check is None:
-        raise InferenceError(
-            Code.INVALID_ARG,
-            f"receiving {expected.datatype} data via JSON is not supported. Please use the "
-            f"binary data format for input {expected.name}",
-        )
-    for element in values:
-        check(element)
-    return Tensor(expected.name, expected.datatype, fitted, _data(expected.datatype, values))
+    data = pack(expected.datatype, values, expected.name)
+    return Tensor(expected.name, expected.datatype, fitted, data)
 
 
 def _is_structure(value: Any) -> bool:
@@ -185,50 +160,6 @@ def _unfitting(name: str) -> InferenceError:
         Code.INVALID_ARG,
         f"The schema can not convert input '{name}' to tensor with proper shape",
     )
-
-
-def _data(datatype: Datatype, values: Sequence[Any]) -> Any:
-    if datatype is Datatype.BYTES:
-        return tuple(value.encode("utf-8", "surrogatepass") for value in values)
-    dtype = NUMPY_TYPES[datatype]
-    if dtype.kind in "iu":
-        # Triton stores integers modulo 2^N, without a range error (protocol: JSON data rules).
-        mask = (1 << 8 * dtype.itemsize) - 1
-        unsigned = np.array([value & mask for value in values], dtype=f"<u{dtype.itemsize}")
-        return unsigned.tobytes()
-    return np.array(values, dtype=dtype).tobytes()
-
-
-def _expect(kind: type | tuple[type, ...], text: str) -> Callable[[Any], None]:
-    def check(value: Any) -> None:
-        bad = not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)
-        if bad or (text.startswith("unsigned") and value < 0):
-            raise InferenceError(
-                Code.INTERNAL, f"Unable to parse 'data': attempt to access JSON non-{text}"
-            )
-
-    return check
-
-
-def _expect_string(value: Any) -> None:
-    if not isinstance(value, str):
-        raise InferenceError(
-            Code.INTERNAL,
-            "Unable to parse JSON bytes array: attempt to access JSON non-string as string",
-        )
-
-
-_SIGNED = _expect(int, "signed-integer as signed-integer")
-_UNSIGNED = _expect(int, "unsigned-integer as unsigned-integer")
-_NUMBER = _expect((int, float), "number as double")
-_CHECKS: dict[Datatype, Callable[[Any], None]] = {
-    Datatype.BOOL: _expect(bool, "boolean as boolean"),
-    **dict.fromkeys((Datatype.INT8, Datatype.INT16, Datatype.INT32, Datatype.INT64), _SIGNED),
-    **dict.fromkeys((Datatype.UINT8, Datatype.UINT16, Datatype.UINT32, Datatype.UINT64), _UNSIGNED),
-    Datatype.FP32: _NUMBER,
-    Datatype.FP64: _NUMBER,
-    Datatype.BYTES: _expect_string,
-}
 
 
 LAST_MEMBER = "model_version"
@@ -279,33 +210,10 @@ def _string(element: bytes) -> bytes:
 
 
 def _value(output: Tensor) -> Any:
-    values = list(_values(output))
+    values = values_of(output)
     return values[0] if len(values) == 1 else values
-
-
-def _values(output: Tensor) -> Iterator[Any]:
-    if output.datatype is Datatype.BYTES:
-        return (element.decode("utf-8", "replace") for element in output.elements())
-    if output.datatype in (Datatype.FP16, Datatype.BF16):
-        raise InferenceError(
-            Code.INVALID_ARG,
-            f"sending {output.datatype} data via JSON is not supported. Please use the binary "
-            "data format for output",
-        )
-    return iter(output.array().reshape(-1).tolist())
 
 
 def _is_finite(value: Any) -> bool:
     values = value if isinstance(value, list) else [value]
     return all(math.isfinite(each) for each in values if isinstance(each, float))
-
-
-def _unparsable(reason: str, offset: int) -> InferenceError:
-    return InferenceError(
-        Code.INTERNAL, f"failed to parse the request JSON buffer: {reason} at {offset}"
-    )
-
-
-def _kind(value: Any) -> str:
-    names = {list: "array", str: "string", bool: "boolean", type(None): "null"}
-    return names.get(type(value), "number")

@@ -30,6 +30,14 @@ def error_body(message: str) -> bytes:
     return orjson.dumps({"error": message})
 
 
+def refused(path: str, error: InferenceError) -> Response:
+    """The answer to a request that has failed, which is logged."""
+    log.warning(
+        "request refused", extra={"path": path, "code": error.code.name, "reason": error.message}
+    )
+    return error_response(error)
+
+
 def error_response(error: InferenceError) -> Response:
     """An error before any part of an answer has been sent."""
     headers = {"Retry-After": RETRY_AFTER_SECS} if error.code is Code.UNAVAILABLE else None

@@ -12,16 +12,13 @@ from starlette.routing import Route
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.body import on_disconnect, read_body
-from gateway.frontends.http.codec import (
-    ResponseEncoder,
-    decode_generate,
-    has_data,
-    parse_json_object,
-)
+from gateway.frontends.http.body import OnDisconnect, read_body
+from gateway.frontends.http.codec import ResponseEncoder, decode_generate, has_data
 from gateway.frontends.http.errors import JSON, error_body
 from gateway.frontends.http.paths import MODEL, VERSION, version_of
+from gateway.frontends.http.request_json import parse_json_object
 from gateway.frontends.http.sse import StreamedResponse
+from gateway.frontends.http.tracing import begin
 from gateway.messages import InferRequest, InferResponse
 from gateway.settings import HttpSettings
 from gateway.stream import ResponseStream
@@ -53,9 +50,9 @@ class GenerateRoutes:
     async def generate(self, request: Request) -> Response:
         """Answer with exactly one JSON object."""
         infer_request, encoder = await self._decode(request)
-        with self._dataplane.infer(infer_request) as stream:
-            async with on_disconnect(request, stream.cancel):
-                response = await _single(stream)
+        stream = self._infer(request, infer_request)
+        with stream, OnDisconnect(request.scope, stream.cancel):
+            response = await _single(stream)
         # Triton answers 200 here: the status was decided when the model began to respond.
         body = encoder.encode(response) if response is not None else error_body(NOT_ONE)
         return Response(body, media_type=JSON)
@@ -64,12 +61,16 @@ class GenerateRoutes:
         """Answer with one event per response; an error before the first is a plain error."""
         infer_request, encoder = await self._decode(request)
         with ExitStack() as owner:
-            stream = owner.enter_context(self._dataplane.infer(infer_request))
-            async with on_disconnect(request, stream.cancel):
+            stream = owner.enter_context(self._infer(request, infer_request))
+            with OnDisconnect(request.scope, stream.cancel):
                 first = await self._first_batch(stream)
             response = StreamedResponse(stream, first, encoder, self._settings)
             owner.pop_all()
         return response
+
+    def _infer(self, request: Request, infer_request: InferRequest) -> ResponseStream:
+        trace = begin(self._dataplane.tracer, request.scope, infer_request)
+        return self._dataplane.infer(infer_request, trace=trace)
 
     async def _decode(self, request: Request) -> tuple[InferRequest, ResponseEncoder]:
         received_ns = time.perf_counter_ns()

@@ -4,20 +4,25 @@ import asyncio
 import contextlib
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway.frontends.http.body import WATCH
 from gateway.frontends.http.errors import JSON, error_body
+from gateway.frontends.http.header_forwarding import HEADER_NAMES
 from gateway.frontends.http.sse import ABORT
 
 MAX_HEAD_BYTES = 64 * 1024
 BACKLOG = 2048
 KEEP_ALIVE_SECS = 600
+MAX_PIPELINED = 16
+"""Requests that a client may send ahead before no more of them are read."""
+
 UPGRADE = re.compile(rb"(?i)(?<=\r\n)upgrade(?=:)")
 
 
@@ -34,20 +39,64 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._in_head = True
         self._head_bytes = 0
+        self._header_names: list[bytes] = []
+        self._leave: Callable[[], None] | None = None
+        self._answered: RequestResponseCycle | None = None
 
     @property
     def is_receiving(self) -> bool:
         """A request has begun to arrive, and its body has not ended."""
         return not self._in_head
 
+    def watch(self, leave: Callable[[], None] | None) -> None:
+        """Have `leave` called if the client goes away, at once if it has gone; None ends that."""
+        self._leave = leave
+        if leave is None:
+            return
+        self._read_on()
+        if self.transport.is_closing():
+            leave()
+
+    def _read_on(self) -> None:
+        """Go on reading while a request is under way, or its client's leaving goes unnoticed."""
+        if self._leave is not None and len(self.pipeline) < MAX_PIPELINED:
+            self.flow.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        # uvicorn tells only the last request that came, which is not the one being answered if
+        # the client has sent some ahead.
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+        if self._leave is not None:
+            self._leave()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"][ABORT] = self.transport.abort
+        self._header_names = []
+        self.scope["state"] = {
+            ABORT: self.transport.abort,
+            HEADER_NAMES: self._header_names,
+            WATCH: self.watch,
+        }
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_names.append(name)
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._head_bytes = 0
         super().on_headers_complete()
+        if not self.pipeline:
+            self._answered = self.cycle
+        self._read_on()
+
+    def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._answered = self.pipeline[-1][0]
+        super().on_response_complete()
 
     def on_message_complete(self) -> None:
         self._in_head = True
@@ -135,6 +184,7 @@ def _config(app: ASGIApp) -> uvicorn.Config:
         "lifespan": "off",
         "log_config": None,
         "access_log": False,
+        "proxy_headers": False,
         "server_header": False,
         "date_header": False,
         "backlog": BACKLOG,

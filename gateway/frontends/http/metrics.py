@@ -1,34 +1,60 @@
 """The metrics endpoint: `GET /metrics`, on a port of its own."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Callable
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.dataplane import DataPlane
+from gateway.frontends.http.errors import plain_error
 from gateway.models.model import Model
-from gateway.observability.metrics import CONTENT_TYPE, ModelReading, families, render
+from gateway.observability.exposition import CONTENT_TYPE, render
+from gateway.observability.machine import Machine
+from gateway.observability.metrics import CacheReading, ModelReading, families
+from gateway.settings import MetricsSettings
+
+Cache = Callable[[], CacheReading | None]
 
 
-def build_metrics_app(dataplane: DataPlane) -> Starlette:
-    """An application with one page; what it shows is read when it is asked for."""
-    endpoint = _endpoint(dataplane)
-    return Starlette(
-        routes=[Route(path, endpoint, methods=["GET"]) for path in ("/metrics", "/metrics/")]
-    )
+def build_metrics_app(
+    dataplane: DataPlane,
+    settings: MetricsSettings,
+    cache: Cache = lambda: None,
+) -> Starlette:
+    """An application with one page; what it shows is read when it is asked for.
+
+    Every other path is, as on Triton, an empty page.
+    """
+    page = MetricsPage(dataplane, settings, cache)
+    routes = [Route(path, page.show, methods=["GET"]) for path in ("/metrics", "/metrics/")]
+    other = Route("/{path:path}", _nothing, methods=["GET"])
+    return Starlette(routes=[*routes, other], exception_handlers={HTTPException: _refused})
 
 
-def _endpoint(dataplane: DataPlane) -> Callable[[Request], Awaitable[Response]]:
-    async def metrics(request: Request) -> Response:
-        readings = [_reading(model) for model in dataplane.models()]
-        return Response(render(families(readings)), media_type=CONTENT_TYPE)
+class MetricsPage:
+    """What the page shows, and where it comes from."""
 
-    return metrics
+    def __init__(self, dataplane: DataPlane, settings: MetricsSettings, cache: Cache) -> None:
+        self._dataplane = dataplane
+        self._settings = settings
+        self._cache = cache
+        self._machine = Machine(settings)
+
+    async def show(self, request: Request) -> Response:
+        """The page."""
+        readings = [_reading(model) for model in self._dataplane.models()]
+        found = families(readings, self._settings, self._cache()) + self._machine.families()
+        if self._machine.gpus is not None:
+            found += await asyncio.to_thread(self._machine.gpus.families)
+        return Response(render(found), media_type=CONTENT_TYPE)
 
 
 def _reading(model: Model) -> ModelReading:
+    config = model.config
     return ModelReading(
         name=model.name,
         version=model.version,
@@ -36,4 +62,21 @@ def _reading(model: Model) -> ModelReading:
         in_flight=model.in_flight,
         ready=model.ready,
         families=[family for instance in model.instances for family in instance.metrics()],
+        labels=_labels(model),
+        cached=config.response_cache is not None and config.response_cache.enable,
+        load_secs=model.load_secs,
     )
+
+
+def _labels(model: Model) -> dict[str, str]:
+    tags = {f"_{tag}": value for tag, value in model.config.metric_tags.items()}
+    return tags | ({"namespace": model.namespace} if model.namespace else {})
+
+
+async def _nothing(request: Request) -> Response:
+    return Response(media_type=CONTENT_TYPE)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - what this handler is registered for
+    return plain_error(error.status_code, error.detail)

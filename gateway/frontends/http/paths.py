@@ -13,6 +13,11 @@ def version_of(request: Request) -> str:
     It may have more digits than any integer type: whoever looks it up refuses that.
     """
     version: str = request.path_params.get("version", "")
-    if version and not (version.isascii() and version.isdigit()):
+    if not is_version(version):
         raise HTTPException(404)
     return version
+
+
+def is_version(text: str) -> bool:
+    """Whether that is a number, or nothing."""
+    return not text or (text.isascii() and text.isdigit())

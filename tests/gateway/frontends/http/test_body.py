@@ -1,16 +1,15 @@
 """Reading a body within its limits, and noticing that the client has gone."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from starlette.requests import Request
-from starlette.types import Message
+from starlette.types import Message, Scope
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.body import MAX_CHUNKS, on_disconnect, read_body
+from gateway.frontends.http.body import MAX_CHUNKS, WATCH, OnDisconnect, collect, read_body
 from tests.builders import soon
-from tests.conftest import tasks_left
 
 
 class Client:
@@ -82,40 +81,47 @@ async def test_a_client_that_leaves_before_its_body_is_whole_is_cancelled() -> N
     assert caught.value.code is Code.CANCELLED
 
 
-async def test_a_client_that_leaves_is_noticed() -> None:
-    client, left = Client([b""]), asyncio.Event()
-    request = client.request()
-    await soon(read_body(request, 10))
-    async with on_disconnect(request, left.set):
-        assert not left.is_set()
-        client.gone.set()
-        await soon(left.wait())
-    assert tasks_left() == []
+async def test_a_large_body_may_have_any_number_of_chunks() -> None:
+    chunks, sizes = [b"x"] * (MAX_CHUNKS + 1), [0]
+    found = await soon(collect(Client(chunks).receive, sizes.append, None))
+    assert found == b"".join(chunks)
+    assert sizes[-1] == len(chunks)
 
 
-async def test_a_client_that_stays_is_left_alone() -> None:
-    client, left = Client([b""]), asyncio.Event()
-    request = client.request()
-    await soon(read_body(request, 10))
-    async with on_disconnect(request, left.set):
-        await asyncio.sleep(0)
-    client.gone.set()
-    await asyncio.sleep(0)
-    assert not left.is_set()
-    assert tasks_left() == []
+class Connection:
+    """Whom a connection would tell."""
+
+    def __init__(self) -> None:
+        self.told: list[Callable[[], None] | None] = []
+
+    @property
+    def scope(self) -> Scope:
+        return {"type": "http", "state": {WATCH: self.told.append}}
 
 
-async def test_watching_a_client_hides_no_cancellation() -> None:
-    client, entered = Client([b""]), asyncio.Event()
-    request = client.request()
-    await soon(read_body(request, 10))
+def test_the_connection_tells_who_waits_that_the_client_has_gone() -> None:
+    connection, left = Connection(), asyncio.Event()
+    with OnDisconnect(connection.scope, left.set):
+        (leave,) = connection.told
+        assert leave is not None
+        leave()
+    assert left.is_set()
+    assert connection.told[1:] == [None]
 
-    async def serve() -> None:
-        async with on_disconnect(request, lambda: None):
-            entered.set()
 
-    task = asyncio.create_task(serve())
-    await soon(entered.wait())
-    task.cancel()  # while the block is being left
-    await soon(asyncio.wait([task]))
-    assert task.cancelled()
+def test_a_connection_tells_nobody_who_has_failed() -> None:
+    connection = Connection()
+
+    def fail() -> None:
+        with OnDisconnect(connection.scope, lambda: None):
+            raise InferenceError(Code.INTERNAL, "failed")
+
+    with pytest.raises(InferenceError):
+        fail()
+    assert connection.told[1:] == [None]
+
+
+@pytest.mark.parametrize("scope", [{"type": "http"}, {"type": "http", "state": {}}])
+def test_without_a_connection_nobody_leaves(scope: Scope) -> None:
+    with OnDisconnect(scope, lambda: None):
+        pass

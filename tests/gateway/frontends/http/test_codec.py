@@ -1,7 +1,6 @@
 """The generate extension: JSON to tensors and back (protocol, Generate)."""
 
 import json
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,6 @@ from gateway.frontends.http.codec import (
     decode_generate,
     fit_shape,
     has_data,
-    parse_json_object,
 )
 from gateway.messages import InferRequest, InferResponse
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
@@ -56,42 +54,6 @@ def refusal(config: ModelConfig, **members: Any) -> tuple[Code, str]:
 
 
 # The body.
-
-
-def test_a_body_is_a_json_object() -> None:
-    assert parse_json_object(b' {"a": [1, "b"]} ') == {"a": [1, "b"]}
-
-
-@pytest.mark.parametrize("body", [b"", b" ", b"\r\n"])
-def test_an_empty_body_is_refused(body: bytes) -> None:
-    with pytest.raises(InferenceError) as caught:
-        parse_json_object(body)
-    assert caught.value.code is Code.INTERNAL
-    assert caught.value.message == (
-        "failed to parse the request JSON buffer: The document is empty. at 0"
-    )
-
-
-@pytest.mark.parametrize("body", [b"{", b'{"a": 1,}', b'{"a": nope}', b'{"a": "\xff"}', b"{a: 1}"])
-def test_a_malformed_body_is_refused_with_the_reason_and_the_offset(body: bytes) -> None:
-    with pytest.raises(InferenceError) as caught:
-        parse_json_object(body)
-    assert caught.value.code is Code.INTERNAL
-    pattern = r"failed to parse the request JSON buffer: .+ at \d+"
-    assert re.fullmatch(pattern, caught.value.message)
-
-
-@pytest.mark.parametrize("body", [b"[]", b'"text"', b"1", b"null", b"true"])
-def test_other_json_than_an_object_is_refused(body: bytes) -> None:
-    with pytest.raises(InferenceError, match="non-object as object") as caught:
-        parse_json_object(body)
-    assert caught.value.code is Code.INTERNAL
-
-
-def test_nesting_without_end_is_refused() -> None:
-    with pytest.raises(InferenceError) as caught:
-        parse_json_object(b'{"a":' + b"[" * 100_000)
-    assert caught.value.code is Code.INTERNAL
 
 
 # Members (protocol 10.1).

@@ -1,19 +1,25 @@
 """The metrics page: what is shown is what is so when it is asked for."""
 
+from dataclasses import replace
+
 import httpx
 import pytest
 
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.metrics import build_metrics_app
-from tests.builders import LoadedModels, ScriptedInstance, read_all, soon, text_request
+from gateway.observability.metrics import CacheReading
+from gateway.settings import MetricsSettings
+from tests.builders import TEXT, LoadedModels, ScriptedInstance, read_all, soon, text_request
 from tests.conftest import Serve
+
+PLAIN = MetricsSettings(cpu=False, gpu=False)
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/"])
 async def test_the_page_shows_every_model_as_it_is_now(serve: Serve, path: str) -> None:
     instance = ScriptedInstance()
     model = serve(instance)
-    app = build_metrics_app(DataPlane(LoadedModels(model)))  # type: ignore[arg-type]
+    app = build_metrics_app(DataPlane(LoadedModels(model)), PLAIN)  # type: ignore[arg-type]
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"
     ) as client:
@@ -34,10 +40,45 @@ async def test_the_page_shows_every_model_as_it_is_now(serve: Serve, path: str) 
 
 
 async def test_the_page_is_only_read() -> None:
-    app = build_metrics_app(DataPlane(LoadedModels()))  # type: ignore[arg-type]
+    app = build_metrics_app(DataPlane(LoadedModels()), PLAIN)  # type: ignore[arg-type]
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"
     ) as client:
-        assert (await soon(client.post("/metrics"))).status_code == 405
-        empty = await soon(client.get("/metrics"))
+        refused = await soon(client.post("/metrics"))
+        assert (refused.status_code, refused.text) == (405, '{"error":"Method Not Allowed"}')
+
+
+@pytest.mark.parametrize("path", ["/", "/other", "/metrics/other"])
+async def test_every_other_page_is_empty(path: str) -> None:
+    app = build_metrics_app(DataPlane(LoadedModels()), PLAIN)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as client:
+        empty = await soon(client.get(path))
         assert (empty.status_code, empty.content) == (200, b"")
+        assert (await soon(client.put(path))).status_code == 405
+
+
+async def test_the_page_shows_the_machine_and_the_cache() -> None:
+    app = build_metrics_app(
+        DataPlane(LoadedModels()),  # type: ignore[arg-type]
+        MetricsSettings(gpu=False),
+        lambda: CacheReading(entries=7),
+    )
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as client:
+        found = (await soon(client.get("/metrics"))).text.splitlines()
+    assert "nv_cache_num_entries 7" in found
+    assert "nv_pinned_memory_pool_total_bytes 0" in found
+    assert [line for line in found if line.startswith("nv_cpu_memory_total_bytes ")]
+
+
+async def test_tags_of_a_config_are_labels(serve: Serve) -> None:
+    model = serve(ScriptedInstance(), config=replace(TEXT, metric_tags={"team": "search"}))
+    app = build_metrics_app(DataPlane(LoadedModels(model)), PLAIN)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as client:
+        found = (await soon(client.get("/metrics"))).text.splitlines()
+    assert 'nv_inference_count{_team="search",model="text",version="1"} 0' in found

@@ -1,0 +1,163 @@
+"""v2 infer over HTTP, in front of the application that has all other routes."""
+
+import logging
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.dataplane import DataPlane
+from gateway.errors import UNEXPECTED, Code, InferenceError
+from gateway.frontends.http.body import OnDisconnect
+from gateway.frontends.http.compression import (
+    IDENTITY,
+    SUPPORTED,
+    WINDOW_BITS,
+    accepted,
+    compress,
+)
+from gateway.frontends.http.errors import JSON, error_response, plain_error, refused
+from gateway.frontends.http.header_forwarding import HeaderFilter
+from gateway.frontends.http.infer_body import HEADER_LENGTH, InferBody, read_infer_body
+from gateway.frontends.http.infer_codec import InferDecoder, Target
+from gateway.frontends.http.paths import is_version
+from gateway.frontends.http.requested_outputs import OutputForms
+from gateway.frontends.http.response_codec import EncodedResponse, ResponseEncoder
+from gateway.frontends.http.tracing import begin
+from gateway.messages import InferRequest
+from gateway.models.model import Model
+from gateway.settings import HttpSettings
+from gateway.tensor import Buffer
+
+log = logging.getLogger("sluice.http")
+
+PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+BINARY = "application/octet-stream"
+JOINED_BYTES = 64 * 1024
+"""Binary data beyond this is sent as it is; below, one write is cheaper than views."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One request as it came in."""
+
+    scope: Scope
+    receive: Receive
+    model: str
+    version: str
+    received_ns: int
+    headers: dict[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A successful response as it goes out."""
+
+    headers: list[tuple[bytes, bytes]]
+    parts: Sequence[Buffer]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.headers})
+        for part in self.parts[:-1]:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": self.parts[-1]})
+
+
+class InferRoute:
+    """`POST /v2/models/{model}[/versions/{version}]/infer`; all other requests go to `app`.
+
+    It stands before the application's middleware and its table of routes, because it is the one
+    request that comes thousands of times a second.
+    """
+
+    def __init__(self, dataplane: DataPlane, settings: HttpSettings, app: ASGIApp) -> None:
+        self._dataplane = dataplane
+        self._limit = settings.max_input_size
+        self._filter = HeaderFilter(settings.header_forward_pattern)
+        self._app = app
+        self._decoder = InferDecoder(dataplane.shared_memory, settings.max_input_size)
+        self._encoder = ResponseEncoder(dataplane.shared_memory)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        received_ns = time.perf_counter_ns()
+        model, version = found.groups("")
+        answer: ASGIApp
+        if not is_version(version):
+            answer = plain_error(404, "Not Found")
+        elif scope["method"] != "POST":
+            answer = plain_error(405, "Method Not Allowed")
+        else:
+            call = _Call(scope, receive, model, version, received_ns, dict(scope["headers"]))
+            answer = await self._safely(call)
+        await answer(scope, receive, send)
+
+    async def _safely(self, call: _Call) -> ASGIApp:
+        try:
+            return await self._answer(call)
+        except InferenceError as error:
+            return refused(call.scope["path"], error)
+        except Exception:
+            # Around one request in a frontend: the client learns nothing of what is in the log.
+            log.exception("request failed unexpectedly")
+            return error_response(UNEXPECTED)
+
+    async def _answer(self, call: _Call) -> _Answer | Response:
+        _refuse_decoupled(self._dataplane.model(call.model, call.version))
+        encoding = call.headers.get(b"content-encoding", b"").decode("latin-1")
+        if encoding not in WINDOW_BITS and encoding not in ("", IDENTITY):
+            return _unknown_encoding()
+        body = await read_infer_body(call.receive, call.headers, encoding, self._limit)
+        # Reading can take long: what is asked now decides.
+        model = self._dataplane.model(call.model, call.version)
+        request, forms = self._decode(call, model, body)
+        trace = begin(self._dataplane.tracer, call.scope, request)
+        stream = self._dataplane.infer(request, trace=trace)
+        with stream, OnDisconnect(call.scope, stream.cancel):
+            response = await stream.only()
+        encoded = self._encoder.encode(model, request.id, response, forms)
+        return await _written(encoded, call.headers.get(b"accept-encoding"))
+
+    def _decode(
+        self, call: _Call, model: Model, body: InferBody
+    ) -> tuple[InferRequest, OutputForms]:
+        forwarded = self._filter.of(call.scope)
+        target = Target(model.config, call.version, forwarded, call.received_ns)
+        header, binary = body
+        if header is None:
+            return self._decoder.decode_raw(target, binary)
+        return self._decoder.decode(target, header, binary)
+
+
+def _refuse_decoupled(model: Model) -> None:
+    if model.config.decoupled:
+        raise InferenceError(
+            Code.UNSUPPORTED,
+            "HTTP end point doesn't support models with decoupled transaction policy",
+        )
+
+
+def _unknown_encoding() -> Response:
+    return plain_error(501, "Unsupported compression type", {"Accept-Encoding": SUPPORTED})
+
+
+async def _written(encoded: EncodedResponse, accept_encoding: bytes | None) -> _Answer:
+    headers = [(b"content-type", (BINARY if encoded.has_binary else JSON).encode())]
+    if encoded.has_binary:
+        headers.append((HEADER_LENGTH, b"%d" % len(encoded.header)))
+    parts: list[Buffer] = [encoded.header, *encoded.blobs]
+    encoding = accepted(accept_encoding.decode("latin-1")) if accept_encoding else IDENTITY
+    if encoding != IDENTITY:
+        parts = [await compress(encoding, parts)]
+        headers.append((b"content-encoding", encoding.encode()))
+    size = sum(map(len, parts))
+    if size <= JOINED_BYTES and len(parts) > 1:
+        parts = [b"".join(parts)]
+    headers.append((b"content-length", b"%d" % size))
+    return _Answer(headers, parts)

@@ -1,0 +1,129 @@
+"""The elements of a tensor as JSON values: what each datatype takes, and how it is written."""
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from gateway.errors import Code, InferenceError
+from gateway.tensor import SIZES, Datatype, Tensor
+
+MAX_DEPTH = 100
+"""Arrays inside one another that `data` may consist of (protocol: JSON data rules)."""
+
+TYPE_CODES: Mapping[Datatype, str] = {
+    Datatype.UINT8: "B",
+    Datatype.UINT16: "H",
+    Datatype.UINT32: "I",
+    Datatype.UINT64: "Q",
+    Datatype.INT8: "b",
+    Datatype.INT16: "h",
+    Datatype.INT32: "i",
+    Datatype.INT64: "q",
+    Datatype.FP32: "f",
+    Datatype.FP64: "d",
+}
+"""How the standard library names the elements that JSON has numbers for."""
+
+SIGNED = frozenset({Datatype.INT8, Datatype.INT16, Datatype.INT32, Datatype.INT64})
+FLOATS = frozenset({Datatype.FP32, Datatype.FP64})
+
+
+def pack(datatype: Datatype, values: Sequence[Any], name: str) -> bytes | tuple[bytes, ...]:
+    """JSON values as the data of a tensor; integers are stored modulo 2^N, as Triton does.
+
+    Raises InferenceError with Triton's texts: INTERNAL for a value of the wrong kind, INVALID_ARG
+    for a datatype that JSON cannot carry.
+    """
+    kinds = set(map(type, values))
+    if datatype is Datatype.BYTES:
+        return _pack_strings(kinds, values)
+    if datatype is Datatype.BOOL:
+        _expect(kinds <= {bool}, "boolean as boolean")
+        return bytes(values)
+    code = TYPE_CODES.get(datatype)
+    if code is None:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data "
+            f"format for input {name}",
+        )
+    if datatype in FLOATS:
+        _expect(kinds <= {float, int}, "number as double")
+        return array(code, values).tobytes()
+    return _pack_integers(datatype, code, kinds, values)
+
+
+def _pack_strings(kinds: set[type], values: Sequence[Any]) -> tuple[bytes, ...]:
+    if not kinds <= {str}:
+        raise InferenceError(
+            Code.INTERNAL,
+            "Unable to parse JSON bytes array: attempt to access JSON non-string as string",
+        )
+    return tuple([value.encode("utf-8", "surrogatepass") for value in values])
+
+
+def _pack_integers(datatype: Datatype, code: str, kinds: set[type], values: Sequence[Any]) -> bytes:
+    signed = datatype in SIGNED
+    text = "signed-integer as signed-integer" if signed else "unsigned-integer as unsigned-integer"
+    _expect(kinds <= {int}, text)
+    try:
+        return array(code, values).tobytes()
+    except OverflowError:
+        least, most = (-(2**63), 2**63 - 1) if signed else (0, 2**64 - 1)
+        _expect(least <= min(values) and max(values) <= most, text)
+        mask = (1 << 8 * SIZES[datatype]) - 1
+        return array(code.upper(), [value & mask for value in values]).tobytes()
+
+
+def _expect(fits: bool, text: str) -> None:
+    if not fits:
+        raise InferenceError(
+            Code.INTERNAL, f"Unable to parse 'data': attempt to access JSON non-{text}"
+        )
+
+
+def flatten(values: list[Any]) -> list[Any]:
+    """The values of nested arrays in order; INVALID_ARG if they are nested too deep."""
+    depth = 1
+    while list in (kinds := set(map(type, values))):
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise InferenceError(
+                Code.INVALID_ARG,
+                "Unable to parse 'data': JSON nesting depth exceeds maximum allowed limit "
+                f"({MAX_DEPTH})",
+            )
+        if len(kinds) > 1:
+            values = [each if type(each) is list else [each] for each in values]
+        values = list(chain.from_iterable(values))
+    return values
+
+
+def values_of(tensor: Tensor) -> list[Any]:
+    """A tensor's elements as JSON values, flat; an FP32 is the exact double of its value.
+
+    BYTES that are no UTF-8 have the replacement character. INVALID_ARG for a datatype that JSON
+    cannot carry.
+    """
+    if tensor.datatype is Datatype.BYTES:
+        return [element.decode("utf-8", "replace") for element in tensor.elements()]
+    if tensor.datatype is Datatype.BOOL:
+        return memoryview(tensor.raw()).cast("B").cast("?").tolist()
+    code = TYPE_CODES.get(tensor.datatype)
+    if code is None:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"sending {tensor.datatype} data via JSON is not supported. Please use the binary "
+            "data format for output",
+        )
+    return memoryview(tensor.raw()).cast("B").cast(code).tolist()  # type: ignore[call-overload, no-any-return] # the code is no literal
+
+
+def all_finite(values: Sequence[Any]) -> bool:
+    """Whether JSON itself can write these elements of one tensor: no NaN, no infinity."""
+    if not values or type(values[0]) is not float:
+        return True
+    # A sum that is finite has only finite terms; one that overflows decides nothing.
+    return math.isfinite(sum(values)) or all(map(math.isfinite, values))

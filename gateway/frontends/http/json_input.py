@@ -1,0 +1,75 @@
+"""The data of one input given as JSON, checked against its shape and the limit of its size."""
+
+import math
+from typing import Any
+
+from gateway.errors import Code, InferenceError
+from gateway.frontends.http.json_data import flatten, pack
+from gateway.tensor import LENGTH_BYTES, SIZES, Datatype, Tensor, format_shape
+
+MAX_SIZE = 2**63 - 1
+"""Elements, or bytes, of one tensor."""
+
+
+def read_json_input(
+    name: str, datatype: Datatype, shape: tuple[int, ...], data: list[Any], limit: int
+) -> Tensor:
+    """An input whose `data` may be nested in any way; `limit` is the most bytes it may have.
+
+    Raises InferenceError with Triton's texts (protocol: JSON data rules). How many elements a
+    BYTES input has is for validation to check.
+    """
+    count = math.prod(shape)
+    _check_count(name, shape, count)
+    if count == 0:
+        return Tensor(name, datatype, shape, b"")
+    if datatype is Datatype.BYTES:
+        elements = pack(datatype, flatten(data), name)
+        _check_limit(name, sum(map(len, elements)) + LENGTH_BYTES * len(elements), limit)  # type: ignore[arg-type] # they are strings
+        return Tensor(name, datatype, shape, elements)
+    _check_size(name, count, SIZES[datatype])
+    _check_limit(name, count * SIZES[datatype], limit)
+    return Tensor(name, datatype, shape, _pack_exactly(name, datatype, count, flatten(data)))
+
+
+def _pack_exactly(
+    name: str, datatype: Datatype, count: int, values: list[Any]
+) -> bytes | tuple[bytes, ...]:
+    packed = pack(datatype, values[:count], name)
+    if len(values) > count:
+        raise InferenceError(
+            Code.INTERNAL,
+            "Unable to parse 'data': Shape does not match true shape of 'data' field",
+        )
+    if len(values) < count:
+        raise InferenceError(
+            Code.INTERNAL, "Failed to parse 'data' field: shape does not match true shape"
+        )
+    return packed
+
+
+def _check_count(name: str, shape: tuple[int, ...], count: int) -> None:
+    if count > MAX_SIZE:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"invalid shape for input '{name}': shape {format_shape(shape)} causes total element "
+            f"count to exceed maximum size of {MAX_SIZE}",
+        )
+
+
+def _check_size(name: str, count: int, size: int) -> None:
+    if count * size > MAX_SIZE:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"byte size overflow for input '{name}': element count ({count}) * data type size "
+            f"({size}) exceeds maximum allowed size ({MAX_SIZE})",
+        )
+
+
+def _check_limit(name: str, byte_size: int, limit: int) -> None:
+    if byte_size > limit:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"JSON input '{name}' has a byte_size ({byte_size} bytes) that exceeds the maximum "
+            f"allowed value of {limit} bytes. Use --http-max-input-size to increase the limit.",
+        )

@@ -1,0 +1,124 @@
+"""The JSON of a request: one object, parsed as Triton's parser does."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from gateway.errors import Code, InferenceError
+
+LITERAL = re.compile(r'"(?:[^"\\]|\\.)*+"?|NaN|Inf(?:inity)?', re.DOTALL)
+"""A string, which stays as it is, or a number of Triton's JSON that the standard's has not."""
+
+
+def parse_json_object(body: bytes) -> dict[str, Any]:
+    """The body as an object; of members with one name the last counts.
+
+    InferenceError INTERNAL (a 500, as Triton) if it is not one.
+    """
+    return _object(_parse(body))
+
+
+def parse_request(body: bytes) -> dict[str, Any]:
+    """The JSON part of an infer request; of members with one name the first counts, as in Triton.
+
+    InferenceError INTERNAL (a 500, as Triton) if it is not an object.
+    """
+    found = _object(_parse(body))
+    # Without a colon in a string, fewer members than colons means that some had the same name.
+    if body.count(b":") != _count_members(found):
+        return _object(_parse_patiently(body))
+    return found
+
+
+def _parse(body: bytes) -> Any:
+    if not body.strip():
+        raise _unparsable("The document is empty.", 0)
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        if b"NaN" not in body and b"Inf" not in body:
+            raise _unparsable(error.msg, error.pos) from None
+    return _parse_literals(body)
+
+
+def _parse_literals(body: bytes) -> Any:
+    """JSON with NaN and infinities, which is refused for whatever else is wrong with it."""
+    try:
+        orjson.loads(LITERAL.sub(_zero, body.decode()))
+    except UnicodeDecodeError as error:
+        raise _unparsable(f"the text is no UTF-8: {error.reason}", error.start) from None
+    except orjson.JSONDecodeError as error:
+        raise _unparsable(error.msg, error.pos) from None
+    return _parse_patiently(body)
+
+
+def _zero(found: re.Match[str]) -> str:
+    return found[0] if found[0].startswith('"') else "0"
+
+
+def _lengthen(found: re.Match[str]) -> str:
+    return "Infinity" if found[0] == "Inf" else found[0]
+
+
+def _parse_patiently(body: bytes) -> Any:
+    """Slower, but it knows the literals and sees every member; the JSON must be known as good."""
+    try:
+        text = LITERAL.sub(_lengthen, body.decode())
+        return json.loads(text, object_pairs_hook=_first_of_each, parse_int=_integer)
+    except RecursionError:
+        raise _unparsable("The document is nested too deep.", 0) from None
+
+
+def _first_of_each(members: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in members:
+        found.setdefault(name, value)
+    return found
+
+
+def _integer(text: str) -> int | float:
+    """An integer of 64 bits; what is larger is a double."""
+    found = int(text) if len(text) <= len("-9223372036854775808") else 2**64
+    return found if -(2**63) <= found < 2**64 else float(text)
+
+
+def _count_members(found: Mapping[str, Any]) -> int:
+    """How many members the objects have that a request is known to consist of."""
+    count = len(found)
+    parameters = found.get("parameters")
+    if type(parameters) is dict:
+        count += len(parameters)
+    for key in ("inputs", "outputs"):
+        for tensor in _list(found.get(key)):
+            if type(tensor) is dict:
+                parameters = tensor.get("parameters")
+                count += len(tensor) + (len(parameters) if type(parameters) is dict else 0)
+    return count
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if type(value) is list else ()
+
+
+def _object(found: Any) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise InferenceError(
+            Code.INTERNAL,
+            f"the request is a JSON {_kind(found)}, expected an object: attempt to access JSON "
+            "non-object as object",
+        )
+    return found
+
+
+def _kind(value: Any) -> str:
+    names = {list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")
+
+
+def _unparsable(reason: str, offset: int) -> InferenceError:
+    return InferenceError(
+        Code.INTERNAL, f"failed to parse the request JSON buffer: {reason} at {offset}"
+    )

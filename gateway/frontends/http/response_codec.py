@@ -1,0 +1,88 @@
+"""An infer response of the v2 protocol: the message to JSON and binary data; no I/O."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.classification import classify
+from gateway.frontends.http.json_data import all_finite, values_of
+from gateway.frontends.http.requested_outputs import OutputForms
+from gateway.messages import InferResponse
+from gateway.models.model import Model
+from gateway.shared_memory import SharedMemory
+from gateway.tensor import Buffer, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedResponse:
+    """The JSON, and the binary data that follows it, as views of what the model answered."""
+
+    header: bytes
+    blobs: tuple[Buffer, ...] = ()
+
+    @property
+    def has_binary(self) -> bool:
+        """Whether a single byte follows the JSON."""
+        return any(map(len, self.blobs))
+
+
+class ResponseEncoder:
+    """Encodes responses, and writes what belongs into shared memory."""
+
+    def __init__(self, shared_memory: SharedMemory) -> None:
+        self._shared_memory = shared_memory
+
+    def encode(
+        self, model: Model, request_id: str, response: InferResponse, forms: OutputForms
+    ) -> EncodedResponse:
+        """The outputs that were asked for, in the model's order; InferenceError if one cannot be.
+
+        Raises INVALID_ARG for what JSON cannot carry, INTERNAL if shared memory is too small.
+        """
+        found: dict[str, Any] = {"id": request_id} if request_id else {}
+        found["model_name"] = model.name
+        found["model_version"] = model.version
+        if response.parameters:
+            found["parameters"] = dict(response.parameters)
+        blobs: list[Buffer] = []
+        found["outputs"] = [
+            self._output(model, output, forms, blobs)
+            for output in response.outputs
+            if forms.wants(output.name)
+        ]
+        return EncodedResponse(_dump(found), tuple(blobs))
+
+    def _output(
+        self, model: Model, output: Tensor, forms: OutputForms, blobs: list[Buffer]
+    ) -> dict[str, Any]:
+        asked = forms.listed.get(output.name)
+        if asked is not None and asked.region is not None:
+            self._shared_memory.write(asked.region, output.name, output.raw())
+            return _described(output)
+        if asked is not None and asked.classes:
+            labels = model.labels.get(output.name, ())
+            output = classify(output, asked.classes, labels, batching=model.config.batching)
+        if not forms.is_binary(output.name):
+            return {**_described(output), "data": values_of(output)}
+        blob = output.raw()
+        blobs.append(blob)
+        return {**_described(output), "parameters": {"binary_data_size": len(blob)}}
+
+
+def _described(output: Tensor) -> dict[str, Any]:
+    return {"name": output.name, "datatype": output.datatype, "shape": output.shape}
+
+
+def _dump(found: Mapping[str, Any]) -> bytes:
+    data = (output.get("data", ()) for output in found["outputs"])
+    if all(map(all_finite, data)) and all_finite(_floats(found.get("parameters"))):
+        return orjson.dumps(found)
+    # JSON has no NaN or infinity; Triton writes Python's literals, and so do we.
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _floats(parameters: Mapping[str, Any] | None) -> list[float]:
+    return [each for each in (parameters or {}).values() if type(each) is float]

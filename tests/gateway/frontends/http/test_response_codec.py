@@ -1,0 +1,156 @@
+"""The infer response: the message to JSON and binary data (protocol: response object)."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.errors import Code, InferenceError
+from gateway.frontends.http.requested_outputs import OutputForms
+from gateway.frontends.http.response_codec import EncodedResponse, ResponseEncoder
+from gateway.messages import InferResponse, RequestedOutput, SharedRegion
+from gateway.shared_memory import SharedMemory
+from gateway.tensor import Buffer, Datatype, Tensor, array_tensor, text_tensor
+
+FLOATS = array_tensor("Y", Datatype.FP32, np.array([[0.1, 1.0]], np.float32))
+COUNTS = array_tensor("N", Datatype.INT64, np.array([2**62], np.int64))
+
+
+class Memory(SharedMemory):
+    """Shared memory that keeps what is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: dict[str, bytes] = {}
+
+    def write(self, region: SharedRegion, output_name: str, data: Buffer) -> None:
+        self.written[f"{region.name}/{output_name}"] = bytes(data)
+
+
+class Config:
+    batching = True
+
+
+class Labelled:
+    """What of a model its responses tell."""
+
+    name = "m"
+    version = "3"
+    config = Config()
+    labels: Mapping[str, Sequence[str]] = {"Y": ("no", "yes")}
+
+
+def encode(
+    *outputs: Tensor,
+    forms: OutputForms = OutputForms(),  # noqa: B008 - frozen
+    memory: SharedMemory | None = None,
+    request_id: str = "",
+    parameters: Mapping[str, Any] | None = None,
+) -> EncodedResponse:
+    response = InferResponse(outputs=outputs, parameters=parameters or {}, final=True)
+    encoder = ResponseEncoder(memory or SharedMemory())
+    return encoder.encode(Labelled(), request_id, response, forms)  # type: ignore[arg-type]
+
+
+def asking(*outputs: RequestedOutput, binary: Sequence[str] = ()) -> OutputForms:
+    """A request that lists its outputs."""
+    listed = {each.name: each for each in outputs}
+    return OutputForms(listed=listed, binary={name: name in binary for name in listed})
+
+
+def test_a_response_is_compact_json_in_the_order_of_the_protocol() -> None:
+    found = encode(FLOATS, COUNTS, request_id="é", parameters={"a": 1, "b": "x", "c": True})
+    assert found.header.decode() == (
+        '{"id":"é","model_name":"m","model_version":"3","parameters":{"a":1,"b":"x","c":true},'
+        '"outputs":[{"name":"Y","datatype":"FP32","shape":[1,2],"data":[0.10000000149011612,1.0]},'
+        '{"name":"N","datatype":"INT64","shape":[1],"data":[4611686018427387904]}]}'
+    )
+    assert found.blobs == ()
+
+
+def test_what_is_not_there_is_not_told() -> None:
+    assert encode().header == b'{"model_name":"m","model_version":"3","outputs":[]}'
+
+
+def test_binary_outputs_follow_in_the_order_of_the_outputs_without_a_copy() -> None:
+    forms = asking(*map(RequestedOutput, ("B", "N", "Y")), binary=("Y", "B"))
+    texts = text_tensor("B", ["a"])
+    found = encode(FLOATS, COUNTS, texts, forms=forms)
+    outputs = json.loads(found.header)["outputs"]
+    assert [each["name"] for each in outputs] == ["Y", "N", "B"]
+    assert [each.get("parameters") for each in outputs] == [
+        {"binary_data_size": 8},
+        None,
+        {"binary_data_size": 5},
+    ]
+    assert [("data" in each) for each in outputs] == [False, True, False]
+    assert found.blobs == (FLOATS.data, b"\1\0\0\0a")
+    assert found.blobs[0] is FLOATS.data
+
+
+def test_only_what_is_asked_for_is_sent() -> None:
+    found = encode(FLOATS, COUNTS, forms=asking(RequestedOutput("N")))
+    assert [each["name"] for each in json.loads(found.header)["outputs"]] == ["N"]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "has_binary"),
+    [
+        ([], False),
+        ([Tensor("E", Datatype.FP32, (0,), b"")], False),
+        ([Tensor("E", Datatype.FP32, (0,), b""), FLOATS], True),
+    ],
+)
+def test_nothing_at_all_is_no_binary_data(outputs: list[Tensor], has_binary: bool) -> None:
+    found = encode(*outputs, forms=OutputForms(default=True))
+    assert found.has_binary is has_binary
+    sizes = [e["parameters"]["binary_data_size"] for e in json.loads(found.header)["outputs"]]
+    assert sizes == [len(each.raw()) for each in outputs]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_float_that_json_has_not_is_written_as_python_does(value: float) -> None:
+    array = np.array([1.0, value])
+    found = encode(array_tensor("é", Datatype.FP64, array), parameters={"p": value})
+    assert b" " not in found.header
+    assert "é".encode() in found.header
+    read = json.loads(found.header)
+    assert read["outputs"][0]["data"] == pytest.approx([1.0, value], nan_ok=True)
+    assert read["parameters"]["p"] == pytest.approx(value, nan_ok=True)
+
+
+@pytest.mark.parametrize("datatype", [Datatype.FP16, Datatype.BF16])
+def test_half_precision_leaves_as_binary_only(datatype: Datatype) -> None:
+    half = Tensor("Y", datatype, (1,), b"\0\x3c")
+    assert encode(half, forms=OutputForms(default=True)).blobs == (b"\0\x3c",)
+    with pytest.raises(InferenceError) as caught:
+        encode(half)
+    assert caught.value.code is Code.INVALID_ARG
+
+
+@pytest.mark.parametrize("binary", [(), ("Y",)])
+def test_classes_are_bytes_in_either_form(binary: tuple[str, ...]) -> None:
+    forms = asking(RequestedOutput("Y", classes=2), binary=binary)
+    found = encode(FLOATS, forms=forms)
+    (output,) = json.loads(found.header)["outputs"]
+    assert (output["datatype"], output["shape"]) == ("BYTES", [1, 2])
+    texts = ["1.000000:1:yes", "0.100000:0:no"]
+    if binary:
+        assert found.blobs == (text_tensor("Y", texts).raw(),)
+    else:
+        assert output["data"] == texts
+
+
+def test_an_output_in_shared_memory_is_only_described() -> None:
+    memory = Memory()
+    forms = asking(RequestedOutput("Y", region=SharedRegion("r", 8)), RequestedOutput("N"))
+    found = encode(FLOATS, COUNTS, forms=forms, memory=memory)
+    assert json.loads(found.header)["outputs"][0] == {
+        "name": "Y",
+        "datatype": "FP32",
+        "shape": [1, 2],
+    }
+    assert memory.written == {"r/Y": bytes(FLOATS.raw())}
