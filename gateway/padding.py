@@ -13,6 +13,7 @@ from gateway.messages import NO_PARAMETERS
 
 INPUTS = "padded_inputs"
 OUTPUTS = "padded_outputs"
+BUDGET = "batch_token_budget"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +22,19 @@ class Padding:
 
     `inputs` maps each padded input to the value it is padded with: a number. Its first dimension
     after the batch is its length. `outputs` are those whose first dimension after the batch is the
-    padded length, to be cut back.
+    padded length, to be cut back. `token_budget` is the most padded tokens of a batch of several
+    requests; 0 to find out for each instance what serves it best.
     """
 
     inputs: Mapping[str, float] = field(default_factory=lambda: NO_PARAMETERS)
     outputs: frozenset[str] = frozenset()
+    token_budget: int = 0
 
     @classmethod
     def read(cls, config: ModelConfig) -> "Padding":
         """The padding a config declares: `padded_inputs` is a JSON object of name to pad value,
-        `padded_outputs` a JSON list of names, by default every output whose first dim is -1.
+        `padded_outputs` a JSON list of names, by default every output whose first dim is -1,
+        and `batch_token_budget` a number of at least 1.
 
         Raises InferenceError INVALID_ARG for what is not of that form or names no tensor.
         """
@@ -43,17 +47,19 @@ class Padding:
         cut = _json(config, OUTPUTS) if OUTPUTS in config.parameters else default
         if not isinstance(cut, list) or not all(isinstance(name, str) for name in cut):
             raise _malformed(config, OUTPUTS, "a JSON list of output names")
-        found = cls(pads, frozenset(cut))
+        found = cls(pads, frozenset(cut), _budget(config))
         found._check(config)
         return found
 
     def _check(self, config: ModelConfig) -> None:
         if not config.batching:
             raise _malformed(config, INPUTS, "max_batch_size to be more than 0")
-        flexible = {each.name for each in config.input if each.dims[:1] == (-1,)}
+        flexible = {each.name: each for each in config.input if each.dims[:1] == (-1,)}
         for name in self.inputs:
             if name not in flexible:
                 raise _malformed(config, INPUTS, f"'{name}' to be an input whose first dim is -1")
+            if flexible[name].optional or flexible[name].allow_ragged_batch:
+                raise _malformed(config, INPUTS, f"'{name}' to be neither optional nor ragged")
         known = {each.name for each in config.output}
         for name in self.outputs:
             if name not in known:
@@ -62,6 +68,13 @@ class Padding:
 
 def _is_number(pad: object) -> bool:
     return isinstance(pad, int | float) and not isinstance(pad, bool)
+
+
+def _budget(config: ModelConfig) -> int:
+    text = config.parameters.get(BUDGET, "0")
+    if BUDGET in config.parameters and not (text.isdecimal() and int(text)):
+        raise _malformed(config, BUDGET, "a number of at least 1")
+    return int(text)
 
 
 def _json(config: ModelConfig, key: str) -> object:

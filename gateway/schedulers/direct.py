@@ -35,16 +35,28 @@ class DirectScheduler(Scheduler):
         self._dispatch()
 
     def remove(self, instance: Instance, error: InferenceError) -> None:
-        self._instances.remove(instance)
-        self._free = deque(free for free in self._free if free is not instance)
+        self._forget(instance)
         for executing, entry in tuple(self._running.values()):
             if executing is instance:
                 entry.stream.abandon(error)
 
+    async def withdraw(self, instance: Instance) -> None:
+        self._forget(instance)
+        if executing := [task for task, (each, _) in self._running.items() if each is instance]:
+            await asyncio.wait(executing)
+
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as self._tasks:
-            self._dispatch()
-            await asyncio.Event().wait()
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
+                self._dispatch()
+                await asyncio.Event().wait()
+            finally:
+                self._tasks = None
+
+    def _forget(self, instance: Instance) -> None:
+        self._instances.remove(instance)
+        self._free = deque(free for free in self._free if free is not instance)
 
     def _dispatch(self) -> None:
         while self._tasks is not None and self._queue and self._free:

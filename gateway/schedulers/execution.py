@@ -8,6 +8,8 @@ from contextlib import aclosing
 
 from gateway.backend import Answer, Instance
 from gateway.errors import Code, InferenceError
+from gateway.messages import Phases
+from gateway.observability.record import within
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.scheduler import Entry
 from gateway.stream import ResponseStream
@@ -27,9 +29,11 @@ async def execute(
     if not entries:
         return
     begin_ns = time.perf_counter_ns()
-    _stop_when_unwanted(entries)
+    phases: Phases | None = None
+    readers = _Readers(entries)
+    readers.watch()
     try:
-        await _deliver_answers(instance, entries)
+        phases = await _deliver_answers(instance, entries, readers)
     except asyncio.CancelledError:
         _fail(entries, InferenceError(Code.UNAVAILABLE, "the server stopped this execution"))
         raise
@@ -42,30 +46,46 @@ async def execute(
     finally:
         _end(entries)
         batch_size = sum(entry.record.batch_size for entry in entries)
-        statistics.executed(batch_size, time.perf_counter_ns() - begin_ns)
+        statistics.executed(batch_size, within(phases, time.perf_counter_ns() - begin_ns))
 
 
-def _stop_when_unwanted(entries: Sequence[Entry]) -> None:
-    task = asyncio.current_task()
+class _Readers:
+    """Those who wait for an execution; the task that made this is cancelled once all have gone."""
 
-    def left() -> None:
-        if task is not None and _all_done(entries):
-            task.cancel()
+    __slots__ = ("_entries", "_task", "some_left")
 
-    for entry in entries:
-        entry.record.started()
-        entry.stream.on_cancel(left)
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.some_left = False
+        self._entries = entries
+        self._task = asyncio.current_task()
+
+    def watch(self) -> None:
+        """Hear of everybody who leaves from now on."""
+        for entry in self._entries:
+            entry.record.started()
+            entry.stream.on_cancel(self._left)
+
+    def _left(self) -> None:
+        self.some_left = True
+        if self._task is not None and _all_done(self._entries):
+            self._task.cancel()
 
 
-async def _deliver_answers(instance: Instance, entries: Sequence[Entry]) -> None:
+async def _deliver_answers(
+    instance: Instance, entries: Sequence[Entry], readers: _Readers
+) -> Phases | None:
+    """The execution's phases, if the backend has measured them."""
+    phases: Phases | None = None
     requests = [entry.request for entry in entries]
     async with aclosing(instance.execute(requests)) as answers:
         async for answer in answers:
             stream = _hand_over(entries, answer)
+            phases = _phases(answer) or phases
             if stream.full:
                 await stream.room()
-            if stream.done and _all_done(entries) and _somebody_left(entries):
-                return
+            if readers.some_left and _all_done(entries):
+                break
+    return phases
 
 
 def _hand_over(entries: Sequence[Entry], answer: Answer) -> ResponseStream:
@@ -78,12 +98,13 @@ def _hand_over(entries: Sequence[Entry], answer: Answer) -> ResponseStream:
     return stream
 
 
+def _phases(answer: Answer) -> Phases | None:
+    _, response = answer
+    return None if isinstance(response, InferenceError) else response.phases
+
+
 def _all_done(entries: Sequence[Entry]) -> bool:
     return all(entry.stream.done for entry in entries)
-
-
-def _somebody_left(entries: Sequence[Entry]) -> bool:
-    return any(entry.stream.cancelled for entry in entries)
 
 
 def _fail(entries: Sequence[Entry], error: InferenceError) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest
-from gateway.observability.statistics import Record
+from gateway.observability.record import Record
 from gateway.stream import ResponseStream
 
 
@@ -29,6 +29,9 @@ class Scheduler(ABC):
     def submit(self, entry: Entry) -> None:
         """Take an entry; the order of calls is the order of the queue."""
 
+    def answered(self, stream: ResponseStream) -> None:  # noqa: B027 - most keep no order
+        """Take note of a request that is not submitted, because its answer is there (a cache's)."""
+
     async def prepare(self, instance: Instance) -> None:  # noqa: B027 - most need to know nothing
         """Learn from an idle instance what scheduling needs; comes before `add`."""
 
@@ -39,6 +42,10 @@ class Scheduler(ABC):
     @abstractmethod
     def remove(self, instance: Instance, error: InferenceError) -> None:
         """Hand nothing more to an instance that has died; what it was executing gets the error."""
+
+    @abstractmethod
+    async def withdraw(self, instance: Instance) -> None:
+        """Hand nothing more to a living instance; returns once what it was executing has ended."""
 
     @abstractmethod
     async def run(self) -> None:

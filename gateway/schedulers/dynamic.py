@@ -1,0 +1,226 @@
+"""The dynamic batcher: requests that wait for an instance, or a little for each other, share it.
+
+Which requests these are is decided in `batching.py` and `lengths.py`; who waits, in `queue.py`.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+
+from gateway.backend import Instance
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest, request_prefix
+from gateway.observability.statistics import QUEUE_TIMEOUT, ModelStatistics
+from gateway.schedulers.alarm import Alarm
+from gateway.schedulers.arrivals import Arrivals
+from gateway.schedulers.execution import execute
+from gateway.schedulers.ordering import Order
+from gateway.schedulers.queue import QueueRules, RequestQueue, Waiting
+from gateway.schedulers.rules import BatchRules
+from gateway.schedulers.scheduler import Entry, Scheduler
+from gateway.scheduling import DynamicBatching
+from gateway.stream import ResponseStream
+
+Batch = Sequence[Waiting]
+Task = asyncio.Task[None]
+
+
+class DynamicScheduler(Scheduler):
+    """Batches by the rules of `dynamic_batching`, and by length where inputs are padded.
+
+    A task is started once an instance is free and a batch is due. It takes its batch when it runs,
+    so that whatever came in the same turn of the loop is in it, and goes on while batches are due.
+    Raises InferenceError INVALID_ARG if the config's padding cannot be.
+    """
+
+    def __init__(
+        self, config: ModelConfig, batching: DynamicBatching, statistics: ModelStatistics
+    ) -> None:
+        self._statistics = statistics
+        self._batch_rules = BatchRules(config, batching)
+        self._rules = QueueRules(batching)
+        self._arrivals = Arrivals(config, self._rules, self._batch_rules.padding)
+        self._queue = RequestQueue(self._rules)
+        self._order = Order() if batching.preserve_ordering else None
+        self._instances: list[Instance] = []
+        self._free: deque[Instance] = deque()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._starting: tuple[Task, Instance] | None = None
+        self._running: dict[Task, tuple[Instance, Batch]] = {}
+        self._delay = Alarm(self._consider)
+        self._timeout = Alarm(self._timed_out)
+        self._enough_rows = 0
+
+    def admit(self, request: InferRequest) -> None:
+        self._arrivals.check(request)
+        level = self._rules.level(request.priority)
+        if not self._queue.full(level):
+            return
+        self._take_for_starting()
+        if self._queue.full(level):
+            raise InferenceError(
+                Code.UNAVAILABLE, f"{request_prefix(request.id)}Exceeds maximum queue size"
+            )
+
+    def submit(self, entry: Entry) -> None:
+        waiting = self._arrivals.waiting(entry, time.monotonic_ns())
+        self._queue.push(waiting)
+        entry.stream.on_cancel(partial(self._left, waiting))
+        if self._order is not None:
+            self._order.arrived(entry.stream)
+        if waiting.deadline_ns:
+            self._timeout.set(waiting.deadline_ns)
+        if self._free and not self._waits_for_more():
+            self._consider()
+
+    def answered(self, stream: ResponseStream) -> None:
+        if self._order is not None:
+            self._order.arrived(stream)
+            self._order.started((stream,))
+            self._order.ended((stream,))
+
+    async def prepare(self, instance: Instance) -> None:
+        await self._batch_rules.prepare(instance)
+
+    def add(self, instance: Instance) -> None:
+        self._instances.append(instance)
+        self._free.extend([instance] * (instance.concurrency or 1))
+        self._consider()
+
+    def remove(self, instance: Instance, error: InferenceError) -> None:
+        self._forget(instance)
+        for executing, batch in tuple(self._running.values()):
+            if executing is instance:
+                for waiting in batch:
+                    waiting.entry.stream.abandon(error)
+
+    async def withdraw(self, instance: Instance) -> None:
+        self._forget(instance)
+        if executing := [task for task, (each, _) in self._running.items() if each is instance]:
+            await asyncio.wait(executing)
+
+    def _forget(self, instance: Instance) -> None:
+        self._instances.remove(instance)
+        self._batch_rules.forget(instance)
+        self._free = deque(free for free in self._free if free is not instance)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
+                self._consider()
+                await asyncio.Event().wait()
+            finally:
+                self._tasks = None
+                self._delay.clear()
+                self._timeout.clear()
+
+    # When is a task started?
+
+    def _waits_for_more(self) -> bool:
+        """Whether one more request like those that wait for each other changes nothing."""
+        return (
+            self._delay.is_set and self._arrivals.uniform and self._queue.rows < self._enough_rows
+        )
+
+    def _consider(self) -> None:
+        """Start a task if an instance is free and a batch is due; else look again when one is."""
+        if self._tasks is None or self._starting is not None or not self._free:
+            return
+        if not self._queue or self._blocked or not self._batch_is_due(self._free[0]):
+            return
+        instance = self._free.popleft()
+        if instance.concurrency is None:
+            self._free.append(instance)
+        task = self._tasks.create_task(self._serve(instance))
+        task.add_done_callback(partial(self._finished, instance))
+        self._starting = (task, instance)
+
+    @property
+    def _blocked(self) -> bool:
+        return self._order is not None and self._order.blocked
+
+    def _batch_is_due(self, instance: Instance) -> bool:
+        batching = self._batch_rules.of(instance)
+        if not batching.delay_ns:
+            return True
+        now_ns = time.monotonic_ns()
+        self._reject_expired(now_ns)
+        decision = batching.decide(self._queue, now_ns)
+        if decision.until_ns:
+            self._enough_rows = decision.enough_rows
+            self._delay.set(decision.until_ns)
+        return bool(decision.batch)
+
+    # What a task does.
+
+    async def _serve(self, instance: Instance) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine runs in a task
+        _, batch = self._running.get(task) or (instance, self._take(task, instance))
+        while batch:
+            try:
+                await execute(instance, [each.entry for each in batch], self._statistics)
+            finally:
+                self._ended(task, batch)
+            batch = self._take(task, instance)
+
+    def _take(self, task: Task, instance: Instance) -> Batch:
+        """The batch that is due for a free instance; empty if none is."""
+        if self._starting == (task, instance):
+            self._starting = None
+        now_ns = time.monotonic_ns()
+        self._reject_expired(now_ns)
+        if not self._queue or self._blocked or instance not in self._instances:
+            return ()
+        batch = self._batch_rules.of(instance).decide(self._queue, now_ns).batch
+        if batch:
+            self._delay.clear()
+            self._queue.remove(batch)
+            self._running[task] = (instance, batch)
+            if self._order is not None:
+                self._order.started(each.entry.stream for each in batch)
+        self._consider()
+        return batch
+
+    def _take_for_starting(self) -> None:
+        """Have tasks that are about to start take their batches now, to make room."""
+        while self._starting is not None:
+            self._take(*self._starting)
+
+    def _ended(self, task: Task, batch: Batch) -> None:
+        del self._running[task]
+        if self._order is not None:
+            self._order.ended(each.entry.stream for each in batch)
+
+    def _finished(self, instance: Instance, task: Task) -> None:
+        if self._starting == (task, instance):
+            self._starting = None
+        if instance.concurrency is not None and instance in self._instances:
+            self._free.append(instance)
+        self._consider()
+
+    # Who leaves the queue otherwise?
+
+    def _left(self, waiting: Waiting) -> None:
+        if waiting.queued:
+            self._queue.remove((waiting,))
+            self._passed(waiting)
+
+    def _timed_out(self) -> None:
+        self._reject_expired(time.monotonic_ns())
+        if next_ns := self._queue.nearest_deadline_ns:
+            self._timeout.set(next_ns)
+        self._consider()
+
+    def _reject_expired(self, now_ns: int) -> None:
+        for waiting in self._queue.expire(now_ns):
+            self._passed(waiting)
+            waiting.entry.stream.fail(InferenceError(Code.UNAVAILABLE, QUEUE_TIMEOUT))
+
+    def _passed(self, waiting: Waiting) -> None:
+        if self._order is not None:
+            self._order.left(waiting.entry.stream)

@@ -1,0 +1,149 @@
+"""How long does an instance take for batches of growing padded length? Measured, not assumed."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from gateway.backend import Instance
+from gateway.config import ModelConfig, ModelInput
+from gateway.errors import InferenceError
+from gateway.messages import InferRequest
+from gateway.observability.record import Record
+from gateway.observability.statistics import ModelStatistics
+from gateway.padding import Padding
+from gateway.schedulers.costs import Point
+from gateway.schedulers.execution import execute
+from gateway.schedulers.scheduler import Entry
+from gateway.stream import ResponseStream
+from gateway.tensor import NUMPY_TYPES, Datatype, Tensor, array_tensor
+
+log = logging.getLogger("sluice.measuring")
+
+LIMIT_SECS = 1.5
+"""An instance is measured no longer; an execution that is under way then is cancelled."""
+GROWING_SECS = 0.75
+"""After this no larger batches are tried; the rest is for measuring the same ones again."""
+ROUNDS = 5
+LENGTH = 64
+LONGEST = 256
+FALLING = 0.75
+"""A batch with less than this part of the best throughput is large enough to stop."""
+
+
+@dataclass(slots=True)
+class _Probe:
+    """A batch of zeros, and its best time so far."""
+
+    request: InferRequest
+    tokens: int
+    seconds: float = math.inf
+
+    @property
+    def point(self) -> Point:
+        """What is known of it."""
+        return Point(self.tokens, self.seconds)
+
+    async def run(self, instance: Instance) -> bool:
+        """Run it once more; False if it failed."""
+        seconds = await _run(instance, self.request)
+        if seconds is None:
+            return False
+        self.seconds = min(self.seconds, seconds)
+        return True
+
+
+async def measure(instance: Instance, config: ModelConfig, padding: Padding) -> list[Point]:
+    """Times of synthetic batches, in the order of their tokens: the best of a few runs each.
+
+    Sizes grow until batches no longer pay, time is up or one fails (the log says why). Then all
+    are run again, round by round, so that what else the machine does at a moment hits all alike.
+    """
+    probes: list[_Probe] = []
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LIMIT_SECS):
+            await _grow(instance, _samples(config, padding), probes)
+            for _ in range(ROUNDS):
+                for probe in probes:
+                    await probe.run(instance)
+    return [probe.point for probe in probes]
+
+
+async def _grow(instance: Instance, samples: Iterable[_Probe], probes: list[_Probe]) -> None:
+    began = time.perf_counter()
+    for probe in samples:
+        if await _run(instance, probe.request) is None:  # may allocate or compile: not counted
+            return
+        if not await probe.run(instance):
+            return
+        probes.append(probe)
+        if is_enough([each.point for each in probes]):
+            return
+        if time.perf_counter() - began > GROWING_SECS:
+            return
+
+
+def _samples(config: ModelConfig, padding: Padding) -> Iterator[_Probe]:
+    for rows, length in sizes(config.max_batch_size):
+        yield _Probe(sample(config, padding, rows, length), rows * length)
+
+
+def sizes(max_rows: int) -> Iterator[tuple[int, int]]:
+    """Rows and lengths to measure: twice as many tokens each time."""
+    rows, length = 1, LENGTH
+    while rows <= max_rows and length <= LONGEST:
+        yield rows, length
+        if rows * 2 <= max_rows:
+            rows *= 2
+        else:
+            length *= 2
+
+
+def is_enough(points: Sequence[Point]) -> bool:
+    """Whether larger batches would not be better than the best so far."""
+    return points[-1].rate < FALLING * max(point.rate for point in points)
+
+
+def sample(config: ModelConfig, padding: Padding, rows: int, length: int) -> InferRequest:
+    """A request with padded inputs of that length: ones in masks, zeros elsewhere.
+
+    Dims of any size are 1 but for the length; optional inputs are left out.
+    """
+    inputs = []
+    for each in config.input:
+        if not each.optional:
+            dims = [1 if dim == -1 else dim for dim in each.dims]
+            if each.name in padding.inputs:
+                dims[0] = length
+            inputs.append(_filled(each, (rows, *dims)))
+    return InferRequest(model=config.name, inputs=tuple(inputs))
+
+
+def _filled(model_input: ModelInput, shape: tuple[int, ...]) -> Tensor:
+    name, datatype = model_input.name, model_input.datatype
+    if datatype is Datatype.BYTES:
+        return Tensor(name, datatype, shape, (b"",) * int(np.prod(shape)))
+    dtype = NUMPY_TYPES.get(datatype, np.dtype("<u2"))
+    fill = np.ones if "mask" in name.lower() else np.zeros
+    return array_tensor(name, datatype, fill(shape, dtype=dtype))
+
+
+async def _run(instance: Instance, request: InferRequest) -> float | None:
+    record = Record(ModelStatistics(), request.inputs[0].shape[0], 0, lambda _: None)
+    stream = ResponseStream(record)
+    began = time.perf_counter()
+    await execute(instance, [Entry(request, stream, record)], ModelStatistics())
+    seconds = time.perf_counter() - began
+    try:
+        await stream.batch()
+    except InferenceError as error:
+        log.warning(
+            "synthetic batch failed", extra={"model": request.model, "reason": error.reason}
+        )
+        return None
+    return seconds

@@ -1,0 +1,195 @@
+"""Who waits, in which order, and for how long? Priorities, timeouts and limits; times passed in.
+
+Triton's queue policies (`ModelQueuePolicy`, `priority_levels`): level 1 goes first, a level is
+first in first out, and those that a timeout has delayed come after the rest of their level.
+"""
+
+import heapq
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from gateway.schedulers.scheduler import Entry
+from gateway.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
+
+NS_PER_US = 1000
+KEPT_LEVELS = 16
+"""A client may name any level: those beyond so many are forgotten once they are empty."""
+SPARE_DEADLINES = 64
+"""Deadlines of requests that have gone are swept out once there are more, and more than half."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A request in the queue, and all that decides when it is executed and with whom.
+
+    `rows` is its batch size, at least 1; `level` its priority; `deadline_ns` when its timeout
+    ends, 0 if never. Requests of different `key` never share a batch. `length` is that of its
+    padded inputs. `queued` and `deadline` are kept by the queue.
+    """
+
+    entry: Entry
+    rows: int
+    arrived_ns: int
+    level: int = 0
+    deadline_ns: int = 0
+    key: Hashable = None
+    length: int = 1
+    queued: bool = False
+    deadline: "Deadline | None" = None
+
+
+@dataclass(slots=True, order=True)
+class Deadline:
+    """When a request has waited too long; forgets it once it has left."""
+
+    at_ns: int
+    number: int
+    waiting: Waiting | None = field(compare=False)
+
+
+class QueueRules:
+    """What `dynamic_batching` says of priorities, timeouts and limits."""
+
+    def __init__(self, batching: DynamicBatching) -> None:
+        self._levels = batching.priority_levels
+        self._default_level = batching.default_priority_level
+        self._default = batching.default_queue_policy or QueuePolicy()
+        self._policies = batching.priority_queue_policy if self._levels else {}
+
+    def level(self, priority: int) -> int:
+        """The level of a request of that priority: the default for 0 and for unknown levels."""
+        if not self._levels:
+            return 0
+        return priority if 0 < priority <= self._levels else self._default_level
+
+    def limit(self, level: int) -> int:
+        """How many requests may wait in a level; 0 for any number."""
+        return self._policy(level).max_queue_size
+
+    def rejects(self, level: int) -> bool:
+        """Whether a request that waited too long is rejected; otherwise it is delayed."""
+        return self._policy(level).timeout_action is TimeoutAction.REJECT
+
+    def deadline_ns(self, level: int, timeout_us: int, now_ns: int) -> int:
+        """When a request that comes now, with this `timeout`, has waited too long; 0 if never.
+
+        A request can only shorten the model's default, and only if the policy allows it.
+        """
+        policy = self._policy(level)
+        allowed_us = policy.default_timeout_microseconds
+        if policy.allow_timeout_override and 0 < timeout_us < allowed_us:
+            allowed_us = timeout_us
+        return now_ns + allowed_us * NS_PER_US if allowed_us else 0
+
+    def _policy(self, level: int) -> QueuePolicy:
+        return self._policies.get(level, self._default)
+
+
+@dataclass(slots=True)
+class _Level:
+    """One priority: requests in the order they came, then those that were delayed."""
+
+    live: OrderedDict[Waiting, None] = field(default_factory=OrderedDict)
+    delayed: OrderedDict[Waiting, None] = field(default_factory=OrderedDict)
+
+    def __len__(self) -> int:
+        return len(self.live) + len(self.delayed)
+
+
+class RequestQueue:
+    """The requests of one model that wait; a request leaves it from any place, at once."""
+
+    def __init__(self, rules: QueueRules) -> None:
+        self._rules = rules
+        self._levels: dict[int, _Level] = {}
+        self._order: list[int] = []
+        self._deadlines: list[Deadline] = []
+        self._count = 0
+        self._pushed = 0
+        self.rows = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """Everybody, in the order in which they are to be executed."""
+        for number in self._order:
+            level = self._levels[number]
+            yield from level.live
+            yield from level.delayed
+
+    @property
+    def nearest_deadline_ns(self) -> int:
+        """When the queue is to be asked for what has expired; 0 if nothing will."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0].waiting is None:
+            heapq.heappop(deadlines)
+        return deadlines[0].at_ns if deadlines else 0
+
+    def full(self, level: int) -> bool:
+        """Whether a level has as many requests as it may have."""
+        limit = self._rules.limit(level)
+        return limit > 0 and level in self._levels and len(self._levels[level]) >= limit
+
+    def push(self, waiting: Waiting) -> None:
+        """Take a request; it comes last in its level."""
+        self._level(waiting.level).live[waiting] = None
+        waiting.queued = True
+        self._count += 1
+        self.rows += waiting.rows
+        if waiting.deadline_ns:
+            self._set_deadline(waiting)
+
+    def remove(self, batch: Iterable[Waiting]) -> None:
+        """Let requests go; those that have left already are no error."""
+        for waiting in batch:
+            if waiting.queued:
+                self._remove(waiting)
+
+    def expire(self, now_ns: int) -> list[Waiting]:
+        """Remove and return those whose timeout has ended; delay those that are not rejected."""
+        rejected: list[Waiting] = []
+        while self._deadlines and self._deadlines[0].at_ns <= now_ns:
+            waiting = heapq.heappop(self._deadlines).waiting
+            if waiting is None:
+                continue
+            if self._rules.rejects(waiting.level):
+                self._remove(waiting)
+                rejected.append(waiting)
+            else:
+                level = self._levels[waiting.level]
+                del level.live[waiting]
+                level.delayed[waiting] = None
+        return rejected
+
+    def _level(self, number: int) -> _Level:
+        level = self._levels.get(number)
+        if level is None:
+            level = self._levels[number] = _Level()
+            insort(self._order, number)
+        return level
+
+    def _remove(self, waiting: Waiting) -> None:
+        level = self._levels[waiting.level]
+        if waiting in level.live:
+            del level.live[waiting]
+        else:
+            del level.delayed[waiting]
+        waiting.queued = False
+        if waiting.deadline is not None:
+            waiting.deadline.waiting = None
+        self._count -= 1
+        self.rows -= waiting.rows
+        if len(self._levels) > KEPT_LEVELS and not len(level):
+            del self._levels[waiting.level]
+            self._order.remove(waiting.level)
+
+    def _set_deadline(self, waiting: Waiting) -> None:
+        self._pushed += 1
+        waiting.deadline = Deadline(waiting.deadline_ns, self._pushed, waiting)
+        heapq.heappush(self._deadlines, waiting.deadline)
+        if len(self._deadlines) > SPARE_DEADLINES + 2 * self._count:
+            self._deadlines = [each for each in self._deadlines if each.waiting is not None]
+            heapq.heapify(self._deadlines)

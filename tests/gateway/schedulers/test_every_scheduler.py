@@ -1,0 +1,252 @@
+"""What every scheduler does: the same cases for each of them, with requests that share no batch."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError
+from gateway.scheduling import QueuePolicy
+from tests.builders import TEXT, Execution, ScriptedInstance, read_all, settle, soon
+from tests.gateway.schedulers.conftest import Start
+from tests.gateway.schedulers.queues import TOKENS, Queue, dynamic
+
+SLOW = QueuePolicy(default_timeout_microseconds=60_000_000, max_queue_size=100)
+BROKEN = InferenceError(Code.INTERNAL, "broken")
+
+SCHEDULERS = {
+    "direct": TEXT,
+    "dynamic": dynamic(1),
+    "dynamic, with timeouts": dynamic(1, default_queue_policy=SLOW),
+    "dynamic, in order": dynamic(1, preserve_ordering=True),
+    "dynamic, by length": replace(TOKENS, max_batch_size=1),
+}
+
+
+@pytest.fixture(params=SCHEDULERS)
+async def queue(request: pytest.FixtureRequest, start: Start) -> Queue:
+    config: ModelConfig = SCHEDULERS[request.param]
+    return start(config)
+
+
+async def begun(instance: ScriptedInstance, count: int) -> list[Execution]:
+    return [await instance.begun() for _ in range(count)]
+
+
+async def test_requests_are_executed_in_the_order_they_came(queue: Queue) -> None:
+    instance = ScriptedInstance(concurrency=1)
+    queue.scheduler.add(instance)
+    entries = queue.submit("a", "b", "c")
+    for text, entry in zip("abc", entries, strict=True):
+        execution = await instance.begun()
+        assert instance.asked[-1] == text
+        execution.finish(f"done {text}")
+        assert await soon(read_all(entry.stream)) == [f"done {text}"]
+    assert [len(execution.requests) for execution in instance.executions] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_an_instance_takes_as_many_executions_as_it_says_and_no_more(
+    queue: Queue, concurrency: int
+) -> None:
+    instance = ScriptedInstance(concurrency)
+    queue.scheduler.add(instance)
+    texts = [str(number) for number in range(concurrency + 1)]
+    queue.submit(*texts)
+    executions = await begun(instance, concurrency)
+    await settle()
+    assert instance.asked == texts[:-1]
+    executions[0].finish("done")
+    executions.append(await instance.begun())
+    assert instance.asked == texts
+    for execution in executions[1:]:
+        execution.finish("done")
+    await settle()
+
+
+async def test_an_instance_that_batches_in_flight_takes_every_request_as_it_comes(
+    queue: Queue,
+) -> None:
+    instance = ScriptedInstance(concurrency=None)
+    queue.scheduler.add(instance)
+    entries = queue.submit(*map(str, range(20)))
+    for execution in await begun(instance, 20):
+        execution.finish("done")
+    for entry in entries:
+        assert await soon(read_all(entry.stream)) == ["done"]
+
+
+async def test_instances_share_the_queue(queue: Queue) -> None:
+    instances = [ScriptedInstance(concurrency=1) for _ in range(2)]
+    for instance in instances:
+        queue.scheduler.add(instance)
+    queue.submit("a", "b", "c")
+    first, second = [await instance.begun() for instance in instances]
+    assert [instance.asked for instance in instances] == [["a"], ["b"]]
+    second.finish("done")
+    third = await instances[1].begun()
+    assert instances[1].asked == ["b", "c"]
+    first.finish("done")
+    third.finish("done")
+    await settle()
+
+
+async def test_a_request_waits_for_an_instance(queue: Queue) -> None:
+    (entry,) = queue.submit("early")
+    await settle()
+    assert queue.statistics.pending == 1
+    instance = ScriptedInstance()
+    queue.scheduler.add(instance)
+    execution = await instance.begun()
+    assert queue.statistics.pending == 0
+    execution.finish("at last")
+    assert await soon(read_all(entry.stream)) == ["at last"]
+
+
+async def test_a_request_cancelled_in_the_queue_never_reaches_the_instance(queue: Queue) -> None:
+    instance = ScriptedInstance(concurrency=1)
+    queue.scheduler.add(instance)
+    _first, second, third = queue.submit("a", "b", "c")
+    execution = await instance.begun()
+    assert queue.statistics.pending == 2
+    second.stream.cancel()
+    assert queue.statistics.pending == 1
+    execution.finish("done")
+    execution = await instance.begun()
+    assert instance.asked == ["a", "c"]
+    execution.finish("served")
+    assert await soon(read_all(third.stream)) == ["served"]
+
+
+async def test_a_request_cancelled_at_once_never_reaches_the_instance(queue: Queue) -> None:
+    instance = ScriptedInstance(concurrency=1)
+    queue.scheduler.add(instance)
+    await settle()
+    first, second = queue.submit("a", "b")
+    first.stream.cancel()
+    execution = await instance.begun()
+    assert instance.asked == ["b"]
+    execution.finish("served")
+    assert await soon(read_all(second.stream)) == ["served"]
+
+
+async def test_cancelling_a_running_request_frees_its_instance(queue: Queue) -> None:
+    instance = ScriptedInstance(concurrency=1)
+    queue.scheduler.add(instance)
+    first, second = queue.submit("a", "b")
+    execution = await instance.begun()
+    first.stream.cancel()
+    await soon(execution.stopped.wait())
+    (await instance.begun()).finish("served")
+    assert await soon(read_all(second.stream)) == ["served"]
+
+
+@pytest.mark.parametrize("error", [BROKEN, RuntimeError("slipped through")])
+async def test_a_failed_execution_frees_its_instance(queue: Queue, error: Exception) -> None:
+    instance = ScriptedInstance(concurrency=1)
+    queue.scheduler.add(instance)
+    first, second = queue.submit("a", "b")
+    (await instance.begun()).crash(error)
+    with pytest.raises(InferenceError):
+        await soon(read_all(first.stream))
+    (await instance.begun()).finish("served")
+    assert await soon(read_all(second.stream)) == ["served"]
+
+
+async def test_what_a_dead_instance_was_executing_gets_the_error(queue: Queue) -> None:
+    dead, alive = ScriptedInstance(concurrency=1), ScriptedInstance(concurrency=1)
+    queue.scheduler.add(dead)
+    queue.scheduler.add(alive)
+    first, second = queue.submit("a", "b")
+    execution = await dead.begun()
+    queue.scheduler.remove(dead, BROKEN)
+    with pytest.raises(InferenceError, match="broken"):
+        await soon(read_all(first.stream))
+    await soon(execution.stopped.wait())
+    (await alive.begun()).finish("done")
+    assert await soon(read_all(second.stream)) == ["done"]
+
+
+async def test_what_waits_for_a_dead_instance_is_executed_by_the_next_one(queue: Queue) -> None:
+    dead = ScriptedInstance(concurrency=1)
+    queue.scheduler.add(dead)
+    _, waiting = queue.submit("a", "b")
+    execution = await dead.begun()
+    queue.scheduler.remove(dead, BROKEN)
+    await soon(execution.stopped.wait())
+    await settle()
+    assert dead.asked == ["a"]
+    replacement = ScriptedInstance(concurrency=1)
+    queue.scheduler.add(replacement)
+    (await replacement.begun()).finish("served")
+    assert await soon(read_all(waiting.stream)) == ["served"]
+
+
+@pytest.mark.parametrize("concurrency", [None, 2])
+async def test_an_idle_instance_that_was_removed_gets_nothing(
+    queue: Queue, concurrency: int | None
+) -> None:
+    removed, kept = ScriptedInstance(concurrency), ScriptedInstance(concurrency)
+    queue.scheduler.add(removed)
+    queue.scheduler.add(kept)
+    queue.scheduler.remove(removed, BROKEN)
+    queue.submit("a", "b")
+    for execution in await begun(kept, 2):
+        execution.finish("done")
+    await settle()
+    assert removed.executions == []
+
+
+async def test_stopping_ends_the_executions_with_an_error(queue: Queue) -> None:
+    instance = ScriptedInstance()
+    queue.scheduler.add(instance)
+    (entry,) = queue.submit("a")
+    execution = await instance.begun()
+    await queue.stop()
+    assert execution.stopped.is_set()
+    with pytest.raises(InferenceError) as caught:
+        await soon(read_all(entry.stream))
+    assert caught.value.code is Code.UNAVAILABLE
+
+
+async def test_a_scheduler_with_a_backlog_stops_quietly(queue: Queue) -> None:
+    instance = ScriptedInstance(concurrency=1)
+    queue.scheduler.add(instance)
+    entries = queue.submit("a", "b", "c")
+    await instance.begun()
+    await queue.stop()
+    await settle()
+    assert instance.asked == ["a"]
+    for entry in entries:
+        entry.stream.abandon(BROKEN)
+
+
+async def test_a_withdrawn_instance_ends_what_it_executes_and_takes_nothing_more(
+    queue: Queue,
+) -> None:
+    leaving, staying = ScriptedInstance(concurrency=1), ScriptedInstance(concurrency=1)
+    queue.scheduler.add(leaving)
+    first, second, third = queue.submit("a", "b", "c")
+    execution = await leaving.begun()
+    withdrawn = asyncio.create_task(queue.scheduler.withdraw(leaving))
+    await settle()
+    assert not withdrawn.done()
+    queue.scheduler.add(staying)
+    (await staying.begun()).finish("done b")
+    (await staying.begun()).finish("done c")
+    execution.finish("done a")
+    await soon(withdrawn)
+    answers = [await soon(read_all(each.stream)) for each in (first, second, third)]
+    assert answers == [["done a"], ["done b"], ["done c"]]
+    assert (leaving.asked, staying.asked) == (["a"], ["b", "c"])
+
+
+async def test_an_idle_instance_is_withdrawn_at_once(queue: Queue) -> None:
+    instance = ScriptedInstance(concurrency=1)
+    queue.scheduler.add(instance)
+    await soon(queue.scheduler.withdraw(instance))
+    (entry,) = queue.submit("a")
+    await settle()
+    assert instance.executions == []
+    entry.stream.cancel()

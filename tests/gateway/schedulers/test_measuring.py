@@ -1,0 +1,127 @@
+"""Instances are measured with batches of zeros, for a bounded time."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from gateway.backend import Answer, Instance
+from gateway.config import ModelInput
+from gateway.data_type import DataType
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest, InferResponse
+from gateway.padding import Padding
+from gateway.schedulers import measuring
+from gateway.schedulers.costs import Point
+from gateway.schedulers.measuring import is_enough, measure, sample, sizes
+from tests.builders import soon
+from tests.gateway.schedulers.queues import TOKENS
+
+PADDING = Padding.read(TOKENS)
+
+
+class Encoder(Instance):
+    """Takes its time, and fails from a number of tokens on."""
+
+    def __init__(self, fails_from: int = 10**9, hangs: bool = False) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+        self.closed = 0
+        self._fails_from = fails_from
+        self._hangs = hangs
+
+    async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
+        (request,) = requests
+        tensor = request.inputs[0]
+        self.shapes.append(tensor.shape)
+        try:
+            if self._hangs:
+                await asyncio.Event().wait()
+            await asyncio.sleep(0)
+        finally:
+            self.closed += 1
+        if tensor.count >= self._fails_from:
+            raise InferenceError(Code.INTERNAL, "no memory")
+        yield 0, InferResponse(outputs=request.inputs, final=True)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_sizes_double_first_in_rows_and_then_in_length() -> None:
+    assert list(sizes(4)) == [(1, 64), (2, 64), (4, 64), (4, 128), (4, 256)]
+    assert list(sizes(1)) == [(1, 64), (1, 128), (1, 256)]
+    assert list(sizes(6))[:4] == [(1, 64), (2, 64), (4, 64), (4, 128)]
+
+
+def test_it_is_enough_when_larger_batches_do_not_pay() -> None:
+    assert not is_enough([Point(64, 1.0)])
+    assert not is_enough([Point(64, 1.0), Point(128, 2.2)])
+    assert is_enough([Point(64, 1.0), Point(128, 2.0), Point(256, 5.5)])
+
+
+def test_a_sample_has_ones_in_its_mask_and_zeros_elsewhere() -> None:
+    config = replace(
+        TOKENS,
+        input=(
+            *TOKENS.input,
+            ModelInput(name="scale", data_type=DataType.TYPE_FP16, dims=(-1, 3)),
+            ModelInput(name="language", data_type=DataType.TYPE_STRING, dims=(1,)),
+            ModelInput(name="brain", data_type=DataType.TYPE_BF16, dims=(2,)),
+            ModelInput(name="extra", data_type=DataType.TYPE_INT8, dims=(1,), optional=True),
+        ),
+    )
+    request = sample(config, PADDING, rows=2, length=5)
+    arrays = {each.name: each.array() for each in request.inputs}
+    assert {name: array.shape for name, array in arrays.items()} == {
+        "ids": (2, 5),
+        "mask": (2, 5),
+        "scale": (2, 1, 3),
+        "language": (2, 1),
+        "brain": (2, 2),
+    }
+    assert arrays["ids"].sum() == 0
+    assert arrays["mask"].sum() == 10
+    assert arrays["language"].tolist() == [[b""], [b""]]
+    assert all(len(each.raw()) for each in request.inputs)
+
+
+async def test_sizes_grow_and_then_all_are_run_again_round_by_round() -> None:
+    encoder = Encoder()
+    config = replace(TOKENS, max_batch_size=2)
+    points = await soon(measure(encoder, config, PADDING))
+    count = len(points)
+    assert [each.tokens for each in points] == [64, 128, 256, 512][:count]
+    growing, again = encoder.shapes[: 2 * count], encoder.shapes[2 * count :]
+    assert growing == [shape for shape in again[:count] for _ in range(2)]
+    assert again == again[:count] * measuring.ROUNDS
+    assert all(0 < each.seconds < 1 for each in points)
+
+
+async def test_no_larger_batches_are_tried_when_half_of_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measuring, "GROWING_SECS", 0.0)
+    encoder = Encoder()
+    points = await soon(measure(encoder, TOKENS, PADDING))
+    assert [each.tokens for each in points] == [64]
+    assert set(encoder.shapes) == {(1, 64)}
+
+
+async def test_a_batch_that_fails_ends_the_measurement_and_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    encoder = Encoder(fails_from=128)
+    with caplog.at_level(logging.WARNING):
+        points = await soon(measure(encoder, TOKENS, PADDING))
+    assert [each.tokens for each in points] == [64]
+    (record,) = caplog.records
+    assert "no memory" in vars(record)["reason"]
+
+
+async def test_a_batch_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "LIMIT_SECS", 0.01)
+    encoder = Encoder(hangs=True)
+    assert await soon(measure(encoder, TOKENS, PADDING)) == []
+    assert encoder.closed == 1
