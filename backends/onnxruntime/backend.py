@@ -1,0 +1,65 @@
+"""ONNX models by ONNX Runtime, on the CPU or on a GPU."""
+
+import asyncio
+import threading
+from functools import cached_property
+from pathlib import Path
+
+import onnxruntime
+
+from backends.onnxruntime.checks import check
+from backends.onnxruntime.completion import complete, is_complete
+from backends.onnxruntime.instance import OnnxRuntimeInstance
+from backends.onnxruntime.model_file import find_model
+from backends.onnxruntime.parameters import count
+from backends.onnxruntime.providers import providers
+from backends.onnxruntime.session import SessionPlan, open_session
+from backends.onnxruntime.signature import Signature
+from backends.onnxruntime.steadiness import is_steady
+from backends.onnxruntime.threads import SessionThreads, SharedThreads
+from gateway.backend import Backend, Instance, ModelContext
+from gateway.config import InstanceGroup, InstanceKind, ModelConfig
+
+DEFAULT_BATCH_SIZE = "default-max-batch-size"
+
+
+class OnnxRuntimeBackend(Backend):
+    """Backend `onnxruntime`: each instance has a session of its own, as in Triton."""
+
+    def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
+        if is_complete(config):
+            return config
+        group = next(iter(config.instance_group), InstanceGroup())
+        found = providers(config, group.kind, next(iter(group.gpus), 0))
+        plan = SessionPlan(config.name, SessionThreads(1, 1), found, optimized=False)
+        session = open_session(config, path, plan)
+        size = count(self.settings, DEFAULT_BATCH_SIZE, 4)
+        return complete(config, Signature.of(session), size)
+
+    async def load(self, context: ModelContext) -> Instance:
+        shared = self._turns  # made here, on the event loop: no two threads make it at once
+        on_cpu = context.group.kind is not InstanceKind.KIND_GPU
+        return await asyncio.to_thread(self._load, context, shared if on_cpu else None)
+
+    def _load(self, context: ModelContext, turns: threading.Semaphore | None) -> Instance:
+        config = context.config
+        plan = SessionPlan(
+            context.name or config.name,
+            None if turns else SessionThreads.read(config, self.settings),
+            providers(config, context.group.kind, context.device),
+        )
+        session = open_session(config, context.path, plan)
+        check(config, Signature.of(session))
+        instance = OnnxRuntimeInstance(context, session, turns)
+        file = find_model(config, context.path)
+        instance.steady = turns is None and is_steady(config, file, plan.providers)
+        return instance
+
+    @cached_property
+    def _turns(self) -> threading.Semaphore | None:
+        """Who may run at once where all sessions share one pool, which is made here."""
+        shared = SharedThreads.read(self.settings)
+        if shared is None:
+            return None
+        onnxruntime.set_global_thread_pool_sizes(shared.pool, shared.inter)
+        return threading.Semaphore(shared.runs)

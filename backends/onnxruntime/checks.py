@@ -1,0 +1,158 @@
+"""Does the config fit the model? Triton's checks when it loads ONNX models, and their texts."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from backends.onnxruntime.signature import ModelTensor, Signature
+from gateway.config import ModelConfig, ModelInput, ModelOutput
+from gateway.data_type import DataType
+from gateway.errors import Code, InferenceError
+from gateway.tensor import format_shape
+
+
+def check(config: ModelConfig, signature: Signature) -> None:
+    """Raise INVALID_ARG for the first thing in which they contradict each other.
+
+    A model may have more outputs than the config lists, but not more inputs.
+    """
+    problem = next(_problems(config, signature), "")
+    if problem:
+        raise InferenceError(Code.INVALID_ARG, problem)
+
+
+def _problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
+    yield from _control_problems(config, signature)
+    yield from _count_problems(config, signature)
+    for each in config.input:
+        yield from _input_problems(each, config, signature)
+    for batch_input in config.batch_input:
+        for name in batch_input.target_name:
+            yield from _name_problems(name, "input", signature.inputs)
+            yield from _type_problems(
+                name, "input", batch_input.data_type, signature.inputs[name], config
+            )
+    for output in config.output:
+        yield from _output_problems(output, config, signature)
+
+
+def _control_problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
+    for name in _controls(config):
+        if name not in signature.inputs:
+            yield (
+                f"configuration specified sequence control '{name}', but model does not provide "
+                "that input"
+            )
+
+
+def _controls(config: ModelConfig) -> list[str]:
+    batching = config.sequence_batching
+    return [each.name for each in batching.control_input] if batching else []
+
+
+def _states(config: ModelConfig) -> list[str]:
+    batching = config.sequence_batching
+    return [each.input_name for each in batching.state] if batching else []
+
+
+def _count_problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
+    names = {each.name for each in config.input if each.name not in signature.initializers}
+    names.update(name for each in config.batch_input for name in each.target_name)
+    names.update(_controls(config), _states(config))
+    if len(names) != len(signature.inputs):
+        yield (
+            f"unable to load model '{config.name}', configuration expects {len(names)} inputs, "
+            f"model provides {len(signature.inputs)}"
+        )
+
+
+def _input_problems(tensor: ModelInput, config: ModelConfig, signature: Signature) -> Iterator[str]:
+    known = {**signature.inputs, **signature.initializers}
+    yield from _name_problems(tensor.name, "input", known)
+    found = known[tensor.name]
+    yield from _optional_problems(tensor, config)
+    yield from _type_problems(tensor.name, "input", tensor.data_type, found, config)
+    if tensor.allow_ragged_batch:
+        yield from _unbatched_problems(tensor.name, found, (-1,), config)
+    else:
+        yield from _shape_problems(tensor, found, config)
+
+
+def _output_problems(
+    tensor: ModelOutput, config: ModelConfig, signature: Signature
+) -> Iterator[str]:
+    yield from _name_problems(tensor.name, "output", signature.outputs)
+    found = signature.outputs[tensor.name]
+    yield from _type_problems(tensor.name, "output", tensor.data_type, found, config)
+    scattered = {name for each in config.batch_output for name in each.target_name}
+    if tensor.name not in scattered:
+        yield from _shape_problems(tensor, found, config)
+
+
+def _name_problems(name: str, role: str, known: Iterable[str]) -> Iterator[str]:
+    if name not in known:
+        allowed = ", ".join(sorted(known))
+        yield f"unexpected inference {role} '{name}', allowed {role}s are: {allowed}"
+
+
+def _optional_problems(tensor: ModelInput, config: ModelConfig) -> Iterator[str]:
+    if tensor.optional and config.batching:
+        yield (
+            f"unable to load model '{config.name}', optional input '{tensor.name}' is not "
+            "supported for models that support batching"
+        )
+    if tensor.optional and tensor.allow_ragged_batch:
+        yield (
+            f"unable to load model '{config.name}', optional input '{tensor.name}' cannot allow "
+            "ragged batches"
+        )
+
+
+def _type_problems(
+    name: str, role: str, expected: DataType, found: ModelTensor, config: ModelConfig
+) -> Iterator[str]:
+    if found.data_type is not expected:
+        yield (
+            f"unable to load model '{config.name}', configuration expects datatype {expected} for "
+            f"{role} '{name}', model provides {found.data_type}"
+        )
+
+
+def _shape_problems(
+    tensor: ModelInput | ModelOutput, found: ModelTensor, config: ModelConfig
+) -> Iterator[str]:
+    dims = tensor.dims if tensor.reshape is None else tensor.reshape.shape
+    if not config.batching:
+        yield from _unbatched_problems(tensor.name, found, dims, config)
+        return
+    if found.dims[:1] != (-1,):
+        yield (
+            f"model '{config.name}', tensor '{tensor.name}': for the model to support batching the "
+            "shape should have at least 1 dimension and the first dimension must be -1; but shape "
+            f"expected by the model is {format_shape(found.dims)}"
+        )
+    if not _agree(found.dims, (-1, *dims)):
+        yield (
+            f"{_difference(tensor.name, found, (-1, *dims), config)} (an initial batch dimension "
+            "because max_batch_size > 0 followed by the explicit tensor shape, making complete "
+            f"shape {format_shape((-1, *dims))})"
+        )
+
+
+def _unbatched_problems(
+    name: str, found: ModelTensor, dims: Sequence[int], config: ModelConfig
+) -> Iterator[str]:
+    if not _agree(found.dims, dims):
+        yield f"{_difference(name, found, dims, config)} (shape {format_shape(dims)})"
+
+
+def _difference(name: str, found: ModelTensor, dims: Sequence[int], config: ModelConfig) -> str:
+    return (
+        f"model '{config.name}', tensor '{name}': the model expects {len(found.dims)} dimensions "
+        f"(shape {format_shape(found.dims)}) but the model configuration specifies {len(dims)} "
+        "dimensions"
+    )
+
+
+def _agree(found: Sequence[int], dims: Sequence[int]) -> bool:
+    return len(found) == len(dims) and all(
+        -1 in (one, other) or one == other for one, other in zip(found, dims, strict=True)
+    )

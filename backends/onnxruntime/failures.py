@@ -1,0 +1,52 @@
+"""What does a client learn of a failure of ONNX Runtime? No path of the host, no C++."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+from gateway.errors import Code, InferenceError
+
+RUNTIME_ERRORS: tuple[type[Exception], ...] = (
+    *(
+        each
+        for each in vars(state).values()
+        if isinstance(each, type) and issubclass(each, Exception)
+    ),
+    RuntimeError,
+    ValueError,
+    TypeError,
+    MemoryError,
+)
+"""Everything the library raises: its own exceptions have no base, and bindings add Python's."""
+
+NUMBERED = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : ")
+SOURCE = re.compile(
+    r"\S*\.(?:cc|cpp|h|hpp|cu|cuh):\d+ (?:[\w:~<>]+(?: [\w:*&~<>]+)*\([^\n]*?\)(?: const)? )?"
+)
+"""A place in the library's C++ sources, and the function that it then names."""
+SPACES = re.compile(r"\s+")
+LONGEST = 2000
+
+
+@contextmanager
+def told(folder: Path, what: str) -> Iterator[None]:
+    """Turn a failure of the library into InferenceError INTERNAL; `what` begins its text.
+
+    `folder` is where the model lives, which the text leaves out.
+    """
+    try:
+        yield
+    except RUNTIME_ERRORS as error:
+        raise InferenceError(Code.INTERNAL, f"{what}: {_clear(str(error), folder)}") from error
+
+
+def _clear(text: str, folder: Path) -> str:
+    number = NUMBERED.search(text)
+    text = NUMBERED.sub("", text)
+    for known in {str(folder), str(folder.resolve())}:
+        text = text.replace(f"{known}/", "").replace(known, folder.name)
+    text = SPACES.sub(" ", SOURCE.sub("", text)).strip()[:LONGEST]
+    return f"onnx runtime error {number[1] if number else 1}: {text}"

@@ -1,0 +1,120 @@
+"""One session of ONNX Runtime that serves requests."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from backends.onnxruntime.element_types import BFLOAT16, BFLOAT16_KIND
+from backends.onnxruntime.failures import told
+from backends.onnxruntime.signature import Signature
+from gateway.backend import ModelContext
+from gateway.errors import Code, InferenceError
+from gateway.tensor import Datatype, Tensor, array_tensor
+from gateway.tensor_instance import TensorInstance
+
+SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+
+
+class OnnxRuntimeInstance(TensorInstance):
+    """Inputs are views of the requests, outputs are views of what the runtime has allocated.
+
+    That is what plain `run` does on the CPU; binding inputs and outputs one by one takes longer
+    and saves no copy. On a GPU it copies in and out, which requests from a network need anyway.
+    A run that nobody waits for any more is cut short between two of its operators. `turn` is
+    entered for each run, where sessions share their threads.
+    """
+
+    def __init__(
+        self, context: ModelContext, session: Any, turn: AbstractContextManager[Any] | None = None
+    ) -> None:
+        super().__init__(context.config, context.name)
+        self._model = context.config.name
+        self._folder: Path = context.path
+        self._session = session
+        self._turn = turn or nullcontext()
+        self._shrinkage = context.config.parameter(SHRINKAGE)
+        self._datatypes = {output.name: output.datatype for output in context.config.output}
+        self._bfloat16 = _names_of_bfloat16(Signature.of(session))
+        self._options = self._run_options()
+
+    def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> Mapping[str, Tensor]:
+        feeds = {name: self._array(tensor) for name, tensor in inputs.items()}
+        self._options = options = self._run_options()
+        compute = self._run_values if self._bfloat16 else self._session.run
+        with self._turn, told(self._folder, f"model '{self._model}' failed"):
+            arrays = compute(list(outputs), feeds, options)
+        return {
+            name: array_tensor(name, self._datatypes[name], array)
+            for name, array in zip(outputs, arrays, strict=True)
+        }
+
+    def abort(self) -> None:
+        self._options.terminate = True
+
+    def release(self) -> None:
+        del self._session
+
+    def _run_options(self) -> Any:
+        options = onnxruntime.RunOptions()
+        if self._shrinkage:
+            options.add_run_config_entry(SHRINKAGE, self._shrinkage)
+        return options
+
+    def _array(self, tensor: Tensor) -> npt.NDArray[Any]:
+        if tensor.datatype is Datatype.BYTES:
+            return self._strings(tensor)
+        array = tensor.array()
+        # Tensors of one body follow each other at any offset; kernels may ask for better.
+        return array if array.flags.aligned else array.copy()
+
+    def _strings(self, tensor: Tensor) -> npt.NDArray[Any]:
+        strings: npt.NDArray[Any] = np.empty(tensor.count, dtype=np.object_)
+        try:
+            strings[:] = [element.decode() for element in tensor.elements()]
+        except UnicodeDecodeError as error:
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"input '{tensor.name}' of model '{self._model}' has an element that is not UTF-8 "
+                f"({error.reason} at byte {error.start}), which strings of ONNX models are",
+            ) from None
+        return strings.reshape(tensor.shape)
+
+    # bfloat16, which numpy does not know: its bits travel as uint16.
+
+    def _run_values(
+        self, names: list[str], feeds: Mapping[str, npt.NDArray[Any]], options: Any
+    ) -> list[npt.NDArray[Any]]:
+        values = {name: self._value(name, array) for name, array in feeds.items()}
+        return [_view(value) for value in self._session.run_with_ort_values(names, values, options)]
+
+    def _value(self, name: str, array: npt.NDArray[Any]) -> Any:
+        if name in self._bfloat16:
+            return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, BFLOAT16)
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def _names_of_bfloat16(signature: Signature) -> frozenset[str]:
+    known = {**signature.inputs, **signature.initializers, **signature.outputs}
+    return frozenset(name for name, each in known.items() if each.kind == BFLOAT16_KIND)
+
+
+def _view(value: Any) -> npt.NDArray[Any]:
+    return np.asarray(_Bits(value)) if value.data_type() == BFLOAT16_KIND else value.numpy()
+
+
+class _Bits:
+    """The memory of a value as an array of uint16, which keeps the value alive."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self.__array_interface__ = {
+            "data": (value.data_ptr(), True),
+            "typestr": "<u2",
+            "shape": tuple(value.shape()),
+            "version": 3,
+        }

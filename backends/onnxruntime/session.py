@@ -1,0 +1,123 @@
+"""From a model file and its config to a session of ONNX Runtime."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+from onnxruntime import ExecutionMode, GraphOptimizationLevel
+
+from backends.onnxruntime.failures import told
+from backends.onnxruntime.model_file import find_libraries, find_model
+from backends.onnxruntime.parameters import integer, switch
+from backends.onnxruntime.providers import CPU, Provider, require_installed
+from backends.onnxruntime.threads import SessionThreads
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError
+
+LEVELS = {
+    -1: GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    0: GraphOptimizationLevel.ORT_ENABLE_ALL,
+    1: GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    2: GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+"""What the config's `optimization { graph { level } }` means, as in Triton."""
+
+MODES = {0: ExecutionMode.ORT_SEQUENTIAL, 1: ExecutionMode.ORT_PARALLEL}
+DEVICE_ALLOCATOR = "session.use_device_allocator_for_initializers"
+SPINNING = "session.intra_op.allow_spinning"
+"""Threads that wait for work may spin. Off unless a model asks: it takes twice the processor time,
+which the gateway itself, engines and other models on the machine could use."""
+SPINNING_INTER = "session.inter_op.allow_spinning"
+SPINNING_STOP = "session.force_spinning_stop"
+FATAL_ONLY = 4
+"""What fails is raised, and told once; the library need not write it to stderr as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """How to open a session; `threads` None means that it shares the pool of the process."""
+
+    name: str
+    threads: SessionThreads | None
+    providers: Sequence[Provider]
+    optimized: bool = True
+
+
+def open_session(config: ModelConfig, folder: Path, plan: SessionPlan) -> Any:
+    """Load the model of a version folder; blocks for as long as that takes.
+
+    Raises InferenceError that says why it cannot be loaded.
+    """
+    require_installed(plan.providers, plan.name)
+    file = find_model(config, folder)
+    options = _options(config, plan)
+    with told(folder, f"unable to load model '{config.name}'"):
+        for library in find_libraries(config, folder):
+            options.register_custom_ops_library(str(library))
+        session = onnxruntime.InferenceSession(
+            str(file), options, providers=list(plan.providers), enable_fallback=0
+        )
+    _require_running(session, plan)
+    return session
+
+
+def _require_running(session: Any, plan: SessionPlan) -> None:
+    # The library goes on without a provider whose libraries of the system are missing.
+    for provider, _ in plan.providers:
+        if provider != CPU and provider not in session.get_providers():
+            raise InferenceError(
+                Code.UNAVAILABLE,
+                f"instance '{plan.name}' needs {provider}, which is installed but did not start; "
+                "its libraries (such as CUDA and cuDNN) may be missing or too old",
+            )
+
+
+def _options(config: ModelConfig, plan: SessionPlan) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = FATAL_ONLY
+    options.graph_optimization_level = _level(config) if plan.optimized else LEVELS[2]
+    options.execution_mode = _mode(config.parameters)
+    options.enable_cpu_mem_arena = switch(config.parameters, "enable_mem_arena", default=True)
+    options.enable_mem_pattern = switch(config.parameters, "enable_mem_pattern", default=True)
+    if DEVICE_ALLOCATOR in config.parameters:
+        used = switch(config.parameters, DEVICE_ALLOCATOR, default=False)
+        options.add_session_config_entry(DEVICE_ALLOCATOR, str(int(used)))
+    _set_threads(options, config, plan.threads)
+    return options
+
+
+def _set_threads(options: Any, config: ModelConfig, threads: SessionThreads | None) -> None:
+    spins = switch(config.parameters, SPINNING, default=False)
+    if threads is None:
+        options.use_per_session_threads = False
+        options.add_session_config_entry(SPINNING_STOP, str(int(not spins)))
+        return
+    for key in (SPINNING, SPINNING_INTER):
+        options.add_session_config_entry(key, str(int(spins)))
+    options.intra_op_num_threads = threads.intra
+    options.inter_op_num_threads = threads.inter
+
+
+def _level(config: ModelConfig) -> GraphOptimizationLevel:
+    graph = config.optimization.graph if config.optimization else None
+    level = graph.level if graph else 0
+    if level not in LEVELS:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"graph optimization level of model '{config.name}' is {level}, expected -1 (basic), "
+            "0 (all), 1 (extended) or 2 (none)",
+        )
+    return LEVELS[level]
+
+
+def _mode(parameters: Mapping[str, str]) -> ExecutionMode:
+    mode = integer(parameters, "execution_mode")
+    if mode not in MODES:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 "
+            f"but got {mode} .",
+        )
+    return MODES[mode]

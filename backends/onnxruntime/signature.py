@@ -1,0 +1,59 @@
+"""What does a model file say about its inputs and outputs?"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backends.onnxruntime.element_types import ELEMENT_TYPES
+from gateway.data_type import DataType
+from gateway.errors import Code, InferenceError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTensor:
+    """One input or output of the model; -1 in `dims` is any size.
+
+    The dims of a scalar are empty, and so are those of a tensor whose rank the model leaves open.
+    """
+
+    name: str
+    kind: str
+    dims: tuple[int, ...]
+
+    @property
+    def data_type(self) -> DataType:
+        """Its data type; InferenceError UNSUPPORTED for what is no tensor of the protocol."""
+        found = ELEMENT_TYPES.get(self.kind)
+        if found is None:
+            raise InferenceError(
+                Code.UNSUPPORTED,
+                f"'{self.name}' of the model is a {self.kind}; only tensors of the protocol's "
+                "datatypes can be served",
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """All inputs and outputs by name, as declared; `initializers` may be given as inputs too."""
+
+    inputs: Mapping[str, ModelTensor]
+    outputs: Mapping[str, ModelTensor]
+    initializers: Mapping[str, ModelTensor]
+
+    @classmethod
+    def of(cls, session: Any) -> "Signature":
+        """The signature of a session's model."""
+        return cls(
+            _by_name(session.get_inputs()),
+            _by_name(session.get_outputs()),
+            _by_name(session.get_overridable_initializers()),
+        )
+
+
+def _by_name(arguments: Iterable[Any]) -> dict[str, ModelTensor]:
+    return {each.name: ModelTensor(each.name, each.type, _dims(each.shape)) for each in arguments}
+
+
+def _dims(shape: Sequence[int | str | None]) -> tuple[int, ...]:
+    return tuple(size if isinstance(size, int) else -1 for size in shape)

@@ -1,0 +1,60 @@
+"""Which values does a model want to be told about its batch (`batch_input` of its config)?"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.config import BatchInput, BatchInputKind
+from gateway.tensor import NUMPY_TYPES, Tensor, array_tensor
+
+Shape = tuple[int, ...]
+
+
+def batch_tensors(batch_input: BatchInput, shapes: Sequence[Shape]) -> list[Tensor]:
+    """The inputs to be made for one batch: the same values under every target name.
+
+    `shapes` are those of the source input, of each request, as clients sent them: their first
+    dimension is the request's batch. Counts are per request, item shapes per item of its batch.
+    """
+    datatype = batch_input.data_type.datatype
+    values = VALUES[batch_input.kind](shapes).astype(NUMPY_TYPES[datatype])
+    return [array_tensor(name, datatype, values) for name in batch_input.target_name]
+
+
+def _counts(shapes: Sequence[Shape]) -> npt.NDArray[Any]:
+    return np.array([math.prod(shape) for shape in shapes], dtype=np.int64)
+
+
+def _ends(shapes: Sequence[Shape]) -> npt.NDArray[Any]:
+    return np.cumsum(_counts(shapes))
+
+
+def _bounds(shapes: Sequence[Shape]) -> npt.NDArray[Any]:
+    return np.concatenate([[0], _ends(shapes)])
+
+
+def _largest_as_shape(shapes: Sequence[Shape]) -> npt.NDArray[Any]:
+    return np.zeros(_counts(shapes).max(initial=0), dtype=np.int64)
+
+
+def _item_shapes(shapes: Sequence[Shape]) -> npt.NDArray[Any]:
+    items = list(itertools.chain.from_iterable([shape[1:]] * shape[0] for shape in shapes))
+    return np.array(items, dtype=np.int64).reshape(len(items), len(shapes[0]) - 1)
+
+
+def _item_shapes_flat(shapes: Sequence[Shape]) -> npt.NDArray[Any]:
+    return _item_shapes(shapes).reshape(-1)
+
+
+VALUES: Mapping[BatchInputKind, Callable[[Sequence[Shape]], npt.NDArray[Any]]] = {
+    BatchInputKind.BATCH_ELEMENT_COUNT: _counts,
+    BatchInputKind.BATCH_ACCUMULATED_ELEMENT_COUNT: _ends,
+    BatchInputKind.BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO: _bounds,
+    BatchInputKind.BATCH_MAX_ELEMENT_COUNT_AS_SHAPE: _largest_as_shape,
+    BatchInputKind.BATCH_ITEM_SHAPE: _item_shapes,
+    BatchInputKind.BATCH_ITEM_SHAPE_FLATTEN: _item_shapes_flat,
+}

@@ -1,0 +1,52 @@
+"""How does an output of a batch become that of each request? Slices of the batch's buffer."""
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from gateway.tensor import SIZES, Datatype, Tensor, array_tensor
+
+Shape = tuple[int, ...]
+
+
+def cut_rows(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
+    """A part of the tensor for each number of rows; they must add up to its first dimension."""
+    below = tensor.shape[1:]
+    return cut(tensor, [(count, *below) for count in rows])
+
+
+def cut(tensor: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+    """A part of the tensor for each shape, in the order of its data; none of it is copied.
+
+    The elements of the shapes must add up to those of the tensor.
+    """
+    name, datatype = tensor.name, tensor.datatype
+    if datatype is Datatype.BYTES:
+        elements = tensor.elements()
+        return [
+            Tensor(name, datatype, shape, elements[start:end])
+            for shape, start, end in _spans(shapes, 1)
+        ]
+    view = memoryview(tensor.raw())
+    return [
+        Tensor(name, datatype, shape, view[start:end])
+        for shape, start, end in _spans(shapes, SIZES[datatype])
+    ]
+
+
+def cut_padded(tensor: Tensor, rows: Sequence[int], lengths: Sequence[int]) -> list[Tensor]:
+    """Parts as `cut_rows` makes them, each cut back to its length: the dimension after the batch.
+
+    Only a part of several rows that are shorter than the longest is copied.
+    """
+    array = tensor.array()
+    starts = accumulate(rows, initial=0)
+    return [
+        array_tensor(tensor.name, tensor.datatype, array[start : start + count, :length])
+        for start, count, length in zip(starts, rows, lengths, strict=False)
+    ]
+
+
+def _spans(shapes: Sequence[Shape], size: int) -> list[tuple[Shape, int, int]]:
+    bounds = pairwise(accumulate((math.prod(shape) * size for shape in shapes), initial=0))
+    return [(shape, start, end) for shape, (start, end) in zip(shapes, bounds, strict=True)]
