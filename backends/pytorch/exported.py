@@ -1,0 +1,109 @@
+"""How is a program of `torch.export.save` loaded and called?"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.export.passes import move_to_device_pass
+
+from backends.pytorch.signature import DATATYPES, Program, Signature, Size, Slot, Value
+from backends.pytorch.trees import input_slots, output_slots
+
+USER = InputKind.USER_INPUT
+
+
+class ExportedProgram(Program):
+    """A program of `torch.export`, run as it is.
+
+    Arguments that were no tensors when it was exported keep the values that they had then.
+    """
+
+    def __init__(self, exported: Any) -> None:
+        self._module = exported.module()
+        call = exported.module_call_graph[0].signature
+        self._in_spec = call.in_spec
+        self._constants = _constants(exported)
+        self.signature = _signature(exported, call, self._constants)
+        tensors = (*self._module.parameters(), *self._module.buffers())
+        self._own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+    def run(self, values: Sequence[Value | None]) -> Sequence[Any]:
+        flat = [self._constants.get(place, value) for place, value in enumerate(values)]
+        args, kwargs = pytree.tree_unflatten(flat, self._in_spec)
+        found: Sequence[Any] = pytree.tree_leaves(self._module(*args, **kwargs))
+        return found
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._own
+
+
+def load_exported(path: Path, device: str | None) -> ExportedProgram:
+    """Load the program; `device` None leaves its tensors where they were exported."""
+    exported = torch.export.load(str(path))
+    return ExportedProgram(move_to_device_pass(exported, device) if device else exported)
+
+
+def _constants(exported: Any) -> dict[int, Any]:
+    """The arguments that are no tensors, by their place."""
+    arguments = [each.arg for each in exported.graph_signature.input_specs if each.kind is USER]
+    return {
+        place: each.value
+        for place, each in enumerate(arguments)
+        if isinstance(each, ConstantArgument)
+    }
+
+
+def _signature(exported: Any, call: Any, constants: Mapping[int, Any]) -> Signature:
+    facts = {node.name: node.meta.get("val") for node in exported.graph.nodes}
+    graph = exported.graph_signature
+    written = _written(exported.graph.nodes) | set(graph.user_inputs_to_mutate.values())
+    limits = {str(symbol): bounds for symbol, bounds in exported.range_constraints.items()}
+    slots = input_slots(call.in_spec, call.forward_arg_names or ())
+    inputs = [
+        replace(
+            _known(slot, facts.get(name), limits),
+            written=name in written,
+            optional=place in constants,
+        )
+        for place, (slot, name) in enumerate(zip(slots, graph.user_inputs, strict=True))
+    ]
+    outputs = [
+        _known(slot, facts.get(name), limits)
+        for slot, name in zip(output_slots(call.out_spec), graph.user_outputs, strict=True)
+    ]
+    return Signature(tuple(inputs), tuple(outputs))
+
+
+def _written(nodes: Iterable[Any]) -> set[str]:
+    """Whatever an operation in place may reach: the tensor it writes to may be a view of them."""
+    found: set[str] = set()
+    for node in reversed(list(nodes)):
+        schema = getattr(node.target, "_schema", None)
+        if node.name in found or (schema is not None and schema.is_mutable):
+            found.update(each.name for each in node.all_input_nodes)
+    return found
+
+
+def _known(slot: Slot, fact: Any, limits: Mapping[str, Any]) -> Slot:
+    """The slot with the datatype and the shape that the graph's example tensor has."""
+    if not isinstance(fact, torch.Tensor):
+        return slot
+    sizes = tuple(_size(size) for size in fact.shape)
+    return replace(
+        slot,
+        datatype=DATATYPES.get(fact.dtype),
+        shape=sizes,
+        limits=tuple(
+            (place, int(limits[size].upper))
+            for place, size in enumerate(sizes)
+            if isinstance(size, str) and size in limits and limits[size].upper.is_Integer
+        ),
+    )
+
+
+def _size(size: Any) -> Size:
+    return size if isinstance(size, int) else str(size)

@@ -1,0 +1,52 @@
+"""What went wrong inside PyTorch, in one line that a client may see?"""
+
+import pickle
+import re
+import struct
+import zipfile
+import zlib
+
+import torch
+
+FAILURES = (
+    RuntimeError,
+    torch.jit.Error,
+    ValueError,
+    TypeError,
+    LookupError,
+    AssertionError,
+    ArithmeticError,
+    AttributeError,
+    MemoryError,
+    OSError,
+    EOFError,
+    ImportError,
+    SyntaxError,
+    pickle.PickleError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What loading or running a model may raise; the code of a model is not ours, so it is much."""
+
+LONGEST = 1000
+
+_STACK = re.compile(r"\n(?:Exception raised from|frame #\d+:|C\+\+ CapturedTraceback)")
+_RAISED = re.compile(r"^(?:[\w.]*\.)?\w*(?:Error|Exception)\w*: ", re.MULTILINE)
+_PATH = re.compile(r"(?<![\w.])(?:/[^\s/:'\"]+)+/([^\s/:'\"]+)")
+
+
+def reason(error: BaseException) -> str:
+    """The heart of the error: no traceback, no stack of C++, and of paths only their last part."""
+    text = _STACK.split(str(error), maxsplit=1)[0]
+    if "Traceback of TorchScript" in text:
+        text = _raised(text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    shown = "; ".join(lines[:3]) or type(error).__name__
+    return _PATH.sub(r"\1", shown)[:LONGEST]
+
+
+def _raised(text: str) -> str:
+    """What follows the traceback, which TorchScript ends with `<name of the error>: <text>`."""
+    found = list(_RAISED.finditer(text))
+    return text[found[-1].end() :] if found else text.strip().splitlines()[-1]

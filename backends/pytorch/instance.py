@@ -1,0 +1,103 @@
+"""One loaded copy of a PyTorch model: tensors to the program and back."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from backends.pytorch.failures import FAILURES, reason
+from backends.pytorch.naming import check_place, place_inputs, place_outputs
+from backends.pytorch.parameters import Parameters
+from backends.pytorch.signature import Fit, Program, Value
+from backends.pytorch.tensors import from_torch, to_torch
+from backends.pytorch.threads import Threads
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError
+from gateway.tensor import Tensor
+from gateway.tensor_instance import TensorInstance
+
+
+class PytorchInstance(TensorInstance):
+    """Runs a program on one device; PyTorch gives up the interpreter's lock inside operations.
+
+    `threads` counts it if it computes on the CPU, until it is closed.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        name: str,
+        program: Program,
+        device: torch.device,
+        threads: Threads,
+    ) -> None:
+        self._inputs = place_inputs(config, program.signature.inputs)
+        self._outputs = place_outputs(config, program.signature.outputs)
+        self._parameters = Parameters.read(config)
+        super().__init__(config, name)  # starts a thread: nothing may be refused after it
+        self._model = config.name
+        self._program = program
+        self._fit = Fit(program.signature.inputs)
+        self._device = device
+        self._datatypes = {each.name: each.datatype for each in config.output}
+        self._threads = threads
+        if device.type == "cpu":
+            threads.join()
+
+    def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> Mapping[str, Tensor]:
+        with self._share(), self._without_gradients():
+            results = self._results(self._values(inputs))
+            for name in outputs:
+                check_place(name, self._outputs[name], len(results))
+            found = {name: self._output(name, results) for name in outputs}
+        if self._parameters.enable_cache_cleaning and self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return found
+
+    def release(self) -> None:
+        """Leave the budget of threads; the program goes when nobody shares it any more."""
+        del self._program
+        if self._device.type == "cpu":
+            self._threads.leave()
+        else:
+            torch.cuda.empty_cache()
+
+    def _share(self) -> AbstractContextManager[object]:
+        """Threads to compute with; on a GPU none are needed."""
+        return self._threads.taken() if self._device.type == "cpu" else nullcontext()
+
+    def _without_gradients(self) -> AbstractContextManager[object]:
+        mode = torch.inference_mode if self._parameters.inference_mode else torch.no_grad
+        found: AbstractContextManager[object] = mode()
+        return found
+
+    def _values(self, inputs: Mapping[str, Tensor]) -> list[Value | None]:
+        slots = self._program.signature.inputs
+        values: list[Value | None] = [None] * len(slots)
+        for name, place in self._inputs.items():
+            if name in inputs:
+                values[place] = to_torch(inputs[name], slots[place], self._device)
+            elif not slots[place].optional:
+                raise InferenceError(
+                    Code.INVALID_ARG,
+                    f"input '{name}' of model '{self._model}' is missing, forward() needs it",
+                )
+        self._fit.check(values)
+        return values
+
+    def _results(self, values: Sequence[Value | None]) -> Sequence[Any]:
+        try:
+            if not self._parameters.disable_optimized_execution:
+                return self._program.run(values)
+            with torch.jit.optimized_execution(False):
+                return self._program.run(values)
+        except FAILURES as error:
+            raise InferenceError(
+                Code.INTERNAL, f"model '{self._model}': PyTorch execute failure: {reason(error)}"
+            ) from error
+
+    def _output(self, name: str, results: Sequence[Any]) -> Tensor:
+        value = results[self._outputs[name]]
+        owned = isinstance(value, torch.Tensor) and self._program.owns(value)
+        return from_torch(name, self._datatypes[name], value, copied=owned)

@@ -1,0 +1,73 @@
+"""What kind of model does a file hold? Its archive tells, not its name."""
+
+import zipfile
+from enum import Enum
+from pathlib import Path
+
+from backends.pytorch.failures import reason
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError
+
+DEFAULT_NAMES = {"torch_aoti": "model.pt2"}
+LIBTORCH_NAME = "model.pt"
+
+
+class Kind(Enum):
+    """Who wrote the file."""
+
+    TORCHSCRIPT = "TorchScript of torch.jit.save"
+    TRACED = "TorchScript that was traced"
+    EXPORTED = "a program of torch.export.save"
+    INDUCTOR = "a package of AOTInductor"
+
+
+def model_file(config: ModelConfig, folder: Path) -> Path:
+    """The model's file in its version folder; UNAVAILABLE if there is none."""
+    name = config.default_model_filename or DEFAULT_NAMES.get(config.platform, LIBTORCH_NAME)
+    path = folder / name
+    if name.startswith("/") or ".." in Path(name).parts:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"model '{config.name}': default_model_filename is '{name}', expected a file in "
+            "the folder of the version",
+        )
+    if not path.is_file():
+        raise InferenceError(
+            Code.UNAVAILABLE,
+            f"unable to find '{folder.name}/{name}' for model instance '{config.name}'",
+        )
+    return path
+
+
+def kind_of(path: Path) -> Kind:
+    """What the file is, by the names in its archive; INVALID_ARG if it is none of ours."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name.partition("/")[2] for name in archive.namelist()]
+    except (zipfile.BadZipFile, OSError) as error:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"'{path.name}' is no archive of PyTorch, or cut short: {reason(error)}; expected a "
+            "file of torch.jit.save, torch.export.save or aoti_compile_and_package",
+        ) from None
+    return _kind(path.name, names)
+
+
+def _kind(file: str, names: list[str]) -> Kind:
+    if any(name.startswith("data/aotinductor/") for name in names):
+        return Kind.INDUCTOR
+    if any(name.startswith("models/") for name in names):
+        return Kind.EXPORTED
+    if "constants.pkl" in names:
+        return Kind.TRACED if "traced_inputs.pkl" in names else Kind.TORCHSCRIPT
+    held = "a pickle of torch.save" if "data.pkl" in names else "no model"
+    raise InferenceError(
+        Code.INVALID_ARG,
+        f"'{file}' holds {held}; expected a file of torch.jit.save, torch.export.save or "
+        "aoti_compile_and_package",
+    )
+
+
+def load_failure(config: ModelConfig, error: BaseException) -> InferenceError:
+    """What a client learns when PyTorch refuses a file, with Triton's text."""
+    return InferenceError(Code.INTERNAL, f"failed to load model '{config.name}': {reason(error)}")
