@@ -10,9 +10,18 @@ from gateway.errors import Code, InferenceError
 from gateway.observability.rows import statistics_row
 
 EXTENSIONS = (
+    "classification",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
     "model_configuration",
+    "binary_tensor_data",
     "parameters",
     "statistics",
+    "trace",
+    "logging",
     "generate",
 )
 """The v2 extensions that this release implements."""

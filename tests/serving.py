@@ -19,7 +19,7 @@ STOP_SECS = 60.0
 WAIT_SECS = 10.0
 POLL_SECS = 0.01
 ANNOUNCED = re.compile(r"^\s*(http|grpc|metrics)\s+(?:http://)?localhost:(\d+)\s*$")
-LISTENING = re.compile(r"INFO listening for=(http|grpc|metrics) port=(\d+)")
+LISTENING = re.compile(r"listening for=(http|grpc|metrics) port=(\d+)")
 
 
 class Serving:
@@ -43,7 +43,8 @@ class Serving:
                 *("--http-address=127.0.0.1", "--grpc-address=127.0.0.1"),
                 *flags,
             ],
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             cwd=ROOT,
@@ -134,8 +135,8 @@ class Serving:
         return self
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as lines:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
             for line in lines:
                 self.log.append(line.rstrip("\n"))
                 self._notice(line)
@@ -147,7 +148,7 @@ class Serving:
             self.ports[found[1]] = int(found[2])
         elif found := ANNOUNCED.match(line):
             self._announced.add(found[1])
-        if " INFO loading model " in line or self._announced:
+        if "loading model model=" in line or self._announced:
             self._listening.set()
         if self.ports and self._announced == self.ports.keys():
             self._ready.set()

@@ -1,63 +1,113 @@
-"""Prometheus text: what each family is called, and where its values come from."""
+"""Metrics of models and of the response cache: what each is called, and where it comes from."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
-from gateway.observability.statistics import Histogram, ModelStatistics
+from gateway.messages import NO_PARAMETERS
+from gateway.observability.distributions import Histogram, Summary
+from gateway.observability.exposition import number
+from gateway.observability.machine import MACHINE
+from gateway.observability.statistics import FIRST_RESPONSE_MS, ModelStatistics
+from gateway.settings import MetricsSettings
 
-CONTENT_TYPE = "text/plain; charset=utf-8"
-
+FAILURES = "nv_inference_request_failure"
 COUNTERS = {
     "nv_inference_request_success": "Number of successful inference requests, all batch sizes",
+    FAILURES: "Number of failed inference requests, all batch sizes",
     "nv_inference_count": "Number of inferences performed (does not include cached requests)",
-    "nv_inference_exec_count": "Number of model executions performed",
-    "nv_inference_request_duration_us": "Cumulative inference request duration in microseconds",
-    "nv_inference_queue_duration_us": "Cumulative queuing duration in microseconds",
-    "nv_inference_compute_input_duration_us": "Cumulative compute input duration in microseconds",
-    "nv_inference_compute_infer_duration_us": "Cumulative compute duration in microseconds",
-    "nv_inference_compute_output_duration_us": "Cumulative compute output duration in microseconds",
+    "nv_inference_exec_count": "Number of model executions performed (does not include cached "
+    "requests)",
+}
+LATENCY_COUNTERS = {
+    "nv_inference_request_duration_us": "Cumulative inference request duration in microseconds "
+    "(includes cached requests)",
+    "nv_inference_queue_duration_us": "Cumulative inference queuing duration in microseconds "
+    "(includes cached requests)",
+    "nv_inference_compute_input_duration_us": "Cumulative compute input duration in microseconds "
+    "(does not include cached requests)",
+    "nv_inference_compute_infer_duration_us": "Cumulative compute inference duration in "
+    "microseconds (does not include cached requests)",
+    "nv_inference_compute_output_duration_us": "Cumulative inference compute output duration in "
+    "microseconds (does not include cached requests)",
+}
+MODEL_CACHE_COUNTERS = {
+    "nv_cache_num_hits_per_model": "Number of cache hits per model",
+    "nv_cache_num_misses_per_model": "Number of cache misses per model",
+    "nv_cache_hit_duration_per_model": "Total cache hit duration per model, in microseconds",
+    "nv_cache_miss_duration_per_model": "Total cache miss duration per model, in microseconds",
+}
+GAUGES = {
+    "nv_inference_pending_request_count": "Instantaneous number of pending requests awaiting "
+    "execution per-model.",
+    "nv_model_load_duration_secs": "Model load time in seconds",
+}
+CACHE_GAUGES = {
+    "nv_cache_util": "Cache utilization [0.0 - 1.0]",
+    "nv_cache_num_entries": "Number of responses stored in response cache",
+    "nv_cache_num_lookups": "Number of cache lookups in response cache",
+    "nv_cache_num_hits": "Number of cache hits in response cache",
+    "nv_cache_num_misses": "Number of cache misses in response cache",
+    "nv_cache_num_evictions": "Number of cache evictions in response cache",
+    "nv_cache_lookup_duration": "Total cache lookup duration (hit and miss), in microseconds",
+    "nv_cache_insertion_duration": "Total cache insertion duration, in microseconds",
+}
+FIRST_RESPONSE = {
+    FIRST_RESPONSE_MS: "Duration from request to first response in milliseconds",
+}
+SUMMARIES = {
+    "nv_inference_request_summary_us": "Summary of inference request duration in microseconds "
+    "(includes cached requests)",
+    "nv_inference_queue_summary_us": "Summary of inference queuing duration in microseconds "
+    "(includes cached requests)",
+    "nv_inference_compute_input_summary_us": "Summary of compute input duration in microseconds "
+    "(does not include cached requests)",
+    "nv_inference_compute_infer_summary_us": "Summary of compute inference duration in "
+    "microseconds (does not include cached requests)",
+    "nv_inference_compute_output_summary_us": "Summary of inference compute output duration in "
+    "microseconds (does not include cached requests)",
+    "nv_cache_hit_summary_per_model": "Summary of cache hit duration per model, in microseconds",
+    "nv_cache_miss_summary_per_model": "Summary of cache miss duration per model, in microseconds",
+}
+OWN_COUNTERS = {
     "gateway_prompt_tokens_total": "Prompt tokens of requests that got a response",
     "gateway_completion_tokens_total": "Tokens made for requests",
     "gateway_wasted_tokens_total": "Tokens made for a client that had gone before it took them",
 }
-FAILURES = "nv_inference_request_failure"
-GAUGES = {
-    "nv_inference_pending_request_count": "Requests accepted and not yet handed to an instance",
+OWN_GAUGES = {
     "gateway_requests_in_flight": "Requests accepted and not yet ended",
     "gateway_model_ready": "1 if the model serves requests, else 0",
 }
-HISTOGRAMS = {
-    "nv_inference_first_response_histogram_ms": "Milliseconds from request to first response",
+OWN_HISTOGRAMS = {
     "gateway_time_to_first_token_seconds": "Seconds from request to the first tokens",
     "gateway_inter_token_seconds": "Seconds per token between the responses of a request",
     "gateway_overhead_seconds": "Seconds of a request's first response spent in the gateway, "
     "outside the engine",
 }
-DOCUMENTED = {
-    **COUNTERS,
-    FAILURES: "Number of failed inference requests, all batch sizes",
-    **GAUGES,
-    **HISTOGRAMS,
+KINDS = {
+    "counter": COUNTERS | LATENCY_COUNTERS | MODEL_CACHE_COUNTERS | OWN_COUNTERS,
+    "gauge": GAUGES | CACHE_GAUGES | OWN_GAUGES,
+    "histogram": FIRST_RESPONSE | OWN_HISTOGRAMS,
+    "summary": SUMMARIES,
 }
+ORDER = (
+    *(*COUNTERS, *LATENCY_COUNTERS, *MODEL_CACHE_COUNTERS, *GAUGES, *CACHE_GAUGES),
+    *(*FIRST_RESPONSE, *SUMMARIES, *OWN_COUNTERS, *OWN_GAUGES, *OWN_HISTOGRAMS),
+)
+DOCUMENTED = {name: text for kind in KINDS.values() for name, text in kind.items()} | MACHINE
 """Every family of the gateway's own, with its help text."""
-
-TEXT_TYPES = {
-    "gaugehistogram": "histogram",
-    "info": "gauge",
-    "stateset": "gauge",
-    "unknown": "untyped",
-}
-"""What the text format calls the types that it does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReading:
-    """One loaded version as metrics see it, with its runtime's own families."""
+    """One loaded version as metrics see it, with its runtime's own families.
+
+    `labels` come beside `model` and `version`: `_tag` for each of the config's metric_tags, and
+    `namespace`. `cached` says that its responses are kept. `load_secs` is 0 if nobody measured it.
+    """
 
     name: str
     version: str
@@ -65,38 +115,41 @@ class ModelReading:
     in_flight: int
     ready: bool
     families: Sequence[Metric] = ()
+    labels: Mapping[str, str] = field(default_factory=lambda: NO_PARAMETERS)
+    cached: bool = False
+    load_secs: float = 0.0
 
 
-def families(readings: Sequence[ModelReading]) -> list[Metric]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheReading:
+    """The response cache as metrics see it; `utilization` is None where it has no size."""
+
+    utilization: float | None = None
+    entries: int = 0
+    lookups: int = 0
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    lookup_us: int = 0
+    insertion_us: int = 0
+
+
+def families(
+    readings: Iterable[ModelReading],
+    settings: MetricsSettings,
+    cache: CacheReading | None = None,
+) -> list[Metric]:
     """All families: the gateway's own, then the runtimes', those of one name merged."""
-    own = [
-        *(_family(name, "counter") for name in COUNTERS),
-        _family(FAILURES, "counter"),
-        *(_family(name, "gauge") for name in GAUGES),
-        *(_family(name, "histogram") for name in HISTOGRAMS),
-    ]
-    by_name = {family.name: family for family in own}
+    kinds = {name: kind for kind, names in KINDS.items() for name in names}
+    by_name = {name: Metric(name, DOCUMENTED[name], kinds[name]) for name in ORDER}
+    for name, value in _cache_values(cache):
+        by_name[name].add_sample(name, {}, value)
     for reading in readings:
-        for sample in _samples(reading):
-            by_name[_family_of(sample.name)].samples.append(sample)
+        for name, samples in _samples(reading, settings):
+            by_name[name].samples.extend(samples)
         for family in reading.families:
             _merge(by_name, family)
     return [family for family in by_name.values() if family.samples]
-
-
-def render(found: Iterable[Metric]) -> bytes:
-    """Prometheus text format: labels sorted, whole numbers without a fraction (as Triton)."""
-    lines: list[str] = []
-    for family in found:
-        name = _exposed_name(family)
-        lines.append(f"# HELP {name} {_escape_help(family.documentation)}")
-        lines.append(f"# TYPE {name} {TEXT_TYPES.get(family.type, family.type)}")
-        lines += [_line(s) for s in family.samples if not s.name.endswith("_created")]
-    return ("\n".join(lines) + "\n").encode() if lines else b""
-
-
-def _family(name: str, kind: str) -> Metric:
-    return Metric(name, DOCUMENTED[name], kind)
 
 
 def _merge(by_name: dict[str, Metric], family: Metric) -> None:
@@ -104,50 +157,91 @@ def _merge(by_name: dict[str, Metric], family: Metric) -> None:
     known.samples.extend(family.samples)
 
 
-def _family_of(sample_name: str) -> str:
-    for suffix in ("_bucket", "_sum", "_count"):
-        if sample_name.removesuffix(suffix) in HISTOGRAMS:
-            return sample_name.removesuffix(suffix)
-    return sample_name
+def _cache_values(cache: CacheReading | None) -> Iterator[tuple[str, float]]:
+    if cache is None:
+        return
+    if cache.utilization is not None:
+        yield "nv_cache_util", cache.utilization
+    yield "nv_cache_num_entries", cache.entries
+    yield "nv_cache_num_lookups", cache.lookups
+    yield "nv_cache_num_hits", cache.hits
+    yield "nv_cache_num_misses", cache.misses
+    yield "nv_cache_num_evictions", cache.evictions
+    yield "nv_cache_lookup_duration", cache.lookup_us
+    yield "nv_cache_insertion_duration", cache.insertion_us
 
 
-def _samples(reading: ModelReading) -> Iterator[Sample]:
-    labels = {"model": reading.name, "version": reading.version}
-    for name, value in _values(reading).items():
-        yield Sample(name, labels, value)
+def _samples(
+    reading: ModelReading, settings: MetricsSettings
+) -> Iterator[tuple[str, Iterable[Sample]]]:
+    labels = {**reading.labels, "model": reading.name, "version": reading.version}
     for reason, count in reading.statistics.failures.items():
-        yield Sample(FAILURES, {**labels, "reason": reason.value}, count)
-    for name, histogram in _histograms(reading.statistics).items():
-        yield from _histogram_samples(name, labels, histogram)
+        yield FAILURES, (Sample(FAILURES, {**labels, "reason": reason.value}, count),)
+    for name, value in _values(reading, settings):
+        yield name, (Sample(name, labels, value),)
+    for name, histogram in _histograms(reading.statistics, settings):
+        yield name, _histogram_samples(name, labels, histogram)
+    for name, summary in _summaries(reading):
+        yield name, _summary_samples(name, labels, summary, settings.summary_quantiles)
 
 
-def _values(reading: ModelReading) -> dict[str, float]:
+def _values(reading: ModelReading, settings: MetricsSettings) -> Iterator[tuple[str, float]]:
     statistics = reading.statistics
-    return {
-        "nv_inference_request_success": statistics.success.count,
-        "nv_inference_count": statistics.inference_count,
-        "nv_inference_exec_count": statistics.execution_count,
-        "nv_inference_request_duration_us": statistics.success.ns // 1000,
-        "nv_inference_queue_duration_us": statistics.queue.ns // 1000,
-        "nv_inference_compute_input_duration_us": 0,
-        "nv_inference_compute_infer_duration_us": statistics.compute_infer.ns // 1000,
-        "nv_inference_compute_output_duration_us": 0,
-        "gateway_prompt_tokens_total": statistics.prompt_tokens,
-        "gateway_completion_tokens_total": statistics.completion_tokens,
-        "gateway_wasted_tokens_total": statistics.wasted_tokens,
-        "nv_inference_pending_request_count": statistics.pending,
-        "gateway_requests_in_flight": reading.in_flight,
-        "gateway_model_ready": int(reading.ready),
-    }
+    yield "nv_inference_request_success", statistics.success.count
+    yield "nv_inference_count", statistics.inference_count
+    yield "nv_inference_exec_count", statistics.execution_count
+    if settings.counter_latencies:
+        yield from _latencies(statistics)
+        if reading.cached:
+            yield from _model_cache_values(statistics)
+    yield "nv_inference_pending_request_count", statistics.pending
+    if reading.load_secs:
+        yield "nv_model_load_duration_secs", reading.load_secs
+    yield "gateway_prompt_tokens_total", statistics.prompt_tokens
+    yield "gateway_completion_tokens_total", statistics.completion_tokens
+    yield "gateway_wasted_tokens_total", statistics.wasted_tokens
+    yield "gateway_requests_in_flight", reading.in_flight
+    yield "gateway_model_ready", int(reading.ready)
 
 
-def _histograms(statistics: ModelStatistics) -> dict[str, Histogram]:
-    return {
-        "nv_inference_first_response_histogram_ms": statistics.first_response_ms,
-        "gateway_time_to_first_token_seconds": statistics.first_token,
-        "gateway_inter_token_seconds": statistics.inter_token,
-        "gateway_overhead_seconds": statistics.overhead,
-    }
+def _latencies(statistics: ModelStatistics) -> Iterator[tuple[str, float]]:
+    yield "nv_inference_request_duration_us", statistics.success.us
+    yield "nv_inference_queue_duration_us", statistics.queue.us
+    yield "nv_inference_compute_input_duration_us", statistics.compute_input.us
+    yield "nv_inference_compute_infer_duration_us", statistics.compute_infer.us
+    yield "nv_inference_compute_output_duration_us", statistics.compute_output.us
+
+
+def _model_cache_values(statistics: ModelStatistics) -> Iterator[tuple[str, float]]:
+    yield "nv_cache_num_hits_per_model", statistics.cache_hit.count
+    yield "nv_cache_num_misses_per_model", statistics.cache_miss.count
+    yield "nv_cache_hit_duration_per_model", statistics.cache_hit.us
+    yield "nv_cache_miss_duration_per_model", statistics.cache_miss.us
+
+
+def _histograms(
+    statistics: ModelStatistics, settings: MetricsSettings
+) -> Iterator[tuple[str, Histogram]]:
+    if settings.histogram_latencies:
+        yield FIRST_RESPONSE_MS, statistics.first_response_ms
+    yield "gateway_time_to_first_token_seconds", statistics.first_token
+    yield "gateway_inter_token_seconds", statistics.inter_token
+    yield "gateway_overhead_seconds", statistics.overhead
+
+
+def _summaries(reading: ModelReading) -> Iterator[tuple[str, Summary]]:
+    summaries = reading.statistics.summaries
+    if summaries is None:
+        return
+    if not reading.cached:
+        yield "nv_inference_request_summary_us", summaries.request
+    yield "nv_inference_queue_summary_us", summaries.queue
+    yield "nv_inference_compute_input_summary_us", summaries.compute_input
+    yield "nv_inference_compute_infer_summary_us", summaries.compute_infer
+    yield "nv_inference_compute_output_summary_us", summaries.compute_output
+    if reading.cached:
+        yield "nv_cache_hit_summary_per_model", summaries.cache_hit
+        yield "nv_cache_miss_summary_per_model", summaries.cache_miss
 
 
 def _histogram_samples(
@@ -156,35 +250,15 @@ def _histogram_samples(
     running = 0
     for bound, count in zip((*histogram.bounds, math.inf), histogram.counts, strict=True):
         running += count
-        yield Sample(f"{name}_bucket", {**labels, "le": _number(bound)}, running)
+        yield Sample(f"{name}_bucket", {**labels, "le": number(bound)}, running)
     yield Sample(f"{name}_sum", dict(labels), histogram.total)
     yield Sample(f"{name}_count", dict(labels), running)
 
 
-def _exposed_name(family: Metric) -> str:
-    if family.type in ("counter", "info") and family.samples:
-        return str(family.samples[0].name)
-    return str(family.name)
-
-
-def _line(sample: Sample) -> str:
-    labels = ",".join(f'{key}="{_escape(value)}"' for key, value in sorted(sample.labels.items()))
-    braces = f"{{{labels}}}" if labels else ""
-    return f"{sample.name}{braces} {_number(sample.value)}"
-
-
-def _number(value: Any) -> str:
-    number = float(value)
-    if math.isnan(number):
-        return "NaN"
-    if math.isinf(number):
-        return "+Inf" if number > 0 else "-Inf"
-    return str(int(number)) if number.is_integer() else repr(number)
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-
-
-def _escape_help(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n")
+def _summary_samples(
+    name: str, labels: Mapping[str, str], summary: Summary, quantiles: Sequence[float]
+) -> Iterator[Sample]:
+    yield Sample(f"{name}_count", dict(labels), summary.count)
+    yield Sample(f"{name}_sum", dict(labels), summary.total)
+    for quantile, value in zip(quantiles, summary.quantiles(tuple(quantiles)), strict=True):
+        yield Sample(name, {**labels, "quantile": number(quantile)}, value)

@@ -42,6 +42,7 @@ def server(stored_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     flags = (
         f"--send-timeout-secs={SEND_TIMEOUT_SECS}",
         f"--http-first-response-secs={FIRST_RESPONSE_SECS}",
+        "--metrics-config=histogram_latencies=true",
     )
     with serving(repository, *flags) as started:
         yield started

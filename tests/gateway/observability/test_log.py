@@ -1,38 +1,94 @@
-"""One event, one line, its fields behind it."""
+"""One event, one line, its fields behind it; what is logged can change while it runs."""
 
 import io
 import logging
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from gateway.observability.log import EventFormatter, set_up
+from gateway.observability.log import LineFormatter, Log
+from gateway.settings import LogFormat, LogSettings
 
-STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+PLACE = rf"{os.getpid()} test_log\.py:\d+\]"
+STAMP = r"\d{4} \d\d:\d\d:\d\d\.\d{6}"
+
+
+class Streams:
+    """The console of a process that logs."""
+
+    def __init__(self) -> None:
+        self.out, self.err = io.StringIO(), io.StringIO()
+
+    def log(self, settings: LogSettings | None = None) -> Log:
+        """Have everything logged here."""
+        found = Log(settings)
+        found.install(self.out, self.err)
+        return found
 
 
 @pytest.fixture
-def stream() -> Iterator[io.StringIO]:
-    """What the gateway logs at INFO; the root logger is as before when the test ends."""
+def streams() -> Iterator[Streams]:
+    """A console; the loggers are as before when the test ends."""
     root, ours = logging.getLogger(), logging.getLogger("sluice")
     handlers, levels = root.handlers[:], (root.level, ours.level)
-    stream = io.StringIO()
-    set_up(logging.INFO, stream)
-    yield stream
+    yield Streams()
+    for handler in root.handlers:
+        if isinstance(handler, logging.FileHandler) and handler not in handlers:
+            handler.close()
     root.handlers[:] = handlers
     root.setLevel(levels[0])
     ours.setLevel(levels[1])
 
 
-def test_an_event_is_a_line_with_its_fields(stream: io.StringIO) -> None:
-    logging.getLogger("sluice.models").info("model ready", extra={"model": "llama", "version": 1})
-    assert re.fullmatch(rf"{STAMP} INFO model ready model=llama version=1\n", stream.getvalue())
+ours = logging.getLogger("sluice.test")
 
 
-def test_the_time_is_utc() -> None:
-    record = logging.makeLogRecord({"created": 1769860800.25, "levelname": "INFO", "msg": "up"})
-    assert EventFormatter().format(record) == "2026-01-31T12:00:00.250Z INFO up"
+def test_an_event_is_a_line_with_its_fields(streams: Streams) -> None:
+    streams.log()
+    ours.info("model ready", extra={"model": "llama", "version": 1})
+    line = rf'I{STAMP} {PLACE} "model ready model=llama version=1"\n'
+    assert re.fullmatch(line, streams.out.getvalue())
+
+
+def record(level: int = logging.INFO, text: str = "up") -> logging.LogRecord:
+    created = {"created": 1769860800.25, "levelno": level, "msg": text, "process": 7}
+    return logging.makeLogRecord({**created, "filename": "server.py", "lineno": 83})
+
+
+@pytest.mark.parametrize(
+    ("format_", "line"),
+    [
+        (LogFormat.DEFAULT, 'I0131 12:00:00.250000 7 server.py:83] "up"'),
+        (LogFormat.ISO8601, '2026-01-31T12:00:00Z I 7 server.py:83] "up"'),
+    ],
+)
+def test_the_time_is_utc(format_: LogFormat, line: str) -> None:
+    assert LineFormatter(LogSettings(format=format_)).format(record()) == line
+
+
+@pytest.mark.parametrize(
+    ("level", "letter"),
+    [
+        (logging.DEBUG, "I"),
+        (logging.INFO, "I"),
+        (logging.WARNING, "W"),
+        (logging.ERROR, "E"),
+        (logging.CRITICAL, "E"),
+    ],
+)
+def test_a_line_begins_with_the_letter_of_its_severity(level: int, letter: str) -> None:
+    assert LineFormatter(LogSettings()).format(record(level)).startswith(f"{letter}0131 ")
+
+
+def test_a_message_is_a_json_string_unless_that_is_not_wanted() -> None:
+    text = 'say "hi"\nto caf\u00e9 \udce9'
+    escaped = LineFormatter(LogSettings()).format(record(text=text))
+    plain = LineFormatter(LogSettings(escape=False)).format(record(text=text))
+    assert escaped.endswith('] "say \\"hi\\"\\nto caf\u00e9 ?"')
+    assert plain.endswith('] say "hi"\nto caf\u00e9 ?')
 
 
 @pytest.mark.parametrize(
@@ -52,39 +108,103 @@ def test_the_time_is_utc() -> None:
     ],
 )
 def test_a_value_cannot_be_taken_for_more_than_one(
-    stream: io.StringIO, value: object, shown: str
+    streams: Streams, value: object, shown: str
 ) -> None:
-    logging.getLogger("sluice.http").warning("request refused", extra={"reason": value})
-    (line,) = stream.getvalue().splitlines()
-    assert line.endswith(f" WARNING request refused reason={shown}")
+    streams.log(LogSettings(escape=False))
+    ours.warning("request refused", extra={"reason": value})
+    (line,) = streams.err.getvalue().splitlines()
+    assert line.endswith(f"] request refused reason={shown}")
 
 
-def test_an_event_below_the_level_is_not_told(stream: io.StringIO) -> None:
-    logging.getLogger("sluice.execution").debug("token")
-    assert stream.getvalue() == ""
+def test_what_is_no_trouble_goes_to_one_stream_and_trouble_to_the_other(streams: Streams) -> None:
+    streams.log()
+    for level in (logging.INFO, logging.WARNING, logging.ERROR):
+        ours.log(level, "event")
+    assert [line[0] for line in streams.out.getvalue().splitlines()] == ["I"]
+    assert [line[0] for line in streams.err.getvalue().splitlines()] == ["W", "E"]
 
 
-def test_of_libraries_only_warnings_are_told(stream: io.StringIO) -> None:
+def test_a_file_gets_everything(streams: Streams, tmp_path: Path) -> None:
+    file = tmp_path / "sluice.log"
+    streams.log(LogSettings(file=str(file)))
+    ours.info("one")
+    ours.error("two")
+    assert [line[0] for line in file.read_text().splitlines()] == ["I", "E"]
+    assert streams.out.getvalue() == streams.err.getvalue() == ""
+
+
+def test_a_file_that_cannot_be_had_is_an_error(streams: Streams, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        streams.log(LogSettings(file=str(tmp_path / "absent" / "sluice.log")))
+
+
+def told(streams: Streams) -> str:
+    """One event of each severity, and the letters of those that were told."""
+    before = len(streams.out.getvalue()), len(streams.err.getvalue())
+    for level, text in (
+        (logging.DEBUG, "d"),
+        (logging.INFO, "i"),
+        (logging.WARNING, "w"),
+        (logging.ERROR, "e"),
+    ):
+        ours.log(level, text)
+    new = streams.out.getvalue()[before[0] :] + streams.err.getvalue()[before[1] :]
+    return "".join(line[-2] for line in new.splitlines())
+
+
+def test_what_is_told_can_change(streams: Streams) -> None:
+    log = streams.log()
+    assert told(streams) == "iwe"
+    log.change({"verbose_level": 1})
+    assert told(streams) == "diwe"
+    log.change({"info": False})
+    assert told(streams) == "dwe"
+    log.change({"verbose_level": 0, "warning": False})
+    assert told(streams) == "e"
+    log.change({"error": False})
+    assert told(streams) == ""
+    assert log.settings == LogSettings(info=False, warning=False, error=False)
+
+
+def test_the_format_can_change(streams: Streams) -> None:
+    log = streams.log()
+    log.change({"format": LogFormat.ISO8601})
+    ours.info("up")
+    assert re.fullmatch(rf'[0-9T:-]+Z I {PLACE} "up"\n', streams.out.getvalue())
+
+
+def test_a_log_that_is_not_installed_changes_nothing_of_the_process() -> None:
+    before = logging.getLogger("sluice").level
+    log = Log()
+    log.change({"verbose_level": 3})
+    assert logging.getLogger("sluice").level == before
+    assert log.settings.verbose_level == 3
+
+
+def test_of_libraries_only_warnings_are_told(streams: Streams) -> None:
+    streams.log(LogSettings(verbose_level=1))
     logging.getLogger("some.library").info("chatter")
     logging.getLogger("some.library").warning("beware")
-    assert re.fullmatch(rf"{STAMP} WARNING beware\n", stream.getvalue())
+    assert streams.out.getvalue() == ""
+    assert re.fullmatch(rf'W{STAMP} {PLACE} "beware"\n', streams.err.getvalue())
 
 
-def test_a_traceback_follows_its_line(stream: io.StringIO) -> None:
+def test_a_traceback_follows_its_line(streams: Streams) -> None:
+    streams.log()
     try:
         raise ValueError("no such token")
     except ValueError:
-        logging.getLogger("sluice.execution").exception("execution failed", extra={"model": "m"})
-    first, *traceback = stream.getvalue().splitlines()
-    assert re.fullmatch(rf"{STAMP} ERROR execution failed model=m", first)
+        ours.exception("execution failed", extra={"model": "m"})
+    first, *traceback = streams.err.getvalue().splitlines()
+    assert re.fullmatch(rf'E{STAMP} {PLACE} "execution failed model=m"', first)
     assert traceback[0].startswith("Traceback")
     assert traceback[-1] == "ValueError: no such token"
 
 
-def test_setting_up_again_replaces_the_stream(stream: io.StringIO) -> None:
-    second = io.StringIO()
-    set_up(logging.WARNING, second)
-    logging.getLogger("sluice").info("not told")
-    logging.getLogger("sluice").warning("told once")
-    assert stream.getvalue() == ""
-    assert second.getvalue().count("told once") == 1
+def test_installing_again_replaces_the_streams(streams: Streams) -> None:
+    streams.log()
+    second = Streams()
+    second.log()
+    ours.warning("told once")
+    assert streams.err.getvalue() == ""
+    assert second.err.getvalue().count("told once") == 1

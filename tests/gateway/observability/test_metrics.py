@@ -1,6 +1,8 @@
 """The metrics page, as scripts and dashboards read it: text, line by line."""
 
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
@@ -8,8 +10,21 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.messages import InferResponse, Usage
-from gateway.observability.metrics import DOCUMENTED, ModelReading, families, render
-from gateway.observability.statistics import FailureReason, ModelStatistics
+from gateway.observability.exposition import render
+from gateway.observability.machine import MACHINE
+from gateway.observability.metrics import (
+    CACHE_GAUGES,
+    DOCUMENTED,
+    FIRST_RESPONSE,
+    GAUGES,
+    MODEL_CACHE_COUNTERS,
+    SUMMARIES,
+    CacheReading,
+    ModelReading,
+    families,
+)
+from gateway.observability.statistics import FailureReason, ModelStatistics, Summaries
+from gateway.settings import MetricsSettings
 from tests.builders import new_entry
 
 
@@ -21,6 +36,7 @@ def reading(
     in_flight: int = 0,
     ready: bool = True,
     runtime: list[Metric] | None = None,
+    **fields: Any,
 ) -> ModelReading:
     return ModelReading(
         name=name,
@@ -29,26 +45,36 @@ def reading(
         in_flight=in_flight,
         ready=ready,
         families=runtime or [],
+        **fields,
     )
 
 
-def page(*readings: ModelReading) -> str:
-    return render(families(readings)).decode()
+EVERYTHING = MetricsSettings(histogram_latencies=True, summary_latencies=True)
 
 
-def lines(*readings: ModelReading) -> list[str]:
-    return page(*readings).splitlines()
+def page(*readings: ModelReading, settings: MetricsSettings = EVERYTHING) -> str:
+    return render(families(readings, settings)).decode()
 
 
-def samples(*readings: ModelReading) -> list[str]:
-    return [line for line in lines(*readings) if not line.startswith("#")]
+def lines(*readings: ModelReading, settings: MetricsSettings = EVERYTHING) -> list[str]:
+    return page(*readings, settings=settings).splitlines()
+
+
+def samples(*readings: ModelReading, settings: MetricsSettings = EVERYTHING) -> list[str]:
+    return [line for line in lines(*readings, settings=settings) if not line.startswith("#")]
+
+
+def shown(*readings: ModelReading, settings: MetricsSettings = EVERYTHING) -> set[str]:
+    """The families on the page."""
+    every = lines(*readings, settings=settings)
+    return {line.split()[2] for line in every if line.startswith("# TYPE")}
 
 
 # From load.
 
 
 def test_without_models_there_is_no_family_at_all() -> None:
-    assert render(families([])) == b""
+    assert render(families([], EVERYTHING)) == b""
 
 
 @pytest.mark.parametrize(
@@ -67,11 +93,11 @@ def test_without_models_there_is_no_family_at_all() -> None:
         'nv_inference_compute_infer_duration_us{model="m",version="1"} 0',
         'nv_inference_compute_output_duration_us{model="m",version="1"} 0',
         'nv_inference_pending_request_count{model="m",version="1"} 0',
-        'nv_inference_first_response_histogram_ms_bucket{le="100",model="m",version="1"} 0',
-        'nv_inference_first_response_histogram_ms_bucket{le="500",model="m",version="1"} 0',
-        'nv_inference_first_response_histogram_ms_bucket{le="2000",model="m",version="1"} 0',
-        'nv_inference_first_response_histogram_ms_bucket{le="5000",model="m",version="1"} 0',
-        'nv_inference_first_response_histogram_ms_bucket{le="+Inf",model="m",version="1"} 0',
+        'nv_inference_first_response_histogram_ms_bucket{model="m",version="1",le="100"} 0',
+        'nv_inference_first_response_histogram_ms_bucket{model="m",version="1",le="500"} 0',
+        'nv_inference_first_response_histogram_ms_bucket{model="m",version="1",le="2000"} 0',
+        'nv_inference_first_response_histogram_ms_bucket{model="m",version="1",le="5000"} 0',
+        'nv_inference_first_response_histogram_ms_bucket{model="m",version="1",le="+Inf"} 0',
         'gateway_wasted_tokens_total{model="m",version="1"} 0',
         'gateway_requests_in_flight{model="m",version="1"} 0',
         'gateway_model_ready{model="m",version="1"} 1',
@@ -107,8 +133,10 @@ def test_a_family_has_its_type(name: str, kind: str) -> None:
 
 
 def test_the_page_has_what_is_documented_and_nothing_else() -> None:
-    typed = {line.split()[2] for line in lines(reading()) if line.startswith("# TYPE")}
-    assert typed == set(DOCUMENTED)
+    plain = reading("a", statistics=ModelStatistics(summaries=Summaries()), load_secs=1.5)
+    cached = reading("b", statistics=ModelStatistics(summaries=Summaries()), cached=True)
+    found = families([plain, cached], EVERYTHING, CacheReading(utilization=0.5))
+    assert {family.name for family in found} == set(DOCUMENTED) - set(MACHINE)
 
 
 def test_tritons_counters_have_no_suffix_and_no_time_of_creation() -> None:
@@ -124,7 +152,9 @@ def busy() -> ModelStatistics:
     statistics = ModelStatistics()
     statistics.success.add(5_400_999)
     statistics.queue.add(40_000)
+    statistics.compute_input.add(60_000)
     statistics.compute_infer.add(5_000_000)
+    statistics.compute_output.add(70_000)
     statistics.inference_count = 7
     statistics.execution_count = 3
     statistics.pending = 2
@@ -144,7 +174,9 @@ def busy() -> ModelStatistics:
         'nv_inference_exec_count{model="m",version="1"} 3',
         'nv_inference_request_duration_us{model="m",version="1"} 5400',
         'nv_inference_queue_duration_us{model="m",version="1"} 40',
+        'nv_inference_compute_input_duration_us{model="m",version="1"} 60',
         'nv_inference_compute_infer_duration_us{model="m",version="1"} 5000',
+        'nv_inference_compute_output_duration_us{model="m",version="1"} 70',
         'nv_inference_pending_request_count{model="m",version="1"} 2',
         'gateway_prompt_tokens_total{model="m",version="1"} 11',
         'gateway_completion_tokens_total{model="m",version="1"} 12',
@@ -163,11 +195,11 @@ def test_a_histogram_adds_up_from_bucket_to_bucket() -> None:
         statistics.first_response_ms.observe(elapsed_ms)
     name = "nv_inference_first_response_histogram_ms"
     assert [line for line in samples(reading(statistics=statistics)) if line.startswith(name)] == [
-        f'{name}_bucket{{le="100",model="m",version="1"}} 2',
-        f'{name}_bucket{{le="500",model="m",version="1"}} 3',
-        f'{name}_bucket{{le="2000",model="m",version="1"}} 3',
-        f'{name}_bucket{{le="5000",model="m",version="1"}} 4',
-        f'{name}_bucket{{le="+Inf",model="m",version="1"}} 5',
+        f'{name}_bucket{{model="m",version="1",le="100"}} 2',
+        f'{name}_bucket{{model="m",version="1",le="500"}} 3',
+        f'{name}_bucket{{model="m",version="1",le="2000"}} 3',
+        f'{name}_bucket{{model="m",version="1",le="5000"}} 4',
+        f'{name}_bucket{{model="m",version="1",le="+Inf"}} 5',
         f'{name}_sum{{model="m",version="1"}} 10250.5',
         f'{name}_count{{model="m",version="1"}} 5',
     ]
@@ -187,6 +219,90 @@ def test_every_version_has_series_of_its_own_in_one_family() -> None:
 
 def test_labels_are_escaped() -> None:
     assert r'nv_inference_count{model="a\"b\\c\nd",version="1"} 0' in samples(reading('a"b\\c\nd'))
+
+
+# What is shown, and of what.
+
+
+def test_tags_and_the_namespace_are_labels() -> None:
+    labels = {"_team": "search", "_a": "1", "namespace": "/models"}
+    found = samples(reading(labels=labels))
+    own = '_a="1",_team="search",model="m",namespace="/models"'
+    assert f'nv_inference_count{{{own},version="1"}} 0' in found
+    assert f'nv_inference_request_failure{{{own},reason="OTHER",version="1"}} 0' in found
+
+
+def test_by_default_there_are_counters_of_latencies_and_nothing_more() -> None:
+    statistics = ModelStatistics()
+    found = shown(reading(statistics=statistics), settings=MetricsSettings())
+    assert "nv_inference_request_duration_us" in found
+    assert not found & {*FIRST_RESPONSE, *SUMMARIES}
+
+
+def test_counters_of_latencies_may_be_left_out() -> None:
+    cached = reading(statistics=busy(), cached=True)
+    found = shown(cached, settings=MetricsSettings(counter_latencies=False))
+    assert not [name for name in found if "duration" in name or name in MODEL_CACHE_COUNTERS]
+    assert found >= {"nv_inference_request_success", "nv_inference_request_failure"}
+
+
+def test_a_load_time_is_told_once_it_is_known() -> None:
+    assert "nv_model_load_duration_secs" in GAUGES
+    assert "nv_model_load_duration_secs" not in shown(reading())
+    line = 'nv_model_load_duration_secs{model="m",version="1"} 1.25'
+    assert line in samples(reading(load_secs=1.25))
+
+
+def test_a_model_with_a_cache_tells_of_it() -> None:
+    statistics = busy()
+    statistics.cache_hit.add(2_500)
+    statistics.cache_miss.add(3_999)
+    found = samples(reading(statistics=statistics, cached=True))
+    for line in (
+        'nv_cache_num_hits_per_model{model="m",version="1"} 1',
+        'nv_cache_num_misses_per_model{model="m",version="1"} 1',
+        'nv_cache_hit_duration_per_model{model="m",version="1"} 2',
+        'nv_cache_miss_duration_per_model{model="m",version="1"} 3',
+    ):
+        assert line in found
+    assert not shown(reading()) & {*MODEL_CACHE_COUNTERS, *CACHE_GAUGES}
+
+
+def test_the_cache_of_the_server_has_gauges_without_labels() -> None:
+    cache = CacheReading(utilization=0.25, entries=3, lookups=9, hits=4, misses=5, evictions=1)
+    found = render(families([], MetricsSettings(), cache)).decode().splitlines()
+    assert "# TYPE nv_cache_util gauge" in found
+    for line in ("nv_cache_util 0.25", "nv_cache_num_entries 3", "nv_cache_num_evictions 1"):
+        assert line in found
+
+
+def test_a_cache_without_a_size_has_no_utilization() -> None:
+    found = {family.name for family in families([], MetricsSettings(), CacheReading())}
+    assert found == set(CACHE_GAUGES) - {"nv_cache_util"}
+
+
+def test_a_summary_has_count_sum_and_quantiles() -> None:
+    statistics = ModelStatistics(summaries=Summaries())
+    assert statistics.summaries is not None
+    for value in (7, 8, 9):
+        statistics.summaries.queue.observe(value, time.monotonic())
+    settings = MetricsSettings(summary_latencies=True, summary_quantiles=(0.5, 0.99))
+    name = "nv_inference_queue_summary_us"
+    found = lines(reading(statistics=statistics), settings=settings)
+    assert [line for line in found if name in line][1:] == [
+        f"# TYPE {name} summary",
+        f'{name}_count{{model="m",version="1"}} 3',
+        f'{name}_sum{{model="m",version="1"}} 24',
+        f'{name}{{model="m",version="1",quantile="0.5"}} 8',
+        f'{name}{{model="m",version="1",quantile="0.99"}} 9',
+    ]
+
+
+def test_only_models_with_a_cache_have_its_summaries_and_none_of_whole_requests() -> None:
+    every = ModelStatistics(summaries=Summaries())
+    plain, cached = shown(reading(statistics=every)), shown(reading(statistics=every, cached=True))
+    assert plain & set(SUMMARIES) == {name for name in SUMMARIES if "inference" in name}
+    assert cached & set(SUMMARIES) == set(SUMMARIES) - {"nv_inference_request_summary_us"}
 
 
 # What runtimes add.

@@ -1,322 +1,115 @@
-"""Counts and durations: once per request, where its stream ends."""
-
-import asyncio
+"""What a model counts, and which buckets it counts into."""
 
 import pytest
 
-from gateway.config import ModelConfig
+from gateway.config import (
+    HistogramOptions,
+    MetricControl,
+    MetricIdentifier,
+    ModelConfig,
+    ModelMetrics,
+    TransactionPolicy,
+)
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferResponse, Usage
-from gateway.observability.rows import statistics_row
+from gateway.messages import Phases
 from gateway.observability.statistics import (
+    FIRST_RESPONSE_BUCKETS_MS,
+    FIRST_RESPONSE_MS,
+    MAX_RESPONSE_ROWS,
+    Duration,
     FailureReason,
-    Histogram,
     ModelStatistics,
-    Record,
     failure_reason,
 )
-from tests.builders import TEXT, ScriptedInstance, read_all, soon, text_request, text_response
-from tests.conftest import Serve
 
 
-def tokens(completion: int, *, prompt: int = 0, final: bool = False) -> InferResponse:
-    return InferResponse(usage=Usage(prompt, completion), final=final)
+def test_microseconds_are_whole_for_each_duration() -> None:
+    duration = Duration()
+    duration.add(1_999)
+    duration.add(1_999)
+    assert (duration.count, duration.ns, duration.us) == (2, 3_998, 2)
 
 
-@pytest.fixture
-def statistics() -> ModelStatistics:
-    return ModelStatistics()
+def test_a_duration_grows_without_another_count() -> None:
+    duration = Duration(1, 1000, 1)
+    duration.lengthen(2_500)
+    assert (duration.count, duration.ns, duration.us) == (1, 3500, 3)
 
 
-@pytest.fixture
-def record(statistics: ModelStatistics) -> Record:
-    return Record(statistics, 1, 0, lambda _: None)
-
-
-# Requests.
-
-
-async def test_a_stream_of_many_responses_is_one_success_at_its_end(serve: Serve) -> None:
-    instance = ScriptedInstance()
-    model = serve(instance)
-    with model.submit(text_request()) as stream:
-        execution = await instance.begun()
-        for text in ("one", "two", "three"):
-            execution.answer(text_response(text))
-        await soon(stream.batch())
-        assert model.statistics.success.count == 0
-        execution.finish("four")
-        assert await soon(read_all(stream)) == ["four"]
-    statistics = model.statistics
-    assert (statistics.success.count, statistics.fail.count) == (1, 0)
-    assert (statistics.queue.count, statistics.compute_infer.count) == (1, 1)
-    assert statistics.inference_count == 1
-
-
-async def test_a_success_lasts_no_shorter_than_its_queue_and_compute_time(serve: Serve) -> None:
-    instance = ScriptedInstance(concurrency=1)
-    model = serve(instance)
-    with model.submit(text_request("a")) as first, model.submit(text_request("b")) as second:
-        execution = await instance.begun()
-        await asyncio.sleep(0.01)  # the second waits in the queue meanwhile
-        execution.finish("a")
-        await soon(read_all(first))
-        (await instance.begun()).finish("b")
-        await soon(read_all(second))
-    found = model.statistics
-    assert found.success.count == 2
-    assert found.success.ns >= found.queue.ns + found.compute_infer.ns
-    assert found.queue.ns >= 10_000_000
-    assert found.compute_infer.ns >= 10_000_000
-
-
-async def test_time_counts_from_when_the_frontend_had_the_request(
-    statistics: ModelStatistics,
-) -> None:
-    record = Record(statistics, 1, 1, lambda _: None)  # one nanosecond after the clock's start
-    record.started()
-    record.responded(tokens(1))
-    record.ended(None)
-    assert statistics.success.ns > 1_000_000
-    assert statistics.queue.ns > 1_000_000
-    assert statistics.compute_infer.ns < statistics.queue.ns
-
-
-def test_inferences_count_the_rows_of_a_batch(statistics: ModelStatistics) -> None:
-    record = Record(statistics, 5, 0, lambda _: None)
-    record.started()
-    record.ended(None)
-    assert (statistics.success.count, statistics.inference_count) == (1, 5)
+def control(family: str, *buckets: float) -> MetricControl:
+    return MetricControl(
+        metric_identifier=MetricIdentifier(family=family),
+        histogram_options=HistogramOptions(buckets=buckets),
+    )
 
 
 @pytest.mark.parametrize(
-    ("error", "started", "reason"),
+    ("controls", "bounds"),
     [
-        (InferenceError(Code.CANCELLED, "left"), True, FailureReason.CANCELED),
-        (InferenceError(Code.CANCELLED, "left"), False, FailureReason.CANCELED),
-        (InferenceError(Code.INTERNAL, "broken"), True, FailureReason.BACKEND),
-        (InferenceError(Code.UNAVAILABLE, "stopping"), False, FailureReason.OTHER),
+        ((), FIRST_RESPONSE_BUCKETS_MS),
+        ((control("another", 1.0),), FIRST_RESPONSE_BUCKETS_MS),
+        ((control("another", 1.0), control(FIRST_RESPONSE_MS, 5.0, 50.0)), (5.0, 50.0)),
+    ],
+)
+def test_a_config_may_choose_the_buckets_of_the_first_response(
+    controls: tuple[MetricControl, ...], bounds: tuple[float, ...]
+) -> None:
+    config = ModelConfig(name="m", model_metrics=ModelMetrics(metric_control=controls))
+    assert ModelStatistics.of(config).first_response_ms.bounds == bounds
+
+
+def test_summaries_are_kept_only_if_they_are_wanted() -> None:
+    assert ModelStatistics.of(ModelConfig(name="m")).summaries is None
+    assert ModelStatistics.of(ModelConfig(name="m"), summaries=True).summaries is not None
+
+
+def test_only_a_decoupled_model_tells_its_responses_apart() -> None:
+    policy = TransactionPolicy(decoupled=True)
+    plain = ModelStatistics.of(ModelConfig(name="m"))
+    assert plain.response(0) is None
+    statistics = ModelStatistics.of(ModelConfig(name="m", model_transaction_policy=policy))
+    assert statistics.response(1) is statistics.response(1)
+    assert len(statistics.responses or ()) == 2
+
+
+def test_a_long_answer_does_not_make_rows_without_end() -> None:
+    statistics = ModelStatistics(responses=[])
+    assert statistics.response(MAX_RESPONSE_ROWS - 1) is not None
+    assert statistics.response(MAX_RESPONSE_ROWS) is None
+    assert len(statistics.responses or ()) == MAX_RESPONSE_ROWS
+
+
+def test_an_execution_counts_and_has_a_time() -> None:
+    statistics = ModelStatistics()
+    statistics.executed(3, Phases(1, 2, 3))
+    assert statistics.execution_count == 1
+    assert statistics.last_inference_ms > 1_600_000_000_000
+    assert statistics.batches[3].compute_infer.ns == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "started", "reason"),
+    [
+        (Code.CANCELLED, "left", False, FailureReason.CANCELED),
+        (Code.CANCELLED, "left", True, FailureReason.CANCELED),
+        (Code.INTERNAL, "broken", True, FailureReason.BACKEND),
+        (
+            Code.UNAVAILABLE,
+            "[id 7] Request timeout expired",
+            False,
+            FailureReason.REJECTED,
+        ),
+        (Code.UNAVAILABLE, "the server is shutting down", False, FailureReason.OTHER),
     ],
 )
 def test_a_failure_has_a_reason(
-    statistics: ModelStatistics,
-    record: Record,
-    error: InferenceError,
-    started: bool,
-    reason: FailureReason,
+    code: Code, text: str, started: bool, reason: FailureReason
 ) -> None:
-    if started:
-        record.started()
-    record.ended(error)
-    assert failure_reason(error, started=started) is reason
-    assert statistics.failures == {each: int(each is reason) for each in FailureReason}
-    assert (statistics.fail.count, statistics.success.count) == (1, 0)
-    assert (statistics.queue.count, statistics.inference_count) == (0, 0)
+    assert failure_reason(InferenceError(code, text), started=started) is reason
 
 
-@pytest.mark.parametrize("error", [None, InferenceError(Code.INTERNAL, "broken")])
-def test_a_request_is_pending_until_an_instance_has_it(
-    statistics: ModelStatistics, record: Record, error: InferenceError | None
-) -> None:
-    assert statistics.pending == 1
-    record.started()
-    assert statistics.pending == 0
-    record.ended(error)
-    assert statistics.pending == 0
-
-
-def test_a_request_that_ends_in_the_queue_is_pending_no_more(
-    statistics: ModelStatistics, record: Record
-) -> None:
-    record.ended(InferenceError(Code.CANCELLED, "left"))
-    assert statistics.pending == 0
-
-
-def test_whoever_asked_is_told_of_the_end(statistics: ModelStatistics) -> None:
-    ended: list[Record] = []
-    record = Record(statistics, 1, 0, ended.append)
-    record.started()
-    assert ended == []
-    record.ended(None)
-    assert ended == [record]
-
-
-# Tokens.
-
-
-def test_tokens_are_summed_over_the_responses(statistics: ModelStatistics, record: Record) -> None:
-    record.started()
-    record.responded(tokens(2, prompt=7))
-    record.responded(tokens(3))
-    record.responded(tokens(1, final=True))
-    assert (statistics.prompt_tokens, statistics.completion_tokens) == (7, 6)
-    assert statistics.wasted_tokens == 0
-
-
-def test_the_first_tokens_have_a_time_and_the_others_a_gap(
-    statistics: ModelStatistics, record: Record
-) -> None:
-    record.started()
-    for _ in range(4):
-        record.responded(tokens(2))
-    assert sum(statistics.first_token.counts) == 1
-    assert sum(statistics.first_response_ms.counts) == 1
-    assert sum(statistics.inter_token.counts) == 3
-
-
-def test_a_model_that_counts_no_tokens_has_no_time_to_the_first_one(
-    statistics: ModelStatistics, record: Record
-) -> None:
-    record.started()
-    record.responded(text_response("one"))
-    record.responded(text_response("two"))
-    assert sum(statistics.first_response_ms.counts) == 1
-    assert sum(statistics.first_token.counts) == 0
-    assert sum(statistics.inter_token.counts) == 0
-
-
-def test_the_first_tokens_may_come_after_the_first_response(
-    statistics: ModelStatistics, record: Record
-) -> None:
-    record.started()
-    record.responded(text_response("the role"))
-    record.responded(tokens(1, prompt=7))
-    record.responded(tokens(1))
-    assert sum(statistics.first_response_ms.counts) == 1
-    assert sum(statistics.first_token.counts) == 1
-    assert sum(statistics.inter_token.counts) == 1
-    assert statistics.completion_tokens == 2
-
-
-def test_a_prompt_alone_has_no_time_to_the_first_token(
-    statistics: ModelStatistics, record: Record
-) -> None:
-    record.started()
-    record.responded(tokens(0, prompt=7, final=True))
-    assert statistics.prompt_tokens == 7
-    assert sum(statistics.first_token.counts) == 0
-
-
-def test_a_response_without_tokens_between_others_counts_none(
-    statistics: ModelStatistics, record: Record
-) -> None:
-    record.started()
-    record.responded(tokens(1))
-    record.responded(tokens(0))
-    record.responded(text_response("a tail", final=True))
-    assert statistics.completion_tokens == 1
-    assert sum(statistics.inter_token.counts) == 0
-
-
-async def test_tokens_for_a_reader_that_left_are_wasted(serve: Serve) -> None:
-    instance = ScriptedInstance()
-    model = serve(instance)
-    with model.submit(text_request()) as stream:
-        execution = await instance.begun()
-        execution.answer(text_response("one", tokens=1))
-        await soon(stream.batch())
-        execution.answer(text_response("two", tokens=4))
-        execution.answer(text_response("three", tokens=8))
-        stream.cancel()
-    await soon(execution.stopped.wait())
-    assert model.statistics.completion_tokens == 1
-    model.statistics.waste(12)  # as a backend says when its runtime had made more
-    assert model.statistics.wasted_tokens == 12
-
-
-# What was spent outside the engine.
-
-
-def test_the_overhead_is_observed_once_when_the_first_response_is_taken(
-    statistics: ModelStatistics, record: Record
-) -> None:
-    record.started()
-    record.responded(tokens(1))
-    assert sum(statistics.overhead.counts) == 0
-    record.taken()
-    assert sum(statistics.overhead.counts) == 1
-    assert statistics.overhead.total >= 0.0
-
-
-@pytest.mark.parametrize(
-    ("value", "counts"),
-    [(0.5, [1, 0, 0]), (1.0, [1, 0, 0]), (1.5, [0, 1, 0]), (2.0, [0, 1, 0]), (2.1, [0, 0, 1])],
-)
-def test_a_bucket_holds_what_is_not_above_its_bound(value: float, counts: list[int]) -> None:
-    histogram = Histogram((1.0, 2.0))
-    histogram.observe(value)
-    assert histogram.counts == counts
-    assert histogram.total == value
-
-
-# The row of the statistics extension.
-
-DURATIONS = (
-    "success",
-    "fail",
-    "queue",
-    "compute_input",
-    "compute_infer",
-    "compute_output",
-    "cache_hit",
-    "cache_miss",
-)
-
-
-def test_a_row_without_traffic_is_complete() -> None:
-    row = statistics_row("m", "1", ModelStatistics())
-    assert row == {
-        "name": "m",
-        "version": "1",
-        "last_inference": 0,
-        "inference_count": 0,
-        "execution_count": 0,
-        "inference_stats": {name: {"count": 0, "ns": 0} for name in DURATIONS},
-        "response_stats": {},
-        "batch_stats": [],
-        "memory_usage": [],
-    }
-
-
-async def test_a_row_counts_requests_inferences_and_executions(serve: Serve) -> None:
-    config: ModelConfig = TEXT
-    instance = ScriptedInstance(concurrency=1)
-    model = serve(instance, config=config)
-    for outcome in ("one", "two", InferenceError(Code.INTERNAL, "broken")):
-        with model.submit(text_request()) as stream:
-            execution = await instance.begun()
-            if isinstance(outcome, InferenceError):
-                execution.crash(outcome)
-            else:
-                execution.finish(outcome)
-            await soon(asyncio.gather(read_all(stream), return_exceptions=True))
-    await soon(execution.stopped.wait())
-    await soon(model.drained())
-    row = statistics_row("m", "1", model.statistics)
-    counts = {name: row["inference_stats"][name]["count"] for name in DURATIONS}
-    assert counts == {
-        "success": 2,
-        "fail": 1,
-        "queue": 2,
-        "compute_input": 2,
-        "compute_infer": 2,
-        "compute_output": 2,
-        "cache_hit": 0,
-        "cache_miss": 0,
-    }
-    assert (row["inference_count"], row["execution_count"]) == (2, 3)
-    assert row["last_inference"] > 1_600_000_000_000, "milliseconds since the epoch"
-    (batch,) = row["batch_stats"]
-    assert (batch["batch_size"], batch["compute_infer"]["count"]) == (1, 3)
-
-
-def test_batches_are_listed_by_size() -> None:
+def test_a_refusal_for_too_many_requests_is_a_failure() -> None:
     statistics = ModelStatistics()
-    for size in (8, 1, 4, 1):
-        statistics.executed(size, 1000)
-    row = statistics_row("m", "1", statistics)
-    assert [(each["batch_size"], each["compute_infer"]) for each in row["batch_stats"]] == [
-        (1, {"count": 2, "ns": 2000}),
-        (4, {"count": 1, "ns": 1000}),
-        (8, {"count": 1, "ns": 1000}),
-    ]
+    statistics.rejected()
+    assert statistics.failures[FailureReason.REJECTED] == 1
+    assert (statistics.fail.count, statistics.fail.ns) == (1, 0)

@@ -1,0 +1,55 @@
+"""What values do the flags of `sluice serve` take? argparse turns a refusal into a usage error."""
+
+import argparse
+import re
+
+TRUE = frozenset({"true", "on", "1"})
+FALSE = frozenset({"false", "off", "0"})
+
+
+def truth(text: str) -> bool:
+    """A boolean as Triton's flags write it."""
+    if text.lower() in TRUE | FALSE:
+        return text.lower() in TRUE
+    raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}")
+
+
+def port(text: str) -> int:
+    """A port number; 0 picks a free one."""
+    if text.isdigit() and int(text) < 2**16:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"'{text}' is no port: expected 0 to {2**16 - 1}")
+
+
+def seconds(text: str) -> float:
+    """A duration of more than zero seconds."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if 0 < found < float("inf"):
+        return found
+    raise argparse.ArgumentTypeError(f"'{text}' is no duration: expected seconds, more than 0")
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    if text.isdigit() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"'{text}': expected a whole number of at least 1")
+
+
+def natural(text: str) -> int:
+    """A whole number of at least 0."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"'{text}': expected a whole number of at least 0")
+
+
+def pattern(text: str) -> str:
+    """A regular expression."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"'{text}' is no regular expression: {error}") from None
+    return text

@@ -1,0 +1,69 @@
+"""From metric families to Prometheus' text format, as Triton writes it."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
+
+CONTENT_TYPE = "text/plain; charset=utf-8"
+
+TEXT_TYPES = {
+    "gaugehistogram": "histogram",
+    "info": "gauge",
+    "stateset": "gauge",
+    "unknown": "untyped",
+}
+"""What the text format calls the types that it does not have."""
+
+LAST_LABELS = frozenset({"le", "quantile"})
+
+
+def render(found: Iterable[Metric]) -> bytes:
+    """Prometheus text format: labels sorted (`le` and `quantile` behind the others), whole numbers
+    without a fraction, and nothing of a family without samples."""
+    lines: list[str] = []
+    for family in found:
+        if not family.samples:
+            continue
+        name = _exposed_name(family)
+        lines.append(f"# HELP {name} {_escape_help(family.documentation)}")
+        lines.append(f"# TYPE {name} {TEXT_TYPES.get(family.type, family.type)}")
+        lines += [_line(s) for s in family.samples if not s.name.endswith("_created")]
+    return ("\n".join(lines) + "\n").encode() if lines else b""
+
+
+def number(value: Any) -> str:
+    """A number as the format writes it."""
+    found = float(value)
+    if math.isnan(found):
+        return "NaN"
+    if math.isinf(found):
+        return "+Inf" if found > 0 else "-Inf"
+    return str(int(found)) if found.is_integer() else repr(found)
+
+
+def _exposed_name(family: Metric) -> str:
+    if family.type in ("counter", "info") and family.samples:
+        return str(family.samples[0].name)
+    return str(family.name)
+
+
+def _line(sample: Sample) -> str:
+    ordered = sorted(sample.labels.items(), key=_label_order)
+    labels = ",".join(f'{key}="{_escape(value)}"' for key, value in ordered)
+    braces = f"{{{labels}}}" if labels else ""
+    return f"{sample.name}{braces} {number(sample.value)}"
+
+
+def _label_order(label: tuple[str, str]) -> tuple[bool, str]:
+    return label[0] in LAST_LABELS, label[0]
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _escape_help(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")

@@ -1,0 +1,232 @@
+"""The account of one request: times as it passes, counts once where its stream ends."""
+
+import time
+from collections.abc import Callable
+
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferResponse, Phases, Usage
+from gateway.observability.statistics import ModelStatistics, failure_reason
+from gateway.observability.trace import Trace
+
+NS_PER_SECOND = 1e9
+
+
+class Record:
+    """Implements `StreamRecorder`.
+
+    Queue time runs from submission to the start of the execution, compute time from there to its
+    end at most, so success time is never less than their sum. Cached answers call `hit` instead of
+    `started`.
+    """
+
+    __slots__ = (
+        "_answers",
+        "_batch_size",
+        "_first_ns",
+        "_hit_ns",
+        "_last_ns",
+        "_last_tokens_ns",
+        "_on_end",
+        "_phases",
+        "_received_ns",
+        "_started_ns",
+        "_statistics",
+        "_submitted_ns",
+        "trace",
+    )
+
+    def __init__(
+        self,
+        statistics: ModelStatistics,
+        batch_size: int,
+        received_ns: int,
+        on_end: Callable[["Record"], None],
+        trace: Trace | None = None,
+    ) -> None:
+        self._statistics = statistics
+        self._batch_size = batch_size
+        self._on_end = on_end
+        self._submitted_ns = time.perf_counter_ns()
+        self._received_ns = received_ns or self._submitted_ns
+        self._started_ns = 0
+        self._hit_ns = 0
+        self._first_ns = 0
+        self._last_ns = 0
+        self._last_tokens_ns = 0
+        self._answers = 0
+        self._phases: Phases | None = None
+        self.trace = trace
+        statistics.pending += 1
+
+    @property
+    def batch_size(self) -> int:
+        """How many inferences the request counts as."""
+        return self._batch_size
+
+    def started(self) -> None:
+        """An instance has taken the request."""
+        self._started_ns = self._last_ns = time.perf_counter_ns()
+        self._statistics.pending -= 1
+
+    def hit(self, lookup_ns: int) -> None:
+        """The response cache has the answer, found just now in that time; no instance is asked.
+
+        Comes before the response is put into the stream.
+        """
+        self._hit_ns = lookup_ns
+        self._started_ns = self._last_ns = time.perf_counter_ns() - lookup_ns
+        self._statistics.pending -= 1
+
+    def missed(self, lookup_and_insert_ns: int) -> None:
+        """The response cache did not have the answer, and now has it; may come after the end."""
+        statistics = self._statistics
+        statistics.cache_miss.add(lookup_and_insert_ns)
+        statistics.success.lengthen(lookup_and_insert_ns)
+        if statistics.summaries is not None:
+            now = time.monotonic()
+            statistics.summaries.cache_miss.observe(lookup_and_insert_ns // 1000, now)
+
+    def responded(self, response: InferResponse) -> None:
+        """Time the response, and count its tokens."""
+        statistics, now = self._statistics, time.perf_counter_ns()
+        if response.phases is not None:
+            self._phases = response.phases
+        if self.trace is not None:
+            self.trace.responded(response, now, first=not self._first_ns)
+        if not self._first_ns:
+            self._first_ns = now
+            statistics.first_response_ms.observe((now - self._received_ns) // 1_000_000)
+        if statistics.responses is not None:
+            self._count_response(now, response)
+        if response.usage is not None:
+            self._count_tokens(now, response.usage)
+
+    def wasted(self, response: InferResponse) -> None:
+        """Count tokens that nobody waited for."""
+        if response.usage is not None:
+            self._statistics.completion_tokens += response.usage.completion_tokens
+            self._statistics.waste(response.usage.completion_tokens)
+
+    def taken(self) -> None:
+        """The frontend has the first response: what was not spent in the engine is overhead."""
+        engine_ns = self._first_ns - self._started_ns
+        spent_ns = time.perf_counter_ns() - self._received_ns
+        self._statistics.overhead.observe(max(0, spent_ns - engine_ns) / NS_PER_SECOND)
+
+    def ended(self, error: InferenceError | None) -> None:
+        """Count the request as a success or a failure."""
+        now = time.perf_counter_ns()
+        if error is not None and self._started_ns and not self._first_ns:
+            self._answer_error(now)
+        if not self._started_ns:
+            self._statistics.pending -= 1
+            self._fail(now, error)
+        elif error is not None:
+            self._fail(now, error)
+        elif self._hit_ns:
+            self._succeed_from_cache(now)
+        else:
+            self._succeed(now)
+        if self.trace is not None:
+            self._trace_end(self.trace, now)
+        self._on_end(self)
+
+    def _answer_error(self, now: int) -> None:
+        """An error in place of the first response is one, too."""
+        self._statistics.first_response_ms.observe((now - self._received_ns) // 1_000_000)
+        if self.trace is not None:
+            self.trace.stamp("INFER_RESPONSE_COMPLETE", now)
+
+    def _trace_end(self, trace: Trace, now: int) -> None:
+        if self._started_ns and not self._hit_ns:
+            trace.computed(self._started_ns, within(self._phases, now - self._started_ns))
+        trace.ended(now)
+
+    def _count_response(self, now: int, response: InferResponse) -> None:
+        """One more of several: its time runs from the response before it."""
+        row = self._statistics.response(self._answers)
+        self._answers += 1
+        if row is None:
+            return
+        output_ns = response.phases.output_ns if response.phases is not None else 0
+        elapsed = now - self._last_ns
+        self._last_ns = now
+        row.compute_infer.add(max(0, elapsed - output_ns))
+        if response.outputs:
+            row.compute_output.add(output_ns)
+            row.success.add(elapsed)
+        else:
+            row.empty_response.add(elapsed)
+
+    def _count_tokens(self, now: int, usage: Usage) -> None:
+        statistics = self._statistics
+        statistics.prompt_tokens += usage.prompt_tokens
+        statistics.completion_tokens += usage.completion_tokens
+        if not usage.completion_tokens:
+            return
+        if self._last_tokens_ns:
+            gap = (now - self._last_tokens_ns) / NS_PER_SECOND / usage.completion_tokens
+            statistics.inter_token.observe(gap)
+        else:
+            statistics.first_token.observe((now - self._received_ns) / NS_PER_SECOND)
+        self._last_tokens_ns = now
+
+    def _succeed(self, now: int) -> None:
+        statistics = self._statistics
+        phases = within(self._phases, now - self._started_ns)
+        statistics.inference_count += self._batch_size
+        statistics.success.add(now - self._received_ns)
+        statistics.queue.add(self._started_ns - self._submitted_ns)
+        statistics.compute_input.add(phases.input_ns)
+        statistics.compute_infer.add(phases.infer_ns)
+        statistics.compute_output.add(phases.output_ns)
+        if statistics.summaries is not None:
+            self._summarise(now, phases)
+
+    def _succeed_from_cache(self, now: int) -> None:
+        statistics = self._statistics
+        statistics.success.add(now - self._received_ns)
+        statistics.queue.add(max(0, self._started_ns - self._submitted_ns))
+        statistics.cache_hit.add(self._hit_ns)
+        if statistics.summaries is not None:
+            self._summarise(now, None)
+
+    def _summarise(self, now: int, phases: Phases | None) -> None:
+        summaries, moment = self._statistics.summaries, time.monotonic()
+        if summaries is None:
+            return
+        summaries.request.observe((now - self._received_ns) // 1000, moment)
+        summaries.queue.observe(max(0, self._started_ns - self._submitted_ns) // 1000, moment)
+        if phases is None:
+            summaries.cache_hit.observe(self._hit_ns // 1000, moment)
+        else:
+            summaries.compute_input.observe(phases.input_ns // 1000, moment)
+            summaries.compute_infer.observe(phases.infer_ns // 1000, moment)
+            summaries.compute_output.observe(phases.output_ns // 1000, moment)
+
+    def _fail(self, now: int, error: InferenceError | None) -> None:
+        statistics, started = self._statistics, bool(self._started_ns)
+        statistics.fail.add(now - self._received_ns)
+        statistics.failures[failure_reason(error, started=started)] += 1
+        row = statistics.response(self._answers) if started else None
+        if row is None:
+            return
+        if error is not None and error.code is Code.CANCELLED:
+            row.cancel.add(0)
+        else:
+            row.compute_infer.add(now - self._last_ns)
+            row.fail.add(now - self._last_ns)
+
+
+def within(phases: Phases | None, elapsed_ns: int) -> Phases:
+    """The phases of an execution that took that long; all of it is inference if none are known.
+
+    Phases that a backend measured with another clock are cut to what has passed.
+    """
+    if phases is None:
+        return Phases(infer_ns=elapsed_ns)
+    if phases.input_ns + phases.infer_ns + phases.output_ns <= elapsed_ns:
+        return phases
+    input_ns = min(phases.input_ns, elapsed_ns)
+    output_ns = min(phases.output_ns, elapsed_ns - input_ns)
+    return Phases(input_ns, min(phases.infer_ns, elapsed_ns - input_ns - output_ns), output_ns)

@@ -1,0 +1,235 @@
+"""Which requests are traced, what of them is written where, and what falls back to what."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.errors import Code, InferenceError
+from gateway.observability.tracing import Tracer
+from gateway.settings import TraceSettings
+
+TIMES = ("TIMESTAMPS",)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "trace.json"
+
+
+def started(file: Path, **fields: Any) -> Tracer:
+    return Tracer(TraceSettings(file=str(file), **{"levels": TIMES, "rate": 1, **fields}))
+
+
+def take(tracer: Tracer, count: int = 1, model: str = "m") -> list[int]:
+    """Requests that come and end, one after the other: the numbers of their traces."""
+    found = []
+    for _ in range(count):
+        trace = tracer.begin(model)
+        if trace is not None:
+            trace.stamp("A", 1)
+            trace.ended(2)
+            trace.sent()
+            found.append(trace.id)
+    return found
+
+
+def written(path: Path) -> list[int]:
+    """The numbers of the traces in a file, which is JSON."""
+    return list(dict.fromkeys(each["id"] for each in json.loads(path.read_text())))
+
+
+# Sampling.
+
+
+def test_by_default_nothing_is_traced() -> None:
+    tracer = Tracer()
+    assert not tracer.on
+    assert tracer.begin("m") is None
+
+
+def test_every_request_of_the_rate_is_traced(file: Path) -> None:
+    tracer = started(file, rate=3)
+    assert [len(take(tracer)) for _ in range(7)] == [0, 0, 1, 0, 0, 1, 0]
+
+
+def test_traces_are_numbered_from_one(file: Path) -> None:
+    tracer = started(file)
+    assert take(tracer, 2, "a") + take(tracer, 1, "b") == [1, 2, 3]
+
+
+def test_only_the_count_is_traced_and_then_nothing_is_on(file: Path) -> None:
+    tracer = started(file, count=2)
+    assert len(take(tracer, 5)) == 2
+    assert tracer.settings().count == 0
+    assert not tracer.on
+
+
+@pytest.mark.parametrize("fields", [{"levels": ()}, {"rate": 0}, {"count": 0}])
+def test_some_settings_trace_nothing(file: Path, fields: dict[str, Any]) -> None:
+    tracer = started(file, **fields)
+    assert not tracer.on
+    assert take(tracer) == []
+
+
+def test_levels_without_a_file_are_a_warning_and_no_traces(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "sluice.trace"):
+        assert not Tracer(TraceSettings(levels=TIMES)).on
+    assert [record.msg for record in caplog.records] == ["nothing is traced"]
+
+
+# Files.
+
+
+def test_without_a_frequency_all_traces_are_one_array_at_the_end(file: Path) -> None:
+    tracer = started(file)
+    take(tracer, 3)
+    tracer.close()
+    assert written(file) == [1, 2, 3]
+    assert json.loads(file.read_text())[0] == {"id": 1, "timestamps": [{"name": "A", "ns": 1}]}
+
+
+def test_without_a_trace_there_is_no_file(file: Path) -> None:
+    started(file).close()
+    assert list(file.parent.iterdir()) == []
+
+
+def test_with_a_frequency_that_many_traces_make_a_file(file: Path) -> None:
+    tracer = started(file, log_frequency=2)
+    take(tracer, 4)
+    assert [written(Path(f"{file}.{index}")) for index in (0, 1)] == [[1, 2], [3, 4]]
+    take(tracer, 1)
+    tracer.close()
+    assert written(Path(f"{file}.2")) == [5]
+    assert not file.exists()
+
+
+def test_the_last_of_the_count_ends_its_file(file: Path) -> None:
+    tracer = started(file, count=5)
+    take(tracer, 9)
+    assert written(Path(f"{file}.0")) == [1, 2, 3, 4, 5]
+
+
+def test_a_count_that_is_not_reached_is_written_at_the_end(file: Path) -> None:
+    tracer = started(file, count=5)
+    take(tracer, 2)
+    tracer.close()
+    assert written(file) == [1, 2]
+
+
+def test_another_setting_writes_what_the_one_before_it_took(file: Path) -> None:
+    tracer = started(file, log_frequency=10)
+    take(tracer, 2)
+    late = tracer.begin("m")
+    assert late is not None
+    tracer.update("", {"rate": 2})
+    assert written(Path(f"{file}.0")) == [1, 2]
+    late.ended(1)
+    late.sent()
+    assert written(Path(f"{file}.1")) == [3]
+
+
+def test_many_traces_do_not_wait_for_the_end(file: Path) -> None:
+    tracer = started(file)
+    trace = tracer.begin("m")
+    assert trace is not None
+    for _ in range(10_000):
+        trace.stamp("A", 1)
+    trace.ended(1)
+    trace.sent()
+    assert file.stat().st_size > 100_000
+    take(tracer)
+    tracer.close()
+    assert written(file) == [1, 2]
+
+
+def test_a_file_that_cannot_be_written_is_told_and_harms_no_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracer = started(tmp_path / "absent" / "trace.json", log_frequency=1)
+    with caplog.at_level(logging.ERROR, "sluice.trace"):
+        assert len(take(tracer, 2)) == 2
+        tracer.update("", {"log_frequency": 0})
+        take(tracer)
+        tracer.close()
+    assert {record.msg for record in caplog.records} == {"traces not written"}
+
+
+# Settings of all models, and of one.
+
+
+def test_a_model_has_what_it_was_given_and_the_rest_of_all_models(file: Path) -> None:
+    tracer = started(file, rate=4)
+    tracer.update("m", {"rate": 2})
+    assert (tracer.settings("m").rate, tracer.settings("other").rate) == (2, 4)
+    tracer.update("", {"rate": 9, "log_frequency": 5})
+    found = tracer.settings("m")
+    assert (found.rate, found.log_frequency) == (2, 5)
+    tracer.update("m", {"rate": None})
+    assert tracer.settings("m") == tracer.settings("")
+
+
+def test_all_models_fall_back_to_the_start(file: Path) -> None:
+    tracer = started(file, rate=4)
+    tracer.update("", {"rate": 9, "levels": ()})
+    tracer.update("", {"rate": None, "levels": None})
+    assert tracer.settings() == TraceSettings(file=str(file), levels=TIMES, rate=4)
+
+
+def test_a_model_may_be_traced_alone(file: Path) -> None:
+    tracer = started(file, levels=())
+    tracer.update("m", {"levels": TIMES})
+    assert tracer.on
+    assert (len(take(tracer, 2, "m")), len(take(tracer, 2, "other"))) == (2, 0)
+
+
+def test_a_model_may_be_left_out(file: Path) -> None:
+    tracer = started(file)
+    tracer.update("m", {"levels": ()})
+    assert (take(tracer, 2, "m"), len(take(tracer, 2, "other"))) == ([], 2)
+
+
+def test_a_change_does_not_bring_taken_traces_back(file: Path) -> None:
+    tracer = started(file, count=5)
+    take(tracer, 2)
+    tracer.update("", {"count": 3})
+    take(tracer, 1)
+    tracer.update("", {"log_frequency": 7})
+    assert tracer.settings().count == 2
+
+
+def test_models_count_their_own_requests(file: Path) -> None:
+    tracer = started(file, rate=2)
+    tracer.update("m", {"rate": 2})
+    assert take(tracer, 1, "m") == take(tracer, 1, "other") == []
+    assert (len(take(tracer, 1, "m")), len(take(tracer, 1, "other"))) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "reason"),
+    [
+        ("trace.json", {"rate": 0}, "sample rate must be non-zero"),
+        ("", {"levels": TIMES}, "trace file name is not given"),
+    ],
+)
+def test_what_would_trace_and_cannot_is_refused(
+    path: str, changes: dict[str, Any], reason: str
+) -> None:
+    tracer = Tracer(TraceSettings(file=path, levels=TIMES))
+    before = tracer.settings()
+    for model in ("", "m"):
+        with pytest.raises(InferenceError) as caught:
+            tracer.update(model, changes)
+        assert caught.value.code is Code.INVALID_ARG
+        assert caught.value.message == f"Attempting to set invalid trace setting :{reason}"
+        assert tracer.settings(model) == before
+
+
+def test_what_does_not_trace_may_be_set_to_anything() -> None:
+    tracer = Tracer()
+    tracer.update("", {"rate": 0})
+    assert tracer.settings().rate == 0
