@@ -4,28 +4,49 @@ from collections.abc import Iterator
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
+from gateway.models.index import IndexRow
 from gateway.models.model import Model
+from gateway.models.override import Override
 from gateway.models.registry import ModelRegistry
+from gateway.observability.log import Log
+from gateway.observability.trace import Trace
+from gateway.observability.tracing import Tracer
+from gateway.shared_memory import SharedMemory
 from gateway.stream import ResponseStream
 
 
 class DataPlane:
     """Resolves a request's model, has it checked, and submits it; knows how the server fares."""
 
-    def __init__(self, registry: ModelRegistry, *, strict_readiness: bool = True) -> None:
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        *,
+        strict_readiness: bool = True,
+        shared_memory: SharedMemory | None = None,
+        tracer: Tracer | None = None,
+        log: Log | None = None,
+    ) -> None:
+        self.tracer = tracer or Tracer()
+        self.log = log or Log()
+        self.shared_memory = shared_memory or SharedMemory()
         self._registry = registry
         self._strict_readiness = strict_readiness
         self._exiting = False
 
-    def infer(self, request: InferRequest) -> ResponseStream:
+    def infer(
+        self, request: InferRequest, model: Model | None = None, trace: Trace | None = None
+    ) -> ResponseStream:
         """Submit a request; the caller reads the stream inside `with`, and so owns it.
 
-        A plain call: requests are queued in the order of the calls. Raises InferenceError for
-        whatever can be refused before anything is queued.
+        A plain call: requests are queued in the order of the calls. `model` is the request's own
+        if the caller has just looked it up, `trace` is told what happens to it. Raises
+        InferenceError for whatever can be refused before anything is queued.
         """
-        if self._exiting:
-            raise InferenceError(Code.UNAVAILABLE, "Server exiting")
-        return self.model(request.model, request.version).submit(request)
+        self._refuse_if_exiting()
+        if model is None or model.retired:
+            model = self.model(request.model, request.version)
+        return model.submit(request, trace)
 
     def model(self, name: str, version: str = "") -> Model:
         """The model a request with this name and version would go to; InferenceError if none."""
@@ -39,6 +60,20 @@ class DataPlane:
         """The ready versions of a model, lowest first; InferenceError if the name is unknown."""
         self._registry.find(name, "")
         return self._registry.ready_versions(name)
+
+    async def index(self, *, ready: bool = False) -> list[IndexRow]:
+        """Every model in the repositories, and its versions; `ready` leaves only what serves."""
+        return await self._registry.index(ready=ready)
+
+    async def load(self, name: str, override: Override | None = None) -> None:
+        """Load or reload a model; InferenceError says why not, and the old one then goes on."""
+        self._refuse_if_exiting()
+        await self._registry.load(name, override)
+
+    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """Begin to unload a model: nobody finds it any more. Unknown names are fine."""
+        self._refuse_if_exiting()
+        await self._registry.unload(name, unload_dependents=unload_dependents)
 
     @property
     def ready(self) -> bool:
@@ -73,3 +108,7 @@ class DataPlane:
     def abandon(self, error: InferenceError) -> None:
         """End every request in flight with an error."""
         self._registry.abandon(error)
+
+    def _refuse_if_exiting(self) -> None:
+        if self._exiting:
+            raise InferenceError(Code.UNAVAILABLE, "Server exiting")

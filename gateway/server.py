@@ -15,7 +15,10 @@ from gateway.frontends.http.metrics import build_metrics_app
 from gateway.models.model import Model
 from gateway.models.registry import ModelRegistry
 from gateway.models.repository import ModelRepository
+from gateway.observability.log import Log
+from gateway.observability.tracing import Tracer
 from gateway.settings import Settings
+from gateway.shared_memory import SharedMemory
 
 log = logging.getLogger("sluice.server")
 
@@ -30,12 +33,22 @@ class StartFailed(Exception):
 class Server:
     """Owns the root task group: start, ready, drain, stop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, log_of_process: Log | None = None) -> None:
         self._settings = settings
-        repository = ModelRepository(settings.models.repositories, settings.models.config_name)
+        self._tracer = Tracer(settings.trace)
+        repository = ModelRepository(
+            settings.models.repositories,
+            settings.models.config_name,
+            auto_complete=settings.models.auto_complete,
+            namespacing=settings.models.namespacing,
+        )
         self._registry = ModelRegistry(repository, settings.models)
         self._dataplane = DataPlane(
-            self._registry, strict_readiness=settings.models.strict_readiness
+            self._registry,
+            strict_readiness=settings.models.strict_readiness,
+            shared_memory=SharedMemory(allowed=settings.allow_client_shm),
+            tracer=self._tracer,
+            log=log_of_process,
         )
         self._stopping = asyncio.Event()
         self._http: list[HttpListener] = []
@@ -59,11 +72,13 @@ class Server:
             health = await self._listen(tasks, ports)
             failure = await self._loaded()
             if not failure:
+                self._tell_started(ports)
                 on_ready(ports, list(self._dataplane.models()))
                 await self._stopping.wait()
             await self._drain(tasks)
             registry.cancel()
             health.cancel()
+        self._tracer.close()
         if failure:
             raise StartFailed(failure)
 
@@ -75,7 +90,7 @@ class Server:
                 self._http.append(HttpListener(app, settings.http.address, settings.http.port))
                 ports["http"] = self._http[-1].port
             if settings.metrics.enabled:
-                page = build_metrics_app(self._dataplane)
+                page = build_metrics_app(self._dataplane, settings.metrics)
                 metrics = settings.metrics
                 self._http.append(HttpListener(page, metrics.address, metrics.port))
                 ports["metrics"] = self._http[-1].port
@@ -97,6 +112,17 @@ class Server:
             return tasks.create_task(asyncio.sleep(0))
         await self._grpc.start()
         return tasks.create_task(self._grpc.follow_health())
+
+    def _tell_started(self, ports: Mapping[str, int]) -> None:
+        """Log the lines by which scripts know that Triton serves (protocol: flags, logging)."""
+        settings = self._settings
+        for name, service, address in (
+            ("grpc", "GRPCInferenceService", settings.grpc.address),
+            ("http", "HTTPService", settings.http.address),
+            ("metrics", "Metrics Service", settings.metrics.address),
+        ):
+            if name in ports:
+                log.info("Started %s at %s:%d", service, address, ports[name])
 
     async def _loaded(self) -> str:
         """Wait for the start-up models; why the server must not go on, or nothing."""

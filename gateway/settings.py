@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 ENVIRONMENT: Mapping[str, str] = os.environ
@@ -11,12 +12,16 @@ ENVIRONMENT: Mapping[str, str] = os.environ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """The HTTP frontend. Port 0 picks a free one; sizes are bytes, times seconds."""
+    """The HTTP frontend. Port 0 picks a free one; sizes are bytes, times seconds.
+
+    `header_forward_pattern` is a regular expression, "" for none.
+    """
 
     enabled: bool = True
     address: str = "0.0.0.0"
     port: int = 8000
     max_input_size: int = 64 * 1024 * 1024
+    header_forward_pattern: str = ""
     first_response_secs: float = 5.0
     keep_alive_secs: float = 15.0
     send_timeout_secs: float = 30.0
@@ -24,26 +29,96 @@ class HttpSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcSettings:
-    """The gRPC frontend; port 0 picks a free one."""
+    """The gRPC frontend; port 0 picks a free one.
+
+    `header_forward_pattern` is a regular expression, "" for none.
+    """
 
     enabled: bool = True
     address: str = "0.0.0.0"
     port: int = 8001
     send_timeout_secs: float = 30.0
+    header_forward_pattern: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSettings:
-    """The metrics endpoint; port 0 picks a free one."""
+    """The metrics endpoint; port 0 picks a free one.
+
+    `cpu` and `gpu` show those of the machine, read no more often than every `interval_ms`. The
+    `latencies` choose the families of that kind; summaries show the `summary_quantiles`.
+    """
 
     enabled: bool = True
     address: str = "0.0.0.0"
     port: int = 8002
+    cpu: bool = True
+    gpu: bool = True
+    interval_ms: int = 2000
+    counter_latencies: bool = True
+    histogram_latencies: bool = False
+    summary_latencies: bool = False
+    summary_quantiles: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
+
+
+class LogFormat(StrEnum):
+    """How a log line begins."""
+
+    DEFAULT = "default"
+    ISO8601 = "ISO8601"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """Where log lines go ("" is the console), which are written, and how they look.
+
+    `escape` writes each message as a JSON string.
+    """
+
+    file: str = ""
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    verbose_level: int = 0
+    format: LogFormat = LogFormat.DEFAULT
+    escape: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSettings:
+    """Which requests are traced, and where traces are written.
+
+    `levels` are TIMESTAMPS, TENSORS, both, or none: no traces. Every `rate`th request is traced,
+    until `count` have been (-1: without end). With a `log_frequency` that many traces make one
+    file, `file`.0, `file`.1 and so on; with 0 all of them make one.
+    """
+
+    file: str = ""
+    levels: tuple[str, ...] = ()
+    rate: int = 1000
+    count: int = -1
+    log_frequency: int = 0
+
+
+class ControlMode(StrEnum):
+    """Who decides what is loaded after the start: nobody, the folders, or load requests."""
+
+    NONE = "none"
+    POLL = "poll"
+    EXPLICIT = "explicit"
+
+
+EVERY_MODEL = "*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """Which models are loaded, and what a failure means."""
+    """Which models are loaded, and what a failure means.
+
+    `startup` are the models to load first under explicit control, EVERY_MODEL alone meaning all.
+    `backends` are the settings of each backend, those under "" hold for every one. `summaries`
+    has each model keep summaries of its latencies.
+    """
 
     repositories: tuple[Path, ...] = ()
     store: Path = Path()
@@ -51,6 +126,14 @@ class ModelSettings:
     exit_on_error: bool = True
     strict_readiness: bool = True
     load_thread_count: int = 4
+    load_retry_count: int = 0
+    control_mode: ControlMode = ControlMode.NONE
+    poll_secs: float = 15.0
+    startup: tuple[str, ...] = ()
+    auto_complete: bool = True
+    namespacing: bool = False
+    backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    summaries: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +142,10 @@ class Settings:
 
     id: str = "triton"
     exit_timeout_secs: float = 30.0
+    allow_client_shm: bool = False
     models: ModelSettings = field(default_factory=ModelSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+    trace: TraceSettings = field(default_factory=TraceSettings)

@@ -10,6 +10,7 @@ import pytest
 from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.models.model import Model
+from gateway.models.slots import Slot
 from gateway.observability.statistics import ModelStatistics
 from tests.builders import TEXT, soon
 
@@ -39,7 +40,8 @@ async def serve() -> AsyncIterator[Serve]:
         load: Load | None = None,
         on_change: Callable[[], None] | None = None,
     ) -> Model:
-        model = Model(config, 1, ModelStatistics(), instances, load or _nothing_to_load)
+        slots = [Slot(load or _nothing_to_load, instance=instance) for instance in instances]
+        model = Model(config, 1, ModelStatistics(), slots)
         running.append((model, asyncio.create_task(model.run(on_change or _nobody_listens))))
         return model
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from gateway.config import ModelConfig
 from gateway.errors import InferenceError
-from gateway.models.model import Limits
+from gateway.models.limits import Limits
 from gateway.models.pbtxt import find_mistake, parse
 from gateway.models.repository import ConfigFile, ModelRepository
 from gateway.models.scanner import ScannedField, scan

@@ -1,64 +1,135 @@
-"""From a config and its version folder to a loaded Model."""
+"""From the source of a model and a version to a loaded Model."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from gateway.backend import Instance, ModelContext
+from gateway.backend import Backend, ModelContext
 from gateway.backend_loader import BackendLoader
 from gateway.config import ModelConfig
 from gateway.messages import InferRequest
-from gateway.models.model import Limits, Model
-from gateway.models.normalisation import check_tensors
+from gateway.models.completion import completed
+from gateway.models.labels import read_labels
+from gateway.models.model import Model
+from gateway.models.repository import Source
+from gateway.models.slots import Place, Slot, empty, fill, match, places
+from gateway.models.stored import files_folder
 from gateway.observability.statistics import ModelStatistics
+from gateway.settings import ModelSettings
 from gateway.stream import ResponseStream
 
 Infer = Callable[[InferRequest], ResponseStream]
-Load = Callable[[], Awaitable[Instance]]
+
+
+@dataclass(frozen=True, slots=True)
+class InPlaceUpdate:
+    """A loaded version with other instances (in-place update): `kept` are its own that fit.
+
+    Nobody notices before `commit`; `close` is for one that will not be.
+    """
+
+    model: Model
+    config: ModelConfig
+    wanted: Sequence[Slot]
+    kept: Sequence[Slot | None]
+
+    @property
+    def added(self) -> list[Slot]:
+        """The slots that had to be filled."""
+        return [slot for slot, old in zip(self.wanted, self.kept, strict=True) if old is None]
+
+    def commit(self) -> None:
+        """Serve with the new set; instances that are not in it end with what they execute."""
+        for slot, old in zip(self.wanted, self.kept, strict=True):
+            if old is not None:
+                old.place, old.load = slot.place, slot.load
+        slots = [old or slot for slot, old in zip(self.wanted, self.kept, strict=True)]
+        self.model.exchange(self.config, slots)
+
+    async def close(self) -> None:
+        """Let go of what was loaded."""
+        await empty(self.added)
 
 
 class ModelLoader:
     """Loads one version at a time; what blocks is done off the event loop."""
 
-    def __init__(self, backends: BackendLoader, store: Path, infer: Infer) -> None:
+    def __init__(self, backends: BackendLoader, settings: ModelSettings, infer: Infer) -> None:
         self._backends = backends
-        self._store = store
+        self._settings = settings
         self._infer = infer
 
-    async def load(self, config: ModelConfig, version: int, path: Path) -> Model:
-        """The version in folder `path`, all its instances loaded.
+    async def load(self, source: Source, version: int) -> Model:
+        """That version of the source: all its instances loaded, warm, and known to its scheduler.
 
         Raises InferenceError that says why not; nothing stays loaded then.
         """
+        began = time.monotonic()
+        folder = await asyncio.to_thread(self._folder, source, version)
+        backend = await asyncio.to_thread(self._backends.get, source.config.backend)
+        config = await asyncio.to_thread(self._complete, backend, source.config, folder)
+        labels = await asyncio.to_thread(read_labels, config, source.folder)
+        statistics = ModelStatistics.of(config, summaries=self._settings.summaries)
+        slots = self._slots(backend, config, folder, statistics)
+        model = Model(config, version, statistics, slots, labels, source.folder)
+        await fill(slots, side_by_side=backend.loads_side_by_side)
+        await _prepare(model, slots)
+        model.load_secs = time.monotonic() - began
+        return model
+
+    async def update(self, model: Model, source: Source) -> InPlaceUpdate:
+        """Load what a loaded version lacks to have the instance groups of the source.
+
+        Instances that fit are kept. Raises InferenceError; nothing new stays loaded then.
+        """
+        groups, policy = source.config.instance_group, source.config.version_policy
+        config = replace(model.config, instance_group=groups, version_policy=policy)
+        folder = await asyncio.to_thread(self._folder, source, int(model.version))
         backend = await asyncio.to_thread(self._backends.get, config.backend)
-        complete = await asyncio.to_thread(backend.complete, config, path)
-        check_tensors(complete)
-        Limits.read(complete)  # refused here, there is nothing to close yet
-        statistics = ModelStatistics()
-        context = ModelContext(
-            config=complete,
-            path=path,
-            store=self._store,
+        wanted = self._slots(backend, config, folder, model.statistics)
+        update = InPlaceUpdate(model, config, wanted, match(wanted, model.slots))
+        await fill(update.added, side_by_side=backend.loads_side_by_side)
+        await _prepare(model, update.added)
+        return update
+
+    def _folder(self, source: Source, version: int) -> Path:
+        """Where the version's files are."""
+        return files_folder(source.config, source.folder / str(version), self._settings.store)
+
+    def _complete(self, backend: Backend, config: ModelConfig, folder: Path) -> ModelConfig:
+        if not self._settings.auto_complete:
+            return config
+        return completed(config, backend.complete(config, folder))
+
+    def _slots(
+        self, backend: Backend, config: ModelConfig, folder: Path, statistics: ModelStatistics
+    ) -> list[Slot]:
+        return [
+            Slot(partial(backend.load, self._context(config, folder, statistics, place)), place)
+            for place in places(config)
+        ]
+
+    def _context(
+        self, config: ModelConfig, folder: Path, statistics: ModelStatistics, place: Place
+    ) -> ModelContext:
+        return ModelContext(
+            config=config,
+            name=place.name,
+            group=place.group,
+            device=place.device,
+            path=folder,
+            store=self._settings.store,
             infer=self._infer,
             wasted=statistics.waste,
         )
-        load = partial(backend.load, context)
-        instances = await _load_instances(_instance_count(complete), load)
-        return Model(complete, version, statistics, instances, load)
 
 
-def _instance_count(config: ModelConfig) -> int:
-    return sum(max(1, group.count) for group in config.instance_group) or 1
-
-
-async def _load_instances(count: int, load: Load) -> list[Instance]:
-    instances: list[Instance] = []
+async def _prepare(model: Model, slots: Sequence[Slot]) -> None:
     try:
-        while len(instances) < count:
-            instances.append(await load())
+        await model.prepare(slots)
     except BaseException:
-        for instance in instances:
-            await instance.close()
+        await empty(slots)
         raise
-    return instances

@@ -6,6 +6,7 @@ from dataclasses import replace
 from gateway.config import InputFormat, ModelConfig, ModelInput, ModelOutput
 from gateway.data_type import DataType
 from gateway.errors import Code, InferenceError
+from gateway.models.batch_checks import batch_problems
 from gateway.models.defaults import fill_defaults
 from gateway.models.instance_groups import check_instance_groups, fill_instance_groups
 from gateway.models.platforms import ENSEMBLE, TENSORRT, accepted_platforms, resolve_backend
@@ -52,6 +53,7 @@ def check_tensors(config: ModelConfig) -> None:
         _raise_first(f"{each} for {config.name}" for each in _input_problems(tensor, config))
     for output in config.output:
         _raise_first(f"{each} for {config.name}" for each in _output_problems(output, config))
+    _raise_first(batch_problems(config))
 
 
 def _raise_first(problems: Iterator[str]) -> None:
@@ -67,6 +69,7 @@ def _model_problems(config: ModelConfig) -> Iterator[str]:
     if config.max_batch_size < 0:
         yield f"'max_batch_size' must be non-negative value for {config.name}"
     yield from _cache_problems(config)
+    yield from _metrics_problems(config)
 
 
 def _platform_problems(config: ModelConfig) -> Iterator[str]:
@@ -105,6 +108,18 @@ def _cache_problems(config: ModelConfig) -> Iterator[str]:
         yield f"{refusal} sequence batching scheduler. Please disable the response cache."
     if config.decoupled:
         yield f"{refusal} 'decoupled' transaction policy. Please disable the response cache."
+
+
+def _metrics_problems(config: ModelConfig) -> Iterator[str]:
+    for control in config.model_metrics.metric_control if config.model_metrics else ():
+        if control.metric_identifier is None:
+            yield "metric control must specify 'metric_identifier'"
+        elif not control.metric_identifier.family:
+            yield "metric identifier must specify non-empty 'family'"
+        elif control.histogram_options is None:
+            yield "metric control must specify 'histogram_options'"
+        elif not control.histogram_options.buckets:
+            yield "histogram options must specify non-empty 'buckets'"
 
 
 # Dynamic batching.

@@ -1,6 +1,7 @@
 """How does a `config.pbtxt` become a ModelConfig, and that a message, text and JSON?"""
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
-from google.protobuf import text_format
+from google.protobuf import json_format, text_format
 from google.protobuf.message import Message
 
 from gateway.config import ModelConfig
@@ -67,6 +68,23 @@ def parse(text: str, source: str) -> ModelConfig:
         return from_message(read)
     except InferenceError as error:
         raise InferenceError(error.code, f"{source}: {error.message}") from error
+
+
+def parse_json(text: str) -> ModelConfig:
+    """Read the JSON form of a configuration, as a load request brings it.
+
+    Names of enum values may be in any case. Raises INVALID_ARG with the parser's complaint.
+    """
+    message = model_config_pb2.ModelConfig()
+    try:
+        members = json.loads(text)
+        if not isinstance(members, dict):
+            raise ValueError(f"found {text[:LONGEST_FINDING]}, expected a JSON object")
+        json_format.ParseDict(_with_enum_names(members, message.DESCRIPTOR), message)
+    except (ValueError, RecursionError, json_format.ParseError) as error:
+        complaint = str(error).split("\n")[0]
+        raise InferenceError(Code.INVALID_ARG, f"Invalid config override: {complaint}") from None
+    return from_message(message)
 
 
 def find_mistake(text: str) -> Mistake | None:
@@ -150,6 +168,32 @@ def _expected(complaint: str) -> str:
         if match := re.search(pattern, complaint):
             return wording.format(match[0], *match.groups())
     return "text that the format of protobuf allows"
+
+
+# JSON to message.
+
+
+def _with_enum_names(value: Any, message: Any) -> Any:
+    """The JSON value of a message, with the names of enum values in capitals."""
+    if not isinstance(value, dict):
+        return value
+    known = {**message.fields_by_camelcase_name, **message.fields_by_name}
+    return {key: _field_with_names(each, known.get(key)) for key, each in value.items()}
+
+
+def _field_with_names(value: Any, field: Any) -> Any:
+    if isinstance(value, list):
+        return [_field_with_names(each, field) for each in value]
+    if field is None:
+        return value
+    if field.enum_type is not None:
+        return value.upper() if isinstance(value, str) else value
+    if field.message_type is None:
+        return value
+    if field.message_type.GetOptions().map_entry and isinstance(value, dict):
+        inner = field.message_type.fields_by_name["value"]
+        return {key: _field_with_names(each, inner) for key, each in value.items()}
+    return _with_enum_names(value, field.message_type)
 
 
 # Message to dataclasses and back. Both sides have the same fields, which a test compares.

@@ -1,49 +1,31 @@
-"""What is in memory: the loaded versions of every model, and their states."""
+"""What is in memory: the loaded versions of every model, and who may change them."""
 
 import asyncio
 import gc
 import logging
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Coroutine, Iterator, Mapping
 
 from gateway.backend_loader import BackendLoader
-from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
+from gateway.models.identity import ModelId
+from gateway.models.index import IndexRow, rows
+from gateway.models.lifecycle import Lifecycle, unread
 from gateway.models.loading import Infer, ModelLoader
+from gateway.models.lookup import ModelTable, unknown
 from gateway.models.model import Model
+from gateway.models.override import Override
+from gateway.models.poller import compare
 from gateway.models.repository import ModelRepository
-from gateway.settings import ModelSettings
+from gateway.models.running import RunningModels
+from gateway.models.version_loads import VersionLoads
+from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
 
 log = logging.getLogger("sluice.registry")
 
-
-class State(StrEnum):
-    """States of a version (model repository extension)."""
-
-    LOADING = "LOADING"
-    READY = "READY"
-    UNAVAILABLE = "UNAVAILABLE"
-
-
-@dataclass(slots=True)
-class Status:
-    """Where one version stands; `model` is there while it is READY."""
-
-    state: State
-    reason: str = ""
-    model: Model | None = None
-
-    @property
-    def ready(self) -> bool:
-        """Whether it serves requests at this moment."""
-        return self.model is not None and self.model.ready
-
-    @property
-    def trouble(self) -> str:
-        """Why it does not serve requests."""
-        return (self.model.trouble if self.model else self.reason) or self.state.value
+NOT_EXPLICIT = InferenceError(
+    Code.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled"
+)
+EXITING = InferenceError(Code.UNAVAILABLE, "Server exiting")
 
 
 class ModelRegistry:
@@ -52,10 +34,12 @@ class ModelRegistry:
     def __init__(self, repository: ModelRepository, settings: ModelSettings) -> None:
         self._repository = repository
         self._settings = settings
-        self._versions: dict[str, dict[int, Status]] = {}  # the versions of a model ascend
-        self._unreadable: dict[str, str] = {}
+        self._table = ModelTable()
+        self._running = RunningModels(self.notify)
         self._settled = asyncio.Event()
         self._changed = asyncio.Event()
+        self._lifecycle: Lifecycle | None = None
+        self._tasks: asyncio.TaskGroup | None = None
 
     # Looking up.
 
@@ -69,66 +53,141 @@ class ModelRegistry:
 
         Raises InferenceError with Triton's lookup texts: NOT_FOUND, UNAVAILABLE, INVALID_ARG.
         """
-        versions = self._versions.get(name)
-        if versions is None:
-            raise self._unknown(name)
-        if version:
-            return _numbered(name, versions, version)
-        loaded = [status.model for status in versions.values() if status.model is not None]
-        if not loaded:
-            raise self._none_loaded(name, versions)
-        ready = [model for model in loaded if model.ready]
-        return (ready or loaded)[-1]
+        if (model := self._table.find(name, version)) is not None:
+            return model
+        if not self.settled:
+            raise InferenceError(Code.UNAVAILABLE, "Server not ready")
+        raise unknown(name)
 
     def ready_versions(self, name: str) -> list[Model]:
         """The ready versions of a model, lowest first."""
-        return [model for model in self.models() if model.name == name and model.ready]
+        found = self._table.named(name)
+        return [model for known in found for model in known.models if model.ready]
 
     def models(self) -> Iterator[Model]:
         """Every loaded version, by name and version."""
-        for _, versions in sorted(self._versions.items()):
-            for status in versions.values():
-                if status.model is not None:
-                    yield status.model
+        return self._table.models()
 
     def failures(self) -> Mapping[str, str]:
         """Why anything is not ready: `name` or `name version N`, and the reason."""
-        versions = {
-            f"{name} version {number}": status.trouble
-            for name, versions in self._versions.items()
-            for number, status in versions.items()
-            if not status.ready
-        }
-        return self._unreadable | versions
+        return self._table.failures()
 
-    def _unknown(self, name: str) -> InferenceError:
-        if name in self._unreadable:
-            return _lookup_error(Code.NOT_FOUND, f"'{name}' has no available versions")
-        if not self.settled:
-            return InferenceError(Code.UNAVAILABLE, "Server not ready")
-        return _lookup_error(Code.NOT_FOUND, f"'{name}' is not found")
+    async def index(self, *, ready: bool = False) -> list[IndexRow]:
+        """All that is on disk or loaded, or failed to load; `ready` leaves only what serves."""
+        return rows(self._table, await asyncio.to_thread(self._repository.ids), ready=ready)
 
-    def _none_loaded(self, name: str, versions: Mapping[int, Status]) -> InferenceError:
-        if any(status.state is State.LOADING for status in versions.values()):
-            return _lookup_error(Code.UNAVAILABLE, f"'{name}' is still loading")
-        return _lookup_error(Code.NOT_FOUND, f"'{name}' has no available versions")
+    # Changing.
+
+    async def load(self, name: str, override: Override | None = None) -> None:
+        """Load or reload a model as the files or the override say; it serves when this returns.
+
+        Raises InferenceError with Triton's texts (model repository extension): UNAVAILABLE unless
+        the server is under explicit control.
+        """
+        self._require_explicit()
+        _check_name(name)
+        on_disk = await asyncio.to_thread(self._repository.named, name)
+        if not on_disk and not (override and override.files):
+            absent = InferenceError(Code.NOT_FOUND, f"model '{name}' is not in any repository")
+            raise unread(name, absent)
+        for model in on_disk or (ModelId(name),):
+            await self._perform(self._control.load(model, override))
+
+    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """Take a model away from lookups; returns when its end has begun. Unknown names are fine.
+
+        Raises UNAVAILABLE unless the server is under explicit control.
+        """
+        self._require_explicit()
+        for known in tuple(self._table):
+            if known.id.name == name:
+                unload = self._control.unload(known.id, unload_dependents=unload_dependents)
+                await self._perform(unload)
+
+    async def poll(self) -> None:
+        """Load what is new or changed on disk, unload what is gone, and wait for all of it."""
+        try:
+            now = await asyncio.to_thread(self._repository.snapshots)
+        except InferenceError as error:
+            log.error("repository cannot be polled", extra={"reason": error.reason})
+            return
+        changes = compare({known.id: known.seen for known in self._table}, now, self._wanted())
+        async with asyncio.TaskGroup() as tasks:
+            for model in changes.load:
+                tasks.create_task(_outcome(self._control.follow(model)))
+            for model in changes.unload:
+                tasks.create_task(_outcome(self._control.unload(model)))
+
+    @property
+    def _control(self) -> Lifecycle:
+        if self._lifecycle is None:
+            raise InferenceError(Code.UNAVAILABLE, "Server not ready")
+        return self._lifecycle
+
+    def _wanted(self) -> list[ModelId]:
+        return [
+            known.id
+            for known in self._table
+            if known.trouble or any(status.wanted for status in known.versions.values())
+        ]
+
+    def _require_explicit(self) -> None:
+        if self._settings.control_mode is not ControlMode.EXPLICIT:
+            raise NOT_EXPLICIT
+
+    async def _perform(self, operation: Coroutine[None, None, None]) -> None:
+        """Run an operation to its end, even if whoever asked for it has left."""
+        if self._tasks is None:
+            operation.close()
+            raise EXITING
+        task = self._tasks.create_task(_outcome(operation))
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise EXITING
+        if (error := task.result()) is not None:
+            raise error
 
     # Living.
 
     async def run(self, infer: Infer) -> None:
-        """Load every model of the repository side by side; serve them until cancelled."""
-        loader = ModelLoader(BackendLoader(), self._settings.store, infer)
-        slots = asyncio.Semaphore(self._settings.load_thread_count)
+        """Load the start-up models side by side; serve, and follow the folders, until cancelled."""
+        loader = ModelLoader(BackendLoader(self._settings.backends), self._settings, infer)
+        loads = VersionLoads(
+            loader, self._settings.load_thread_count, self._settings.load_retry_count
+        )
+        self._lifecycle = Lifecycle(
+            self._table, self._repository, loads, self._running, self.notify
+        )
+        async with self._running.open():
+            await self._operate()
+
+    async def _operate(self) -> None:
         try:
-            async with asyncio.TaskGroup() as tasks:
-                async with asyncio.TaskGroup() as loads:
-                    for name in self._repository.names():
-                        loads.create_task(self._load(name, loader, slots, tasks))
-                _freeze()
-                self._settled.set()
-                self.notify()
+            async with asyncio.TaskGroup() as self._tasks:
+                await self._load_first()
+                while self._settings.control_mode is ControlMode.POLL:
+                    await asyncio.sleep(self._settings.poll_secs)
+                    await self.poll()
+                await asyncio.Event().wait()
         finally:
-            await self._close()
+            self._tasks = None
+
+    async def _load_first(self) -> None:
+        models = await asyncio.to_thread(self._first)
+        async with asyncio.TaskGroup() as loads:
+            for model in models:
+                loads.create_task(_outcome(self._control.follow(model)))
+        _freeze()
+        self._settled.set()
+        self.notify()
+
+    def _first(self) -> list[ModelId]:
+        """The start-up models; one that is in no repository is found missing when it is loaded."""
+        explicit = self._settings.control_mode is ControlMode.EXPLICIT
+        if not explicit or self._settings.startup == (EVERY_MODEL,):
+            return list(self._repository.ids())
+        found = {name: self._repository.named(name) for name in self._settings.startup}
+        return [model for name in found for model in found[name] or (ModelId(name),)]
 
     async def wait_settled(self) -> None:
         """Wait until every start-up model has been loaded, or has failed."""
@@ -140,111 +199,45 @@ class ModelRegistry:
 
     async def drained(self) -> None:
         """Wait until no request is in flight in any model."""
-        for model in tuple(self.models()):
-            await model.drained()
+        await self._running.drained()
 
     def abandon(self, error: InferenceError) -> None:
         """End every request in flight with an error."""
-        for model in self.models():
-            model.abandon(error)
+        self._running.abandon(error)
 
     @property
     def in_flight(self) -> int:
         """Requests in flight in all models."""
-        return sum(model.in_flight for model in self.models())
+        return self._running.in_flight
 
     def notify(self) -> None:
         """Wake whoever waits for `changed`."""
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _close(self) -> None:
-        for model in self.models():
-            await model.close()
 
-    # Loading.
-
-    async def _load(
-        self,
-        name: str,
-        loader: ModelLoader,
-        slots: asyncio.Semaphore,
-        tasks: asyncio.TaskGroup,
-    ) -> None:
-        try:
-            config = await asyncio.to_thread(self._repository.read, name)
-            entry = self._repository.find(name)
-            numbers = entry.versions(config.version_policy)
-        except InferenceError as error:
-            self._unreadable[name] = error.reason
-            log.error("model unreadable", extra={"model": name, "reason": error.reason})
-            return
-        self._versions[name] = {number: Status(State.LOADING) for number in sorted(numbers)}
-        for number, status in self._versions[name].items():
-            async with slots:
-                await self._load_version(config, number, status, loader)
-            if status.model is not None:
-                tasks.create_task(status.model.run(self.notify))
-
-    async def _load_version(
-        self, config: ModelConfig, number: int, status: Status, loader: ModelLoader
-    ) -> None:
-        extra = {"model": config.name, "version": number}
-        log.info("loading model", extra=extra)
-        began = time.monotonic()
-        try:
-            path = self._repository.find(config.name).path / str(number)
-            status.model = await loader.load(config, number, path)
-            status.state = State.READY
-            log.info("model ready", extra=extra | {"secs": round(time.monotonic() - began, 1)})
-        except InferenceError as error:
-            _mark_failed(status, error, extra)
-        except Exception:
-            # Around one model load: a runtime's own exception must not take the others along.
-            log.exception("model load failed unexpectedly", extra=extra)
-            text = "loading failed unexpectedly; the server's log says why"
-            _mark_failed(status, InferenceError(Code.INTERNAL, text), extra)
+async def _outcome(operation: Coroutine[None, None, None]) -> InferenceError | None:
+    """What an operation ends with; one that failed must not take the others along."""
+    try:
+        await operation
+    except InferenceError as error:
+        return error
+    return None
 
 
-def _mark_failed(status: Status, error: InferenceError, extra: Mapping[str, object]) -> None:
-    status.state, status.reason = State.UNAVAILABLE, error.reason
-    log.error("model load failed", extra={**extra, "reason": error.reason})
+def _check_name(name: str) -> None:
+    if not name.strip():
+        raise InferenceError(
+            Code.INVALID_ARG, "Model name cannot be empty. Please enter a valid name to deploy."
+        )
+    if "/" in name or name.strip() == "..":
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"invalid model name '{name}', model name must not contain path traversal characters",
+        )
 
 
 def _freeze() -> None:
     """Take what start-up made out of the garbage collector's rounds."""
     gc.collect()
     gc.freeze()
-
-
-def _lookup_error(code: Code, text: str) -> InferenceError:
-    return InferenceError(code, f"Request for unknown model: {text}")
-
-
-def _numbered(name: str, versions: Mapping[int, Status], version: str) -> Model:
-    status = versions.get(_version_number(version))
-    if status is None:
-        raise _lookup_error(Code.NOT_FOUND, f"'{name}' version {version} is not found")
-    if status.model is None:
-        raise _lookup_error(Code.UNAVAILABLE, f"'{name}' version {version} is not at ready state")
-    return status.model
-
-
-def _version_number(version: str) -> int:
-    try:
-        number = int(version)
-    except ValueError:
-        number = 2**63
-    if number >= 2**63 or not version.removeprefix("-").isdigit():
-        raise InferenceError(
-            Code.INVALID_ARG,
-            f"failed to get model version from specified version string '{version}' (details: "
-            "stol), version should be an integral value > 0",
-        )
-    if number < 0:
-        raise InferenceError(
-            Code.INVALID_ARG,
-            f"invalid model version specified '{version}' , version should be an integral value "
-            "> 0",
-        )
-    return number

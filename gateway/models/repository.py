@@ -1,18 +1,24 @@
 """Which models are on disk, in which versions, and how are they configured?"""
 
+import errno
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.config import ModelConfig, VersionPolicy
 from gateway.errors import Code, InferenceError
+from gateway.models.identity import ModelId
 from gateway.models.normalisation import check_tensors, normalise
-from gateway.models.pbtxt import parse
+from gateway.models.override import Override, UploadedFolder, refuse_escapes
+from gateway.models.pbtxt import parse, parse_json
+from gateway.models.snapshot import Snapshot, take
 from gateway.models.support import require_supported
 from gateway.models.versions import RESERVED, select_versions, version_number
 
 log = logging.getLogger("sluice.repository")
+
+IN_TWO_REPOSITORIES = "model appears in two or more repositories"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,51 +49,147 @@ class ConfigFile:
     text: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What a load begins with: the folder as it was, and its config before any backend saw it.
+
+    `snapshot` was taken before anything was read. `upload` owns the folder if a client sent the
+    files; `overridden` says that a client sent the config.
+    """
+
+    config: ModelConfig
+    entry: ModelEntry
+    snapshot: Snapshot
+    upload: UploadedFolder | None = None
+    overridden: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """The model's folder, which has those of its versions."""
+        return self.entry.path
+
+
 class ModelRepository:
     """The models below some folders, as they are on disk when asked; it keeps nothing in memory.
 
     `config_name` prefers `configs/<config_name>.pbtxt` of each model to its `config.pbtxt`. `gpus`
-    are the usable ones of this machine. Raises InferenceError if a folder cannot be listed. No
-    error names a folder above a repository.
+    are the usable ones of this machine. Without `auto_complete` a config must be whole. With
+    `namespacing` each folder may have models of the same names. Raises InferenceError if a folder
+    cannot be listed. No error names a folder above a repository.
     """
 
     def __init__(
-        self, paths: Sequence[Path], config_name: str = "", gpus: Sequence[int] = ()
+        self,
+        paths: Sequence[Path],
+        config_name: str = "",
+        gpus: Sequence[int] = (),
+        *,
+        auto_complete: bool = True,
+        namespacing: bool = False,
     ) -> None:
         self._paths = tuple(dict.fromkeys(paths))
         self._config_name = config_name
         self._gpus = tuple(gpus)
+        self._auto_complete = auto_complete
+        self._namespacing = namespacing
         self.names()
 
     def names(self) -> tuple[str, ...]:
         """Every model in any of the repositories, in order; a folder is a model."""
         return tuple(sorted({name for path in self._paths for name in _models(path)}))
 
-    def find(self, name: str) -> ModelEntry:
+    def ids(self) -> tuple[ModelId, ...]:
+        """Every model, in order; one in two repositories is one, unless names are per namespace."""
+        found = {self._id(name, path) for path in self._paths for name in _models(path)}
+        return tuple(sorted(found))
+
+    def named(self, name: str) -> tuple[ModelId, ...]:
+        """The models of that name: none, one, or with namespaces several."""
+        return tuple(sorted({self._id(name, p) for p in self._paths if _holds(p, name)}))
+
+    def find(self, name: str, namespace: str = "") -> ModelEntry:
         """The model of that name: NOT_FOUND if there is none, INVALID_ARG if there are several."""
-        homes = [path / name for path in self._paths if _holds(path, name)]
+        homes = self._homes(name, namespace)
         if not homes:
             raise InferenceError(Code.NOT_FOUND, f"model '{name}' is not in any repository")
         if len(homes) > 1:
-            raise InferenceError(Code.INVALID_ARG, "model appears in two or more repositories")
+            raise InferenceError(Code.INVALID_ARG, IN_TWO_REPOSITORIES)
         return _entry(name, homes[0])
+
+    def snapshot(self, model: ModelId) -> Snapshot:
+        """The state of the model's folder, of all of them if several have its name."""
+        homes = self._homes(model.name, model.namespace)
+        prefixes = [f"{number}:" if len(homes) > 1 else "" for number in range(len(homes))]
+        return {
+            prefix + name: stamp
+            for prefix, home in zip(prefixes, homes, strict=True)
+            for name, stamp in take(home).items()
+        }
+
+    def snapshots(self) -> Mapping[ModelId, Snapshot]:
+        """The state of every model's folder; InferenceError if a repository cannot be listed."""
+        return {model: self.snapshot(model) for model in self.ids()}
 
     def config_file(self, name: str) -> ConfigFile:
         """The text of the model's configuration; raises like `find`, and if it is unreadable."""
         return self._config_file(self.find(name))
 
     def read(self, name: str) -> ModelConfig:
-        """The model's configuration, whole and checked, before its backend has completed it.
+        """The model's configuration, checked, before its backend has completed it.
 
         Raises InferenceError: INVALID_ARG for what the file says, UNSUPPORTED for what this
         release cannot do.
         """
-        entry = self.find(name)
+        return self._read(self.find(name))
+
+    def source(self, model: ModelId) -> Source:
+        """All that a load of the model begins with; raises like `read`."""
+        entry = self.find(model.name, model.namespace)
+        snapshot = take(entry.path)
+        return Source(config=self._read(entry), entry=entry, snapshot=snapshot)
+
+    def overridden(self, model: ModelId, override: Override) -> Source:
+        """A load of the model as a client wants it; its files then come from nowhere else.
+
+        Raises like `read`, and INVALID_ARG for an override that is none.
+        """
+        text = override.require_config()
+        upload = UploadedFolder(override.files) if override.files else None
+        try:
+            home = upload.path if upload else self.find(model.name, model.namespace).path
+            entry = _entry(model.name, home)
+            written = parse_json(text)
+            refuse_escapes(written)
+            config = self._checked(written, entry)
+        except BaseException:
+            if upload is not None:
+                upload.release()
+            raise
+        snapshot = take(home)
+        return Source(config=config, entry=entry, snapshot=snapshot, upload=upload, overridden=True)
+
+    def _homes(self, name: str, namespace: str) -> list[Path]:
+        searched = (Path(namespace),) if namespace else self._paths
+        return [path / name for path in searched if _holds(path, name)]
+
+    def _id(self, name: str, path: Path) -> ModelId:
+        return ModelId(name, str(path) if self._namespacing else "")
+
+    def _read(self, entry: ModelEntry) -> ModelConfig:
         file = self._config_file(entry)
-        written = parse(file.text, file.source)
-        config = normalise(written, name, _first_files(entry), self._gpus)
-        check_tensors(config)
-        require_supported(replace(written, name=name))
+        if not (self._auto_complete or file.text):
+            raise InferenceError(
+                Code.INTERNAL,
+                f"failed to open text file for read {file.source}: it is absent or empty, and "
+                "--disable-auto-complete-config wants a whole configuration",
+            )
+        return self._checked(parse(file.text, file.source), entry)
+
+    def _checked(self, written: ModelConfig, entry: ModelEntry) -> ModelConfig:
+        config = normalise(written, entry.name, _first_files(entry), self._gpus)
+        if not self._auto_complete:
+            check_tensors(config)
+        require_supported(replace(written, name=entry.name))
         _warn(entry, config.version_policy)
         return config
 
@@ -105,11 +207,13 @@ def _models(path: Path) -> list[str]:
 
 def _holds(path: Path, name: str) -> bool:
     """Whether there is a folder of that name; a path that leads elsewhere is no name."""
-    if name in ("", ".", "..") or "/" in name:
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
         return False
     try:
         return (path / name).is_dir()
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
         raise _unreadable(name, error) from None
 
 

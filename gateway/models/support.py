@@ -27,8 +27,9 @@ class Support:
 
 
 HONOURED = Support(Verdict.HONOURED)
-ONE_BY_ONE = Support(Verdict.IGNORED, "requests are executed one by one")
 TENSORRT_ONLY = Support(Verdict.REFUSED, "only TensorRT has such tensors")
+TENSORRT_HINT = Support(Verdict.IGNORED, "a hint about speed for TensorRT")
+PINNED = Support(Verdict.IGNORED, "a hint about speed; runtimes copy to their devices themselves")
 
 
 def _ignored(why: str) -> Support:
@@ -50,43 +51,50 @@ SUPPORT = {
     "input.data_type": HONOURED,
     "input.format": HONOURED,
     "input.dims": HONOURED,
-    "input.reshape": _refused("tensors reach the backend in the shape of the request"),
+    "input.reshape": HONOURED,
     "input.is_shape_tensor": TENSORRT_ONLY,
-    "input.allow_ragged_batch": ONE_BY_ONE,
+    "input.allow_ragged_batch": HONOURED,
     "input.optional": HONOURED,
     "input.is_non_linear_format_io": TENSORRT_ONLY,
     "output.name": HONOURED,
     "output.data_type": HONOURED,
     "output.dims": HONOURED,
-    "output.reshape": _refused("tensors leave in the shape that the backend gives them"),
-    "output.label_filename": _ignored("classifications carry no labels"),
+    "output.reshape": HONOURED,
+    "output.label_filename": HONOURED,
     "output.is_shape_tensor": TENSORRT_ONLY,
     "output.is_non_linear_format_io": TENSORRT_ONLY,
-    "batch_input": _refused("no inputs are derived from a batch"),
-    "batch_output": _refused("outputs are not split by the shape of an input"),
-    "optimization": _ignored("hints about speed; the backend has its own settings"),
-    "dynamic_batching": ONE_BY_ONE,
+    "batch_input": HONOURED,
+    "batch_output": HONOURED,
+    "optimization.graph": HONOURED,
+    "optimization.priority": TENSORRT_HINT,
+    "optimization.cuda": TENSORRT_HINT,
+    "optimization.execution_accelerators": HONOURED,
+    "optimization.input_pinned_memory": PINNED,
+    "optimization.output_pinned_memory": PINNED,
+    "optimization.gather_kernel_buffer_threshold": TENSORRT_HINT,
+    "optimization.eager_batching": TENSORRT_HINT,
+    "dynamic_batching": HONOURED,
     "sequence_batching": _refused("requests of a sequence are not kept together"),
     "ensemble_scheduling": _refused("models are not wired into one"),
     "instance_group.name": HONOURED,
     "instance_group.kind": HONOURED,
     "instance_group.count": HONOURED,
     "instance_group.rate_limiter": _ignored("executions are not limited across models"),
-    "instance_group.gpus": _refused("the backend chooses its devices"),
+    "instance_group.gpus": HONOURED,
     "instance_group.secondary_devices": _refused("no backend has secondary devices"),
     "instance_group.profile": _refused("only TensorRT has profiles"),
-    "instance_group.passive": _refused("every instance takes requests"),
+    "instance_group.passive": HONOURED,
     "instance_group.host_policy": _ignored("instances are not pinned to cores or memory"),
     "default_model_filename": HONOURED,
     "cc_model_filenames": _ignored("the default model file is used on every device"),
-    "metric_tags": _ignored("metrics carry the labels model and version only"),
+    "metric_tags": HONOURED,
     "parameters": HONOURED,
     "model_warmup": _ignored("no requests are executed before the model is ready"),
-    "model_operations": _refused("no libraries of custom operations are loaded"),
+    "model_operations": HONOURED,
     "model_transaction_policy": HONOURED,
     "model_repository_agents": _refused("no agents act on the model's files"),
     "response_cache": _ignored("responses are not kept"),
-    "model_metrics": _ignored("histograms have fixed buckets"),
+    "model_metrics": HONOURED,
 }
 """The verdict on every field by its path; one on a message holds for all fields below it."""
 

@@ -26,6 +26,7 @@ input [
 ]
 dynamic_batching { preferred_batch_size: [ 2, 4 ] }
 parameters { key: "k" value { string_value: "v" } }
+cc_model_filenames { key: "7.5" value: "model.plan" }
 """
 
 
@@ -53,19 +54,20 @@ def test_every_field_has_a_verdict_and_a_line(tmp_path: Path) -> None:
         (5, "input.data_type", HONOURED),
         (6, "input.dims", HONOURED),
         (7, "input.is_shape_tensor", HONOURED),
-        (10, "dynamic_batching", IGNORED),
+        (10, "dynamic_batching", HONOURED),
         (11, "parameters", HONOURED),
+        (12, "cc_model_filenames", IGNORED),
     ]
     assert {(each.model, each.path) for each in findings} == {("m", "m/config.pbtxt")}
-    assert findings[6].why == "requests are executed one by one"
+    assert findings[-1].why == "the default model file is used on every device"
 
 
 def test_a_refused_field_that_is_set_to_its_default_does_no_harm(tmp_path: Path) -> None:
-    text = 'backend: "x"\ninstance_group [ { passive: false },\n { passive: true } ]'
+    text = 'backend: "x"\ninput [ { is_shape_tensor: false },\n { is_shape_tensor: true } ]'
     assert brief(findings_of(tmp_path, text)) == [
         (1, "backend", HONOURED),
-        (2, "instance_group.passive", HONOURED),
-        (3, "instance_group.passive", REFUSED),
+        (2, "input.is_shape_tensor", HONOURED),
+        (3, "input.is_shape_tensor", REFUSED),
     ]
 
 
@@ -75,7 +77,7 @@ def test_every_unknown_field_is_refused_where_it_is(tmp_path: Path) -> None:
     assert brief(findings) == [
         (1, "backend", HONOURED),
         (2, "max_batchsize", REFUSED),
-        (3, "optimization", IGNORED),
+        (3, "optimization.cuda", IGNORED),
         (3, "optimization.cuda.foo", REFUSED),
     ]
     assert findings[1].why == "there is no such field; did you mean 'max_batch_size'?"

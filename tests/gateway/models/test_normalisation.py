@@ -139,6 +139,8 @@ def test_an_ensemble_has_no_instances_and_no_memory_of_its_own() -> None:
         "max_batch_size: 4 dynamic_batching { preserve_ordering: true priority_levels: 1 "
         "default_priority_level: 1 default_queue_policy { timeout_action: DELAY } }",
         "response_cache { } sequence_batching { }",
+        'model_metrics { metric_control { metric_identifier { family: "another" } '
+        "histogram_options { buckets: 5 } } }",
         'input { name: "i" data_type: TYPE_FP32 dims: 1 }',
         'input { name: "i" data_type: TYPE_FP32 dims: 1 dims: -1 dims: 3 format: FORMAT_NCHW }',
         'max_batch_size: 1 input { name: "i" data_type: TYPE_FP32 dims: 1 reshape { } }',
@@ -161,6 +163,23 @@ def test_what_triton_accepts_is_accepted(text: str) -> None:
             "unexpected directory name 'm' for model 'other', directory name must equal model name",
         ),
         ("max_batch_size: -1", "'max_batch_size' must be non-negative value for m"),
+        (
+            "model_metrics { metric_control { } }",
+            "metric control must specify 'metric_identifier'",
+        ),
+        (
+            "model_metrics { metric_control { metric_identifier { } } }",
+            "metric identifier must specify non-empty 'family'",
+        ),
+        (
+            'model_metrics { metric_control { metric_identifier { family: "f" } } }',
+            "metric control must specify 'histogram_options'",
+        ),
+        (
+            'model_metrics { metric_control { metric_identifier { family: "f" } '
+            "histogram_options { } } }",
+            "histogram options must specify non-empty 'buckets'",
+        ),
         (
             'backend: "onnxruntime" platform: "tensorrt_plan"',
             "unexpected 'platform' and 'backend' pair, got:tensorrt_plan, onnxruntime",

@@ -298,3 +298,47 @@ def test_a_text_without_mistake_has_none() -> None:
     mistake = pbtxt.find_mistake("\nxyz: 1")
     assert mistake is not None
     assert (mistake.line, mistake.column, mistake.unknown_field) == (2, 1, "xyz")
+
+
+# The JSON of a load request.
+
+
+def test_json_is_read_as_the_text_would_be() -> None:
+    config = pbtxt.parse_json(
+        """{
+          "backend": "x", "maxBatchSize": 3,
+          "input": [{"name": "I", "data_type": "type_fp32", "dims": ["1", -1]}],
+          "instance_group": [{"kind": "Kind_Cpu", "count": 2}],
+          "dynamic_batching": {"priority_queue_policy": {"1": {"timeout_action": "delay"}}},
+          "parameters": {"type_fp32": {"string_value": "as it is"}}
+        }"""
+    )
+    text = """
+      backend: "x" max_batch_size: 3
+      input { name: "I" data_type: TYPE_FP32 dims: [1, -1] }
+      instance_group { kind: KIND_CPU count: 2 }
+      dynamic_batching { priority_queue_policy { key: 1 value { timeout_action: DELAY } } }
+      parameters { key: "type_fp32" value { string_value: "as it is" } }
+    """
+    assert config == pbtxt.parse(text, "m/config.pbtxt")
+
+
+def test_what_a_config_is_shown_as_can_be_given_back() -> None:
+    config = pbtxt.parse('backend: "x" input { name: "I" data_type: TYPE_STRING dims: 1 }', "m")
+    assert pbtxt.parse_json(json.dumps(pbtxt.to_json(config))) == config
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "1", "null", "[" * 100_000, '{"a":' * 100_000),
+        *('{"nope": 1}', '{"max_batch_size": "x"}', '{"max_batch_size": 99999999999}'),
+        *('{"input": 5}', '{"input": [5]}', '{"input": [{"data_type": "TYPE_X"}]}'),
+        '{"dynamic_batching": {}, "sequence_batching": {}}',
+    ],
+)
+def test_json_that_is_no_config_is_refused(text: str) -> None:
+    with pytest.raises(InferenceError, match="Invalid config override: ") as caught:
+        pbtxt.parse_json(text)
+    assert caught.value.code is Code.INVALID_ARG
+    assert len(caught.value.message) < 500

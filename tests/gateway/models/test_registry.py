@@ -1,123 +1,14 @@
 """What is loaded: side by side, one failure at a time, and found by name and version."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from gateway.backend import Backend, Instance, ModelContext
-from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest
-from gateway.models import registry as registry_module
 from gateway.models.registry import ModelRegistry
-from gateway.models.repository import ModelRepository
-from gateway.settings import ModelSettings
-from gateway.stream import ResponseStream
-from tests.builders import ScriptedInstance, read_all, soon, text_request
-from tests.conftest import tasks_left
-
-CONFIG = """
-backend: "{backend}"
-input {{ name: "text_input" data_type: TYPE_STRING dims: 1 }}
-output {{ name: "text_output" data_type: TYPE_STRING dims: 1 }}
-{more}
-"""
-ALL_VERSIONS = "version_policy { all { } }"
-
-
-class ScriptedBackend(Backend):
-    """Loads scripted instances; a test says what goes wrong, and holds loads at a gate."""
-
-    def __init__(self) -> None:
-        self.instances: dict[str, list[ScriptedInstance]] = {}
-        self.errors: dict[str, Exception] = {}
-        self.gate: asyncio.Semaphore | None = None
-        self.loading: asyncio.Queue[str] = asyncio.Queue()
-
-    def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
-        if isinstance(error := self.errors.get(f"complete {config.name}"), Exception):
-            raise error
-        return config
-
-    async def load(self, context: ModelContext) -> Instance:
-        key = f"{context.config.name} {context.path.name}"
-        self.loading.put_nowait(key)
-        if self.gate is not None:
-            await self.gate.acquire()
-        loaded = self.instances.setdefault(key, [])
-        error = self.errors.get(key if not loaded else f"{key} again")
-        if error is not None:
-            raise error
-        loaded.append(ScriptedInstance())
-        return loaded[-1]
-
-
-class Backends:
-    """The one backend there is."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
-    def get(self, name: str) -> Backend:
-        if name != "scripted":
-            raise InferenceError(Code.INVALID_ARG, f"unable to find backend '{name}'")
-        return self._backend
-
-
-@pytest.fixture
-async def backend(monkeypatch: pytest.MonkeyPatch) -> ScriptedBackend:
-    backend = ScriptedBackend()
-    monkeypatch.setattr(registry_module, "BackendLoader", lambda: Backends(backend))
-    return backend
-
-
-def write(
-    folder: Path,
-    name: str,
-    *versions: int,
-    more: str = "",
-    backend: str = "scripted",
-    text: str | None = None,
-) -> None:
-    """Add a model to a repository, with the versions given."""
-    for version in versions:
-        (folder / name / str(version)).mkdir(parents=True)
-    (folder / name).mkdir(exist_ok=True)
-    whole = CONFIG.format(backend=backend, more=more) if text is None else text
-    (folder / name / "config.pbtxt").write_text(whole)
-
-
-def no_infer(_: InferRequest) -> ResponseStream:
-    raise AssertionError("no model calls another")
-
-
-Start = Callable[..., Awaitable[ModelRegistry]]
-
-
-@pytest.fixture
-async def start(tmp_path: Path, backend: ScriptedBackend) -> AsyncIterator[Start]:
-    """Run the registry of a repository; when the test ends, it has closed what it loaded."""
-    tasks: list[asyncio.Task[None]] = []
-
-    async def run(*, settled: bool = True, threads: int = 4) -> ModelRegistry:
-        settings = ModelSettings(repositories=(tmp_path,), load_thread_count=threads)
-        registry = ModelRegistry(ModelRepository((tmp_path,)), settings)
-        tasks.append(asyncio.create_task(registry.run(no_infer)))
-        if settled:
-            await soon(registry.wait_settled())
-        return registry
-
-    yield run
-    for task in tasks:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await soon(task)
-    loaded = [instance for found in backend.instances.values() for instance in found]
-    assert [instance.closes for instance in loaded] == [1] * len(loaded)
-    assert tasks_left() == []
+from tests.builders import read_all, soon, text_request
+from tests.registries import ALL_VERSIONS, ScriptedBackend, Start, write
 
 
 def refusal(registry: ModelRegistry, name: str, version: str = "") -> tuple[Code, str]:
@@ -150,7 +41,7 @@ async def test_models_are_loaded_side_by_side_as_many_as_there_are_threads(
     for name in ("a", "b", "c"):
         write(tmp_path, name, 1)
     backend.gate = asyncio.Semaphore(0)
-    registry = await start(settled=False, threads=2)
+    registry = await start(settled=False, load_thread_count=2)
     under_way = {await soon(backend.loading.get()), await soon(backend.loading.get())}
     assert len(under_way) == 2
     assert backend.loading.empty()
@@ -170,7 +61,7 @@ async def test_a_model_serves_while_others_still_load(
     write(tmp_path, "a", 1)
     write(tmp_path, "b", 1)
     backend.gate = asyncio.Semaphore(0)
-    registry = await start(settled=False, threads=1)
+    registry = await start(settled=False, load_thread_count=1)
     first = (await soon(backend.loading.get())).split()[0]
     backend.gate.release()
     second = (await soon(backend.loading.get())).split()[0]
@@ -195,21 +86,27 @@ async def test_every_instance_of_the_groups_is_loaded(
     assert len(backend.instances["a 1"]) == 2
 
 
-BAD_CONFIGS = {
+UNREADABLE = {
     "text that is no config": {"text": "no_such_field: 1"},
-    "bytes that are no text": {"text": 'backend: "\x00"'},
     "another name": {"more": 'name: "other"'},
-    "an unknown backend": {"backend": "no_such_backend"},
     "an unsupported field": {"more": "ensemble_scheduling { step { model_name: 'x' } }"},
+}
+UNLOADABLE = {
+    "bytes that are no text": {"text": 'backend: "\x00"'},
+    "an unknown backend": {"backend": "no_such_backend"},
     "a limit that is no number": {
         "more": "parameters { key: 'max_in_flight' value { string_value: 'many' } }"
     },
 }
+BAD_CONFIGS = {
+    **{f"unreadable: {what}": (bad, "is not found") for what, bad in UNREADABLE.items()},
+    **{what: (bad, "has no available versions") for what, bad in UNLOADABLE.items()},
+}
 
 
-@pytest.mark.parametrize("bad", BAD_CONFIGS.values(), ids=BAD_CONFIGS.keys())
+@pytest.mark.parametrize(("bad", "refused"), BAD_CONFIGS.values(), ids=BAD_CONFIGS.keys())
 async def test_one_bad_config_leaves_the_others_alone(
-    tmp_path: Path, start: Start, bad: dict[str, str]
+    tmp_path: Path, start: Start, bad: dict[str, str], refused: str
 ) -> None:
     write(tmp_path, "good", 1)
     write(tmp_path, "bad", 1, **bad)
@@ -220,7 +117,7 @@ async def test_one_bad_config_leaves_the_others_alone(
     assert trouble[1]
     code, text = refusal(registry, "bad")
     assert code is Code.NOT_FOUND
-    assert text == "Request for unknown model: 'bad' has no available versions"
+    assert text == f"Request for unknown model: 'bad' {refused}"
 
 
 async def test_a_model_without_versions_leaves_the_others_alone(
@@ -264,18 +161,24 @@ async def test_what_a_backend_raises_leaves_the_others_alone(
     assert registry.failures() == {"bad version 1": reason}
 
 
-async def test_a_version_that_fails_leaves_the_other_versions_alone(
-    tmp_path: Path, start: Start, backend: ScriptedBackend
-) -> None:
+async def test_versions_load_as_one(tmp_path: Path, start: Start, backend: ScriptedBackend) -> None:
     write(tmp_path, "a", 1, 2, more=ALL_VERSIONS)
     backend.errors["a 2"] = InferenceError(Code.INTERNAL, "broken weights")
     registry = await start()
-    assert registry.find("a", "").version == "1"
     assert registry.failures() == {"a version 2": "Internal: broken weights"}
-    assert refusal(registry, "a", "2") == (
-        Code.UNAVAILABLE,
-        "Request for unknown model: 'a' version 2 is not at ready state",
+    assert [each.reason for each in await registry.index()] == [
+        "unloaded",
+        "Internal: broken weights",
+    ]
+    assert refusal(registry, "a") == (
+        Code.NOT_FOUND,
+        "Request for unknown model: 'a' has no available versions",
     )
+    for version in ("1", "2"):
+        assert refusal(registry, "a", version) == (
+            Code.UNAVAILABLE,
+            f"Request for unknown model: 'a' version {version} is not at ready state",
+        )
 
 
 async def test_a_second_instance_that_fails_takes_the_first_along(
@@ -366,11 +269,9 @@ async def test_settling_is_a_change(tmp_path: Path, start: Start, backend: Scrip
     backend.gate = asyncio.Semaphore(0)
     registry = await start(settled=False)
     await soon(backend.loading.get())
-    changed = asyncio.create_task(registry.changed())
-    await asyncio.sleep(0)
     backend.gate.release()
-    await soon(changed)
-    assert registry.settled
+    while not registry.settled:
+        await soon(registry.changed())
 
 
 async def test_the_death_of_an_instance_is_a_change_and_a_failure(

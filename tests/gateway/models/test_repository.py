@@ -2,6 +2,7 @@
 
 import json
 import logging
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from gateway.config import AllVersions, SpecificVersions, VersionPolicy
 from gateway.errors import Code, InferenceError
+from gateway.models.identity import ModelId
+from gateway.models.override import Override
 from gateway.models.pbtxt import to_json
 from gateway.models.repository import ModelRepository
 
@@ -173,11 +176,6 @@ def test_nothing_is_remembered_between_two_reads(tmp_path: Path) -> None:
             "'max_batch_size' must be non-negative value for m",
         ),
         (
-            "backend: 'x' input { name: 'i' }",
-            Code.INVALID_ARG,
-            "model input 'i' must specify 'data_type' for m",
-        ),
-        (
             "backend: 'x' sequence_batching { }",
             Code.UNSUPPORTED,
             "field 'sequence_batching' of model 'm' is not supported: requests of a sequence are "
@@ -232,3 +230,101 @@ def test_a_repository_that_cannot_be_listed_is_an_error_at_once(
     with pytest.raises(InferenceError) as caught:
         ModelRepository([path])
     assert (caught.value.code, caught.value.message) == (code, message)
+
+
+INCOMPLETE = "backend: 'x' input { name: 'i' }"
+
+
+def test_inputs_may_be_left_to_the_backend_unless_configs_must_be_whole(tmp_path: Path) -> None:
+    add_model(tmp_path, "m", INCOMPLETE)
+    assert ModelRepository([tmp_path]).read("m").input[0].name == "i"
+    with pytest.raises(InferenceError) as caught:
+        ModelRepository([tmp_path], auto_complete=False).read("m")
+    assert caught.value.code is Code.INVALID_ARG
+    assert caught.value.message == "model input 'i' must specify 'data_type' for m"
+
+
+@pytest.mark.parametrize("config", [None, ""])
+def test_a_config_that_must_be_whole_must_be_there(tmp_path: Path, config: str | None) -> None:
+    add_model(tmp_path, "m", config)
+    with pytest.raises(InferenceError) as caught:
+        ModelRepository([tmp_path], auto_complete=False).read("m")
+    assert caught.value.code is Code.INTERNAL
+    assert caught.value.message.startswith("failed to open text file for read m/config.pbtxt: ")
+
+
+def test_a_model_in_two_repositories_is_one_that_cannot_be_found(tmp_path: Path) -> None:
+    homes = [tmp_path / "one", tmp_path / "two"]
+    for home in homes:
+        add_model(home, "m", "backend: 'x'")
+    repository = ModelRepository(homes)
+    assert repository.ids() == (ModelId("m"),) == repository.named("m")
+    with pytest.raises(InferenceError, match="appears in two or more repositories"):
+        repository.find("m")
+
+
+def test_with_namespaces_each_repository_has_models_of_its_own(tmp_path: Path) -> None:
+    homes = [tmp_path / "one", tmp_path / "two"]
+    for home in homes:
+        add_model(home, "m", "backend: 'x'")
+    repository = ModelRepository(homes, namespacing=True)
+    ids = tuple(ModelId("m", str(home)) for home in homes)
+    assert repository.ids() == ids == repository.named("m")
+    assert [repository.source(each).folder for each in ids] == [home / "m" for home in homes]
+
+
+def test_the_state_of_a_folder_tells_when_a_second_one_has_the_same_name(tmp_path: Path) -> None:
+    homes = [tmp_path / "one", tmp_path / "two"]
+    add_model(homes[0], "m", "backend: 'x'")
+    homes[1].mkdir()
+    repository = ModelRepository(homes)
+    before = repository.snapshots()
+    add_model(homes[1], "m", "backend: 'x'")
+    assert repository.snapshots().keys() == before.keys()
+    assert repository.snapshots() != before
+
+
+def test_a_clients_config_takes_the_place_of_the_file(tmp_path: Path) -> None:
+    folder = add_model(tmp_path, "m", "nonsense")
+    override = Override('{"backend": "x", "max_batch_size": 3}')
+    source = ModelRepository([tmp_path]).overridden(ModelId("m"), override)
+    assert (source.config.name, source.config.max_batch_size) == ("m", 3)
+    assert (source.folder, source.upload, source.overridden) == (folder, None, True)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        '{"backend": "x", "default_model_filename": "../../secret"}',
+        '{"backend": "x", "default_model_filename": "/etc/passwd"}',
+        '{"backend": "x", "cc_model_filenames": {"8.6": "a/../../b"}}',
+    ],
+)
+def test_a_clients_config_cannot_point_outside_the_model(tmp_path: Path, config: str) -> None:
+    add_model(tmp_path, "m", "backend: 'x'")
+    with pytest.raises(InferenceError, match="must stay within the version's folder"):
+        ModelRepository([tmp_path]).overridden(ModelId("m"), Override(config))
+
+
+def test_uploaded_files_are_all_there_is(tmp_path: Path) -> None:
+    files = {"file:7/model.x": b"weights", "file:labels.txt": b"a\n"}
+    source = ModelRepository([tmp_path]).overridden(
+        ModelId("new"), Override('{"backend": "x"}', files)
+    )
+    assert source.entry.available == (7,)
+    assert (source.folder / "7" / "model.x").read_bytes() == b"weights"
+    assert source.folder.stat().st_mode & 0o077 == 0
+    assert source.upload is not None
+    source.upload.release()
+    assert not source.folder.exists()
+
+
+def test_uploaded_files_go_when_their_config_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    override = Override('{"backend": "x", "max_batch_size": -1}', {"file:1/x": b""})
+    (tmp_path / "models").mkdir()
+    with pytest.raises(InferenceError, match="non-negative"):
+        ModelRepository([tmp_path / "models"]).overridden(ModelId("new"), override)
+    assert [each.name for each in tmp_path.iterdir()] == ["models"]

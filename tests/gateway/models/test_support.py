@@ -10,12 +10,11 @@ from gateway.config import (
     ModelInput,
     ModelOutput,
     ModelResponseCache,
-    TensorReshape,
 )
 from gateway.errors import Code, InferenceError
 from gateway.models.schema import FieldTree, field_tree
 from gateway.models.support import SUPPORT, Verdict, require_supported
-from gateway.scheduling import DynamicBatching, EnsembleScheduling, SequenceBatching
+from gateway.scheduling import EnsembleScheduling, SequenceBatching
 
 
 def paths(tree: FieldTree, above: str = "") -> Iterator[str]:
@@ -59,16 +58,16 @@ def test_whatever_is_not_honoured_says_why() -> None:
         (ModelConfig(name="m", ensemble_scheduling=EnsembleScheduling()), "ensemble_scheduling"),
         (ModelConfig(name="m", runtime="model.py"), "runtime"),
         (
-            ModelConfig(name="m", input=(ModelInput(), ModelInput(reshape=TensorReshape()))),
-            "input.reshape",
+            ModelConfig(name="m", input=(ModelInput(), ModelInput(is_shape_tensor=True))),
+            "input.is_shape_tensor",
         ),
         (
-            ModelConfig(name="m", output=(ModelOutput(reshape=TensorReshape()),)),
-            "output.reshape",
+            ModelConfig(name="m", output=(ModelOutput(is_shape_tensor=True),)),
+            "output.is_shape_tensor",
         ),
         (
-            ModelConfig(name="m", instance_group=(InstanceGroup(passive=True),)),
-            "instance_group.passive",
+            ModelConfig(name="m", instance_group=(InstanceGroup(profile=("0",)),)),
+            "instance_group.profile",
         ),
     ],
 )
@@ -84,9 +83,8 @@ def test_a_config_that_sets_a_refused_field_is_refused(config: ModelConfig, path
 def test_a_config_that_sets_fields_to_be_ignored_is_accepted() -> None:
     require_supported(
         ModelConfig(
-            dynamic_batching=DynamicBatching(),
+            cc_model_filenames={"7.5": "model.plan"},
             response_cache=ModelResponseCache(enable=True),
-            metric_tags={"a": "b"},
         )
     )
 
@@ -95,6 +93,6 @@ def test_a_refused_field_may_be_set_to_its_default() -> None:
     require_supported(
         ModelConfig(
             input=(ModelInput(is_shape_tensor=False),),
-            instance_group=(InstanceGroup(gpus=(), passive=False),),
+            instance_group=(InstanceGroup(profile=(), passive=False),),
         )
     )

@@ -1,0 +1,211 @@
+"""The instances of one loaded version: kept alive, and exchanged while they serve."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from gateway.backend import Instance
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError
+from gateway.models.limits import Limits
+from gateway.models.slots import Slot
+from gateway.models.warmup import warm_up
+from gateway.schedulers.scheduler import Scheduler
+
+log = logging.getLogger("sluice.model")
+
+FIRST_BACKOFF_SECS = 0.5
+STABLE_SECS = 60.0
+"""An instance that lived this long starts its tries anew."""
+
+
+def backoff_secs(tries: int) -> float:
+    """How long a restart waits after that many tries before it."""
+    return FIRST_BACKOFF_SECS * 2.0**tries
+
+
+class Crew:
+    """Instances in their slots, at work for one scheduler; each slot loads its own again.
+
+    `folder` is the model's. One task runs `run`; `close` comes after it.
+    """
+
+    def __init__(
+        self, config: ModelConfig, slots: Sequence[Slot], scheduler: Scheduler, folder: Path
+    ) -> None:
+        self._config = config
+        self._slots = list(slots)
+        self._scheduler = scheduler
+        self._folder = folder
+        self._restart_tries = Limits.read(config).restart_tries
+        self._keepers: dict[Slot, asyncio.Task[None]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._on_change: Callable[[], None] = lambda: None
+        self._on_hopeless: Callable[[InferenceError], None] = lambda _: None
+        self._trouble = ""
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """The places for instances, filled or not."""
+        return tuple(self._slots)
+
+    @property
+    def instances(self) -> Iterable[Instance]:
+        """Those that are alive."""
+        return tuple(slot.instance for slot in self._slots if slot.instance is not None)
+
+    @property
+    def able(self) -> bool:
+        """Whether an instance is alive that takes requests; asked several times per request."""
+        for slot in self._slots:  # noqa: SIM110 - any() would make a generator each time
+            if slot.instance is not None and not slot.passive:
+                return True
+        return False
+
+    @property
+    def passive(self) -> bool:
+        """Whether no instance ever takes requests."""
+        return all(slot.passive for slot in self._slots)
+
+    @property
+    def trouble(self) -> str:
+        """Why it is not able."""
+        if self._slots and self.passive:
+            return "all of its instances are passive"
+        return self._trouble or "its instances are closed"
+
+    async def prepare(self, slots: Sequence[Slot]) -> None:
+        """Warm up each instance and let the scheduler learn of it; InferenceError if that fails."""
+        for slot in slots:
+            if slot.instance is not None and not slot.passive:
+                await warm_up(slot.instance, self._config, self._folder)
+                await self._scheduler.prepare(slot.instance)
+
+    async def run(
+        self, on_change: Callable[[], None], on_hopeless: Callable[[InferenceError], None]
+    ) -> None:
+        """Run the scheduler, and load again what dies, until cancelled.
+
+        `on_change` is called whenever `able` may have changed, `on_hopeless` once the last
+        instance is given up.
+        """
+        self._on_change, self._on_hopeless = on_change, on_hopeless
+        async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self._scheduler.run())
+            for slot in self._slots:
+                self._employ(slot)
+
+    def exchange(self, config: ModelConfig, slots: Sequence[Slot]) -> None:
+        """Work with these slots from here on: new ones are prepared, others were here before.
+
+        In one plain step; instances that are not among them end with what they are executing.
+        """
+        before, self._slots, self._config = self._slots, list(slots), config
+        for slot in slots:
+            if slot not in before:
+                self._employ(slot)
+        for slot in before:
+            if slot not in slots:
+                self._dismiss(slot)
+
+    async def close(self) -> None:
+        """Release every instance."""
+        for slot in self._slots:
+            instance, slot.instance = slot.instance, None
+            if instance is not None:
+                await self._release(instance)
+
+    def _employ(self, slot: Slot) -> None:
+        if slot.instance is None or self._tasks is None:
+            return
+        if not slot.passive:
+            self._scheduler.add(slot.instance)
+        self._keepers[slot] = self._tasks.create_task(self._keep(slot, slot.instance))
+
+    def _dismiss(self, slot: Slot) -> None:
+        if (keeper := self._keepers.pop(slot, None)) is not None:
+            keeper.cancel()
+        instance, slot.instance = slot.instance, None
+        if instance is not None and self._tasks is not None:
+            self._tasks.create_task(self._let_go(slot, instance))
+
+    async def _let_go(self, slot: Slot, instance: Instance) -> None:
+        try:
+            if not slot.passive:
+                await self._scheduler.withdraw(instance)
+        finally:
+            await self._release(instance)
+
+    async def _keep(self, slot: Slot, instance: Instance) -> None:
+        tries = 0
+        while True:
+            began = time.monotonic()
+            reason = await instance.died()
+            tries = 0 if time.monotonic() - began > STABLE_SECS else tries
+            self._lose(slot, instance, reason)
+            self._on_change()
+            await self._release(instance)
+            while (replacement := await self._replace(slot, tries, reason)) is None:
+                tries += 1
+            instance, tries = replacement, tries + 1
+            slot.instance = instance
+            if not slot.passive:
+                self._scheduler.add(instance)
+            self._on_change()
+
+    def _lose(self, slot: Slot, instance: Instance, reason: str) -> None:
+        log.error("instance died", extra={"model": self._config.name, "reason": reason})
+        slot.instance = None
+        if not slot.passive:
+            self._scheduler.remove(instance, self._failed(reason))
+        self._trouble = f"{reason}; it is being restarted"
+
+    async def _release(self, instance: Instance) -> None:
+        try:
+            await instance.close()
+        except Exception:
+            # The end of one model's life: what it leaves must not take the server along.
+            log.exception("instance did not close", extra={"model": self._config.name})
+
+    async def _replace(self, slot: Slot, tries: int, reason: str) -> Instance | None:
+        limit, model = self._restart_tries, self._config.name
+        if tries >= limit:
+            self._give_up(f"{reason}; given up after {limit} restarts")
+            await asyncio.Event().wait()
+        self._trouble = f"{reason}; restart {tries + 1} of {limit} is under way, retry shortly"
+        await asyncio.sleep(backoff_secs(tries))
+        try:
+            instance = await self._load_again(slot)
+        except InferenceError as error:
+            log.error("restart failed", extra={"model": model, "reason": error.reason})
+            return None
+        except Exception:
+            # Around one model load: a runtime's own exception must not take the server along.
+            log.exception("restart failed unexpectedly", extra={"model": model})
+            return None
+        log.info("instance restarted", extra={"model": model, "restart": tries + 1})
+        return instance
+
+    async def _load_again(self, slot: Slot) -> Instance:
+        """Another instance for the slot, as ready as the first one was."""
+        spare = Slot(slot.load, slot.place, await slot.load())
+        instance = spare.instance
+        assert instance is not None  # noqa: S101 - it has just been loaded
+        try:
+            await self.prepare([spare])
+        except BaseException:
+            await self._release(instance)
+            raise
+        return instance
+
+    def _give_up(self, trouble: str) -> None:
+        """Leave one instance dead; without any other, nothing that waits can be served."""
+        log.error("model given up", extra={"model": self._config.name, "reason": trouble})
+        self._trouble = trouble
+        if not self.able:
+            self._on_hopeless(self._failed(trouble))
+
+    def _failed(self, reason: str) -> InferenceError:
+        return InferenceError(Code.UNAVAILABLE, f"model '{self._config.name}' failed: {reason}")

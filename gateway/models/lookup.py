@@ -1,0 +1,190 @@
+"""What is known of each model, and which loaded version does a request mean? Triton's texts."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gateway.errors import Code, InferenceError
+from gateway.models.identity import ModelId
+from gateway.models.model import Model
+from gateway.models.repository import Source
+from gateway.models.snapshot import Snapshot
+
+UNLOADED = "unloaded"
+
+
+class State(StrEnum):
+    """States of a version (model repository extension)."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(slots=True)
+class Status:
+    """Where one version stands; `model` is there while it is READY."""
+
+    state: State
+    reason: str = ""
+    model: Model | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it serves requests at this moment."""
+        return self.model is not None and self.model.ready
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it should serve requests: nobody has unloaded it."""
+        return self.state is not State.UNLOADING and self.reason != UNLOADED
+
+    @property
+    def trouble(self) -> str:
+        """Why it does not serve requests."""
+        return (self.model.trouble if self.model else self.reason) or self.state.value
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of one model: its versions, ascending, and what they were loaded from.
+
+    `seen` is the state of its folder at the last attempt to load it. `trouble` says why there is
+    no version at all; `readable` is False if its configuration is what is wrong. `implicit`: it
+    was loaded only because another model needs it.
+    """
+
+    id: ModelId
+    versions: dict[int, Status] = field(default_factory=dict)
+    source: Source | None = None
+    seen: Snapshot | None = None
+    trouble: str = ""
+    readable: bool = True
+    implicit: bool = False
+
+    @property
+    def models(self) -> list[Model]:
+        """The versions that are loaded, ascending."""
+        return [status.model for status in self.versions.values() if status.model is not None]
+
+    @property
+    def shown(self) -> bool:
+        """Whether requests can tell it from a model that does not exist."""
+        return bool(self.versions) or (self.readable and bool(self.trouble))
+
+
+class ModelTable:
+    """All that is known, by name; only plain steps change it."""
+
+    def __init__(self) -> None:
+        self._known: dict[ModelId, Known] = {}
+        self._named: dict[str, list[Known]] = {}
+
+    def __iter__(self) -> Iterator[Known]:
+        return iter(sorted(self._known.values(), key=lambda known: known.id))
+
+    def get(self, model: ModelId) -> Known | None:
+        """What is known of it, if anything."""
+        return self._known.get(model)
+
+    def know(self, model: ModelId) -> Known:
+        """What is known of it; nothing, at first."""
+        if model not in self._known:
+            self._known[model] = Known(model)
+            self._named.setdefault(model.name, []).append(self._known[model])
+        return self._known[model]
+
+    def forget(self, model: ModelId) -> None:
+        """Know no more of it than of a model that never was."""
+        self._named[model.name].remove(self._known.pop(model))
+
+    def named(self, name: str) -> list[Known]:
+        """The models of that name; there are several only with namespaces."""
+        return [known for known in self._named.get(name, ()) if known.shown]
+
+    def models(self) -> Iterator[Model]:
+        """Every loaded version, by name and version."""
+        for known in self:
+            yield from known.models
+
+    def find(self, name: str, version: str) -> Model | None:
+        """The named version; for "" the highest ready one, or else the highest that is loaded.
+
+        None if the model is not known. Raises InferenceError with Triton's lookup texts:
+        NOT_FOUND, UNAVAILABLE, INVALID_ARG.
+        """
+        found = self._named.get(name, [])
+        if len(found) != 1:
+            found = self.named(name)
+        if not found or not found[0].shown:
+            return None
+        if len(found) > 1:
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"There are {len(found)} identifiers of model '{name}' in global map, model "
+                "namespace must be provided to resolve ambiguity.",
+            )
+        return _numbered(found[0], version) if version else _highest(found[0])
+
+    def failures(self) -> Mapping[str, str]:
+        """Why anything is not ready: `name` or `name version N`, and the reason."""
+        found = {str(known.id): known.trouble for known in self if known.trouble}
+        for known in self:
+            for number, status in known.versions.items():
+                if status.wanted and not status.ready:
+                    found[f"{known.id} version {number}"] = status.trouble
+        return found
+
+
+def unknown(name: str) -> InferenceError:
+    """The error for a model that nobody has heard of."""
+    return _refusal(Code.NOT_FOUND, f"'{name}' is not found")
+
+
+def _refusal(code: Code, text: str) -> InferenceError:
+    return InferenceError(code, f"Request for unknown model: {text}")
+
+
+def _highest(known: Known) -> Model:
+    loaded = None
+    for status in reversed(known.versions.values()):
+        if status.ready and status.model is not None:
+            return status.model
+        loaded = loaded or status.model
+    if loaded is not None:
+        return loaded
+    if any(status.state is State.LOADING for status in known.versions.values()):
+        raise _refusal(Code.UNAVAILABLE, f"'{known.id.name}' is still loading")
+    raise _refusal(Code.NOT_FOUND, f"'{known.id.name}' has no available versions")
+
+
+def _numbered(known: Known, version: str) -> Model:
+    status = known.versions.get(_version_number(version))
+    if status is None:
+        raise _refusal(Code.NOT_FOUND, f"'{known.id.name}' version {version} is not found")
+    if status.model is None:
+        raise _refusal(
+            Code.UNAVAILABLE, f"'{known.id.name}' version {version} is not at ready state"
+        )
+    return status.model
+
+
+def _version_number(version: str) -> int:
+    try:
+        number = int(version)
+    except ValueError:
+        number = 2**63
+    if number >= 2**63 or not version.removeprefix("-").isdigit():
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"failed to get model version from specified version string '{version}' (details: "
+            "stol), version should be an integral value > 0",
+        )
+    if number < 0:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"invalid model version specified '{version}' , version should be an integral value "
+            "> 0",
+        )
+    return number

@@ -1,0 +1,90 @@
+"""The places that a model's instance groups make, and the instances that fill them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from gateway.backend import Instance
+from gateway.config import InstanceGroup, ModelConfig
+
+Load = Callable[[], Awaitable[Instance]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an instance belongs; `device` is the number of its GPU, 0 on others."""
+
+    name: str = ""
+    group: InstanceGroup = field(default_factory=InstanceGroup)
+    device: int = 0
+
+    @property
+    def signature(self) -> tuple[InstanceGroup, int]:
+        """Places of equal signatures may swap their instances (in-place update)."""
+        return replace(self.group, name="", count=0, gpus=()), self.device
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One place, the instance in it (None while there is none alive), and how to load one."""
+
+    load: Load
+    place: Place = field(default_factory=Place)
+    instance: Instance | None = None
+
+    @property
+    def passive(self) -> bool:
+        """Loaded, but never given a request."""
+        return self.place.group.passive
+
+
+def places(config: ModelConfig) -> Iterator[Place]:
+    """A place for each instance of each group, on each of its GPUs; two GPUs share names."""
+    for group in config.instance_group or (InstanceGroup(name=config.name),):
+        for device in group.gpus or (0,):
+            for number in range(max(1, group.count)):
+                yield Place(name=f"{group.name}_{number}", group=group, device=device)
+
+
+async def fill(slots: Sequence[Slot], *, side_by_side: bool) -> None:
+    """Load the instances; if one cannot be loaded, none stays loaded, and its error is raised."""
+    try:
+        if side_by_side:
+            await _fill_together(slots)
+        else:
+            for slot in slots:
+                slot.instance = await slot.load()
+    except BaseException:
+        await empty(slots)
+        raise
+
+
+async def empty(slots: Sequence[Slot]) -> None:
+    """Close the instances."""
+    for slot in slots:
+        instance, slot.instance = slot.instance, None
+        if instance is not None:
+            await instance.close()
+
+
+async def _fill_together(slots: Sequence[Slot]) -> None:
+    async def fill_one(slot: Slot) -> None:
+        slot.instance = await slot.load()
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for slot in slots:
+                tasks.create_task(fill_one(slot))
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
+
+def match(wanted: Sequence[Slot], present: Sequence[Slot]) -> list[Slot | None]:
+    """For each slot that is wanted the present one that suits its place, if there is one left."""
+    left = list(present)
+    found: list[Slot | None] = []
+    for slot in wanted:
+        suits = (each for each in left if each.place.signature == slot.place.signature)
+        found.append(next(suits, None))
+        left = [each for each in left if each is not found[-1]]
+    return found

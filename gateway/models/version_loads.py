@@ -1,0 +1,94 @@
+"""Loads the versions of a model side by side, as many at once as the server may load."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from gateway.errors import Code, InferenceError
+from gateway.models.loading import InPlaceUpdate, ModelLoader
+from gateway.models.model import Model
+from gateway.models.repository import Source
+
+log = logging.getLogger("sluice.loads")
+
+Loaded = Model | InPlaceUpdate
+"""A version loaded anew, or one that goes on with other instances."""
+
+
+class VersionLoads:
+    """`at_once`: loads under way in the whole server; `retries`: of each version that fails."""
+
+    def __init__(self, loader: ModelLoader, at_once: int, retries: int) -> None:
+        self._loader = loader
+        self._slots = asyncio.Semaphore(at_once)
+        self._retries = retries
+
+    async def load(
+        self, source: Source, versions: Sequence[int], kept: Mapping[int, Model]
+    ) -> Mapping[int, Loaded | InferenceError]:
+        """Each version, or why it cannot be loaded. If cancelled, nothing stays loaded.
+
+        Those that are `kept` only get the instance groups of the source.
+        """
+        outcomes: dict[int, Loaded | InferenceError] = {}
+
+        async def load_one(version: int) -> None:
+            async with self._slots:
+                load = partial(self._load, source, version, kept.get(version))
+                outcomes[version] = await self._with_retries(load)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for version in versions:
+                    tasks.create_task(load_one(version))
+        except BaseException:
+            await close_all(outcomes.values())
+            raise
+        return outcomes
+
+    async def _with_retries(
+        self, load: Callable[[], Awaitable[Loaded | InferenceError]]
+    ) -> Loaded | InferenceError:
+        outcome = await load()
+        for _ in range(self._retries):
+            if not isinstance(outcome, InferenceError):
+                break
+            outcome = await load()
+        return outcome
+
+    async def _load(
+        self, source: Source, version: int, kept: Model | None
+    ) -> Loaded | InferenceError:
+        extra = {"model": source.config.name, "version": version}
+        log.info("loading model", extra=extra)
+        began = time.monotonic()
+        try:
+            loaded = await self._load_or_update(source, version, kept)
+        except InferenceError as error:
+            return _told(error, extra)
+        except Exception:
+            # Around one model load: a runtime's own exception must not take the others along.
+            log.exception("loading failed", extra=extra)
+            text = "loading failed unexpectedly; the server's log says why"
+            return _told(InferenceError(Code.INTERNAL, text), extra)
+        log.info("model ready", extra=extra | {"secs": round(time.monotonic() - began, 1)})
+        return loaded
+
+    async def _load_or_update(self, source: Source, version: int, kept: Model | None) -> Loaded:
+        if kept is not None:
+            return await self._loader.update(kept, source)
+        return await self._loader.load(source, version)
+
+
+async def close_all(outcomes: Iterable[Loaded | InferenceError]) -> None:
+    """Let go of what was loaded and nobody is to use."""
+    for loaded in outcomes:
+        if not isinstance(loaded, InferenceError):
+            await loaded.close()
+
+
+def _told(error: InferenceError, extra: Mapping[str, object]) -> InferenceError:
+    log.error("model load failed", extra={**extra, "reason": error.reason})
+    return error

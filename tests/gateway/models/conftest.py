@@ -1,0 +1,53 @@
+"""Registries that run for the length of one test, and close what they loaded."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.models import registry as registry_module
+from gateway.models.registry import ModelRegistry
+from gateway.models.repository import ModelRepository
+from gateway.settings import ModelSettings
+from tests.builders import soon
+from tests.conftest import tasks_left
+from tests.registries import Backends, ScriptedBackend, Start, no_infer
+
+
+@pytest.fixture
+async def backend(monkeypatch: pytest.MonkeyPatch) -> ScriptedBackend:
+    """The only backend there is."""
+    backend = ScriptedBackend()
+    monkeypatch.setattr(registry_module, "BackendLoader", lambda _: Backends(backend))
+    return backend
+
+
+@pytest.fixture
+async def start(tmp_path: Path, backend: ScriptedBackend) -> AsyncIterator[Start]:
+    """Run registries; when the test ends, each has closed every instance it loaded, once."""
+    tasks: list[asyncio.Task[None]] = []
+
+    async def run(*repositories: Path, settled: bool = True, **options: Any) -> ModelRegistry:
+        settings = ModelSettings(repositories=repositories or (tmp_path,), **options)
+        repository = ModelRepository(
+            settings.repositories,
+            auto_complete=settings.auto_complete,
+            namespacing=settings.namespacing,
+        )
+        registry = ModelRegistry(repository, settings)
+        tasks.append(asyncio.create_task(registry.run(no_infer)))
+        if settled:
+            await soon(registry.wait_settled())
+        return registry
+
+    yield run
+    for task in tasks:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await soon(task)
+    loaded = [instance for found in backend.instances.values() for instance in found]
+    assert [instance.closes for instance in loaded] == [1] * len(loaded)
+    assert tasks_left() == []

@@ -1,0 +1,134 @@
+"""What each instance is told, and what happens to it before it serves."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gateway.backend import Instance
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError
+from gateway.models import crew
+from gateway.schedulers.direct import DirectScheduler
+from tests.builders import read_all, soon, text_request
+from tests.registries import ScriptedBackend, Start, write
+
+PASSIVE = "instance_group { kind: KIND_CPU passive: true }"
+ACTIVE = "instance_group { kind: KIND_CPU count: 2 }"
+COLD = InferenceError(Code.INTERNAL, "failed to run warmup sample 'zeros'")
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Instance]]:
+    """What is done with each instance before its model serves."""
+    found: list[tuple[str, Instance]] = []
+
+    async def warm_up(instance: Instance, config: ModelConfig, folder: Path) -> None:
+        assert (folder / config.name).name == folder.name == "a"
+        found.append(("warm up", instance))
+
+    async def prepare(self: DirectScheduler, instance: Instance) -> None:
+        found.append(("prepare", instance))
+
+    monkeypatch.setattr(crew, "warm_up", warm_up)
+    monkeypatch.setattr(DirectScheduler, "prepare", prepare)
+    return found
+
+
+def done(instances: Sequence[Instance]) -> list[tuple[str, Instance]]:
+    return [(step, each) for each in instances for step in ("warm up", "prepare")]
+
+
+async def test_each_instance_knows_its_name_its_group_and_its_folder(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    write(tmp_path, "a", 3, more='instance_group { name: "g" count: 2 } instance_group { }')
+    await start()
+    contexts = backend.contexts["a 3"]
+    assert [each.name for each in contexts] == ["g_0", "g_1", "a_1_0"]
+    assert [each.group.name for each in contexts] == ["g", "g", "a_1"]
+    assert {(each.device, each.path) for each in contexts} == {(0, tmp_path / "a" / "3")}
+
+
+async def test_instances_are_warmed_up_and_then_shown_to_the_scheduler(
+    tmp_path: Path, start: Start, backend: ScriptedBackend, steps: list[tuple[str, Instance]]
+) -> None:
+    write(tmp_path, "a", 1, more=PASSIVE + ACTIVE)
+    registry = await start()
+    passive, *active = backend.instances["a 1"]
+    assert steps == done(active)
+    model = registry.find("a", "")
+    assert list(model.instances) == [passive, *active]
+    with model.submit(text_request()) as stream:
+        (await active[0].begun()).finish("hi")
+        assert await soon(read_all(stream)) == ["hi"]
+    assert passive.executions == []
+
+
+async def test_a_restarted_instance_is_made_as_ready_as_the_first(
+    tmp_path: Path,
+    start: Start,
+    backend: ScriptedBackend,
+    steps: list[tuple[str, Instance]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(crew, "FIRST_BACKOFF_SECS", 0.0)
+    write(tmp_path, "a", 1)
+    registry = await start()
+    backend.instances["a 1"][0].die("killed")
+    async with asyncio.timeout(5.0):
+        while len(backend.instances["a 1"]) < 2 or not registry.find("a", "").ready:
+            await registry.changed()
+    assert steps == done(backend.instances["a 1"])
+
+
+async def test_what_cannot_be_warmed_up_is_not_served(
+    tmp_path: Path, start: Start, backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def warm_up(instance: Instance, config: ModelConfig, folder: Path) -> None:
+        raise COLD
+
+    monkeypatch.setattr(crew, "warm_up", warm_up)
+    write(tmp_path, "a", 1, more=ACTIVE)
+    registry = await start()
+    assert registry.failures() == {"a version 1": COLD.reason}
+    assert [each.closes for each in backend.instances["a 1"]] == [1, 1]
+
+
+async def test_a_model_of_passive_instances_is_ready_and_takes_no_request(
+    tmp_path: Path, start: Start
+) -> None:
+    write(tmp_path, "a", 1, more=PASSIVE)
+    registry = await start()
+    model = registry.find("a", "")
+    assert model.ready
+    assert registry.failures() == {}
+    with pytest.raises(InferenceError) as caught:
+        model.submit(text_request())
+    assert caught.value.code is Code.UNAVAILABLE
+    assert caught.value.message == "model 'a' is unavailable: all of its instances are passive"
+
+
+async def test_without_auto_complete_no_backend_is_asked(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    backend.errors["complete a"] = InferenceError(Code.INTERNAL, "was asked")
+    write(tmp_path, "a", 1)
+    registry = await start(auto_complete=False)
+    assert registry.find("a", "").ready
+    other = await start()
+    assert other.failures() == {"a version 1": "Internal: was asked"}
+
+
+async def test_labels_and_the_time_it_took_are_kept_with_the_model(
+    tmp_path: Path, start: Start
+) -> None:
+    write(tmp_path, "a", 1)
+    config = (tmp_path / "a" / "config.pbtxt").read_text()
+    labelled = config.replace('"text_output"', '"text_output" label_filename: "names"')
+    (tmp_path / "a" / "config.pbtxt").write_text(labelled)
+    (tmp_path / "a" / "names").write_text("cat\ndog\n")
+    model = (await start()).find("a", "")
+    assert model.labels == {"text_output": ("cat", "dog")}
+    assert 0 < model.load_secs < 60

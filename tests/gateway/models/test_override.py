@@ -1,0 +1,63 @@
+"""Where do uploaded files go, and when do they go away?"""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import Code, InferenceError
+from gateway.models.override import UploadedFolder, stay_inside
+
+
+@pytest.mark.parametrize(
+    ("parameter", "path"),
+    [
+        ("file:1/model.onnx", "1/model.onnx"),
+        ("file:./1/model.onnx", "1/model.onnx"),
+        ("file:1//model.onnx", "1/model.onnx"),
+        ("file:1/../2/model.onnx", "2/model.onnx"),
+        ("file:/1/model.onnx", "1/model.onnx"),
+        ("file:..m/...", "..m/..."),
+        ("file:1\\..\\x", "1\\..\\x"),
+    ],
+)
+def test_paths_are_normalised(parameter: str, path: str) -> None:
+    assert stay_inside(parameter) == path
+
+
+@pytest.mark.parametrize(
+    "path", ["", ".", "..", "../x", "1/../../x", "/../x", "//..//x", "1/..", "a\0b"]
+)
+def test_paths_that_leave_the_folder_are_refused(path: str) -> None:
+    with pytest.raises(InferenceError) as caught:
+        UploadedFolder({"file:1/x": b"", f"file:{path}": b""})
+    assert caught.value.code is Code.INVALID_ARG
+    assert caught.value.message.startswith(f"Invalid file parameter 'file:{path}' with normalized")
+
+
+def test_the_last_to_let_go_deletes_the_folder() -> None:
+    upload = UploadedFolder({"file:1/deep/model": b"x"})
+    assert (upload.path / "1" / "deep" / "model").read_bytes() == b"x"
+    upload.hold()
+    upload.release()
+    assert upload.path.exists()
+    upload.release()
+    assert not upload.path.exists()
+
+
+def test_what_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(InferenceError, match="cannot be written") as caught:
+        UploadedFolder({"file:1": b"", "file:1/x": b""})
+    assert str(tmp_path) not in caught.value.message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_place_for_the_files_there_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
+    with pytest.raises(InferenceError, match="no folder can be made for uploaded files") as caught:
+        UploadedFolder({"file:1/x": b""})
+    assert caught.value.code is Code.INTERNAL
