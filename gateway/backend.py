@@ -38,6 +38,18 @@ class ModelContext:
     wasted: Callable[[int], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a model's file says of its configuration, for whoever writes one.
+
+    Unlike a completed config it may have tensors whose `data_type` and `dims` are missing, where
+    the file does not tell. `notes` says more about tensors, by their names.
+    """
+
+    config: ModelConfig
+    notes: Mapping[str, str] = field(default_factory=lambda: NO_PARAMETERS)
+
+
 class Instance(ABC):
     """One loaded, runnable copy of a model.
 
@@ -74,9 +86,11 @@ class Backend(ABC):
     """One runtime. Created once per process, when the first model asks for it.
 
     `settings` is what `--backend-config` says for it, given before anything else is called.
+    `loads_side_by_side`: the instances of one model may be loaded at the same time.
     """
 
     settings: Mapping[str, str] = NO_PARAMETERS
+    loads_side_by_side: bool = False
 
     @abstractmethod
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
@@ -84,6 +98,10 @@ class Backend(ABC):
 
         Raises InferenceError when the config contradicts the model or the runtime.
         """
+
+    def describe(self, config: ModelConfig, path: Path) -> Description:
+        """What `sluice config` writes down; by default whatever `complete` fills in."""
+        return Description(self.complete(config, path))
 
     @abstractmethod
     async def load(self, context: ModelContext) -> Instance:

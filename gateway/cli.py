@@ -1,4 +1,4 @@
-"""The command `sluice`: serve, fetch, check; every failure becomes one clear line."""
+"""The command `sluice`: serve, fetch, check, config; every failure becomes one clear line."""
 
 import argparse
 import importlib
@@ -64,21 +64,44 @@ def build_parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="say what of a repository's configs is honoured")
     check.add_argument("repository", type=Path, metavar="REPOSITORY")
     check.set_defaults(command=_check)
+    _add_config(commands.add_parser("config", help="write the config.pbtxt of a model file"))
     return parser
 
 
+def _add_config(config: argparse.ArgumentParser) -> None:
+    config.add_argument(
+        "model", metavar="MODEL", help="a model of the repository, or the path of a model file"
+    )
+    config.add_argument(
+        *("--model-repository", "--model-store"),
+        action="append",
+        default=[],
+        type=Path,
+        metavar="DIR",
+        help="folder of models; may be given several times",
+    )
+    config.add_argument(
+        "--write", action="store_true", help="write config.pbtxt into the model's folder"
+    )
+    config.add_argument("--force", action="store_true", help="with --write: overwrite the old one")
+    config.set_defaults(command=_config)
+
+
 def _serve(parsed: argparse.Namespace) -> None:
-    log = importlib.import_module("gateway.observability.log")
-    log.set_up(logging.DEBUG if parsed.log_verbose else logging.INFO)
     settings = flags.settings(parsed)
+    log = importlib.import_module("gateway.observability.log").Log(settings.log)
+    try:
+        log.install()
+    except OSError as error:
+        raise CommandFailed(f"--log-file {settings.log.file}: {error.strerror}") from None
     # Spawned engine processes import this module again: what is heavy is imported only here.
     uvloop = importlib.import_module("uvloop")
-    uvloop.run(_run_server(settings))
+    uvloop.run(_run_server(settings, log))
 
 
-async def _run_server(settings: Settings) -> None:
+async def _run_server(settings: Settings, log: Any) -> None:
     server_module = importlib.import_module("gateway.server")
-    server = server_module.Server(settings)
+    server = server_module.Server(settings, log)
     try:
         await server.run(_announce)
     except server_module.StartFailed as error:
@@ -110,3 +133,44 @@ def _check(parsed: argparse.Namespace) -> None:
     Console().print(check.table(findings))
     if any(finding.verdict == "refused" for finding in findings):
         raise CommandFailed("the repository has fields that are refused")
+
+
+def _config(parsed: argparse.Namespace) -> None:
+    # What a backend remarks on while it looks at a file stands in the text, as comments.
+    logging.getLogger("sluice").addHandler(logging.NullHandler())
+    drafting = importlib.import_module("gateway.models.drafting")
+    backend_loader = importlib.import_module("gateway.backend_loader")
+    draft = drafting.draft(_model_file(parsed), backend_loader.BackendLoader())
+    if not parsed.write:
+        sys.stdout.write(draft.text)
+        return
+    if draft.path is None:
+        raise CommandFailed(
+            "--write needs a model of a repository, whose file is at DIR/MODEL/1/...; without "
+            "--write the text is printed"
+        )
+    _write_new(draft.path, draft.text, overwrite=parsed.force)
+    sys.stderr.write(f"wrote {draft.path}\n")
+
+
+def _model_file(parsed: argparse.Namespace) -> Any:
+    """The file that is meant: by the name of its model if repositories are given, else by path."""
+    drafting = importlib.import_module("gateway.models.drafting")
+    if parsed.model_repository:
+        repository = importlib.import_module("gateway.models.repository")
+        return drafting.find_file(repository.ModelRepository(parsed.model_repository), parsed.model)
+    if "/" in parsed.model or Path(parsed.model).exists():
+        return drafting.open_file(Path(parsed.model))
+    raise CommandFailed(
+        f"'{parsed.model}' is no file; for a model of a repository add --model-repository DIR"
+    )
+
+
+def _write_new(path: Path, text: str, *, overwrite: bool) -> None:
+    try:
+        with path.open("w" if overwrite else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise CommandFailed(f"{path} exists; --force overwrites it") from None
+    except OSError as error:
+        raise CommandFailed(f"{path} cannot be written: {error.strerror}") from None

@@ -6,6 +6,7 @@ import pytest
 
 from gateway import __version__
 from gateway.cli import main
+from tests.torch_models import export_add_sub
 
 GOOD = 'backend: "identity"\nmax_batch_size: 2\n'
 
@@ -70,3 +71,75 @@ def test_check_fails_where_a_field_is_refused(
 ) -> None:
     assert run("check", str(repository(tmp_path, f"{GOOD}{wrong}\n"))) == 1
     assert "refused" in capsys.readouterr().out
+
+
+def onnx_like(folder: Path) -> Path:
+    """A repository whose file is no model at all."""
+    (folder / "m" / "1").mkdir(parents=True)
+    (folder / "m" / "1" / "model.pt").write_text("junk")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("m",), "'m' is no file; for a model of a repository add --model-repository DIR"),
+        (("m", "--model-repository=nowhere"), "nowhere"),
+        (("x", "--model-repository={}"), "model 'x' is not in any repository; found: m"),
+        (("{}/m/1/nothing.onnx",), "'nothing.onnx' does not exist"),
+        (("m", "--model-repository={}"), "'model.pt' is no archive of PyTorch"),
+        (("{}/m/1/model.pt", "--write"), "'model.pt' is no archive of PyTorch"),
+    ],
+)
+def test_config_says_in_one_line_why_it_drafts_nothing(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = onnx_like(tmp_path)
+    assert run("config", *(each.format(folder) for each in arguments)) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert message in shown.err
+    assert "Traceback" not in shown.err
+    assert not (folder / "m" / "config.pbtxt").exists()
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    """A repository with a model whose file tells all."""
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    export_add_sub(tmp_path / "m" / "1" / "model.pt2")
+    return tmp_path
+
+
+def test_config_prints_a_configuration_that_passes_the_check(
+    exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["config", "m", f"--model-repository={exported}"])
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    (exported / "m" / "config.pbtxt").write_text(shown.out)
+    main(["check", str(exported)])
+    assert "refused" not in capsys.readouterr().out
+
+
+def test_config_never_overwrites_unless_forced(
+    exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(exported / "m" / "1" / "model.pt2")
+    written = exported / "m" / "config.pbtxt"
+    main(["config", file, "--write"])
+    assert "max_batch_size: 4" in written.read_text()
+    written.write_text("mine")
+    assert run("config", file, "--write") == 1
+    assert "--force overwrites it" in capsys.readouterr().err
+    assert written.read_text() == "mine"
+    main(["config", file, "--write", "--force"])
+    assert "max_batch_size: 4" in written.read_text()
+
+
+def test_config_does_not_write_outside_a_repository(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("config", str(export_add_sub(tmp_path / "loose.pt2")), "--write") == 1
+    assert "--write needs a model of a repository" in capsys.readouterr().err
+    assert list(tmp_path.glob("*.pbtxt")) == []
