@@ -3,9 +3,10 @@
 import argparse
 from dataclasses import replace
 
-from gateway import model_flags, telemetry_flags
+from gateway import cache_flags, model_flags, telemetry_flags
 from gateway.flag_values import count, pattern, port, seconds, truth
 from gateway.settings import (
+    ENVIRONMENT,
     GrpcSettings,
     HttpSettings,
     Settings,
@@ -18,6 +19,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_http_flags(parser)
     _add_grpc_flags(parser)
     _add_process_flags(parser)
+    cache_flags.add_flags(parser)
     telemetry_flags.add_flags(parser)
 
 
@@ -28,6 +30,7 @@ def settings(flags: argparse.Namespace) -> Settings:
         id=flags.id,
         exit_timeout_secs=flags.exit_timeout_secs,
         allow_client_shm=flags.allow_client_shm,
+        cache=cache_flags.cache_settings(flags, ENVIRONMENT),
         models=replace(model_flags.model_settings(flags), summaries=metrics.summary_latencies),
         http=HttpSettings(
             enabled=flags.allow_http,

@@ -19,11 +19,15 @@ def _no_parameters() -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SharedRegion:
-    """A part of a registered shared memory region; offset and size in bytes."""
+    """A part of a registered shared memory region; offset and size in bytes.
+
+    `memory` is the region itself once it has been located, so that the part outlives the name.
+    """
 
     name: str
     byte_size: int
     offset: int = 0
+    memory: object | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,11 @@ class InferRequest:
             if tensor.name == name:
                 return tensor
         return None
+
+
+def request_prefix(request_id: str) -> str:
+    """What Triton writes before most refusals of a request."""
+    return f"[request id: {request_id or '<id_unknown>'}] "
 
 
 @dataclass(frozen=True, slots=True)

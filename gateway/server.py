@@ -4,20 +4,24 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
+from gateway.cache import ResponseCache
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.server import GrpcServer
 from gateway.frontends.http.app import build_app
 from gateway.frontends.http.listener import HttpListener
 from gateway.frontends.http.metrics import build_metrics_app
+from gateway.local_cache import LocalCache
 from gateway.models.model import Model
 from gateway.models.registry import ModelRegistry
 from gateway.models.repository import ModelRepository
 from gateway.observability.log import Log
+from gateway.observability.metrics import CacheReading
 from gateway.observability.tracing import Tracer
-from gateway.settings import Settings
+from gateway.settings import CacheSettings, LocalCacheSettings, Settings
 from gateway.shared_memory import SharedMemory
 
 log = logging.getLogger("sluice.server")
@@ -42,7 +46,8 @@ class Server:
             auto_complete=settings.models.auto_complete,
             namespacing=settings.models.namespacing,
         )
-        self._registry = ModelRegistry(repository, settings.models)
+        self._cache = _build_cache(settings.cache)
+        self._registry = ModelRegistry(repository, settings.models, self._cache)
         self._dataplane = DataPlane(
             self._registry,
             strict_readiness=settings.models.strict_readiness,
@@ -66,8 +71,11 @@ class Server:
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
+        if self._cache is not None:
+            await self._cache.connect()
         ports = self._bind()
         async with asyncio.TaskGroup() as tasks:
+            caching = tasks.create_task(_work(self._cache))
             registry = tasks.create_task(self._registry.run(self._dataplane.infer))
             health = await self._listen(tasks, ports)
             failure = await self._loaded()
@@ -78,6 +86,7 @@ class Server:
             await self._drain(tasks)
             registry.cancel()
             health.cancel()
+            caching.cancel()
         self._tracer.close()
         if failure:
             raise StartFailed(failure)
@@ -87,10 +96,13 @@ class Server:
         try:
             if settings.http.enabled:
                 app = build_app(self._dataplane, settings.http, settings.id)
-                self._http.append(HttpListener(app, settings.http.address, settings.http.port))
+                http = settings.http
+                self._http.append(
+                    HttpListener(app, http.address, http.port, http.send_timeout_secs)
+                )
                 ports["http"] = self._http[-1].port
             if settings.metrics.enabled:
-                page = build_metrics_app(self._dataplane, settings.metrics)
+                page = build_metrics_app(self._dataplane, settings.metrics, self._read_cache)
                 metrics = settings.metrics
                 self._http.append(HttpListener(page, metrics.address, metrics.port))
                 ports["metrics"] = self._http[-1].port
@@ -100,6 +112,9 @@ class Server:
         except OSError as error:
             raise StartFailed(str(error)) from None
         return ports
+
+    def _read_cache(self) -> CacheReading | None:
+        return None if self._cache is None else self._cache.reading()
 
     async def _listen(
         self, tasks: asyncio.TaskGroup, ports: Mapping[str, int]
@@ -157,14 +172,34 @@ class Server:
         for listener in self._http:
             listener.stop(grace_secs)
         if self._grpc is not None:
-            tasks.create_task(self._grpc.stop(grace_secs))
+            tasks.create_task(self._grpc.stop())
 
     def _stop_waiting(self, tasks: asyncio.TaskGroup, grace_secs: float) -> None:
         """Every request has ended: drop who only watches, or has sent half of the next one."""
         for listener in self._http:
             asyncio.get_running_loop().call_later(grace_secs, listener.drop_half_requests)
         if self._grpc is not None:
-            tasks.create_task(self._grpc.stop(grace_secs))
+            tasks.create_task(self._grpc.cut_off(grace_secs))
+
+
+def _build_cache(settings: CacheSettings | None) -> ResponseCache | None:
+    """The response cache that is asked for; UNSUPPORTED if its library is not installed."""
+    if settings is None:
+        return None
+    if isinstance(settings, LocalCacheSettings):
+        return LocalCache(settings.byte_size)
+    try:
+        cache: ResponseCache = import_module("gateway.redis_cache").RedisCache(settings)
+    except ModuleNotFoundError:
+        raise InferenceError(
+            Code.UNSUPPORTED, "--cache-config redis needs the package redis: pip install redis"
+        ) from None
+    return cache
+
+
+async def _work(cache: ResponseCache | None) -> None:
+    if cache is not None:
+        await cache.run()
 
 
 async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:

@@ -111,13 +111,23 @@ class ControlMode(StrEnum):
 EVERY_MODEL = "*"
 
 
+@dataclass(frozen=True, slots=True)
+class ResourceLimit:
+    """How much there is of a resource of the rate limiter: on one device, or on each (None)."""
+
+    name: str
+    count: int
+    device: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
     """Which models are loaded, and what a failure means.
 
     `startup` are the models to load first under explicit control, EVERY_MODEL alone meaning all.
     `backends` are the settings of each backend, those under "" hold for every one. `summaries`
-    has each model keep summaries of its latencies.
+    has each model keep summaries of its latencies. `rate_limit` lets executions have the resources
+    that instance groups ask for: as much as the `resource_limits` say, if there are any.
     """
 
     repositories: tuple[Path, ...] = ()
@@ -134,6 +144,40 @@ class ModelSettings:
     namespacing: bool = False
     backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     summaries: bool = False
+    rate_limit: bool = False
+    resource_limits: tuple[ResourceLimit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalCacheSettings:
+    """A response cache in this process, and the bytes it may take."""
+
+    byte_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisCacheSettings:
+    """A response cache in a Redis server; a timeout of 0 waits forever.
+
+    Of `tls` the paths may be "": then nothing is shown to the server, and the system's authorities
+    are trusted.
+    """
+
+    host: str
+    port: int
+    user: str = ""
+    password: str = field(default="", repr=False)
+    db: int = 0
+    connect_timeout_ms: int = 1000
+    socket_timeout_ms: int = 100
+    tls: bool = False
+    cert: str = ""
+    key: str = ""
+    cacert: str = ""
+    cacert_dir: str = ""
+
+
+CacheSettings = LocalCacheSettings | RedisCacheSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +187,7 @@ class Settings:
     id: str = "triton"
     exit_timeout_secs: float = 30.0
     allow_client_shm: bool = False
+    cache: CacheSettings | None = None
     models: ModelSettings = field(default_factory=ModelSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)

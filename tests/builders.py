@@ -11,7 +11,8 @@ from gateway.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Usage
 from gateway.models.model import Model
-from gateway.observability.statistics import ModelStatistics, Record
+from gateway.observability.record import Record
+from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.scheduler import Entry
 from gateway.stream import ResponseStream
 from gateway.tensor import text_tensor
@@ -69,9 +70,11 @@ async def read_all(stream: ResponseStream) -> list[str]:
     return texts([response async for response in stream])
 
 
-def new_entry(statistics: ModelStatistics, request: InferRequest | None = None) -> Entry:
+def new_entry(
+    statistics: ModelStatistics, request: InferRequest | None = None, batch_size: int = 1
+) -> Entry:
     """A request as a scheduler gets it."""
-    record = Record(statistics, 1, 0, lambda _: None)
+    record = Record(statistics, batch_size, 0, lambda _: None)
     return Entry(request or text_request(), ResponseStream(record), record)
 
 

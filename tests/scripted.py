@@ -21,7 +21,8 @@ ROOT = Path(__file__).parent.parent
 class ScriptedInstance(Instance):
     """Answers every request with the steps of a script, each a JSON object with one of these.
 
-    `text`: a response, with `parameters` if it has any, the last one if `final`; `pause`: seconds;
+    `text`: a response, with `parameters` if it has any (or those of the request if it says
+    `echo_parameters`), the last one if `final`; `pause`: seconds;
     `error`: a failure with its `code`; `raise`: an exception that no backend should let slip.
     """
 
@@ -31,25 +32,24 @@ class ScriptedInstance(Instance):
         self._script = script
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
-        for index, _ in enumerate(requests):
+        for index, request in enumerate(requests):
             for step in self._script:
                 await asyncio.sleep(step.get("pause", 0))
                 if "raise" in step:
                     raise RuntimeError(step["raise"])
                 if "pause" not in step:
-                    yield index, _answer(step)
+                    yield index, _answer(step, request)
 
     async def close(self) -> None:
         """Nothing is held."""
 
 
-def _answer(step: Mapping[str, Any]) -> InferResponse | InferenceError:
+def _answer(step: Mapping[str, Any], request: InferRequest) -> InferResponse | InferenceError:
     if "error" in step:
         return InferenceError(Code[step.get("code", "INTERNAL")], step["error"])
     outputs = (text_tensor("text_output", [step["text"]]),) if "text" in step else ()
-    return InferResponse(
-        outputs=outputs, parameters=step.get("parameters", {}), final=step.get("final", False)
-    )
+    parameters = request.parameters if "echo_parameters" in step else step.get("parameters", {})
+    return InferResponse(outputs=outputs, parameters=parameters, final=step.get("final", False))
 
 
 class ScriptedBackend(Backend):

@@ -10,8 +10,9 @@ from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.models.limits import Limits
-from gateway.models.slots import Slot
+from gateway.models.slots import Slot, release_shares
 from gateway.models.warmup import warm_up
+from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.scheduler import Scheduler
 
 log = logging.getLogger("sluice.model")
@@ -33,12 +34,18 @@ class Crew:
     """
 
     def __init__(
-        self, config: ModelConfig, slots: Sequence[Slot], scheduler: Scheduler, folder: Path
+        self,
+        config: ModelConfig,
+        slots: Sequence[Slot],
+        scheduler: Scheduler,
+        folder: Path,
+        statistics: ModelStatistics,
     ) -> None:
         self._config = config
         self._slots = list(slots)
         self._scheduler = scheduler
         self._folder = folder
+        self._statistics = statistics
         self._restart_tries = Limits.read(config).restart_tries
         self._keepers: dict[Slot, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -80,7 +87,7 @@ class Crew:
         """Warm up each instance and let the scheduler learn of it; InferenceError if that fails."""
         for slot in slots:
             if slot.instance is not None and not slot.passive:
-                await warm_up(slot.instance, self._config, self._folder)
+                await self._warm_up(slot.instance, slot.place.name)
                 await self._scheduler.prepare(slot.instance)
 
     async def run(
@@ -112,16 +119,20 @@ class Crew:
 
     async def close(self) -> None:
         """Release every instance."""
+        release_shares(self._slots)
         for slot in self._slots:
             instance, slot.instance = slot.instance, None
             if instance is not None:
                 await self._release(instance)
 
+    async def _warm_up(self, instance: Instance, name: str) -> None:
+        await warm_up(instance, name, self._config, self._folder, self._statistics)
+
     def _employ(self, slot: Slot) -> None:
         if slot.instance is None or self._tasks is None:
             return
         if not slot.passive:
-            self._scheduler.add(slot.instance)
+            self._scheduler.add(slot.instance, slot.share)
         self._keepers[slot] = self._tasks.create_task(self._keep(slot, slot.instance))
 
     def _dismiss(self, slot: Slot) -> None:
@@ -136,6 +147,7 @@ class Crew:
             if not slot.passive:
                 await self._scheduler.withdraw(instance)
         finally:
+            release_shares([slot])
             await self._release(instance)
 
     async def _keep(self, slot: Slot, instance: Instance) -> None:
@@ -152,7 +164,7 @@ class Crew:
             instance, tries = replacement, tries + 1
             slot.instance = instance
             if not slot.passive:
-                self._scheduler.add(instance)
+                self._scheduler.add(instance, slot.share)
             self._on_change()
 
     def _lose(self, slot: Slot, instance: Instance, reason: str) -> None:

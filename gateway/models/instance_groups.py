@@ -9,6 +9,9 @@ from gateway.errors import Code, InferenceError
 CPU_COUNTS = {"onnxruntime": 2, "tensorflow": 2}
 """Instances of a group on the CPU that does not say how many; 1 for every other backend."""
 
+MOST_INSTANCES = 1024
+"""Of one group on one device; a number that nobody meant would take all memory."""
+
 MINIMUM_COMPUTE_CAPABILITY = "6.000000"
 
 
@@ -47,7 +50,8 @@ def _resolved(group: InstanceGroup, gpus: Sequence[int]) -> InstanceKind:
 def check_instance_groups(config: ModelConfig, gpus: Sequence[int]) -> None:
     """Raise INVALID_ARG for the first group of a filled config that this machine cannot have."""
     for group in config.instance_group:
-        if problem := _gpu_problem(group, gpus) or _profile_problem(config, group):
+        problem = _gpu_problem(group, gpus) or _profile_problem(config, group)
+        if problem := problem or _count_problem(group):
             raise InferenceError(
                 Code.INVALID_ARG, f"instance group {group.name} of model {config.name} {problem}"
             )
@@ -66,6 +70,12 @@ def _gpu_problem(group: InstanceGroup, gpus: Sequence[int]) -> str:
                 f"{','.join(map(str, gpus))}"
             )
     return ""
+
+
+def _count_problem(group: InstanceGroup) -> str:
+    if group.count <= MOST_INSTANCES:
+        return ""
+    return f"has a count of {group.count}, expected at most {MOST_INSTANCES}"
 
 
 def _profile_problem(config: ModelConfig, group: InstanceGroup) -> str:

@@ -108,6 +108,13 @@ class Lifecycle:
             raise InferenceError(
                 Code.INTERNAL, f"model '{model.name}' cannot be read: {error.strerror}"
             ) from None
+        except InferenceError:
+            raise
+        except Exception:
+            # Around one model load: a file nobody has foreseen must not take the others along.
+            log.exception("reading failed", extra={"model": str(model)})
+            text = f"model '{model.name}' cannot be read; the server's log says why"
+            raise InferenceError(Code.INTERNAL, text) from None
 
     def _note_unreadable(self, known: Known, error: InferenceError) -> None:
         if error.message == IN_TWO_REPOSITORIES:

@@ -9,15 +9,18 @@ from pathlib import Path
 
 from gateway.backend import Backend, ModelContext
 from gateway.backend_loader import BackendLoader
+from gateway.cache import ResponseCache
 from gateway.config import ModelConfig
 from gateway.messages import InferRequest
 from gateway.models.completion import completed
 from gateway.models.labels import read_labels
+from gateway.models.load_identity import private_load, shared_load
 from gateway.models.model import Model
 from gateway.models.repository import Source
-from gateway.models.slots import Place, Slot, empty, fill, match, places
+from gateway.models.slots import Place, Slot, empty, enrol, fill, match, places
 from gateway.models.stored import files_folder
 from gateway.observability.statistics import ModelStatistics
+from gateway.schedulers.rate_limiter import RateLimiter
 from gateway.settings import ModelSettings
 from gateway.stream import ResponseStream
 
@@ -57,10 +60,18 @@ class InPlaceUpdate:
 class ModelLoader:
     """Loads one version at a time; what blocks is done off the event loop."""
 
-    def __init__(self, backends: BackendLoader, settings: ModelSettings, infer: Infer) -> None:
+    def __init__(
+        self,
+        backends: BackendLoader,
+        settings: ModelSettings,
+        infer: Infer,
+        cache: ResponseCache | None = None,
+    ) -> None:
         self._backends = backends
         self._settings = settings
         self._infer = infer
+        self._cache = cache
+        self._limiter = RateLimiter(settings.resource_limits) if settings.rate_limit else None
 
     async def load(self, source: Source, version: int) -> Model:
         """That version of the source: all its instances loaded, warm, and known to its scheduler.
@@ -75,6 +86,8 @@ class ModelLoader:
         statistics = ModelStatistics.of(config, summaries=self._settings.summaries)
         slots = self._slots(backend, config, folder, statistics)
         model = Model(config, version, statistics, slots, labels, source.folder)
+        await self._keep_answers(model, source, folder)
+        enrol(slots, self._limiter)
         await fill(slots, side_by_side=backend.loads_side_by_side)
         await _prepare(model, slots)
         model.load_secs = time.monotonic() - began
@@ -91,9 +104,19 @@ class ModelLoader:
         backend = await asyncio.to_thread(self._backends.get, config.backend)
         wanted = self._slots(backend, config, folder, model.statistics)
         update = InPlaceUpdate(model, config, wanted, match(wanted, model.slots))
+        enrol(update.added, self._limiter)
         await fill(update.added, side_by_side=backend.loads_side_by_side)
         await _prepare(model, update.added)
         return update
+
+    async def _keep_answers(self, model: Model, source: Source, folder: Path) -> None:
+        """Have the cache keep the model's answers, if both the server and the config say so."""
+        asked = model.config.response_cache
+        if self._cache is None or asked is None or not asked.enable:
+            return
+        identify = shared_load if self._cache.shared else private_load
+        load = await asyncio.to_thread(identify, source, model.config, folder)
+        model.use_cache(self._cache, load)
 
     def _folder(self, source: Source, version: int) -> Path:
         """Where the version's files are."""

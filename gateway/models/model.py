@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from gateway.backend import Instance
+from gateway.cache import ResponseCache
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, InferRequest
+from gateway.models.cached_request import CachedRequest, ModelCache
 from gateway.models.crew import Crew
 from gateway.models.labels import Labels
 from gateway.models.limits import Limits
@@ -47,10 +49,11 @@ class Model:
         self.namespace = ""
         self.retired = False
         self._scheduler = build_scheduler(config, statistics)
-        self._crew = Crew(config, slots, self._scheduler, folder)
+        self._crew = Crew(config, slots, self._scheduler, folder, statistics)
         self._limits = Limits.read(config)
         self._rules = RequestRules(config)
         self._streams: dict[Record, ResponseStream] = {}
+        self._cache: ModelCache | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -84,6 +87,15 @@ class Model:
         """The places for instances, filled or not."""
         return self._crew.slots
 
+    @property
+    def cached(self) -> bool:
+        """Whether its answers are kept."""
+        return self._cache is not None
+
+    def use_cache(self, cache: ResponseCache, load: bytes) -> None:
+        """Keep answers from now on, apart from those of all loads with another identity."""
+        self._cache = ModelCache.of(cache, self.name, self.version, load)
+
     async def prepare(self, slots: Sequence[Slot] | None = None) -> None:
         """Warm up each instance and let the scheduler learn of it; InferenceError if that fails.
 
@@ -103,19 +115,25 @@ class Model:
     def submit(self, request: InferRequest, trace: Trace | None = None) -> ResponseStream:
         """Check a request and hand it to the scheduler, in one plain step.
 
-        Raises InferenceError: INVALID_ARG from validation, UNAVAILABLE when no instance is alive
-        or the limit of requests in flight is reached.
+        A request whose answer the cache has takes no place in any queue. Raises InferenceError:
+        INVALID_ARG from validation, UNAVAILABLE when no instance is alive or the limit of requests
+        in flight is reached.
         """
         batch_size = self._rules.check(request)
         self._refuse_if_unable()
-        self._scheduler.admit(request)
+        cached = None if self._cache is None else CachedRequest(self._cache, request)
+        self._admit(request, cached)
         if trace is not None:
             trace.accepted(self.name, self.version, request)
         record = Record(self.statistics, batch_size, request.received_ns, self._left, trace)
-        stream = ResponseStream(record)
+        stream = ResponseStream(record if cached is None else cached.recorder(record))
         self._streams[record] = stream
         self._idle.clear()
-        self._scheduler.submit(Entry(request, stream, record))
+        entry = Entry(request, stream, record)
+        if cached is None:
+            self._scheduler.submit(entry)
+        else:
+            cached.submit(entry, self._scheduler)
         return stream
 
     async def run(self, on_change: Callable[[], None]) -> None:
@@ -144,6 +162,15 @@ class Model:
             raise InferenceError(
                 Code.UNAVAILABLE, f"model '{self.name}' is unavailable: {self._crew.trouble}"
             )
+
+    def _admit(self, request: InferRequest, cached: CachedRequest | None) -> None:
+        """Raise UNAVAILABLE if there is no room, where the request needs any."""
+        if cached is None or cached.lookup.response is None:
+            self._refuse_if_full()
+        if cached is None or cached.lookup.missed:
+            self._scheduler.admit(request)
+
+    def _refuse_if_full(self) -> None:
         limit = self._limits.max_in_flight
         if len(self._streams) >= limit:
             self.statistics.rejected()

@@ -3,6 +3,7 @@
 import posixpath
 import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,12 +34,13 @@ class Override:
 class UploadedFolder:
     """Uploaded files in a private folder, which goes when the last one that holds it has let go.
 
-    Raises INVALID_ARG for a path that leaves the folder, or that is folder and file at once.
+    It also goes when nobody knows it any more, as when the server ends while it is filled. Raises INVALID_ARG for a path that leaves the folder, or that is folder and file at once.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         paths = {stay_inside(name): data for name, data in files.items()}
         self.path = _private_folder()
+        self._delete = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
         self._holders = 1
         try:
             for relative, data in paths.items():
@@ -55,7 +57,7 @@ class UploadedFolder:
         """Let go; the last one to do so deletes the folder."""
         self._holders -= 1
         if not self._holders:
-            shutil.rmtree(self.path, ignore_errors=True)
+            self._delete()
 
 
 def stay_inside(parameter: str) -> str:

@@ -81,8 +81,9 @@ def parse_json(text: str) -> ModelConfig:
         if not isinstance(members, dict):
             raise ValueError(f"found {text[:LONGEST_FINDING]}, expected a JSON object")
         json_format.ParseDict(_with_enum_names(members, message.DESCRIPTOR), message)
-    except (ValueError, RecursionError, json_format.ParseError) as error:
-        complaint = str(error).split("\n")[0]
+    except (ValueError, RecursionError, SystemError, json_format.ParseError) as error:
+        told = error.__cause__ if isinstance(error, SystemError) else error
+        complaint = str(told).split("\n")[0]
         raise InferenceError(Code.INVALID_ARG, f"Invalid config override: {complaint}") from None
     return from_message(message)
 
@@ -128,6 +129,8 @@ def _read(text: str) -> model_config_pb2.ModelConfig | Mistake:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
         return _mistake(error, text)
+    except (ValueError, SystemError) as error:  # what the parser lets slip of values of enums
+        return _enum_mistake(error, text)
     return message
 
 
@@ -140,6 +143,18 @@ def _mistake(error: text_format.ParseError, text: str) -> Mistake:
         return Mistake(line, column, _unknown_value(match[1], match[2]))
     found, expected = _found(text, line, column), _expected(complaint)
     return Mistake(line, column, f"found {found}, expected {expected}")
+
+
+def _enum_mistake(error: Exception, text: str) -> Mistake:
+    """For a number beyond 32 bits, or bytes that are not UTF-8, where the name of a value belongs.
+
+    The parser tells what it stumbled over, and not where.
+    """
+    cause = error.__cause__
+    found = cause.object if isinstance(cause, UnicodeEncodeError) else str(error).split()[-1]
+    before = text[: max(0, text.find(found))]
+    line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+    return Mistake(line, column, f"found {_found(text, line, column)}, expected a value's name")
 
 
 def _unknown_field(message: str, name: str) -> str:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Coroutine, Iterator, Mapping
 
 from gateway.backend_loader import BackendLoader
+from gateway.cache import ResponseCache
 from gateway.errors import Code, InferenceError
 from gateway.models.identity import ModelId
 from gateway.models.index import IndexRow, rows
@@ -31,9 +32,15 @@ EXITING = InferenceError(Code.UNAVAILABLE, "Server exiting")
 class ModelRegistry:
     """Loads models, looks them up, drains and closes them. One task runs it."""
 
-    def __init__(self, repository: ModelRepository, settings: ModelSettings) -> None:
+    def __init__(
+        self,
+        repository: ModelRepository,
+        settings: ModelSettings,
+        cache: ResponseCache | None = None,
+    ) -> None:
         self._repository = repository
         self._settings = settings
+        self._cache = cache
         self._table = ModelTable()
         self._running = RunningModels(self.notify)
         self._settled = asyncio.Event()
@@ -151,7 +158,8 @@ class ModelRegistry:
 
     async def run(self, infer: Infer) -> None:
         """Load the start-up models side by side; serve, and follow the folders, until cancelled."""
-        loader = ModelLoader(BackendLoader(self._settings.backends), self._settings, infer)
+        backends = BackendLoader(self._settings.backends)
+        loader = ModelLoader(backends, self._settings, infer, self._cache)
         loads = VersionLoads(
             loader, self._settings.load_thread_count, self._settings.load_retry_count
         )
@@ -162,15 +170,15 @@ class ModelRegistry:
             await self._operate()
 
     async def _operate(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as self._tasks:
+        async with asyncio.TaskGroup() as self._tasks:
+            try:
                 await self._load_first()
                 while self._settings.control_mode is ControlMode.POLL:
                     await asyncio.sleep(self._settings.poll_secs)
                     await self.poll()
                 await asyncio.Event().wait()
-        finally:
-            self._tasks = None
+            finally:
+                self._tasks = None
 
     async def _load_first(self) -> None:
         models = await asyncio.to_thread(self._first)
@@ -230,7 +238,7 @@ def _check_name(name: str) -> None:
         raise InferenceError(
             Code.INVALID_ARG, "Model name cannot be empty. Please enter a valid name to deploy."
         )
-    if "/" in name or name.strip() == "..":
+    if "/" in name or "\0" in name or name.strip() == "..":
         raise InferenceError(
             Code.INVALID_ARG,
             f"invalid model name '{name}', model name must not contain path traversal characters",

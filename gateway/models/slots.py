@@ -1,11 +1,12 @@
 """The places that a model's instance groups make, and the instances that fill them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from gateway.backend import Instance
 from gateway.config import InstanceGroup, ModelConfig
+from gateway.schedulers.rate_limiter import RateLimiter, Share
 
 Load = Callable[[], Awaitable[Instance]]
 
@@ -26,11 +27,15 @@ class Place:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One place, the instance in it (None while there is none alive), and how to load one."""
+    """One place, the instance in it (None while there is none alive), and how to load one.
+
+    `share` is the place's in the rate limiter, if there is one.
+    """
 
     load: Load
     place: Place = field(default_factory=Place)
     instance: Instance | None = None
+    share: Share | None = None
 
     @property
     def passive(self) -> bool:
@@ -44,6 +49,30 @@ def places(config: ModelConfig) -> Iterator[Place]:
         for device in group.gpus or (0,):
             for number in range(max(1, group.count)):
                 yield Place(name=f"{group.name}_{number}", group=group, device=device)
+
+
+def enrol(slots: Sequence[Slot], limiter: RateLimiter | None) -> None:
+    """Give each slot that executes its share; if one cannot have it, none has.
+
+    Raises INVALID_ARG for what could never execute.
+    """
+    if limiter is None:
+        return
+    try:
+        for slot in slots:
+            if not slot.passive:
+                slot.share = limiter.enrol(slot.place.group, slot.place.device)
+    except BaseException:
+        release_shares(slots)
+        raise
+
+
+def release_shares(slots: Iterable[Slot]) -> None:
+    """Nothing will execute in these slots any more."""
+    for slot in slots:
+        share, slot.share = slot.share, None
+        if share is not None:
+            share.leave()
 
 
 async def fill(slots: Sequence[Slot], *, side_by_side: bool) -> None:
@@ -60,7 +89,8 @@ async def fill(slots: Sequence[Slot], *, side_by_side: bool) -> None:
 
 
 async def empty(slots: Sequence[Slot]) -> None:
-    """Close the instances."""
+    """Close the instances, and give their shares back."""
+    release_shares(slots)
     for slot in slots:
         instance, slot.instance = slot.instance, None
         if instance is not None:

@@ -79,7 +79,7 @@ SUPPORT = {
     "instance_group.name": HONOURED,
     "instance_group.kind": HONOURED,
     "instance_group.count": HONOURED,
-    "instance_group.rate_limiter": _ignored("executions are not limited across models"),
+    "instance_group.rate_limiter": HONOURED,
     "instance_group.gpus": HONOURED,
     "instance_group.secondary_devices": _refused("no backend has secondary devices"),
     "instance_group.profile": _refused("only TensorRT has profiles"),
@@ -89,11 +89,11 @@ SUPPORT = {
     "cc_model_filenames": _ignored("the default model file is used on every device"),
     "metric_tags": HONOURED,
     "parameters": HONOURED,
-    "model_warmup": _ignored("no requests are executed before the model is ready"),
+    "model_warmup": HONOURED,
     "model_operations": HONOURED,
     "model_transaction_policy": HONOURED,
     "model_repository_agents": _refused("no agents act on the model's files"),
-    "response_cache": _ignored("responses are not kept"),
+    "response_cache": HONOURED,
     "model_metrics": HONOURED,
 }
 """The verdict on every field by its path; one on a message holds for all fields below it."""

@@ -26,6 +26,8 @@ BATCH_NOTE = (
 )
 
 MAX_BYTES = 2**63 - 1
+OBJECT_BYTES = 8
+"""What one element of BYTES takes in an array."""
 
 
 class RequestRules:
@@ -143,14 +145,15 @@ class RequestRules:
         )
 
     def _check_size(self, tensor: Tensor, request: InferRequest) -> None:
+        if 0 in tensor.shape:
+            # Runtimes refuse a shape that is too large even if it has no elements.
+            _check_bytes(tensor, math.prod(dim for dim in tensor.shape if dim))
         if tensor.datatype is Datatype.BYTES:
             self._check_elements(tensor, request)
             return
-        expected = self._count(tensor) * SIZES[tensor.datatype]
-        if expected > MAX_BYTES:
-            _refuse_bare(
-                f"byte size for tensor '{tensor.name}' exceeds maximum size of {MAX_BYTES}"
-            )
+        count = self._count(tensor)
+        _check_bytes(tensor, count)
+        expected = count * SIZES[tensor.datatype]
         found = len(tensor.raw())
         if found != expected:
             _refuse(
@@ -161,7 +164,7 @@ class RequestRules:
 
     def _check_elements(self, tensor: Tensor, request: InferRequest) -> None:
         expected = self._count(tensor)
-        found = self._count_elements(tensor, request)
+        found = self._count_elements(tensor, expected, request)
         if found < expected:
             _refuse(
                 request,
@@ -169,18 +172,22 @@ class RequestRules:
                 f"model '{self._model}', got {found}",
             )
         if found > expected:
-            _refuse(
-                request,
-                f"unexpected number of string elements {found} for inference input "
-                f"'{tensor.name}' for model '{self._model}', expecting {expected}",
-            )
+            self._refuse_another(tensor, expected, request)
+
+    def _refuse_another(self, tensor: Tensor, expected: int, request: InferRequest) -> NoReturn:
+        # As in Triton the first element that is too much is counted, and none behind it.
+        _refuse(
+            request,
+            f"unexpected number of string elements {expected + 1} for inference input "
+            f"'{tensor.name}' for model '{self._model}', expecting {expected}",
+        )
 
     def _count(self, tensor: Tensor) -> int:
         """How many elements must come; a batch of nothing is measured without its batch."""
         nothing = self._config.batching and tensor.shape[0] == 0
         return math.prod(tensor.shape[1:]) if nothing else tensor.count
 
-    def _count_elements(self, tensor: Tensor, request: InferRequest) -> int:
+    def _count_elements(self, tensor: Tensor, expected: int, request: InferRequest) -> int:
         if isinstance(tensor.data, tuple):
             return len(tensor.data)
         found = 0
@@ -190,6 +197,8 @@ class RequestRules:
                 _refuse(
                     request, cut_length(f"'{tensor.name}' for model '{self._model}'", start, size)
                 )
+            if found == expected:
+                self._refuse_another(tensor, expected, request)
             if end > size:
                 _refuse_bare(cut_element(f"'{tensor.name}'", start, end, size))
             found += 1
@@ -201,6 +210,11 @@ def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
     return len(shape) == len(expected) and all(
         want in (-1, have) for have, want in zip(shape, expected, strict=True)
     )
+
+
+def _check_bytes(tensor: Tensor, count: int) -> None:
+    if count * SIZES.get(tensor.datatype, OBJECT_BYTES) > MAX_BYTES:
+        _refuse_bare(f"byte size for tensor '{tensor.name}' exceeds maximum size of {MAX_BYTES}")
 
 
 def _repeated(names: Sequence[str]) -> str | None:

@@ -1,6 +1,7 @@
 """From metric families to Prometheus' text format, as Triton writes it."""
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ TEXT_TYPES = {
 }
 """What the text format calls the types that it does not have."""
 
+NOT_IN_LABELS = re.compile(r"[^a-zA-Z0-9_]")
 LAST_LABELS = frozenset({"le", "quantile"})
 
 
@@ -32,6 +34,11 @@ def render(found: Iterable[Metric]) -> bytes:
         lines.append(f"# TYPE {name} {TEXT_TYPES.get(family.type, family.type)}")
         lines += [_line(s) for s in family.samples if not s.name.endswith("_created")]
     return ("\n".join(lines) + "\n").encode() if lines else b""
+
+
+def label(name: str) -> str:
+    """A name as the format allows it for a label: letters, digits and underscores."""
+    return NOT_IN_LABELS.sub("_", name)
 
 
 def number(value: Any) -> str:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from logging.handlers import WatchedFileHandler
 from typing import Any, TextIO
 
 from gateway.settings import LogFormat, LogSettings
@@ -44,7 +45,7 @@ class Log:
     def _handlers(self, out: TextIO, err: TextIO) -> list[logging.Handler]:
         if self.settings.file:
             found: list[logging.Handler] = [
-                logging.FileHandler(self.settings.file, encoding="utf-8", errors="replace")
+                LogFile(self.settings.file, encoding="utf-8", errors="replace")
             ]
         else:
             found = [logging.StreamHandler(out), logging.StreamHandler(err)]
@@ -68,6 +69,17 @@ class Log:
             handler.setFormatter(LineFormatter(self.settings))
         level = logging.DEBUG if self.settings.verbose_level else logging.INFO
         logging.getLogger("sluice").setLevel(level)
+
+
+class LogFile(WatchedFileHandler):
+    """A file that may be moved away (log rotation): the next line begins it anew."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line; if there is no place for it any more, stderr says so."""
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
 
 
 class LineFormatter(logging.Formatter):

@@ -38,7 +38,8 @@ MODEL_CACHE_COUNTERS = {
     "nv_cache_num_hits_per_model": "Number of cache hits per model",
     "nv_cache_num_misses_per_model": "Number of cache misses per model",
     "nv_cache_hit_duration_per_model": "Total cache hit duration per model, in microseconds",
-    "nv_cache_miss_duration_per_model": "Total cache miss duration per model, in microseconds",
+    "nv_cache_miss_duration_per_model": "Total cache miss (insert+lookup) duration per model, in "
+    "microseconds",
 }
 GAUGES = {
     "nv_inference_pending_request_count": "Instantaneous number of pending requests awaiting "
@@ -122,14 +123,17 @@ class ModelReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReading:
-    """The response cache as metrics see it; `utilization` is None where it has no size."""
+    """The response cache as metrics see it; None is for what it does not know.
+
+    That is its size, where it is kept elsewhere, and how many entries come and go there.
+    """
 
     utilization: float | None = None
-    entries: int = 0
+    entries: int | None = 0
     lookups: int = 0
     hits: int = 0
     misses: int = 0
-    evictions: int = 0
+    evictions: int | None = 0
     lookup_us: int = 0
     insertion_us: int = 0
 
@@ -162,11 +166,13 @@ def _cache_values(cache: CacheReading | None) -> Iterator[tuple[str, float]]:
         return
     if cache.utilization is not None:
         yield "nv_cache_util", cache.utilization
-    yield "nv_cache_num_entries", cache.entries
+    if cache.entries is not None:
+        yield "nv_cache_num_entries", cache.entries
     yield "nv_cache_num_lookups", cache.lookups
     yield "nv_cache_num_hits", cache.hits
     yield "nv_cache_num_misses", cache.misses
-    yield "nv_cache_num_evictions", cache.evictions
+    if cache.evictions is not None:
+        yield "nv_cache_num_evictions", cache.evictions
     yield "nv_cache_lookup_duration", cache.lookup_us
     yield "nv_cache_insertion_duration", cache.insertion_us
 

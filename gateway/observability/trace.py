@@ -19,7 +19,7 @@ class Trace:
     """The objects of one trace, in the order in which they were told.
 
     It is whole, and handed to `keep`, once the request has ended in the core and the frontend has
-    said `sent`; a request that was refused leaves none. Times are `time.perf_counter_ns`.
+    said `sent`; one that was `refused` is empty, and handed over at once. Times are `time.perf_counter_ns`.
     """
 
     __slots__ = ("_keep", "_missing", "_tensors", "_timestamps", "id", "objects")
@@ -68,6 +68,12 @@ class Trace:
         """The request has ended, well or not."""
         self.stamp("REQUEST_END", ns)
         self._complete("end")
+
+    def refused(self) -> None:
+        """The request was never queued: nothing of it is shown."""
+        self.objects.clear()
+        self._missing.clear()
+        self._keep(self)
 
     def sent(self) -> None:
         """The frontend is done with the request; idempotent."""

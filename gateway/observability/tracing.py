@@ -18,6 +18,8 @@ log = logging.getLogger("sluice.trace")
 ALL_MODELS = ""
 PIECE_CHARS = 256 * 1024
 """Traces without end are written in pieces of that size."""
+MOST_CHARS = 16 * 1024 * 1024
+"""Beyond it, those that wait for others of their file make one without them."""
 
 
 class Sampling:
@@ -54,14 +56,16 @@ class Sampling:
         return True
 
     def keep(self, trace: Trace) -> None:
-        """Write the trace, or let it wait for the others of its file."""
-        text = orjson.dumps(trace.objects).decode()[1:-1]
-        self._waiting.append(text)
-        self._waiting_chars += len(text)
+        """Write the trace, or let it wait for the others of its file; an empty one only counts."""
+        if trace.objects:
+            text = orjson.dumps(trace.objects).decode()[1:-1]
+            self._waiting.append(text)
+            self._waiting_chars += len(text)
         self._collected += 1
         frequency = self._settings.log_frequency
         last = self._left == 0 and self._collected == self._taken
-        if last or (frequency and len(self._waiting) >= frequency):
+        full = frequency and len(self._waiting) >= frequency
+        if self._waiting and (last or full or self._waiting_chars > MOST_CHARS):
             self._file.write_numbered(self._waiting)
             self._forget()
         elif self._retired or (self._settings.count < 0 and self._waiting_chars > PIECE_CHARS):

@@ -1,0 +1,215 @@
+"""The response cache: under which key is an answer kept, and who keeps it?"""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from gateway.messages import InferRequest, InferResponse
+from gateway.observability.metrics import CacheReading
+from gateway.tensor import SIZES, Datatype, Tensor
+
+KEY_BYTES = 32
+LENGTH_BYTES = 8
+NS_PER_US = 1000
+
+
+class Insertion(Enum):
+    """What became of an answer that was to be kept."""
+
+    KEPT = auto()
+    PRESENT = auto()
+    """One with its key is there already: another request was answered meanwhile."""
+    REFUSED = auto()
+    """It does not fit, or the cache does not work; the cache's log says why."""
+
+
+class Lookup:
+    """An answer that is being looked for; the cache settles it once, at once or later."""
+
+    __slots__ = ("_then", "done", "response")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.response: InferResponse | None = None
+        self._then: Callable[[], None] | None = None
+
+    @property
+    def missed(self) -> bool:
+        """It is certain that there is no answer."""
+        return self.done and self.response is None
+
+    def settle(self, response: InferResponse | None) -> None:
+        """Say what was found, None for nothing; no effect if that has been said before."""
+        if self.done:
+            return
+        self.done, self.response = True, response
+        if self._then is not None:
+            self._then()
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called once it is settled; at once if it is."""
+        if self.done:
+            callback()
+        else:
+            self._then = callback
+
+
+class ResponseCache(ABC):
+    """Keeps answers by key. Whatever fails in it is a miss: it is logged, and never raised.
+
+    `shared` says that answers outlive the process or that others put theirs beside them.
+    """
+
+    shared = False
+
+    @abstractmethod
+    def look_up(self, key: bytes) -> Lookup:
+        """Look for the answer; lookups are settled in the order of the calls."""
+
+    @abstractmethod
+    def insert(
+        self, key: bytes, response: InferResponse, done: Callable[[Insertion], None]
+    ) -> None:
+        """Keep a `portable` answer; `done` is called once, at once or later."""
+
+    @abstractmethod
+    def reading(self) -> CacheReading:
+        """What it has done, as metrics show it."""
+
+    async def connect(self) -> None:  # noqa: B027 - most need nobody else
+        """Get ready, before anything else is called; InferenceError if it cannot."""
+
+    async def run(self) -> None:  # noqa: B027 - most have nothing to do on their own
+        """Work until cancelled; lookups need it."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a cache has done."""
+
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    lookup_ns: int = 0
+    insertion_ns: int = 0
+
+    def looked_up(self, ns: int, *, found: bool) -> None:
+        """Count a lookup."""
+        self.hits += found
+        self.misses += not found
+        self.lookup_ns += ns
+
+    def reading(self, entries: int | None = None, utilization: float | None = None) -> CacheReading:
+        """As metrics show it; None for what is not known here."""
+        return CacheReading(
+            utilization=utilization,
+            entries=entries,
+            lookups=self.hits + self.misses,
+            hits=self.hits,
+            misses=self.misses,
+            evictions=None if entries is None else self.evictions,
+            lookup_us=self.lookup_ns // NS_PER_US,
+            insertion_us=self.insertion_ns // NS_PER_US,
+        )
+
+
+# Keys.
+
+
+def load_key(name: str, version: str, load: bytes) -> bytes:
+    """What the keys of all requests to one load of a model begin with; `load` identifies it."""
+    return _digest((name.encode("utf-8", "surrogateescape"), version.encode(), load))
+
+
+def request_key(load: bytes, request: InferRequest) -> bytes:
+    """The key of a request's answer: equal only if nothing that a model can see differs.
+
+    Every input's name, datatype, shape and bytes, whatever their order, the outputs asked for, and
+    the client's own parameters. (Triton's has the inputs' names and bytes alone.)
+    """
+    return _digest(_parts(load, request))
+
+
+def _parts(load: bytes, request: InferRequest) -> Iterable[Any]:
+    asked = [output.name for output in request.outputs]
+    parameters = sorted(request.parameters.items())
+    inputs = sorted(request.inputs, key=_name)
+    about = [(each.name, each.datatype.value, each.shape) for each in inputs]
+    yield load
+    yield repr((about, asked, parameters)).encode("utf-8", "surrogatepass")
+    for each in inputs:
+        yield each.raw()
+
+
+def _name(tensor: Tensor) -> str:
+    return tensor.name
+
+
+def _digest(parts: Iterable[Any]) -> bytes:
+    digest = hashlib.blake2b(digest_size=KEY_BYTES)
+    for part in parts:
+        view = memoryview(part)
+        digest.update(view.nbytes.to_bytes(LENGTH_BYTES, "little"))
+        digest.update(view)
+    return digest.digest()
+
+
+# Answers.
+
+
+def portable(response: InferResponse) -> InferResponse:
+    """The answer with memory of its own, and nothing that belongs to the request it was made for.
+
+    Tokens are left out: they were made once.
+    """
+    outputs = tuple(
+        Tensor(each.name, each.datatype, each.shape, bytes(each.raw())) for each in response.outputs
+    )
+    return InferResponse(outputs=outputs, parameters=dict(response.parameters), final=True)
+
+
+def encode(response: InferResponse) -> bytes:
+    """A portable answer as bytes: the length of a JSON header, the header, the data of outputs.
+
+    ValueError if a backend gave it a parameter that is none of the protocol's.
+    """
+    outputs = [
+        (each.name, each.datatype.value, [int(dim) for dim in each.shape], len(each.raw()))
+        for each in response.outputs
+    ]
+    try:
+        header = json.dumps([outputs, dict(response.parameters)]).encode()
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    data = (each.raw() for each in response.outputs)
+    return b"".join((len(header).to_bytes(LENGTH_BYTES, "little"), header, *data))
+
+
+def decode(entry: bytes) -> InferResponse:
+    """The answer back; ValueError if these are not the bytes of one."""
+    start = LENGTH_BYTES + int.from_bytes(entry[:LENGTH_BYTES], "little")
+    try:
+        described, parameters = json.loads(entry[LENGTH_BYTES:start])
+        outputs = []
+        for name, datatype, shape, size in described:
+            data = entry[start : start + size]
+            outputs.append(Tensor(str(name), Datatype(datatype), tuple(map(int, shape)), data))
+            _check_size(outputs[-1], size)
+            start += size
+        response = InferResponse(outputs=tuple(outputs), parameters=dict(parameters), final=True)
+    except (TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    if start != len(entry):
+        raise ValueError(f"{len(entry)} bytes, expected {start}")
+    return response
+
+
+def _check_size(tensor: Tensor, size: int) -> None:
+    element = SIZES.get(tensor.datatype)
+    expected = size if element is None else tensor.count * element
+    if not len(tensor.raw()) == size == expected:
+        raise ValueError(f"output '{tensor.name}' has {size} bytes, expected {expected}")

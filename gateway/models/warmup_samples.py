@@ -1,0 +1,175 @@
+"""Which requests does a model execute before it is ready? From its config and its `warmup` files.
+
+The rules and texts are those of `ModelWarmup` of the model configuration.
+"""
+
+import math
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gateway.config import ModelConfig, ModelWarmup, WarmupInput
+from gateway.data_type import DataType
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest, request_prefix
+from gateway.models.validation import RequestRules
+from gateway.tensor import LENGTH_BYTES, SIZES, Buffer, Datatype, Tensor
+
+FOLDER = "warmup"
+MAX_BYTES = 2**31 - 1
+"""The most input bytes of a sample, as many as a message on gRPC has; it is made in memory."""
+LEAST_REQUEST_BYTES = 1024
+"""What a request counts as at least, so that a sample of empty ones has an end, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Requests that are executed together, `count` times."""
+
+    name: str
+    requests: tuple[InferRequest, ...]
+    count: int
+
+
+def failed(sample: str, reasons: str) -> InferenceError:
+    """The error of a load whose warm-up has failed."""
+    return InferenceError(Code.INVALID_ARG, f"failed to run warmup sample '{sample}': {reasons}")
+
+
+def read_samples(config: ModelConfig, folder: Path) -> list[Sample]:
+    """The samples of a completed config, in its order; those with batch size 0 are left out.
+
+    `folder` is the model's, with its `warmup/`. Blocks. Raises InferenceError with Triton's
+    texts: INVALID_ARG, or INTERNAL for a file that cannot be read.
+    """
+    return [_sample(config, each, folder) for each in config.model_warmup if each.batch_size]
+
+
+def _sample(config: ModelConfig, setting: ModelWarmup, folder: Path) -> Sample:
+    _check_variable_dims(setting)
+    _check_amount(config, setting)
+    tensors = (_tensor(config, name, each, folder) for name, each in setting.inputs.items())
+    request = InferRequest(model=config.name, inputs=tuple(tensors))
+    _check_request(config, request)
+    return Sample(setting.name, (request,) * setting.batch_size, max(1, setting.count))
+
+
+def _check_variable_dims(setting: ModelWarmup) -> None:
+    for name, given in setting.inputs.items():
+        if min(given.dims, default=0) < 0:
+            raise InferenceError(
+                Code.INVALID_ARG,
+                "warmup setting expects all variable-size dimensions are specified for input "
+                f"'{name}'",
+            )
+
+
+def _check_amount(config: ModelConfig, setting: ModelWarmup) -> None:
+    if setting.batch_size > max(1, config.max_batch_size):
+        raise failed(
+            setting.name,
+            f"batch size {setting.batch_size} for '{config.name}', max allowed is "
+            f"{config.max_batch_size}; ",
+        )
+    each = sum(_byte_size(given) for given in setting.inputs.values())
+    if (size := max(each, LEAST_REQUEST_BYTES) * setting.batch_size) > MAX_BYTES:
+        raise failed(
+            setting.name,
+            f"its inputs have {size} bytes, more than the {MAX_BYTES} that a sample may have; ",
+        )
+
+
+def _byte_size(given: WarmupInput) -> int:
+    each = SIZES.get(given.data_type.datatype, LENGTH_BYTES) if _has_type(given) else 0
+    return math.prod(given.dims) * each
+
+
+def _has_type(given: WarmupInput) -> bool:
+    return given.data_type is not DataType.TYPE_INVALID
+
+
+def _check_request(config: ModelConfig, request: InferRequest) -> None:
+    """Check it as a client's; a sequence batcher's own tensors are given beside the inputs."""
+    if config.sequence_batching is not None:
+        known = {each.name for each in config.input}
+        own = tuple(tensor for tensor in request.inputs if tensor.name in known)
+        request = replace(request, inputs=own)
+    RequestRules(config).check(request)
+
+
+def _tensor(config: ModelConfig, name: str, given: WarmupInput, folder: Path) -> Tensor:
+    if not _has_type(given):
+        wanted = {each.name: str(each.datatype) for each in config.input}
+        raise _refused(
+            f"inference input '{name}' data-type is '<invalid>', but model '{config.name}' "
+            f"expects '{wanted.get(name, 'a datatype')}'"
+        )
+    datatype = given.data_type.datatype
+    shape = (1, *given.dims) if config.batching else given.dims
+    if given.input_data_file is not None:
+        return Tensor(name, datatype, shape, _provided(config.name, given, datatype, folder))
+    if given.zero_data is None and given.random_data is None:
+        raise _refused(f"warmup setting expects input '{name}' to have input_data_type set")
+    return Tensor(name, datatype, shape, _synthetic(given, datatype))
+
+
+def _synthetic(given: WarmupInput, datatype: Datatype) -> Buffer | tuple[bytes, ...]:
+    """Zeros, or random bytes; there are only empty strings."""
+    if datatype is Datatype.BYTES:
+        return (b"",) * math.prod(given.dims)
+    size = _byte_size(given)
+    if given.random_data is None:
+        return bytes(size)
+    found = random.randbytes(size)
+    return found.translate(_TRUTHS) if datatype is Datatype.BOOL else found
+
+
+_TRUTHS = bytes(value & 1 for value in range(256))
+"""A boolean that is neither 0 nor 1 is undefined behaviour in the runtimes."""
+
+
+def _provided(model: str, given: WarmupInput, datatype: Datatype, folder: Path) -> bytes:
+    """What the file has: of strings all, of others what is needed."""
+    filename = given.input_data_file or ""
+    if datatype is Datatype.BYTES:
+        return _read(model, folder, filename, MAX_BYTES)
+    expected = _byte_size(given)
+    found = _read(model, folder, filename, expected)
+    if len(found) < expected:
+        # The missing space is Triton's.
+        raise _refused(
+            f"warmup setting expects {expected} bytes, but the data provided from {filename}only "
+            f"has {len(found)} bytes"
+        )
+    return found
+
+
+def _read(model: str, folder: Path, filename: str, size: int) -> bytes:
+    """At most that many bytes of a regular file in the model's `warmup`."""
+    try:
+        inside = (folder / FOLDER).resolve()
+        path = (inside / filename).resolve()
+        if not path.is_relative_to(inside):
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"warmup data file '{filename}' is outside the warmup directory of model '{model}'",
+            )
+        if path.exists() and not path.is_file():
+            raise _unreadable(model, filename, "Not a regular file")
+        with path.open("rb") as file:
+            return file.read(size)
+    except OSError as error:
+        raise _unreadable(model, filename, error.strerror) from None
+    except (ValueError, RuntimeError):  # a NUL in the name, a loop of links
+        raise _unreadable(model, filename, "Invalid name") from None
+
+
+def _unreadable(model: str, filename: str, reason: str | None) -> InferenceError:
+    return InferenceError(
+        Code.INTERNAL,
+        f"failed to open text file for read {model}/{FOLDER}/{filename}: {reason}",
+    )
+
+
+def _refused(text: str) -> InferenceError:
+    return InferenceError(Code.INVALID_ARG, request_prefix("") + text)

@@ -1,0 +1,77 @@
+"""A load is told from another by what was loaded, or, within a process, by itself alone."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.config import ModelConfig
+from gateway.models import load_identity
+from gateway.models.identity import ModelId
+from gateway.models.load_identity import private_load, shared_load
+from gateway.models.repository import ModelRepository
+from tests.registries import write
+
+TIME_NS = 1_700_000_000_000_000_000
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The folder of a model with one file, made at a certain time."""
+    write(tmp_path, "a", 1, backend="identity")
+    file = tmp_path / "a" / "1" / "model.bin"
+    file.write_bytes(b"weights")
+    for path in (file, tmp_path / "a" / "config.pbtxt"):
+        os.utime(path, ns=(TIME_NS, TIME_NS))
+    return tmp_path / "a"
+
+
+def identity(model: Path, folder: Path | None = None, config: ModelConfig | None = None) -> bytes:
+    source = ModelRepository([model.parent]).source(ModelId("a"))
+    return shared_load(source, config or source.config, folder or model / "1")
+
+
+def test_loads_of_the_same_files_are_one_wherever_they_are(model: Path, tmp_path: Path) -> None:
+    before = identity(model)
+    assert identity(model) == before
+    moved = tmp_path / "elsewhere" / "a"
+    moved.parent.mkdir()
+    model.rename(moved)
+    assert identity(moved) == before
+
+
+def test_a_load_of_other_files_is_another(model: Path) -> None:
+    found = {identity(model)}
+    os.utime(model / "1" / "model.bin", ns=(TIME_NS, TIME_NS + 1))
+    found.add(identity(model))
+    (model / "1" / "model.bin").write_bytes(b"more weights")
+    os.utime(model / "1" / "model.bin", ns=(TIME_NS, TIME_NS))
+    found.add(identity(model))
+    (model / "1" / "another").touch()
+    found.add(identity(model))
+    assert len(found) == 4
+
+
+def test_a_load_with_another_config_is_another(model: Path) -> None:
+    assert identity(model, config=ModelConfig(name="a", max_batch_size=3)) != identity(model)
+
+
+def test_files_of_the_store_count_as_the_models_own(model: Path, tmp_path: Path) -> None:
+    stored = tmp_path / "store" / "weights"
+    stored.mkdir(parents=True)
+    found = {identity(model), identity(model, folder=stored)}
+    (stored / "model.onnx").touch()
+    found.add(identity(model, folder=stored))
+    assert len(found) == 3
+
+
+def test_a_load_by_another_release_is_another(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = identity(model)
+    monkeypatch.setattr(load_identity, "__version__", "0.0.0.other")
+    assert identity(model) != before
+
+
+def test_within_a_process_no_load_is_like_another(model: Path) -> None:
+    source = ModelRepository([model.parent]).source(ModelId("a"))
+    loads = [private_load(source, source.config, model / "1") for _ in range(2)]
+    assert loads[0] != loads[1]
