@@ -38,8 +38,17 @@ def classify(tensor: Tensor, classes: int, labels: Sequence[str], *, batching: b
 def _best(row: npt.NDArray[Any], classes: int, labels: Sequence[str]) -> list[bytes]:
     # The complement of an integer reverses its order without leaving its range.
     reverse = -row if row.dtype.kind == "f" else ~row
-    order = np.argsort(reverse, kind="stable")[:classes].tolist()
-    return [_text(row[index], index, labels) for index in order]
+    return [_text(row[index], index, labels) for index in _smallest(reverse, classes).tolist()]
+
+
+def _smallest(values: npt.NDArray[Any], count: int) -> npt.NDArray[np.intp]:
+    """Where the smallest values are, in order; only those that can be among them are sorted."""
+    candidates = np.arange(len(values))
+    if count < len(values):
+        limit = np.partition(values, count - 1)[count - 1]
+        if limit == limit:
+            candidates = np.flatnonzero(values <= limit)
+    return candidates[np.argsort(values[candidates], kind="stable")[:count]]
 
 
 def _text(value: Any, index: int, labels: Sequence[str]) -> bytes:

@@ -43,10 +43,12 @@ class DataPlane:
         if the caller has just looked it up, `trace` is told what happens to it. Raises
         InferenceError for whatever can be refused before anything is queued.
         """
-        self._refuse_if_exiting()
-        if model is None or model.retired:
-            model = self.model(request.model, request.version)
-        return model.submit(request, trace)
+        try:
+            return self._submit(request, model, trace)
+        except InferenceError:
+            if trace is not None:
+                trace.refused()
+            raise
 
     def model(self, name: str, version: str = "") -> Model:
         """The model a request with this name and version would go to; InferenceError if none."""
@@ -108,6 +110,14 @@ class DataPlane:
     def abandon(self, error: InferenceError) -> None:
         """End every request in flight with an error."""
         self._registry.abandon(error)
+
+    def _submit(
+        self, request: InferRequest, model: Model | None, trace: Trace | None
+    ) -> ResponseStream:
+        self._refuse_if_exiting()
+        if model is None or model.retired:
+            model = self.model(request.model, request.version)
+        return model.submit(request, trace)
 
     def _refuse_if_exiting(self) -> None:
         if self._exiting:

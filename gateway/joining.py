@@ -1,6 +1,7 @@
 """How does the data of several tensors become that of one? One allocation, no work per row."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,20 +56,20 @@ def pad_value(name: str, datatype: Datatype, number: float) -> Any:
 
     Raises InferenceError INVALID_ARG if the datatype cannot hold it.
     """
-    if datatype is Datatype.BF16:
-        return (np.array(number, dtype="<f4").view("<u4") >> 16).astype(BF16_BITS)[()]
-    dtype = NUMPY_TYPES.get(datatype)
+    dtype = NUMPY_TYPES[Datatype.FP32] if datatype is Datatype.BF16 else NUMPY_TYPES.get(datatype)
     if dtype is None or not _holds(dtype, number):
         raise InferenceError(
             Code.INVALID_ARG,
             f"padded input '{name}' is padded with {number}, which its datatype {datatype} cannot "
             "hold",
         )
+    if datatype is Datatype.BF16:
+        return (np.array(number, dtype=dtype).view("<u4") >> 16).astype(BF16_BITS)[()]
     return dtype.type(number)
 
 
 def _holds(dtype: Any, number: float) -> bool:
     if dtype.kind == "f":
-        return True
+        return not float(np.finfo(dtype).max) < abs(number) < math.inf
     limits = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     return limits[0] <= number <= limits[1] and number == int(number)

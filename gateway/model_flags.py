@@ -7,7 +7,13 @@ from pathlib import Path
 
 from gateway.errors import Code, InferenceError
 from gateway.flag_values import count, natural, seconds, truth
-from gateway.settings import ENVIRONMENT, EVERY_MODEL, ControlMode, ModelSettings
+from gateway.settings import (
+    ENVIRONMENT,
+    EVERY_MODEL,
+    ControlMode,
+    ModelSettings,
+    ResourceLimit,
+)
 from gateway.store import default_root
 
 log = logging.getLogger("sluice.flags")
@@ -22,6 +28,21 @@ def backend_setting(text: str) -> tuple[str, str, str]:
             f"--backend-config option format is '<backend name>,<setting>=<value>'. Got {text}"
         )
     return backend if comma else "", key, value
+
+
+RATE_LIMITS = ("off", "execution_count")
+
+
+def resource_limit(text: str) -> ResourceLimit:
+    """`NAME:COUNT` or `NAME:COUNT:DEVICE` of --rate-limit-resource."""
+    name, *numbers = text.split(":")
+    whole = all(each.isascii() and each.isdigit() for each in numbers)
+    if not (name and whole) or len(numbers) not in (1, 2):
+        raise argparse.ArgumentTypeError(
+            "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or "
+            f"'<resource_name>:<count>'. Got {text}"
+        )
+    return ResourceLimit(name, *map(int, numbers))
 
 
 def model_settings(flags: argparse.Namespace) -> ModelSettings:
@@ -41,6 +62,8 @@ def model_settings(flags: argparse.Namespace) -> ModelSettings:
         auto_complete=_auto_complete(flags),
         namespacing=flags.model_namespacing,
         backends=_by_backend(flags.backend_config),
+        rate_limit=flags.rate_limit == "execution_count",
+        resource_limits=_smallest(flags.rate_limit_resource),
     )
 
 
@@ -50,6 +73,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_repository_flags(group)
     _add_control_flags(group)
     _add_config_flags(group)
+    _add_rate_limit_flags(group)
 
 
 def _startup(names: Sequence[str], mode: ControlMode) -> tuple[str, ...]:
@@ -82,6 +106,14 @@ def _by_backend(given: Sequence[tuple[str, str, str]]) -> Mapping[str, Mapping[s
     for backend, key, value in given:
         found.setdefault(backend, {})[key] = value
     return found
+
+
+def _smallest(given: Sequence[ResourceLimit]) -> tuple[ResourceLimit, ...]:
+    """A resource that is given twice for the same device has the smaller count."""
+    found: dict[tuple[str, int | None], ResourceLimit] = {}
+    for each in sorted(given, key=lambda each: each.count):
+        found.setdefault((each.name, each.device), each)
+    return tuple(found.values())
 
 
 def _add_repository_flags(group: "argparse._ArgumentGroup") -> None:
@@ -171,6 +203,25 @@ def _add_config_flags(group: "argparse._ArgumentGroup") -> None:
         type=backend_setting,
         metavar="BACKEND,KEY=VALUE",
         help="a setting of a backend, or without a name of every one; may be given several times",
+    )
+
+
+def _add_rate_limit_flags(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--rate-limit",
+        choices=RATE_LIMITS,
+        default=RATE_LIMITS[0],
+        help="execution_count: instances execute only while they have the resources of their "
+        "rate_limiter, those with fewer executions first (default: %(default)s)",
+    )
+    group.add_argument(
+        "--rate-limit-resource",
+        action="append",
+        default=[],
+        type=resource_limit,
+        metavar="NAME:COUNT[:DEVICE]",
+        help="how much there is of a resource, on that device or on each; may be given several "
+        "times (default: what the most demanding instance asks for)",
     )
 
 

@@ -60,10 +60,10 @@ class Padding:
                 raise _malformed(config, INPUTS, f"'{name}' to be an input whose first dim is -1")
             if flexible[name].optional or flexible[name].allow_ragged_batch:
                 raise _malformed(config, INPUTS, f"'{name}' to be neither optional nor ragged")
-        known = {each.name for each in config.output}
+        known = {each.name for each in config.output if each.dims[:1] == (-1,)}
         for name in self.outputs:
             if name not in known:
-                raise _malformed(config, OUTPUTS, f"'{name}' to be an output of the model")
+                raise _malformed(config, OUTPUTS, f"'{name}' to be an output whose first dim is -1")
 
 
 def _is_number(pad: object) -> bool:

@@ -83,13 +83,20 @@ class Tensor:
         return split_elements(self.data, self.name)
 
     def array(self) -> npt.NDArray[Any]:
-        """A numpy view in the tensor's shape; BYTES gives objects, BF16 its bits as uint16."""
+        """A numpy view in the tensor's shape; BYTES gives objects, BF16 its bits as uint16.
+
+        BOOL is copied if it has bytes other than 0 and 1: runtimes that count the true ones by
+        adding bytes would make room for more than there are.
+        """
         if self.datatype is Datatype.BYTES:
             objects: npt.NDArray[Any] = np.empty(self.count, dtype=np.object_)
             objects[:] = self.elements()
             return objects.reshape(self.shape)
         dtype = NUMPY_TYPES.get(self.datatype, np.dtype("<u2"))
-        return np.frombuffer(self.raw(), dtype=dtype).reshape(self.shape)
+        array: npt.NDArray[Any] = np.frombuffer(self.raw(), dtype=dtype).reshape(self.shape)
+        if self.datatype is Datatype.BOOL and array.view(np.uint8).max(initial=0) > 1:
+            array = array.view(np.uint8) != 0
+        return array
 
 
 def text_tensor(name: str, texts: Sequence[str]) -> Tensor:

@@ -1,6 +1,7 @@
 """What a runtime of tensors in, tensors out implements: one blocking method."""
 
 import asyncio
+import logging
 import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -8,12 +9,14 @@ from functools import partial
 
 from gateway.backend import Answer, Instance
 from gateway.config import ModelConfig
-from gateway.errors import Code, InferenceError
+from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases
 from gateway.own_thread import OwnThread
 from gateway.short_runs import ShortRuns
 from gateway.stacking import Stacking
 from gateway.tensor import Tensor
+
+log = logging.getLogger("sluice.tensors")
 
 HOLD_NS = 500_000
 """After so much time on the event loop the next run lets others have their turn first."""
@@ -35,6 +38,7 @@ class TensorInstance(Instance):
         self._stacking = Stacking(config)
         self._short_runs = ShortRuns()
         self._held_ns = 0
+        self._executing: Sequence[InferRequest] | None = None
         self._left: asyncio.Future[None] | None = None
         self._thread = OwnThread(name)
 
@@ -42,9 +46,9 @@ class TensorInstance(Instance):
     def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> Mapping[str, Tensor]:
         """Compute the named outputs, in that order; blocks, without the interpreter's lock.
 
-        Shapes have the leading batch dimension if the model batches. Raises InferenceError,
-        which fails every request of the execution; but with INVALID_ARG, which says that the
-        data of one of them is at fault, each is run again on its own.
+        Shapes have the leading batch dimension if the model batches. Raises InferenceError. The
+        data of one request may be what made a batch fail: its halves are run again, and theirs,
+        until only requests that fail alone are left with the error.
         """
 
     def abort(self) -> None:
@@ -58,6 +62,7 @@ class TensorInstance(Instance):
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         rows = self._rows(requests)
+        self._executing = requests
         if self.steady and self._short_runs.on_loop(rows) and self._thread_is_idle():
             answers = await self._answer_on_loop(requests, rows)
         else:
@@ -89,6 +94,7 @@ class TensorInstance(Instance):
             answers = await call
         finally:
             if call.cancelled():
+                self._executing = None
                 self.abort()
                 self._left = self._thread.call(_nothing)
         if duration_ns := _duration_ns(answers):
@@ -105,20 +111,27 @@ class TensorInstance(Instance):
         return self._left is None or self._left.done()
 
     def _answer(self, requests: Sequence[InferRequest]) -> list[Answer]:
-        if len(requests) == 1 or self._batching:
-            try:
-                return list(enumerate(self._responses(requests)))
-            except InferenceError as error:
-                if error.code is not Code.INVALID_ARG or len(requests) == 1:
-                    raise
-        # The model does not batch, or the data of one request is at fault and not the others'.
-        return [(index, self._alone(request)) for index, request in enumerate(requests)]
+        if len(requests) == 1:
+            return [(0, self._responses(requests)[0])]
+        parts = [requests] if self._batching else [[request] for request in requests]
+        answers = [answer for part in parts for answer in self._divided(part, requests)]
+        return list(enumerate(answers))
 
-    def _alone(self, request: InferRequest) -> InferResponse | InferenceError:
+    def _divided(
+        self, part: Sequence[InferRequest], execution: Sequence[InferRequest]
+    ) -> list[InferResponse | InferenceError]:
+        """Answers to a part of an execution; unless that was left, what fails is halved."""
         try:
-            return self._responses([request])[0]
+            return [*self._responses(part)]
         except InferenceError as error:
-            return error
+            if self._executing is not execution:
+                raise
+            if part is execution:
+                log.warning("batch failed, its halves are tried", extra={"reason": error.reason})
+            if len(part) == 1:
+                return [error]
+        middle = len(part) // 2
+        return [*self._divided(part[:middle], execution), *self._divided(part[middle:], execution)]
 
     def _responses(self, requests: Sequence[InferRequest]) -> list[InferResponse]:
         began = time.perf_counter_ns()

@@ -50,9 +50,10 @@ class OnnxRuntimeBackend(Backend):
         )
         session = open_session(config, context.path, plan)
         check(config, Signature.of(session))
-        instance = OnnxRuntimeInstance(context, session, turns)
         file = find_model(config, context.path)
-        instance.steady = turns is None and is_steady(config, file, plan.providers)
+        steady = turns is None and is_steady(config, file, plan.providers)
+        instance = OnnxRuntimeInstance(context, session, turns)  # starts a thread: comes last
+        instance.steady = steady
         return instance
 
     @cached_property

@@ -35,7 +35,7 @@ LONGEST = 2000
 def told(folder: Path, what: str) -> Iterator[None]:
     """Turn a failure of the library into InferenceError INTERNAL; `what` begins its text.
 
-    `folder` is where the model lives, which the text leaves out.
+    `folder` is where the model lives, which the text leaves out, and what is above it.
     """
     try:
         yield
@@ -46,7 +46,9 @@ def told(folder: Path, what: str) -> Iterator[None]:
 def _clear(text: str, folder: Path) -> str:
     number = NUMBERED.search(text)
     text = NUMBERED.sub("", text)
-    for known in {str(folder), str(folder.resolve())}:
-        text = text.replace(f"{known}/", "").replace(known, folder.name)
+    for known in {folder, folder.resolve()}:
+        text = text.replace(f"{known}/", "").replace(str(known), folder.name)
+        for above in known.parents[:-1]:
+            text = text.replace(f"{above}/", "")
     text = SPACES.sub(" ", SOURCE.sub("", text)).strip()[:LONGEST]
     return f"onnx runtime error {number[1] if number else 1}: {text}"

@@ -6,6 +6,8 @@ from gateway.errors import Code, InferenceError
 
 TRUE = frozenset({"true", "on", "1"})
 FALSE = frozenset({"false", "off", "0"})
+LARGEST = 2**31 - 1
+"""What the library's counts can hold."""
 
 
 def integer(parameters: Mapping[str, str], key: str, default: int = 0) -> int:
@@ -18,11 +20,12 @@ def integer(parameters: Mapping[str, str], key: str, default: int = 0) -> int:
 
 
 def count(parameters: Mapping[str, str], key: str, default: int = 0) -> int:
-    """The number of at least 0 under that key; InferenceError INVALID_ARG if it is none."""
+    """The number from 0 to LARGEST under that key; InferenceError INVALID_ARG if it is none."""
     found = integer(parameters, key, default)
-    if found < 0:
+    if not 0 <= found <= LARGEST:
         raise InferenceError(
-            Code.INVALID_ARG, f"parameter '{key}' is {found}, expected a number of at least 0"
+            Code.INVALID_ARG,
+            f"parameter '{key}' is {found}, expected a number from 0 to {LARGEST}",
         )
     return found
 

@@ -10,15 +10,26 @@ from gateway.tensor import Datatype
 LARGEST_BYTES = 1 << 20
 """A model file beyond this is never so short that it matters, and is not looked into."""
 
-DATA_DEPENDENT = (b'"\x02If', b'"\x04Loop', b'"\x04Scan')
-"""Operators whose work depends on values, as a file has them: `op_type` is field 4 of NodeProto."""
+BY_VALUE = (
+    *("If", "Loop", "Scan", "SequenceMap"),
+    *("AffineGrid", "CenterCropPad", "Col2Im", "ConstantOfShape", "DFT", "Expand", "MaxUnpool"),
+    *("OneHot", "Pad", "Range", "Resize", "STFT", "Tile", "Upsample"),
+    *("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix"),
+)
+"""Operators whose work depends on values: how often they repeat, or how much they make."""
+
+FOREIGN = b"com.microsoft"
+"""The domain of the library's own operators, some of which are loops."""
+
+MARKS = (FOREIGN, *(b'"' + bytes([len(name)]) + name.encode() for name in BY_VALUE))
+"""As a file has them: `op_type` is field 4 of NodeProto."""
 
 
 def is_steady(config: ModelConfig, file: Path, providers: Sequence[Provider]) -> bool:
     """Whether the work is on this processor and depends on the number of rows only.
 
-    True only for small files of operators that ONNX itself defines, without loops and branches,
-    whose inputs are numbers and have a fixed size.
+    True only for small files of operators that ONNX itself defines, without loops, branches and
+    sizes that are values, whose inputs are numbers and have a fixed size.
     """
     on_cpu = all(name == CPU for name, _ in providers)
     fixed = all(
@@ -30,4 +41,4 @@ def is_steady(config: ModelConfig, file: Path, providers: Sequence[Provider]) ->
     if file.suffix == ".ort" or file.stat().st_size > LARGEST_BYTES:
         return False
     content = file.read_bytes()
-    return not any(mark in content for mark in DATA_DEPENDENT)
+    return not any(mark in content for mark in MARKS)

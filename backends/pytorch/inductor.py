@@ -95,6 +95,12 @@ def load_inductor(path: Path, device: str | None, runners: int) -> InductorProgr
             f"the package is compiled for a CPU with {', '.join(missing)}, which this one lacks; "
             "compile it on a machine like this one",
         )
+    if any(map(can_abort, _sources(path, ".kernel.cpp"))):
+        log.warning(
+            "an index out of bounds in a request would end the server: its check is in a parallel "
+            "loop; compile the package with inductor_configs={'cpp.threads': 1} to have it caught",
+            extra={"file": path.name},
+        )
     loader = LOADER(str(path), MODEL, False, runners, int(number or -1))
     return InductorProgram(loader, _source(path))
 
@@ -106,6 +112,18 @@ def lacking(isa: str, flags: Set[str]) -> list[str]:
     """
     needed = [_CPU_FLAGS[name] for name in isa.split() if name in _CPU_FLAGS]
     return [flag for flag in needed if flag not in flags] if flags else []
+
+
+def can_abort(kernel: str) -> bool:
+    """Whether the source of a kernel has a check in a parallel loop, which no exception leaves."""
+    return "#pragma omp parallel" in kernel and "TORCH_CHECK(" in kernel
+
+
+def _sources(path: Path, ending: str) -> Iterator[str]:
+    with zipfile.ZipFile(path) as package:
+        for name in package.namelist():
+            if name.endswith(ending):
+                yield package.read(name).decode(errors="replace")
 
 
 def _cpu_flags() -> frozenset[str]:

@@ -17,15 +17,13 @@ NO_SCALARS = "is a scalar which is not supported."
 def to_torch(tensor: Tensor, slot: Slot, device: torch.device) -> Value:
     """The value over the tensor's own memory; BYTES as a list of strings.
 
-    Copied only if the program writes to it, if it goes to another device, if it holds booleans
-    that are neither 0 nor 1, or if it does not start at a multiple of its element's size:
-    compiled loops may rely on that, and a client decides where its tensors start in a body.
+    Copied only if the program writes to it, if it goes to another device, or if it does not start
+    at a multiple of its element's size: compiled loops may rely on that, and a client decides
+    where its tensors start in a body.
     """
     if tensor.datatype is Datatype.BYTES:
         return _strings(tensor)
     array = tensor.array()
-    if tensor.datatype is Datatype.BOOL and array.size and array.view(np.uint8).max() > 1:
-        array = array.view(np.uint8) != 0  # PyTorch counts on 0 and 1, and sizes buffers by sums
     if not array.flags.aligned or (slot.written and device.type == "cpu"):
         array = array.copy()
     # DLPack shares read-only memory without the warning that frombuffer and from_numpy give.

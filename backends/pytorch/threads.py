@@ -78,10 +78,10 @@ class Threads:
 
 
 def _set_inter_op(count: int) -> int:
-    """Set it, unless PyTorch has started that pool; the count that holds now."""
+    """Set it, unless PyTorch has started that pool or cannot count so far; what holds now."""
     try:
         torch.set_num_interop_threads(count)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         log.warning("inter-op threads not set", extra={"why": reason(error)})
     return int(torch.get_num_interop_threads())
 

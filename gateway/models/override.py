@@ -34,7 +34,8 @@ class Override:
 class UploadedFolder:
     """Uploaded files in a private folder, which goes when the last one that holds it has let go.
 
-    It also goes when nobody knows it any more, as when the server ends while it is filled. Raises INVALID_ARG for a path that leaves the folder, or that is folder and file at once.
+    It also goes when nobody knows it any more, as when the server ends while it is filled. Raises
+    INVALID_ARG for a path that leaves the folder, or that is folder and file at once.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:

@@ -19,6 +19,7 @@ TEXT_TYPES = {
 """What the text format calls the types that it does not have."""
 
 NOT_IN_LABELS = re.compile(r"[^a-zA-Z0-9_]")
+RESERVED_BEGIN = re.compile(r"^__+")
 LAST_LABELS = frozenset({"le", "quantile"})
 
 
@@ -37,8 +38,8 @@ def render(found: Iterable[Metric]) -> bytes:
 
 
 def label(name: str) -> str:
-    """A name as the format allows it for a label: letters, digits and underscores."""
-    return NOT_IN_LABELS.sub("_", name)
+    """A name that the format allows for a label: letters, digits, underscores, not two in front."""
+    return RESERVED_BEGIN.sub("_", NOT_IN_LABELS.sub("_", name))
 
 
 def number(value: Any) -> str:

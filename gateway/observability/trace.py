@@ -19,7 +19,8 @@ class Trace:
     """The objects of one trace, in the order in which they were told.
 
     It is whole, and handed to `keep`, once the request has ended in the core and the frontend has
-    said `sent`; one that was `refused` is empty, and handed over at once. Times are `time.perf_counter_ns`.
+    said `sent`; one that was `refused` is empty, and handed over at once. Times are
+    `time.perf_counter_ns`.
     """
 
     __slots__ = ("_keep", "_missing", "_tensors", "_timestamps", "id", "objects")

@@ -1,12 +1,15 @@
 """Hand requests over one by one, at once: the default, and for engines that batch in flight."""
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
+from functools import partial
 
 from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.execution import execute
+from gateway.schedulers.free_instances import FreeInstances
+from gateway.schedulers.rate_limiter import Share
 from gateway.schedulers.scheduler import Entry, Scheduler
 
 
@@ -19,29 +22,29 @@ class DirectScheduler(Scheduler):
 
     def __init__(self, statistics: ModelStatistics) -> None:
         self._statistics = statistics
-        self._queue: deque[Entry] = deque()
-        self._free: deque[Instance] = deque()
-        self._instances: list[Instance] = []
+        self._queue: OrderedDict[Entry, None] = OrderedDict()
+        self._free = FreeInstances(self._dispatch)
         self._running: dict[asyncio.Task[None], tuple[Instance, Entry]] = {}
         self._tasks: asyncio.TaskGroup | None = None
 
     def submit(self, entry: Entry) -> None:
-        self._queue.append(entry)
+        self._queue[entry] = None
         self._dispatch()
+        if entry in self._queue:  # whoever leaves must not be held on to until an instance is free
+            entry.stream.on_cancel(partial(self._left, entry))
 
-    def add(self, instance: Instance) -> None:
-        self._instances.append(instance)
-        self._free.extend([instance] * (instance.concurrency or 1))
+    def add(self, instance: Instance, share: Share | None = None) -> None:
+        self._free.add(instance, share)
         self._dispatch()
 
     def remove(self, instance: Instance, error: InferenceError) -> None:
-        self._forget(instance)
+        self._free.forget(instance)
         for executing, entry in tuple(self._running.values()):
             if executing is instance:
                 entry.stream.abandon(error)
 
     async def withdraw(self, instance: Instance) -> None:
-        self._forget(instance)
+        self._free.forget(instance)
         if executing := [task for task, (each, _) in self._running.items() if each is instance]:
             await asyncio.wait(executing)
 
@@ -54,26 +57,22 @@ class DirectScheduler(Scheduler):
             finally:
                 self._tasks = None
 
-    def _forget(self, instance: Instance) -> None:
-        self._instances.remove(instance)
-        self._free = deque(free for free in self._free if free is not instance)
+    def _left(self, entry: Entry) -> None:
+        self._queue.pop(entry, None)
+        if not self._queue:
+            self._free.rest()
 
     def _dispatch(self) -> None:
-        while self._tasks is not None and self._queue and self._free:
-            entry = self._queue.popleft()
-            if not entry.stream.done:
-                self._start(entry, self._tasks)
-
-    def _start(self, entry: Entry, tasks: asyncio.TaskGroup) -> None:
-        instance = self._free.popleft()
-        task = tasks.create_task(execute(instance, [entry], self._statistics))
-        self._running[task] = (instance, entry)
-        task.add_done_callback(self._finished)
-        if instance.concurrency is None:
-            self._free.append(instance)
+        while self._tasks is not None and self._queue:
+            instance = self._free.take()
+            if instance is None:
+                return
+            entry, _ = self._queue.popitem(last=False)
+            task = self._tasks.create_task(execute(instance, [entry], self._statistics))
+            self._running[task] = (instance, entry)
+            task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         instance, _ = self._running.pop(task)
-        if instance.concurrency is not None and instance in self._instances:
-            self._free.append(instance)
-            self._dispatch()
+        self._free.ended(instance)
+        self._dispatch()

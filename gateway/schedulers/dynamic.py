@@ -5,7 +5,6 @@ Which requests these are is decided in `batching.py` and `lengths.py`; who waits
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
@@ -17,8 +16,10 @@ from gateway.observability.statistics import QUEUE_TIMEOUT, ModelStatistics
 from gateway.schedulers.alarm import Alarm
 from gateway.schedulers.arrivals import Arrivals
 from gateway.schedulers.execution import execute
+from gateway.schedulers.free_instances import FreeInstances
 from gateway.schedulers.ordering import Order
 from gateway.schedulers.queue import QueueRules, RequestQueue, Waiting
+from gateway.schedulers.rate_limiter import Share
 from gateway.schedulers.rules import BatchRules
 from gateway.schedulers.scheduler import Entry, Scheduler
 from gateway.scheduling import DynamicBatching
@@ -45,8 +46,7 @@ class DynamicScheduler(Scheduler):
         self._arrivals = Arrivals(config, self._rules, self._batch_rules.padding)
         self._queue = RequestQueue(self._rules)
         self._order = Order() if batching.preserve_ordering else None
-        self._instances: list[Instance] = []
-        self._free: deque[Instance] = deque()
+        self._free = FreeInstances(self._consider)
         self._tasks: asyncio.TaskGroup | None = None
         self._starting: tuple[Task, Instance] | None = None
         self._running: dict[Task, tuple[Instance, Batch]] = {}
@@ -85,9 +85,8 @@ class DynamicScheduler(Scheduler):
     async def prepare(self, instance: Instance) -> None:
         await self._batch_rules.prepare(instance)
 
-    def add(self, instance: Instance) -> None:
-        self._instances.append(instance)
-        self._free.extend([instance] * (instance.concurrency or 1))
+    def add(self, instance: Instance, share: Share | None = None) -> None:
+        self._free.add(instance, share)
         self._consider()
 
     def remove(self, instance: Instance, error: InferenceError) -> None:
@@ -103,9 +102,8 @@ class DynamicScheduler(Scheduler):
             await asyncio.wait(executing)
 
     def _forget(self, instance: Instance) -> None:
-        self._instances.remove(instance)
+        self._free.forget(instance)
         self._batch_rules.forget(instance)
-        self._free = deque(free for free in self._free if free is not instance)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -130,11 +128,11 @@ class DynamicScheduler(Scheduler):
         """Start a task if an instance is free and a batch is due; else look again when one is."""
         if self._tasks is None or self._starting is not None or not self._free:
             return
-        if not self._queue or self._blocked or not self._batch_is_due(self._free[0]):
+        if not self._queue or self._blocked or not self._batch_is_due(self._free.first):
             return
-        instance = self._free.popleft()
-        if instance.concurrency is None:
-            self._free.append(instance)
+        instance = self._free.take()
+        if instance is None:
+            return
         task = self._tasks.create_task(self._serve(instance))
         task.add_done_callback(partial(self._finished, instance))
         self._starting = (task, instance)
@@ -166,6 +164,8 @@ class DynamicScheduler(Scheduler):
                 await execute(instance, [each.entry for each in batch], self._statistics)
             finally:
                 self._ended(task, batch)
+            if self._free.limited:  # the next execution needs another turn
+                return
             batch = self._take(task, instance)
 
     def _take(self, task: Task, instance: Instance) -> Batch:
@@ -174,7 +174,7 @@ class DynamicScheduler(Scheduler):
             self._starting = None
         now_ns = time.monotonic_ns()
         self._reject_expired(now_ns)
-        if not self._queue or self._blocked or instance not in self._instances:
+        if not self._queue or self._blocked or not self._free.knows(instance):
             return ()
         batch = self._batch_rules.of(instance).decide(self._queue, now_ns).batch
         if batch:
@@ -199,8 +199,7 @@ class DynamicScheduler(Scheduler):
     def _finished(self, instance: Instance, task: Task) -> None:
         if self._starting == (task, instance):
             self._starting = None
-        if instance.concurrency is not None and instance in self._instances:
-            self._free.append(instance)
+        self._free.ended(instance)
         self._consider()
 
     # Who leaves the queue otherwise?
@@ -222,5 +221,7 @@ class DynamicScheduler(Scheduler):
             waiting.entry.stream.fail(InferenceError(Code.UNAVAILABLE, QUEUE_TIMEOUT))
 
     def _passed(self, waiting: Waiting) -> None:
+        if not self._queue:
+            self._free.rest()
         if self._order is not None:
             self._order.left(waiting.entry.stream)

@@ -54,6 +54,7 @@ class QueueRules:
 
     def __init__(self, batching: DynamicBatching) -> None:
         self._levels = batching.priority_levels
+        self._in_order = batching.preserve_ordering
         self._default_level = batching.default_priority_level
         self._default = batching.default_queue_policy or QueuePolicy()
         self._policies = batching.priority_queue_policy if self._levels else {}
@@ -75,9 +76,12 @@ class QueueRules:
     def deadline_ns(self, level: int, timeout_us: int, now_ns: int) -> int:
         """When a request that comes now, with this `timeout`, has waited too long; 0 if never.
 
-        A request can only shorten the model's default, and only if the policy allows it.
+        A request can only shorten the model's default, and only if the policy allows it. Nobody
+        is delayed where responses keep their order: those that passed would wait for them.
         """
         policy = self._policy(level)
+        if self._in_order and policy.timeout_action is TimeoutAction.DELAY:
+            return 0
         allowed_us = policy.default_timeout_microseconds
         if policy.allow_timeout_override and 0 < timeout_us < allowed_us:
             allowed_us = timeout_us

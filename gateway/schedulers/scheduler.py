@@ -7,6 +7,7 @@ from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest
 from gateway.observability.record import Record
+from gateway.schedulers.rate_limiter import Share
 from gateway.stream import ResponseStream
 
 
@@ -36,8 +37,8 @@ class Scheduler(ABC):
         """Learn from an idle instance what scheduling needs; comes before `add`."""
 
     @abstractmethod
-    def add(self, instance: Instance) -> None:
-        """Let an instance take executions."""
+    def add(self, instance: Instance, share: Share | None = None) -> None:
+        """Let an instance take executions; with a share, each when the rate limiter says so."""
 
     @abstractmethod
     def remove(self, instance: Instance, error: InferenceError) -> None:

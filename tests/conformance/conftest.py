@@ -38,7 +38,7 @@ def server(
     with serving(repository, *flags, environment=environment) as started:
         yield started
     assert started.process.returncode == 0, started.log[-100:]
-    crashes = started.text.count("ERROR execution failed")
+    crashes = started.text.count('] "execution failed')
     tracebacks = [
         started.log[number : number + 60]
         for number, line in enumerate(started.log)

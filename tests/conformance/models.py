@@ -25,6 +25,8 @@ def write_repository(repository: Path) -> None:
     for name, config in CATALOGUE.items():
         write_model(repository, name, config)
     write_model(repository, "versioned", identity("FP32") + EVERY_VERSION, versions=(1, 3))
+    write_model(repository, "labelled", LABELLED)
+    (repository / "labelled" / "labels.txt").write_text("zero\none\ntwo\n")
 
 
 def identity(datatype: str, dims: str = "-1", **parameters: object) -> str:
@@ -67,6 +69,10 @@ output [
   { name: "Y" data_type: TYPE_INT32 dims: [2] }
 ]
 """
+LABELLED = """backend: "identity"
+input { name: "INPUT" data_type: TYPE_FP32 dims: [-1] }
+output { name: "OUTPUT" data_type: TYPE_FP32 dims: [-1] label_filename: "labels.txt" }
+"""
 NESTED = """backend: "identity"
 input [
   { name: "INPUT" data_type: TYPE_STRING dims: [1] },
@@ -94,6 +100,9 @@ CATALOGUE = {
     "annotated": scripted(
         {"text": "a", "parameters": {"score": 0.5, "n": 2, "ok": True, "s": "x"}, "final": True}
     ),
+    "told": scripted({"text": "told", "echo_parameters": True, "final": True}),
+    "told_stream": scripted({"text": "told", "echo_parameters": True, "final": True}) + DECOUPLED,
+    "classes": identity("FP32", "3") + "max_batch_size: 4\n",
     "twice": scripted({"text": "one"}, {"text": "two", "final": True}),
     "silent": scripted({"final": True}),
     "crashing": scripted({"raise": f"cannot open {Path(__file__)}"}),

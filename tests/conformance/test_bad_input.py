@@ -5,6 +5,7 @@ import random
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,27 @@ def head_of(shape: str, size: int) -> bytes:
     sizes = [each] * (count - 1) + [total - each * (count - 1)]
     padded = [line.ljust(width - 2, b"x") for line, width in zip(lines, sizes, strict=True)]
     return start + b"\r\n".join(padded) + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize("path", ["/v2/repository/index", "/v2/models/nope/infer"])
+@pytest.mark.parametrize("beyond", [b"0\r\n" + b"a: b\r\n" * 500_000, b"1;x=" + b"x" * 3_000_000])
+def test_what_stands_around_chunks_is_bounded(server: Serving, path: str, beyond: bytes) -> None:
+    before = server.resident_bytes
+    head = f"POST {path} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    with Connection(server.ports["http"]) as connection, suppress(ConnectionResetError):
+        connection.send_as_taken(head + beyond)
+        while connection.line():
+            """The server answers, or not, and closes the connection."""
+    assert server.resident_bytes - before < ALLOWED_GROWTH
+
+
+def test_trailers_at_the_end_of_a_body_are_let_pass(server: Serving) -> None:
+    head = b"POST /v2/repository/index HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    trailers = b"X-Checksum: %b\r\n" % (b"x" * (HEAD_LIMIT - 100))
+    with Connection(server.ports["http"]) as connection:
+        for _ in range(2):
+            connection.send(head + b"2;ext=1\r\n{}\r\n0\r\n" + trailers + b"\r\n")
+            assert connection.answer().status == 200
 
 
 def test_a_body_in_a_hundred_thousand_chunks_is_answered(server: Serving, check: Check) -> None:

@@ -1,5 +1,6 @@
 """However a client leaves, its request ends within a second, and nobody else is disturbed."""
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,8 +8,18 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from tests.leaving import IN_FLIGHT, PENDING, WAYS, Moment, Question, Way, accepted, noticed
-from tests.raw import Connection
+from tests.leaving import (
+    IN_FLIGHT,
+    PENDING,
+    SMALL_BUFFER,
+    WAYS,
+    Moment,
+    Question,
+    Way,
+    accepted,
+    noticed,
+)
+from tests.raw import Connection, post
 from tests.rpc import connected, infer_request, streaming
 from tests.serving import Serving, wait_until
 
@@ -90,6 +101,52 @@ def test_a_client_that_takes_nothing_holds_back_its_model_and_is_dropped(server:
         server.wait_metric(IN_FLIGHT, "repeat", 0, SEND_TIMEOUT_SECS + NOTICED_SECS)
         assert server.resident_bytes - before < 50_000_000
         wait_until(lambda: server.open_files <= open_before, "the connection is closed")
+
+
+def floats(server: Serving, count: int) -> Connection:
+    """A client that has asked for so many bytes back from a binary infer, and reads none."""
+    connection = Connection(server.ports["http"], receive_buffer=SMALL_BUFFER)
+    header = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "INPUT",
+                    "datatype": "FP32",
+                    "shape": [count // 4],
+                    "parameters": {"binary_data_size": count},
+                }
+            ],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    announced = f"Inference-Header-Content-Length: {len(header)}"
+    connection.send(post("/v2/models/echo_fp32/infer", header + bytes(count), announced))
+    return connection
+
+
+def test_a_client_that_takes_nothing_of_a_whole_answer_is_dropped(server: Serving) -> None:
+    open_before, before = server.open_files, server.resident_bytes
+    with floats(server, 50_000_000):
+        server.wait_metric("nv_inference_request_success", "echo_fp32", 1)
+        limit = SEND_TIMEOUT_SECS + NOTICED_SECS
+        wait_until(lambda: server.open_files <= open_before, "the connection is closed", limit)
+        assert server.resident_bytes - before < 25_000_000
+
+
+def test_a_client_that_takes_little_by_little_gets_all(server: Serving) -> None:
+    size, parts = 40_000_000, 20
+    began = time.monotonic()
+    with floats(server, size) as connection:
+        head = connection.head()
+        length = int(head.headers["content-length"])
+        for part in range(parts):
+            wait_until(
+                lambda due=part * 1.5 * SEND_TIMEOUT_SECS / parts: time.monotonic() - began >= due,
+                "it is time to read on",
+            )
+            assert len(connection.read(size // parts)) == size // parts
+        assert len(connection.read(length - size)) == length - size
+    assert time.monotonic() - began > SEND_TIMEOUT_SECS
 
 
 def test_a_grpc_client_that_took_nothing_is_told_that_it_counts_as_gone(server: Serving) -> None:

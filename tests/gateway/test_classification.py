@@ -100,3 +100,13 @@ def test_an_output_has_at_most_a_million_elements_to_rank() -> None:
     assert best(whole) == ["0:0"]
     with pytest.raises(InferenceError, match="classification output tensor too large"):
         classify(tensor([*zeros, 0], Datatype.UINT8), 1, (), batching=False)
+
+
+@pytest.mark.parametrize("classes", [1, 3, 19, 20, 21])
+def test_few_classes_are_the_beginning_of_all(classes: int) -> None:
+    random = np.random.default_rng(classes)
+    for _ in range(200):
+        values = random.integers(0, 6, 20).astype(np.float32)
+        values[random.integers(0, 20, random.integers(0, 20))] = np.nan
+        everything = best(classify(tensor(values), 20, (), batching=False))
+        assert best(classify(tensor(values), classes, (), batching=False)) == everything[:classes]

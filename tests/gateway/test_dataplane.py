@@ -11,7 +11,7 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.models.registry import ModelRegistry
 from gateway.models.repository import ModelRepository
-from gateway.settings import ModelSettings
+from gateway.settings import ControlMode, ModelSettings
 from tests.builders import (
     TEXT,
     LoadedModels,
@@ -139,3 +139,26 @@ async def test_exiting_is_a_change_of_readiness(tmp_path: Path) -> None:
     assert not changed.done()
     dataplane.refuse_requests()
     await soon(changed)
+
+
+async def test_a_model_that_was_looked_up_before_a_reload_gives_way_to_the_new_one(
+    serve: Serve,
+) -> None:
+    old, new = ScriptedInstance(), ScriptedInstance()
+    retired = serve(old)
+    retired.retired = True
+    dataplane = dataplane_of(LoadedModels(serve(new)))
+    with dataplane.infer(text_request(), retired) as stream:
+        (await new.begun()).finish("done")
+        assert await soon(read_all(stream)) == ["done"]
+    assert old.executions == []
+
+
+async def test_an_exiting_server_loads_and_unloads_nothing(tmp_path: Path) -> None:
+    settings = ModelSettings(repositories=(tmp_path,), control_mode=ControlMode.EXPLICIT)
+    dataplane = DataPlane(ModelRegistry(ModelRepository((tmp_path,)), settings))
+    dataplane.refuse_requests()
+    for operation in (dataplane.load("a"), dataplane.unload("a")):
+        with pytest.raises(InferenceError) as caught:
+            await operation
+        assert (caught.value.code, caught.value.message) == (Code.UNAVAILABLE, "Server exiting")

@@ -12,6 +12,7 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.metadata import model_metadata, model_ready, server_metadata, statistics
 from gateway.models.model import Model
+from gateway.models.slots import Slot
 from gateway.observability.statistics import ModelStatistics
 from tests.builders import TEXT, LoadedModels, ScriptedInstance, soon
 from tests.conftest import Serve
@@ -36,7 +37,8 @@ async def _no_load() -> Instance:
 def loaded(config: ModelConfig, version: int = 1, instance: Instance | None = None) -> Model:
     """A model that takes no requests."""
     instances = [instance or ScriptedInstance()]
-    return Model(config, version, ModelStatistics(), instances, _no_load)
+    slots = [Slot(_no_load, instance=instance) for instance in instances]
+    return Model(config, version, ModelStatistics(), slots)
 
 
 def over(*models: Model) -> DataPlane:

@@ -7,7 +7,7 @@ import pytest
 
 from gateway import model_flags
 from gateway.errors import InferenceError
-from gateway.settings import ControlMode, ModelSettings
+from gateway.settings import ControlMode, ModelSettings, ResourceLimit
 
 
 def parse(*arguments: str) -> ModelSettings:
@@ -24,6 +24,7 @@ def test_defaults_are_tritons() -> None:
     assert settings.auto_complete
     assert not settings.namespacing
     assert settings.backends == {}
+    assert (settings.rate_limit, settings.resource_limits) == (False, ())
 
 
 def test_models_to_load_first_are_named_one_by_one() -> None:
@@ -72,6 +73,12 @@ def test_settings_of_backends_are_kept_by_backend() -> None:
         ("--backend-config", "onnxruntime"),
         ("--backend-config", "onnxruntime,threads"),
         ("--backend-config", "=2"),
+        ("--rate-limit", "foo"),
+        ("--rate-limit-resource", "R"),
+        ("--rate-limit-resource", ":1"),
+        ("--rate-limit-resource", "R:1:2:3"),
+        ("--rate-limit-resource", "R:-1"),
+        ("--rate-limit-resource", "R:1:x"),
     ],
 )
 def test_a_bad_value_is_refused_with_what_was_found(flag: str, value: str) -> None:
@@ -93,3 +100,19 @@ def test_auto_complete_can_be_switched_off_in_two_ways(caplog: pytest.LogCapture
         ]
         * 2
     )
+
+
+def test_resources_are_limited_on_a_device_or_on_each_and_the_smaller_limit_counts() -> None:
+    settings = parse(
+        "--rate-limit=execution_count",
+        "--rate-limit-resource=R:3",
+        "--rate-limit-resource=R:4:0",
+        "--rate-limit-resource=R:1",
+        "--rate-limit-resource=S:0:1",
+    )
+    assert settings.rate_limit
+    assert set(settings.resource_limits) == {
+        ResourceLimit("R", 1),
+        ResourceLimit("R", 4, 0),
+        ResourceLimit("S", 0, 1),
+    }

@@ -59,6 +59,7 @@ def test_a_budget_is_a_number_of_tokens() -> None:
         {"padded_inputs": '{"flat": 0}'},
         {"padded_inputs": '{"ids": 0}', "padded_outputs": '"states"'},
         {"padded_inputs": '{"ids": 0}', "padded_outputs": '["unknown"]'},
+        {"padded_inputs": '{"ids": 0}', "padded_outputs": '["pooled"]'},
         {"padded_inputs": '{"ids": 0}', "batch_token_budget": "0"},
         {"padded_inputs": '{"ids": 0}', "batch_token_budget": "-1"},
         {"padded_inputs": '{"ids": 0}', "batch_token_budget": "many"},

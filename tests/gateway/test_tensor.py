@@ -44,6 +44,18 @@ def test_the_wire_form_is_little_endian_and_row_major(
     assert SIZES[datatype] * 2 == len(wire)
 
 
+def test_whatever_is_not_zero_is_true() -> None:
+    array = Tensor("X", Datatype.BOOL, (2, 2), b"\x00\x01\x02\xff").array()
+    assert array.view(np.uint8).tolist() == [[0, 1], [1, 1]]
+    assert Tensor("X", Datatype.BOOL, (0, 2), b"").array().shape == (0, 2)
+
+
+def test_booleans_that_are_well_formed_are_not_copied() -> None:
+    data = np.frombuffer(b"\x00\x01", dtype=np.uint8)
+    array = Tensor("X", Datatype.BOOL, (2,), data.data).array()
+    assert np.shares_memory(array, data)
+
+
 def test_bfloat16_shows_its_bits() -> None:
     tensor = Tensor("X", Datatype.BF16, (2,), b"\x80\x3f\x00\xc0")  # 1.0 and -2.0
     assert tensor.array().tolist() == [0x3F80, 0xC000]

@@ -143,9 +143,11 @@ async def test_a_failure_of_the_runtime_fails_every_request() -> None:
         raise InferenceError(Code.INTERNAL, "out of memory")
 
     async with closing(Runtime(fail)) as runtime:
+        found = await answers(runtime, request(1), request(2))
         with pytest.raises(InferenceError, match="out of memory"):
-            await answers(runtime, request(1), request(2))
-    assert runtime.batches == [[1, 2]]
+            await answers(runtime, request(3))
+    assert [str(error) for _, error in found] == ["out of memory"] * 2
+    assert runtime.batches == [[1, 2], [1], [2], [3]]
 
 
 async def test_what_a_runtime_lets_slip_is_raised_as_it_is() -> None:
@@ -159,25 +161,31 @@ async def test_what_a_runtime_lets_slip_is_raised_as_it_is() -> None:
             await answers(runtime, request(2))
 
 
-async def test_bad_data_of_one_request_leaves_its_batch_alone() -> None:
+@pytest.mark.parametrize("code", [Code.INVALID_ARG, Code.INTERNAL])
+async def test_bad_data_of_one_request_leaves_its_batch_alone(
+    code: Code, caplog: pytest.LogCaptureFixture
+) -> None:
     def refuse(x: np.ndarray) -> np.ndarray:
         if (x < 0).any():
-            raise InferenceError(Code.INVALID_ARG, "negative")
+            raise InferenceError(code, "negative")
         return x
 
     async with closing(Runtime(refuse)) as runtime:
-        found = await answers(runtime, request(1), request(-1), request(2))
-    assert values(found[0])["Y"] == [1]
+        found = await answers(runtime, *map(request, (1, -1, 2, 3)))
+    assert [index for index, _ in found] == [0, 1, 2, 3]
+    assert [values(found[index])["Y"] for index in (0, 2, 3)] == [[1], [2], [3]]
     assert isinstance(found[1][1], InferenceError)
     assert found[1][1].message == "negative"
-    assert values(found[2])["Y"] == [2]
-    assert runtime.batches == [[1, -1, 2], [1], [-1], [2]]
+    assert runtime.batches == [[1, -1, 2, 3], [1, -1], [1], [-1], [2, 3]]
+    assert [each.message for each in caplog.records] == ["batch failed, its halves are tried"]
 
 
-async def test_an_output_that_does_not_divide_over_the_batch_fails_it() -> None:
-    async with closing(Runtime(lambda x: x[:1])) as runtime:
-        with pytest.raises(InferenceError, match=r"shape \[1,1\], expected shape \[2,1\]"):
-            await answers(runtime, request(1), request(2))
+async def test_an_output_that_does_not_divide_over_the_batch_is_an_error() -> None:
+    async with closing(Runtime(lambda x: x[:0])) as runtime:
+        found = await answers(runtime, request(1), request(2))
+    for _, error in found:
+        assert isinstance(error, InferenceError)
+        assert "shape [0,1], expected shape [1,1]" in error.message
 
 
 # Cancelling and closing.
@@ -199,6 +207,26 @@ async def test_leaving_an_execution_asks_the_runtime_to_stop() -> None:
         assert runtime.aborted.is_set()
         gate.set()
         assert values((await answers(runtime, request(2)))[0])["Y"] == [2]
+
+
+async def test_an_execution_that_was_left_is_not_tried_again() -> None:
+    began, gate = threading.Event(), threading.Event()
+
+    def hold_and_fail(x: np.ndarray) -> np.ndarray:
+        began.set()
+        gate.wait(WAIT_SECS)
+        raise InferenceError(Code.INTERNAL, "cut short")
+
+    async with closing(Runtime(hold_and_fail)) as runtime:
+        task = asyncio.create_task(answers(runtime, request(1), request(2)))
+        await asyncio.to_thread(began.wait, WAIT_SECS)
+        task.cancel()
+        await soon(asyncio.wait([task]))
+        later = asyncio.create_task(answers(runtime, request(3), request(4)))
+        await asyncio.sleep(0)
+        gate.set()
+        await soon(later)
+    assert runtime.batches == [[1, 2], [3, 4], [3], [4]]
 
 
 async def test_an_execution_that_has_not_begun_is_not_run_at_all() -> None:

@@ -14,6 +14,9 @@ FINAL = "triton_final_response"
 RESERVED_PREFIX = "triton_"
 MAX_CORRELATION_ID = 128
 
+OF_HTTP = ("headers", "binary_data_output")
+"""Names that the protocol reserves for HTTP's sake: no metadata becomes a parameter of them."""
+
 Metadata = Iterable[tuple[str, str | bytes]]
 """The metadata of an RPC: names in lower case, values as text unless the name ends in `-bin`."""
 
@@ -59,7 +62,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _refuse_reserved(header: str) -> None:
-    if header in _KNOWN or header.startswith(RESERVED_PREFIX):
+    if header in _KNOWN or header in OF_HTTP or header.startswith(RESERVED_PREFIX):
         raise InferenceError(
             Code.INVALID_ARG,
             f"Header '{header}' is reserved for Triton usage and cannot be forwarded.",

@@ -1,5 +1,7 @@
 """The gRPC server: build it, listen, drain."""
 
+import asyncio
+import math
 import socket
 from typing import Any
 
@@ -37,6 +39,7 @@ class GrpcServer:
         self._server = grpc.aio.server(options=OPTIONS)
         self._servicer = Servicer(dataplane, settings, server_id)
         self._health = health.aio.HealthServicer()
+        self._stopped = asyncio.Event()
         self._add_services()
         self.address = settings.address
         self.port = self._bind(settings)
@@ -70,11 +73,22 @@ class GrpcServer:
                 await self._health.set(service, status)
             await self._dataplane.changed()
 
-    async def stop(self, grace_secs: float) -> None:
-        """Take no more requests; what is under way may end within the grace period."""
+    async def stop(self) -> None:
+        """Take no more requests; returns once those under way have ended."""
         self._servicer.stop_reading()
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(grace_secs)
+        # Grace periods are not gRPC's: of two that end together, as one stop destroys the server,
+        # the other one's reaches for what is no more, and the process dies of it.
+        await self._server.stop(math.inf)
+        self._stopped.set()
+
+    async def cut_off(self, grace_secs: float) -> None:
+        """Drop what is still under way when the grace period is over; comes after `stop`."""
+        try:
+            async with asyncio.timeout(grace_secs):
+                await self._stopped.wait()
+        except TimeoutError:
+            await self._server.stop(None)
 
 
 def _require_free(address: str, port: int) -> None:

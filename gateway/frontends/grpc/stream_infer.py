@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from gateway.dataplane import DataPlane
 from gateway.errors import UNEXPECTED, InferenceError
 from gateway.frontends.grpc.codec import RequestDecoder
+from gateway.frontends.grpc.held import HeldAnswers
 from gateway.frontends.grpc.parameters import FINAL, wants_empty_final
 from gateway.frontends.grpc.response import Encoder
 from gateway.frontends.grpc.tracing import begin
@@ -94,6 +95,7 @@ class StreamInfer:
         self._owned: set[ResponseStream] = set()
         self._outgoing: asyncio.Queue[Sequence[bytes] | None] = asyncio.Queue(OUTGOING_BATCHES)
         self._refusals = asyncio.Semaphore(REFUSALS)
+        self._held = HeldAnswers()
         self._reader: asyncio.Task[None] | None = None
         self._last_turn: asyncio.Event | None = None
 
@@ -136,6 +138,7 @@ class StreamInfer:
                 answers.create_task(self._refuse(_refusal(message[0].id, error), turn))
             else:
                 answers.create_task(self._answer(asked))
+            await self._held.room()
 
     def _find(self, message: pb.ModelInferRequest) -> Model | InferenceError:
         try:
@@ -201,20 +204,23 @@ class StreamInfer:
             complete = batch[-1].final and (bool(batch[-1].outputs) or asked.empty_final)
             messages = [_encode(asked, each) for each in batch if _is_sent(asked, each)]
             if messages:
-                await self._send(asked, messages)
+                with self._held.holding(messages):
+                    await self._send(asked, messages)
         if not complete and asked.empty_final:
             await self._send(asked, [_encode(asked, InferResponse(final=True))])
 
     async def _forward_in_turn(self, asked: Asked, turn: Turn) -> None:
         error: InferenceError | None = None
+        messages: list[bytes] = []
         try:
-            message = _encode(asked, replace(await asked.stream.only(), final=True))
+            messages = [_encode(asked, replace(await asked.stream.only(), final=True))]
         except InferenceError as found:
             error = found
-        await turn.come()
-        if error is not None:
-            raise error
-        await self._send(asked, [message])
+        with self._held.holding(messages):
+            await turn.come()
+            if error is not None:
+                raise error
+            await self._send(asked, messages)
 
     async def _report(self, asked: Asked, error: InferenceError) -> None:
         if self._strict:

@@ -1,6 +1,5 @@
 """What the traces of requests over gRPC learn of receiving and sending."""
 
-
 from gateway.frontends.grpc.errors import Context
 from gateway.messages import InferRequest
 from gateway.observability.trace import Trace

@@ -19,6 +19,9 @@ LARGE_BYTES = 16384
 MAX_FIELDS = 256
 """A message of more fields than that is left to protobuf, which is faster with many."""
 
+MAX_SHIFT = 63
+"""Where the last byte of a varint begins; what goes on behind it is left to protobuf."""
+
 
 def _tag(message: type, field: str) -> int:
     number: int = message.DESCRIPTOR.fields_by_name[field].number  # type: ignore[attr-defined]
@@ -51,7 +54,7 @@ def _split(data: bytes) -> tuple[bytes, list[memoryview]] | None:
             tag, at = _read_varint(data, at)
             size, at = _read_varint(data, at)
             at += size
-            if tag & 7 != LENGTH_DELIMITED or at > end or len(rest) > MAX_FIELDS:
+            if tag & 7 != LENGTH_DELIMITED or at > end or len(rest) + len(raw) > MAX_FIELDS:
                 return None
             if tag == RAW_INPUT:
                 raw.append(view[at - size : at])
@@ -63,8 +66,11 @@ def _split(data: bytes) -> tuple[bytes, list[memoryview]] | None:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number that begins there, and where it ends; IndexError if it is cut or too long."""
     value = shift = 0
     while (byte := data[at]) & 0x80:
+        if shift == MAX_SHIFT:
+            raise IndexError(at)
         value |= (byte & 0x7F) << shift
         shift, at = shift + 7, at + 1
     return value | byte << shift, at + 1

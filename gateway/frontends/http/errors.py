@@ -11,6 +11,8 @@ log = logging.getLogger("sluice.http")
 
 JSON = "application/json"
 RETRY_AFTER_SECS = "1"
+MAX_LOGGED = 2000
+"""Characters of a reason that are logged: what a client has sent may make it as long as that."""
 
 STATUS = {
     Code.UNKNOWN: 400,
@@ -32,9 +34,8 @@ def error_body(message: str) -> bytes:
 
 def refused(path: str, error: InferenceError) -> Response:
     """The answer to a request that has failed, which is logged."""
-    log.warning(
-        "request refused", extra={"path": path, "code": error.code.name, "reason": error.message}
-    )
+    reason = error.message[:MAX_LOGGED]
+    log.warning("request refused", extra={"path": path, "code": error.code.name, "reason": reason})
     return error_response(error)
 
 

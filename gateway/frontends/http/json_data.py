@@ -86,19 +86,36 @@ def _expect(fits: bool, text: str) -> None:
 
 def flatten(values: list[Any]) -> list[Any]:
     """The values of nested arrays in order; INVALID_ARG if they are nested too deep."""
-    depth = 1
+    if list not in set(map(type, values)):
+        return values
+    found: list[Any] = []
+    _flatten_into(found, values, MAX_DEPTH)
+    return found
+
+
+def _flatten_into(found: list[Any], values: list[Any], depth: int) -> None:
+    """Add the values of arrays of at most `depth` levels; each is moved only a few times."""
     while list in (kinds := set(map(type, values))):
-        depth += 1
-        if depth > MAX_DEPTH:
+        depth -= 1
+        if depth == 0:
             raise InferenceError(
                 Code.INVALID_ARG,
                 "Unable to parse 'data': JSON nesting depth exceeds maximum allowed limit "
                 f"({MAX_DEPTH})",
             )
         if len(kinds) > 1:
-            values = [each if type(each) is list else [each] for each in values]
+            _flatten_mixed(found, values, depth)
+            return
         values = list(chain.from_iterable(values))
-    return values
+    found += values
+
+
+def _flatten_mixed(found: list[Any], values: list[Any], depth: int) -> None:
+    for each in values:
+        if type(each) is list:
+            _flatten_into(found, each, depth)
+        else:
+            found.append(each)
 
 
 def values_of(tensor: Tensor) -> list[Any]:

@@ -1,6 +1,5 @@
 """The data of one input given as JSON, checked against its shape and the limit of its size."""
 
-import math
 from typing import Any
 
 from gateway.errors import Code, InferenceError
@@ -19,8 +18,7 @@ def read_json_input(
     Raises InferenceError with Triton's texts (protocol: JSON data rules). How many elements a
     BYTES input has is for validation to check.
     """
-    count = math.prod(shape)
-    _check_count(name, shape, count)
+    count = _count(name, shape)
     if count == 0:
         return Tensor(name, datatype, shape, b"")
     if datatype is Datatype.BYTES:
@@ -48,13 +46,20 @@ def _pack_exactly(
     return packed
 
 
-def _check_count(name: str, shape: tuple[int, ...], count: int) -> None:
-    if count > MAX_SIZE:
-        raise InferenceError(
-            Code.INVALID_ARG,
-            f"invalid shape for input '{name}': shape {format_shape(shape)} causes total element "
-            f"count to exceed maximum size of {MAX_SIZE}",
-        )
+def _count(name: str, shape: tuple[int, ...]) -> int:
+    """How many elements the shape announces; a product of many large dims is never computed."""
+    if 0 in shape:
+        return 0
+    count = 1
+    for dim in shape:
+        count *= dim
+        if count > MAX_SIZE:
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"invalid shape for input '{name}': shape {format_shape(shape)} causes total "
+                f"element count to exceed maximum size of {MAX_SIZE}",
+            )
+    return count
 
 
 def _check_size(name: str, count: int, size: int) -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import logging
 import re
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -17,9 +19,12 @@ from gateway.frontends.http.errors import JSON, error_body
 from gateway.frontends.http.header_forwarding import HEADER_NAMES
 from gateway.frontends.http.sse import ABORT
 
+log = logging.getLogger("sluice.http")
+
 MAX_HEAD_BYTES = 64 * 1024
 BACKLOG = 2048
 KEEP_ALIVE_SECS = 600
+SEND_TIMEOUT_SECS = 30.0
 MAX_PIPELINED = 16
 """Requests that a client may send ahead before no more of them are read."""
 
@@ -29,16 +34,21 @@ UPGRADE = re.compile(rb"(?i)(?<=\r\n)upgrade(?=:)")
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with a bound on a request's line and headers together.
 
-    The parser collects them without a limit of its own, so it never gets more of them than that.
+    The parser collects them without a limit of its own, so it never gets more of them than that,
+    nor of what may stand around a body that comes in chunks: their extensions, and trailers.
     It also drops the body of a request that asks for an upgrade, as Java's client does to get
     HTTP/2; an offer to upgrade may be ignored (RFC 9110, 7.8), so the parser does not see it. What
-    cannot be parsed is refused in JSON, as everything else.
+    cannot be parsed is refused in JSON, as everything else. A client that takes nothing of what
+    has been written for `send_timeout_secs` counts as gone, also when its answer is whole.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, send_timeout_secs: float, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._send_timeout_secs = send_timeout_secs
+        self._watchdog: asyncio.TimerHandle | None = None
         self._in_head = True
         self._head_bytes = 0
+        self._framing_bytes = 0
         self._header_names: list[bytes] = []
         self._leave: Callable[[], None] | None = None
         self._answered: RequestResponseCycle | None = None
@@ -62,7 +72,33 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._leave is not None and len(self.pipeline) < MAX_PIPELINED:
             self.flow.resume_reading()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_progress()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._call_off_watchdog()
+
+    def _expect_progress(self) -> None:
+        """Look again later whether the client has taken anything; until then nothing is added."""
+        unsent = self.transport.get_write_buffer_size()
+        self._watchdog = self.loop.call_later(self._send_timeout_secs, self._look_again, unsent)
+
+    def _look_again(self, unsent_before: int) -> None:
+        if self.transport.get_write_buffer_size() < unsent_before:
+            self._expect_progress()
+            return
+        log.warning("client stopped reading", extra={"secs": self._send_timeout_secs})
+        self.transport.abort()
+
+    def _call_off_watchdog(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._call_off_watchdog()
         super().connection_lost(exc)
         # uvicorn tells only the last request that came, which is not the one being answered if
         # the client has sent some ahead.
@@ -98,27 +134,47 @@ class BoundedProtocol(HttpToolsProtocol):
             self._answered = self.pipeline[-1][0]
         super().on_response_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         self._in_head = True
+        self._framing_bytes = 0
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
             data = _without_upgrade(data)
         while data and not self.transport.is_closing():
-            piece = data[: MAX_HEAD_BYTES - self._head_bytes] if self._in_head else data
-            if piece:
-                self._head_bytes += len(piece) if self._in_head else 0
-                super().data_received(piece)
-            else:
-                text = f"request line and headers exceed {MAX_HEAD_BYTES} bytes"
-                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
-            data = data[len(piece) :]
+            data = data[self._feed(data) :]
+
+    def _feed(self, data: bytes) -> int:
+        """Give the parser as much as it may have, and return how much that was."""
+        if not self._in_head:
+            self._framing_bytes += len(data)
+            super().data_received(data)
+            if self._framing_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._refuse_head(f"trailers or chunk extensions exceed {MAX_HEAD_BYTES} bytes")
+            return len(data)
+        piece = data[: MAX_HEAD_BYTES - self._head_bytes]
+        if piece:
+            self._head_bytes += len(piece)
+            super().data_received(piece)
+        else:
+            self._refuse_head(f"request line and headers exceed {MAX_HEAD_BYTES} bytes")
+        return len(piece)
+
+    def _refuse_head(self, message: str) -> None:
+        self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(HTTPStatus.BAD_REQUEST, msg)
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
+        if self.is_receiving and self.cycle.response_started:
+            self.transport.abort()
+            return
         body = error_body(message)
         head = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\nconnection: close\r\n"
@@ -146,11 +202,14 @@ class _Server(uvicorn.Server):
 class HttpListener:
     """One bound port with an application behind it."""
 
-    def __init__(self, app: ASGIApp, address: str, port: int) -> None:
+    def __init__(
+        self, app: ASGIApp, address: str, port: int, send_timeout_secs: float = SEND_TIMEOUT_SECS
+    ) -> None:
         self._socket = _bind(address, port)
         self.address: str = address
         self.port: int = self._socket.getsockname()[1]
-        self._server = _Server(_config(app))
+        protocol = partial(BoundedProtocol, send_timeout_secs=send_timeout_secs)
+        self._server = _Server(_config(app, protocol))
 
     async def serve(self) -> None:
         """Serve until `stop` was called and every connection has ended."""
@@ -176,10 +235,10 @@ class HttpListener:
         return [each for each in found if isinstance(each, BoundedProtocol)]
 
 
-def _config(app: ASGIApp) -> uvicorn.Config:
+def _config(app: ASGIApp, protocol: Callable[..., BoundedProtocol]) -> uvicorn.Config:
     options: dict[str, Any] = {
         "loop": "none",
-        "http": BoundedProtocol,
+        "http": protocol,
         "ws": "none",
         "lifespan": "off",
         "log_config": None,

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.errors import plain_error
 from gateway.models.model import Model
-from gateway.observability.exposition import CONTENT_TYPE, render
+from gateway.observability.exposition import CONTENT_TYPE, label, render
 from gateway.observability.machine import Machine
 from gateway.observability.metrics import CacheReading, ModelReading, families
 from gateway.settings import MetricsSettings
@@ -54,7 +54,6 @@ class MetricsPage:
 
 
 def _reading(model: Model) -> ModelReading:
-    config = model.config
     return ModelReading(
         name=model.name,
         version=model.version,
@@ -63,13 +62,13 @@ def _reading(model: Model) -> ModelReading:
         ready=model.ready,
         families=[family for instance in model.instances for family in instance.metrics()],
         labels=_labels(model),
-        cached=config.response_cache is not None and config.response_cache.enable,
+        cached=model.cached,
         load_secs=model.load_secs,
     )
 
 
 def _labels(model: Model) -> dict[str, str]:
-    tags = {f"_{tag}": value for tag, value in model.config.metric_tags.items()}
+    tags = {label(f"_{tag}"): value for tag, value in model.config.metric_tags.items()}
     return tags | ({"namespace": model.namespace} if model.namespace else {})
 
 

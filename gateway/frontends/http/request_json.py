@@ -9,8 +9,11 @@ import orjson
 
 from gateway.errors import Code, InferenceError
 
-LITERAL = re.compile(r'"(?:[^"\\]|\\.)*+"?|NaN|Inf(?:inity)?', re.DOTALL)
+LITERAL = re.compile(r'"(?:[^"\\]|\\.)*+"?|-?(?:NaN|Inf(?:inity)?)', re.DOTALL)
 """A string, which stays as it is, or a number of Triton's JSON that the standard's has not."""
+
+LENGTHENED = {"Inf": "Infinity", "-Inf": "-Infinity", "-NaN": "NaN"}
+"""How Python's parser knows those of the literals that it does not."""
 
 
 def parse_json_object(body: bytes) -> dict[str, Any]:
@@ -56,11 +59,12 @@ def _parse_literals(body: bytes) -> Any:
 
 
 def _zero(found: re.Match[str]) -> str:
-    return found[0] if found[0].startswith('"') else "0"
+    # With blanks, or it would become a part of a number that it touches.
+    return found[0] if found[0].startswith('"') else " 0 "
 
 
 def _lengthen(found: re.Match[str]) -> str:
-    return "Infinity" if found[0] == "Inf" else found[0]
+    return LENGTHENED.get(found[0], found[0])
 
 
 def _parse_patiently(body: bytes) -> Any:

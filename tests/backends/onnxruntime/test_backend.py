@@ -56,7 +56,7 @@ async def failure(folder: Path, config: ModelConfig = FIXED) -> InferenceError:
     with pytest.raises(InferenceError) as caught:
         await soon(OnnxRuntimeBackend().load(context(config, folder)))
     message = caught.value.message
-    assert str(folder) not in message
+    assert str(folder.parents[1]) not in message
     assert not re.search(r"/onnxruntime_src|\.cc:\d|\.h:\d|\[ONNXRuntimeError\]|std::", message)
     assert "\n" not in message
     return caught.value
@@ -284,11 +284,12 @@ async def test_weights_outside_of_the_models_folder_are_not_read(folder: Path) -
     made = onnx.load(str(folder / "model.onnx"), load_external_data=False)
     made.graph.initializer[0].external_data[0].value = "../weights.bin"
     (folder / "model.onnx").write_bytes(made.SerializeToString())
-    assert "weights.bin" in (await failure(folder)).message
+    assert 'resolved path: "weights.bin"' in (await failure(folder)).message
 
 
-async def test_a_library_of_operations_that_is_none_says_so(folder: Path) -> None:
-    (folder / "ops.so").write_bytes(b"no library")
+@pytest.mark.parametrize("place", ["m/1", "m"])
+async def test_a_library_of_operations_that_is_none_says_so(folder: Path, place: str) -> None:
+    (folder.parents[1] / place / "ops.so").write_bytes(b"no library")
     operations = ModelOperations(op_library_filename=("ops.so",))
     error = await failure(save(weighted(), folder), replace(FIXED, model_operations=operations))
     assert error.code is Code.INTERNAL

@@ -329,6 +329,34 @@ async def test_an_operator_that_fails_fails_the_request_and_no_later_one(load: L
     assert await ask(instance, floats(x=[[1]], z=[[2]])) == [{"y": [[3]]}]
 
 
+async def test_an_index_out_of_bounds_fails_its_request_and_not_its_batch(load: Load) -> None:
+    made = model(
+        [node("Gather", "table x", "y")],
+        [tensor("x", ["b", "s"], TensorProto.INT64)],
+        [tensor("y", ["b", "s"])],
+        [constant("table", np.array([10, 20], dtype=np.float32))],
+    )
+    instance = await load(made)
+    requests = [request({"x": [[index]]}, Datatype.INT64) for index in (1, 10**9, 0)]
+    first, bad, last = [response for _, response in await answers(instance, *requests)]
+    for response, expected in ((first, 20), (last, 10)):
+        assert isinstance(response, InferResponse)
+        assert response.outputs[0].array().tolist() == [[expected]]
+    assert isinstance(bad, InferenceError)
+    assert "indices element out of data bounds, idx=1000000000" in bad.message
+
+
+async def test_whatever_is_not_zero_is_true_and_counts_once(load: Load) -> None:
+    made = model(
+        [node("Compress", "x c", "y", axis=0)],
+        [tensor("x", [4]), tensor("c", [4], TensorProto.BOOL)],
+        [tensor("y", ["n"])],
+    )
+    condition = Tensor("c", Datatype.BOOL, (4,), b"\xff\x00\x02\x01")
+    inputs = (*floats(x=[1, 2, 3, 4]).inputs, condition)
+    assert await ask(await load(made), InferRequest(model="m", inputs=inputs)) == [{"y": [1, 3, 4]}]
+
+
 async def test_a_shape_that_the_model_refuses_is_told(load: Load) -> None:
     instance = await load(one("Neg", ("b", 4)), x_and_y())
     with pytest.raises(InferenceError) as caught:

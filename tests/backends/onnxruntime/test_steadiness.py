@@ -47,6 +47,20 @@ def test_loops_and_branches_are_not(folder: Path, operator: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "operator", ["ConstantOfShape", "Expand", "OneHot", "Pad", "Range", "Resize", "Tile"]
+)
+def test_operators_that_make_as_much_as_a_value_says_are_not(folder: Path, operator: str) -> None:
+    made = model(
+        [node(operator, "x", "y")], [tensor("x", [1], TensorProto.INT64)], [tensor("y", ["n"])]
+    )
+    assert not steady(folder, made)
+
+
+def test_the_librarys_own_operators_are_not(folder: Path) -> None:
+    assert not steady(folder, one("Gelu", domain="com.microsoft"))
+
+
+@pytest.mark.parametrize(
     "config",
     [
         replace(CONFIG, input=(replace(X, dims=(-1,)),)),

@@ -45,7 +45,7 @@ def test_a_model_says_more_than_the_backends_settings() -> None:
     assert SessionThreads.read(zero, settings).intra == 3
 
 
-@pytest.mark.parametrize("text", ["x", "-1", "1.5", ""])
+@pytest.mark.parametrize("text", ["x", "-1", "1.5", "", "99999999999"])
 def test_a_number_of_threads_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InferenceError) as caught:
         SessionThreads.read(config(intra_op_thread_count=text), {})

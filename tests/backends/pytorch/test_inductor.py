@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.pytorch.inductor import expected, lacking, load_inductor
+from backends.pytorch.inductor import can_abort, expected, lacking, load_inductor
 from backends.pytorch.signature import Slot
 from gateway.tensor import Datatype
 from tests.torch_models import COMPILES
@@ -77,6 +77,18 @@ def test_instructions_that_this_cpu_lacks_are_found(
     isa: str, flags: set[str], missing: list[str]
 ) -> None:
     assert lacking(isa, flags) == missing
+
+
+@pytest.mark.parametrize(
+    ("kernel", "aborts"),
+    [
+        ("#pragma omp parallel\n{ AOTI_TORCH_CHECK(0 <= tmp2, 'index out of bounds'); }", True),
+        ("for (;;) { AOTI_TORCH_CHECK(0 <= tmp2, 'index out of bounds'); }", False),
+        ("#pragma omp parallel\n{ tmp3.store(out_ptr0); }", False),
+    ],
+)
+def test_checks_that_no_exception_leaves_are_found(kernel: str, aborts: bool) -> None:
+    assert can_abort(kernel) is aborts
 
 
 @COMPILES

@@ -53,6 +53,13 @@ def test_the_first_model_to_set_the_count_wins(caplog: pytest.LogCaptureFixture)
     assert (vars(record)["model"], vars(record)["wanted"], vars(record)["have"]) == ("other", 2, 3)
 
 
+def test_a_count_that_pytorch_cannot_hold_is_told_and_does_not_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    Threads(2).ask(0, 2**70, "m")
+    assert "inter-op threads not set" in caplog.text
+
+
 def test_no_model_gets_more_than_the_budget(caplog: pytest.LogCaptureFixture) -> None:
     threads = joined(Threads(2), 1)
     with caplog.at_level(logging.WARNING, logger="sluice.pytorch"):

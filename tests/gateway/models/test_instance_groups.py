@@ -83,6 +83,7 @@ def test_auto_is_the_gpu_where_every_listed_one_is_usable(
     ("group", "gpus"),
     [
         (InstanceGroup(kind=CPU), ()),
+        (InstanceGroup(kind=CPU, count=1024), ()),
         (InstanceGroup(kind=MODEL), ()),
         (InstanceGroup(kind=GPU, gpus=(1,)), (0, 1)),
         (InstanceGroup(kind=GPU), (0,)),
@@ -98,6 +99,7 @@ def test_a_group_that_this_machine_can_have_is_accepted(
 @pytest.mark.parametrize(
     ("group", "problem"),
     [
+        (InstanceGroup(kind=CPU, count=1025), "has a count of 1025, expected at most 1024"),
         (InstanceGroup(kind=CPU, gpus=(0,)), "has kind KIND_CPU but specifies one or more GPUs"),
         (
             InstanceGroup(kind=MODEL, gpus=(0,)),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.models import repository as repository_module
@@ -123,7 +124,7 @@ async def test_nothing_can_be_loaded_before_the_registry_runs(tmp_path: Path) ->
                 f"invalid model name '{name}', model name must not contain path traversal "
                 "characters",
             )
-            for name in ("..", " .. ", "a/b", "/")
+            for name in ("..", " .. ", "a/b", "/", "a\0b")
         ),
         *(
             (
@@ -131,7 +132,7 @@ async def test_nothing_can_be_loaded_before_the_registry_runs(tmp_path: Path) ->
                 f"failed to load '{name}', failed to poll from model repository: model '{name}' "
                 "is not in any repository",
             )
-            for name in ("absent", "...", "..m", "a\0b", "x" * 300)
+            for name in ("absent", "...", "..m", "x" * 300)
         ),
     ],
 )
@@ -165,6 +166,26 @@ async def test_a_config_that_cannot_be_read_is_an_error_for_who_asked_only(
     assert message.startswith("failed to load 'a', failed to poll from model repository: a/config")
     assert await states(registry) == [("a", "", "", "")]
     assert registry.failures() == {}
+
+
+@pytest.mark.parametrize("mode", [ControlMode.EXPLICIT, ControlMode.POLL])
+async def test_a_failure_to_read_that_nobody_foresaw_takes_no_other_model_along(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, mode: ControlMode
+) -> None:
+    def fail(text: str, source: str) -> ModelConfig:
+        raise RuntimeError(f"unforeseen in {tmp_path}")
+
+    write(tmp_path, "a", 1)
+    registry = await start(startup=(EVERY_MODEL,), control_mode=mode)
+    monkeypatch.setattr(repository_module, "parse", fail)
+    write(tmp_path, "b", 1)
+    why = "model 'b' cannot be read; the server's log says why"
+    if mode is ControlMode.POLL:
+        await soon(registry.poll())
+        assert registry.failures() == {"b": f"Internal: {why}"}
+    else:
+        assert (await refusal(registry, "b")).endswith(f": {why}")
+    assert registry.find("a", "").ready
 
 
 async def test_a_model_without_versions_says_so(tmp_path: Path, start: Start) -> None:

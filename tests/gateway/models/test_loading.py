@@ -10,8 +10,10 @@ from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.models import crew
+from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.direct import DirectScheduler
-from tests.builders import read_all, soon, text_request
+from gateway.settings import ControlMode, ResourceLimit
+from tests.builders import ScriptedInstance, read_all, settle, soon, text_request
 from tests.registries import ScriptedBackend, Start, write
 
 PASSIVE = "instance_group { kind: KIND_CPU passive: true }"
@@ -24,8 +26,15 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Instance]]:
     """What is done with each instance before its model serves."""
     found: list[tuple[str, Instance]] = []
 
-    async def warm_up(instance: Instance, config: ModelConfig, folder: Path) -> None:
-        assert (folder / config.name).name == folder.name == "a"
+    async def warm_up(
+        instance: Instance,
+        name: str,
+        config: ModelConfig,
+        folder: Path,
+        statistics: ModelStatistics,
+    ) -> None:
+        assert config.name == folder.name == "a"
+        assert name.startswith("a_")
         found.append(("warm up", instance))
 
     async def prepare(self: DirectScheduler, instance: Instance) -> None:
@@ -86,7 +95,7 @@ async def test_a_restarted_instance_is_made_as_ready_as_the_first(
 async def test_what_cannot_be_warmed_up_is_not_served(
     tmp_path: Path, start: Start, backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def warm_up(instance: Instance, config: ModelConfig, folder: Path) -> None:
+    async def warm_up(*_: object) -> None:
         raise COLD
 
     monkeypatch.setattr(crew, "warm_up", warm_up)
@@ -132,3 +141,88 @@ async def test_labels_and_the_time_it_took_are_kept_with_the_model(
     model = (await start()).find("a", "")
     assert model.labels == {"text_output": ("cat", "dog")}
     assert 0 < model.load_secs < 60
+
+
+def needing(name: str, count: int, instances: int = 1) -> str:
+    """An instance group whose executions need so much of a resource."""
+    resource = f'resources {{ name: "{name}" count: {count} global: true }}'
+    return f"instance_group {{ kind: KIND_CPU count: {instances} rate_limiter {{ {resource} }} }}\n"
+
+
+async def test_models_that_need_the_same_resource_take_turns(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    write(tmp_path, "a", 1, more=needing("R", 1))
+    write(tmp_path, "b", 1, more=needing("R", 1))
+    registry = await start(rate_limit=True)
+    (first,), (second,) = backend.instances["a 1"], backend.instances["b 1"]
+    with registry.find("a", "").submit(text_request()) as one:
+        execution = await first.begun()
+        with registry.find("b", "").submit(text_request()) as other:
+            await settle()
+            assert second.executions == []
+            execution.finish("first")
+            assert await soon(read_all(one)) == ["first"]
+            (await second.begun()).finish("second")
+            assert await soon(read_all(other)) == ["second"]
+
+
+async def test_unless_it_is_switched_on_resources_mean_nothing(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    write(tmp_path, "a", 1, more=needing("R", 1, instances=2))
+    registry = await start(resource_limits=(ResourceLimit("R", 0),))
+    model = registry.find("a", "")
+    with model.submit(text_request()), model.submit(text_request()):
+        for instance in backend.instances["a 1"]:
+            (await instance.begun()).finish("at once")
+
+
+async def test_a_model_that_could_never_execute_is_not_loaded(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    write(tmp_path, "a", 1, more=needing("R", 2))
+    registry = await start(rate_limit=True, resource_limits=(ResourceLimit("R", 1),))
+    assert registry.failures() == {
+        "a version 1": 'Invalid argument: Resource count for "R" is limited to 1 which will '
+        "prevent scheduling of one or more model instances, the minimum required count is 2"
+    }
+    assert backend.instances == {}
+
+
+async def test_what_is_available_is_reckoned_anew_when_models_change(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    explicit = {"rate_limit": True, "control_mode": ControlMode.EXPLICIT, "startup": ("*",)}
+    write(tmp_path, "a", 1, more=needing("R", 1, instances=2))
+    write(tmp_path, "b", 1, more=needing("R", 2))
+    registry = await start(**explicit)
+    first, second = backend.instances["a 1"]
+    model = registry.find("a", "")
+    with model.submit(text_request()), model.submit(text_request()):
+        (await first.begun()).finish("both")
+        (await second.begun()).finish("both")
+        await settle()
+    await registry.unload("b")
+    await soon(closed(backend.instances["b 1"][0]))
+    with model.submit(text_request()) as one, model.submit(text_request()) as other:
+        execution = await first.begun()
+        await settle()
+        assert len(second.executions) == 1
+        execution.finish("one")
+        await soon(read_all(one))
+        (await second.begun()).finish("after the other")
+        await soon(read_all(other))
+    write(tmp_path, "a", more=needing("R", 3))  # an update in place
+    await registry.load("a")
+    assert registry.find("a", "") is model
+    with model.submit(text_request()) as stream:
+        (await backend.instances["a 1"][-1].begun()).finish("with three")
+        assert await soon(read_all(stream)) == ["with three"]
+    await soon(closed(first))
+    await soon(closed(second))
+
+
+async def closed(instance: ScriptedInstance) -> None:
+    await instance.closed.wait()
+    await settle()

@@ -1,5 +1,6 @@
 """Where do uploaded files go, and when do they go away?"""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,11 @@ def test_without_a_place_for_the_files_there_is_a_clear_error(
     with pytest.raises(InferenceError, match="no folder can be made for uploaded files") as caught:
         UploadedFolder({"file:1/x": b""})
     assert caught.value.code is Code.INTERNAL
+
+
+def test_a_folder_that_nobody_knows_any_more_is_deleted() -> None:
+    upload = UploadedFolder({"file:1/model": b"x"})
+    path = upload.path
+    del upload
+    gc.collect()
+    assert not path.exists()

@@ -270,6 +270,14 @@ def test_what_a_text_may_look_like() -> None:
             'name: "caf\udce9"',
             "line 1, column 7: found '\"caf\\udce9\"', expected text in UTF-8",
         ),
+        (
+            'name: "a"\ninput { data_type: 99999999999 }',
+            "line 2, column 20: found 99999999999, expected a value's name",
+        ),
+        (
+            "input { data_type: \udcff }",
+            "line 1, column 20: found '\\udcff', expected a value's name",
+        ),
     ],
 )
 def test_a_mistake_says_where_it_is_what_was_found_and_what_was_expected(
@@ -334,6 +342,7 @@ def test_what_a_config_is_shown_as_can_be_given_back() -> None:
         *("", "{", "[]", "1", "null", "[" * 100_000, '{"a":' * 100_000),
         *('{"nope": 1}', '{"max_batch_size": "x"}', '{"max_batch_size": 99999999999}'),
         *('{"input": 5}', '{"input": [5]}', '{"input": [{"data_type": "TYPE_X"}]}'),
+        '{"input": [{"data_type": "\\ud800"}]}',
         '{"dynamic_batching": {}, "sequence_batching": {}}',
     ],
 )

@@ -283,6 +283,20 @@ def test_a_size_beyond_all_bounds_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "data_type", [DataType.TYPE_UINT8, DataType.TYPE_FP32, DataType.TYPE_STRING]
+)
+@pytest.mark.parametrize("shape", [(2**63, 0), (0, 2**64 - 1), (0, 2**62, 2)])
+def test_no_elements_do_not_excuse_a_shape_beyond_all_bounds(
+    data_type: DataType, shape: tuple[int, ...]
+) -> None:
+    config = model(declared("X", data_type, dims=(-1,) * len(shape)))
+    tensor = Tensor("X", config.input[0].datatype, shape, b"")
+    assert refusal(config, tensor, id="r1") == (
+        "byte size for tensor 'X' exceeds maximum size of 9223372036854775807"
+    )
+
+
 # Data sizes (protocol 22.4).
 
 
@@ -306,7 +320,9 @@ def test_too_few_strings_are_refused(data: bytes | tuple[bytes, ...]) -> None:
     )
 
 
-@pytest.mark.parametrize("data", [(b"",) * 4, b"\0" * 16])
+@pytest.mark.parametrize(
+    "data", [(b"",) * 4, (b"",) * 9, b"\0" * 16, b"\0" * 36, b"\0" * 18, b"\0" * 12 + b"\7\0\0\0a"]
+)
 def test_too_many_strings_are_refused(data: bytes | tuple[bytes, ...]) -> None:
     assert refusal(TEXTS, given("X", (3,), Datatype.BYTES, data)) == UNKNOWN + (
         "unexpected number of string elements 4 for inference input 'X' for model 'm', expecting 3"

@@ -4,6 +4,7 @@ import io
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +132,31 @@ def test_a_file_gets_everything(streams: Streams, tmp_path: Path) -> None:
     ours.error("two")
     assert [line[0] for line in file.read_text().splitlines()] == ["I", "E"]
     assert streams.out.getvalue() == streams.err.getvalue() == ""
+
+
+def test_a_file_that_was_moved_away_is_begun_anew(streams: Streams, tmp_path: Path) -> None:
+    file = tmp_path / "sluice.log"
+    streams.log(LogSettings(file=str(file)))
+    logging.getLogger("sluice.x").info("before")
+    file.rename(tmp_path / "sluice.log.1")
+    logging.getLogger("sluice.x").info("after")
+    assert '"before"' in (tmp_path / "sluice.log.1").read_text()
+    assert '"after"' in file.read_text()
+
+
+def test_a_file_that_can_be_had_no_more_harms_nobody(
+    streams: Streams, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "logs"
+    home.mkdir()
+    streams.log(LogSettings(file=str(home / "sluice.log")))
+    shutil.rmtree(home)
+    for _ in range(2):
+        logging.getLogger("sluice.x").info("lost")
+    assert capsys.readouterr().err.count("No such file") == 2
+    home.mkdir()
+    logging.getLogger("sluice.x").info("back")
+    assert '"back"' in (home / "sluice.log").read_text()
 
 
 def test_a_file_that_cannot_be_had_is_an_error(streams: Streams, tmp_path: Path) -> None:

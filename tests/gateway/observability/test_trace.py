@@ -161,3 +161,13 @@ def test_a_request_that_never_started_has_no_execution(kept: Kept) -> None:
     trace = kept.trace()
     Record(ModelStatistics(), 1, 0, lambda _: None, trace).ended(None)
     assert stamps(trace.objects) == ["REQUEST_END"]
+
+
+def test_a_refused_request_is_told_at_once_and_shows_nothing(kept: Kept) -> None:
+    trace = kept.trace()
+    trace.stamp("A", 1)
+    trace.refused()
+    assert kept.traces == [trace]
+    assert trace.objects == []
+    trace.sent()
+    assert kept.traces == [trace]

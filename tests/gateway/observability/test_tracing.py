@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.observability.tracing import Tracer
+from gateway.observability.tracing import MOST_CHARS, Tracer
 from gateway.settings import TraceSettings
 
 TIMES = ("TIMESTAMPS",)
@@ -233,3 +233,23 @@ def test_what_does_not_trace_may_be_set_to_anything() -> None:
     tracer = Tracer()
     tracer.update("", {"rate": 0})
     assert tracer.settings().rate == 0
+
+
+def test_a_refused_request_does_not_hold_back_the_others_of_the_count(file: Path) -> None:
+    tracer = started(file, count=3)
+    take(tracer, 1)
+    refused = tracer.begin("m")
+    assert refused is not None
+    refused.refused()
+    take(tracer, 1)
+    assert written(Path(f"{file}.0")) == [1, 3]
+
+
+def test_traces_wait_for_others_only_while_they_are_small(file: Path) -> None:
+    tracer = started(file, count=1000)
+    trace = tracer.begin("m")
+    assert trace is not None
+    trace.objects.append({"id": trace.id, "data": "x" * MOST_CHARS})
+    trace.ended(1)
+    trace.sent()
+    assert written(Path(f"{file}.0")) == [1]

@@ -1,14 +1,20 @@
 """Schedulers that run for the length of one test, and leave nothing behind."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from typing import Protocol
 
 import pytest
 
 from gateway.config import ModelConfig
+from gateway.schedulers.rate_limiter import RateLimiter
 from tests.conftest import tasks_left
 from tests.gateway.schedulers.queues import Queue
 
-Start = Callable[[ModelConfig], Queue]
+
+class Start(Protocol):
+    """Runs the scheduler of a config until the test ends."""
+
+    def __call__(self, config: ModelConfig, limiter: RateLimiter | None = None) -> Queue: ...
 
 
 @pytest.fixture
@@ -16,8 +22,8 @@ async def start() -> AsyncIterator[Start]:
     """Run the scheduler of a config; when the test ends nothing is pending, and no task is left."""
     running: list[Queue] = []
 
-    def run(config: ModelConfig) -> Queue:
-        running.append(Queue(config))
+    def run(config: ModelConfig, limiter: RateLimiter | None = None) -> Queue:
+        running.append(Queue(config, limiter))
         return running[-1]
 
     yield run

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from gateway.config import ModelConfig, ModelInput
+from gateway.backend import Instance
+from gateway.config import InstanceGroup, ModelConfig, ModelInput
 from gateway.data_type import DataType
 from gateway.messages import InferRequest
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.choice import build_scheduler
 from gateway.schedulers.queue import Waiting
+from gateway.schedulers.rate_limiter import RateLimiter
 from gateway.schedulers.scheduler import Entry
 from gateway.scheduling import DynamicBatching
 from gateway.tensor import Datatype, Tensor, array_tensor
@@ -20,6 +22,9 @@ from tests.builders import TEXT, Execution, ScriptedInstance, new_entry, soon, t
 
 MS = 1_000_000
 """Nanoseconds."""
+
+PLAIN = InstanceGroup()
+"""Needs no resources, and has no priority."""
 
 TOKENS = ModelConfig(
     name="tokens",
@@ -73,16 +78,22 @@ def names(batch: Iterable[Waiting]) -> list[str]:
 class Queue:
     """A running scheduler, and the account of the requests it was given."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, limiter: RateLimiter | None = None) -> None:
         self.statistics = ModelStatistics()
+        self.limiter = limiter
         self.scheduler = build_scheduler(config, self.statistics)
         self.task = asyncio.create_task(self.scheduler.run())
 
     def employ(self, concurrency: int | None = 1) -> ScriptedInstance:
         """Add an instance."""
         instance = ScriptedInstance(concurrency)
-        self.scheduler.add(instance)
+        self.add(instance)
         return instance
+
+    def add(self, instance: Instance, group: InstanceGroup = PLAIN) -> None:
+        """Add an instance, with a share in the limiter if there is one."""
+        share = None if self.limiter is None else self.limiter.enrol(group, device=0)
+        self.scheduler.add(instance, share)
 
     def submit(self, *texts: str) -> list[Entry]:
         """Submit one request per text."""

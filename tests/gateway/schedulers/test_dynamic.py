@@ -415,6 +415,29 @@ async def test_a_decoupled_model_answers_in_order_without_waiting_for_itself(sta
     assert await soon(read_all(entries[1].stream)) == ["b"] * 100
 
 
+async def test_a_delayed_request_is_not_passed_by_one_that_waits_for_it(start: Start) -> None:
+    slow = policy(
+        default_timeout_microseconds=60_000_000,
+        allow_timeout_override=True,
+        timeout_action=TimeoutAction.DELAY,
+    )
+    config = dynamic(8, preserve_ordering=True, default_queue_policy=slow)
+    queue = start(replace(config, model_transaction_policy=DECOUPLED))
+    delayed = queue.ask(word("a", timeout_us=1))
+    until_ns = time.monotonic_ns() + 1000
+    while time.monotonic_ns() <= until_ns:
+        pass
+    (entry,) = queue.submit("b")
+    instance = queue.employ()
+    for text, each in (("a", delayed), ("b", entry)):
+        execution = await instance.begun()
+        assert asked(execution) == [text]
+        for _ in range(100):
+            execution.answer(text_response(text))
+        execution.end()
+        assert await soon(read_all(each.stream)) == [text] * 100
+
+
 # Batches by length.
 
 

@@ -1,16 +1,18 @@
 """What every scheduler does: the same cases for each of them, with requests that share no batch."""
 
 import asyncio
+import weakref
 from dataclasses import replace
 
 import pytest
 
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
+from gateway.schedulers.rate_limiter import RateLimiter
 from gateway.scheduling import QueuePolicy
 from tests.builders import TEXT, Execution, ScriptedInstance, read_all, settle, soon
 from tests.gateway.schedulers.conftest import Start
-from tests.gateway.schedulers.queues import TOKENS, Queue, dynamic
+from tests.gateway.schedulers.queues import TOKENS, Queue, dynamic, word
 
 SLOW = QueuePolicy(default_timeout_microseconds=60_000_000, max_queue_size=100)
 BROKEN = InferenceError(Code.INTERNAL, "broken")
@@ -24,10 +26,15 @@ SCHEDULERS = {
 }
 
 
+@pytest.fixture(params=[False, True], ids=["free", "rate limited"])
+def limiter(request: pytest.FixtureRequest) -> RateLimiter | None:
+    return RateLimiter() if request.param else None
+
+
 @pytest.fixture(params=SCHEDULERS)
-async def queue(request: pytest.FixtureRequest, start: Start) -> Queue:
+async def queue(request: pytest.FixtureRequest, start: Start, limiter: RateLimiter | None) -> Queue:
     config: ModelConfig = SCHEDULERS[request.param]
-    return start(config)
+    return start(config, limiter)
 
 
 async def begun(instance: ScriptedInstance, count: int) -> list[Execution]:
@@ -36,7 +43,7 @@ async def begun(instance: ScriptedInstance, count: int) -> list[Execution]:
 
 async def test_requests_are_executed_in_the_order_they_came(queue: Queue) -> None:
     instance = ScriptedInstance(concurrency=1)
-    queue.scheduler.add(instance)
+    queue.add(instance)
     entries = queue.submit("a", "b", "c")
     for text, entry in zip("abc", entries, strict=True):
         execution = await instance.begun()
@@ -51,7 +58,7 @@ async def test_an_instance_takes_as_many_executions_as_it_says_and_no_more(
     queue: Queue, concurrency: int
 ) -> None:
     instance = ScriptedInstance(concurrency)
-    queue.scheduler.add(instance)
+    queue.add(instance)
     texts = [str(number) for number in range(concurrency + 1)]
     queue.submit(*texts)
     executions = await begun(instance, concurrency)
@@ -69,7 +76,7 @@ async def test_an_instance_that_batches_in_flight_takes_every_request_as_it_come
     queue: Queue,
 ) -> None:
     instance = ScriptedInstance(concurrency=None)
-    queue.scheduler.add(instance)
+    queue.add(instance)
     entries = queue.submit(*map(str, range(20)))
     for execution in await begun(instance, 20):
         execution.finish("done")
@@ -80,7 +87,7 @@ async def test_an_instance_that_batches_in_flight_takes_every_request_as_it_come
 async def test_instances_share_the_queue(queue: Queue) -> None:
     instances = [ScriptedInstance(concurrency=1) for _ in range(2)]
     for instance in instances:
-        queue.scheduler.add(instance)
+        queue.add(instance)
     queue.submit("a", "b", "c")
     first, second = [await instance.begun() for instance in instances]
     assert [instance.asked for instance in instances] == [["a"], ["b"]]
@@ -97,7 +104,7 @@ async def test_a_request_waits_for_an_instance(queue: Queue) -> None:
     await settle()
     assert queue.statistics.pending == 1
     instance = ScriptedInstance()
-    queue.scheduler.add(instance)
+    queue.add(instance)
     execution = await instance.begun()
     assert queue.statistics.pending == 0
     execution.finish("at last")
@@ -106,7 +113,7 @@ async def test_a_request_waits_for_an_instance(queue: Queue) -> None:
 
 async def test_a_request_cancelled_in_the_queue_never_reaches_the_instance(queue: Queue) -> None:
     instance = ScriptedInstance(concurrency=1)
-    queue.scheduler.add(instance)
+    queue.add(instance)
     _first, second, third = queue.submit("a", "b", "c")
     execution = await instance.begun()
     assert queue.statistics.pending == 2
@@ -119,9 +126,29 @@ async def test_a_request_cancelled_in_the_queue_never_reaches_the_instance(queue
     assert await soon(read_all(third.stream)) == ["served"]
 
 
+class Body:
+    """Something large that a request holds on to."""
+
+
+async def test_a_request_cancelled_in_the_queue_is_let_go_at_once(queue: Queue) -> None:
+    instance = ScriptedInstance(concurrency=1)
+    queue.add(instance)
+    queue.submit("a")
+    execution = await instance.begun()
+    body = Body()
+    held = weakref.ref(body)
+    entry = queue.ask(word("b", parameters={"body": body}))
+    entry.stream.cancel()
+    del body, entry
+    assert held() is None
+    execution.finish("done")
+    await settle()
+    assert instance.asked == ["a"]
+
+
 async def test_a_request_cancelled_at_once_never_reaches_the_instance(queue: Queue) -> None:
     instance = ScriptedInstance(concurrency=1)
-    queue.scheduler.add(instance)
+    queue.add(instance)
     await settle()
     first, second = queue.submit("a", "b")
     first.stream.cancel()
@@ -133,7 +160,7 @@ async def test_a_request_cancelled_at_once_never_reaches_the_instance(queue: Que
 
 async def test_cancelling_a_running_request_frees_its_instance(queue: Queue) -> None:
     instance = ScriptedInstance(concurrency=1)
-    queue.scheduler.add(instance)
+    queue.add(instance)
     first, second = queue.submit("a", "b")
     execution = await instance.begun()
     first.stream.cancel()
@@ -145,7 +172,7 @@ async def test_cancelling_a_running_request_frees_its_instance(queue: Queue) -> 
 @pytest.mark.parametrize("error", [BROKEN, RuntimeError("slipped through")])
 async def test_a_failed_execution_frees_its_instance(queue: Queue, error: Exception) -> None:
     instance = ScriptedInstance(concurrency=1)
-    queue.scheduler.add(instance)
+    queue.add(instance)
     first, second = queue.submit("a", "b")
     (await instance.begun()).crash(error)
     with pytest.raises(InferenceError):
@@ -156,8 +183,8 @@ async def test_a_failed_execution_frees_its_instance(queue: Queue, error: Except
 
 async def test_what_a_dead_instance_was_executing_gets_the_error(queue: Queue) -> None:
     dead, alive = ScriptedInstance(concurrency=1), ScriptedInstance(concurrency=1)
-    queue.scheduler.add(dead)
-    queue.scheduler.add(alive)
+    queue.add(dead)
+    queue.add(alive)
     first, second = queue.submit("a", "b")
     execution = await dead.begun()
     queue.scheduler.remove(dead, BROKEN)
@@ -170,7 +197,7 @@ async def test_what_a_dead_instance_was_executing_gets_the_error(queue: Queue) -
 
 async def test_what_waits_for_a_dead_instance_is_executed_by_the_next_one(queue: Queue) -> None:
     dead = ScriptedInstance(concurrency=1)
-    queue.scheduler.add(dead)
+    queue.add(dead)
     _, waiting = queue.submit("a", "b")
     execution = await dead.begun()
     queue.scheduler.remove(dead, BROKEN)
@@ -178,7 +205,7 @@ async def test_what_waits_for_a_dead_instance_is_executed_by_the_next_one(queue:
     await settle()
     assert dead.asked == ["a"]
     replacement = ScriptedInstance(concurrency=1)
-    queue.scheduler.add(replacement)
+    queue.add(replacement)
     (await replacement.begun()).finish("served")
     assert await soon(read_all(waiting.stream)) == ["served"]
 
@@ -188,8 +215,8 @@ async def test_an_idle_instance_that_was_removed_gets_nothing(
     queue: Queue, concurrency: int | None
 ) -> None:
     removed, kept = ScriptedInstance(concurrency), ScriptedInstance(concurrency)
-    queue.scheduler.add(removed)
-    queue.scheduler.add(kept)
+    queue.add(removed)
+    queue.add(kept)
     queue.scheduler.remove(removed, BROKEN)
     queue.submit("a", "b")
     for execution in await begun(kept, 2):
@@ -200,7 +227,7 @@ async def test_an_idle_instance_that_was_removed_gets_nothing(
 
 async def test_stopping_ends_the_executions_with_an_error(queue: Queue) -> None:
     instance = ScriptedInstance()
-    queue.scheduler.add(instance)
+    queue.add(instance)
     (entry,) = queue.submit("a")
     execution = await instance.begun()
     await queue.stop()
@@ -212,7 +239,7 @@ async def test_stopping_ends_the_executions_with_an_error(queue: Queue) -> None:
 
 async def test_a_scheduler_with_a_backlog_stops_quietly(queue: Queue) -> None:
     instance = ScriptedInstance(concurrency=1)
-    queue.scheduler.add(instance)
+    queue.add(instance)
     entries = queue.submit("a", "b", "c")
     await instance.begun()
     await queue.stop()
@@ -226,13 +253,13 @@ async def test_a_withdrawn_instance_ends_what_it_executes_and_takes_nothing_more
     queue: Queue,
 ) -> None:
     leaving, staying = ScriptedInstance(concurrency=1), ScriptedInstance(concurrency=1)
-    queue.scheduler.add(leaving)
+    queue.add(leaving)
     first, second, third = queue.submit("a", "b", "c")
     execution = await leaving.begun()
     withdrawn = asyncio.create_task(queue.scheduler.withdraw(leaving))
     await settle()
     assert not withdrawn.done()
-    queue.scheduler.add(staying)
+    queue.add(staying)
     (await staying.begun()).finish("done b")
     (await staying.begun()).finish("done c")
     execution.finish("done a")
@@ -244,7 +271,7 @@ async def test_a_withdrawn_instance_ends_what_it_executes_and_takes_nothing_more
 
 async def test_an_idle_instance_is_withdrawn_at_once(queue: Queue) -> None:
     instance = ScriptedInstance(concurrency=1)
-    queue.scheduler.add(instance)
+    queue.add(instance)
     await soon(queue.scheduler.withdraw(instance))
     (entry,) = queue.submit("a")
     await settle()

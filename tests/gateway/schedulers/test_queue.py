@@ -56,6 +56,12 @@ def test_a_request_can_only_shorten_the_timeout_and_only_if_allowed(
     assert deadline_ns == (7 + expected_us * NS_PER_US if expected_us else 0)
 
 
+def test_nobody_is_delayed_where_responses_keep_their_order() -> None:
+    assert rules(DELAY, preserve_ordering=True).deadline_ns(0, 0, now_ns=7) == 0
+    assert rules(REJECT, preserve_ordering=True).deadline_ns(0, 0, now_ns=7) > 0
+    assert rules(DELAY).deadline_ns(0, 0, now_ns=7) > 0
+
+
 def test_a_level_has_its_own_policy_or_the_default() -> None:
     found = rules(
         QueuePolicy(max_queue_size=5),

@@ -165,7 +165,10 @@ def test_no_pattern_forwards_nothing() -> None:
     assert HeaderForwarding("x").enabled is True
 
 
-@pytest.mark.parametrize("name", ["timeout", "priority", "sequence_id", "triton_x"])
+@pytest.mark.parametrize(
+    "name",
+    ["timeout", "priority", "sequence_id", "triton_x", "headers", "binary_data_output"],
+)
 def test_reserved_names_are_not_forwarded(name: str) -> None:
     with pytest.raises(InferenceError) as caught:
         HeaderForwarding(".").select([(name, "1")])

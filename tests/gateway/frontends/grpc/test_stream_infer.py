@@ -11,6 +11,7 @@ import pytest
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.codec import RequestDecoder
+from gateway.frontends.grpc.held import MAX_ANSWERS
 from gateway.frontends.grpc.parameters import HeaderForwarding
 from gateway.frontends.grpc.stream_infer import (
     OUTGOING_BATCHES,
@@ -546,3 +547,27 @@ async def test_a_client_that_asks_much_and_reads_nothing_is_not_read_without_end
         call.reads.set()
         heard = [(await call.answer()).infer_response.id for _ in range(5000)]
         assert heard == [str(number) for number in range(5000)]
+
+
+async def test_answers_that_wait_for_their_turn_keep_more_requests_from_being_read(
+    models: list[Model], one: ScriptedInstance
+) -> None:
+    async with Call(*models) as call:
+        call.ask("one", "first")
+        first = await one.begun()
+        names = [str(number) for number in range(MAX_ANSWERS)]
+        for name in names:
+            call.ask("one", name)
+            (await one.begun()).finish(name)
+        await settle()
+        call.ask("one", "read already")
+        call.ask("one", "too many")
+        (await one.begun()).finish("read already")
+        for _ in range(100):
+            await settle()
+        assert call.unread == 1
+        first.finish("first")
+        expected = ["first", *names, "read already"]
+        assert [await call.said() for _ in expected] == [(name, name) for name in expected]
+        (await one.begun()).finish("too many")
+        assert await call.said() == ("too many", "too many")

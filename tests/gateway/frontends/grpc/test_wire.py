@@ -1,6 +1,7 @@
 """Messages in bytes: cut apart without changing what they say."""
 
 import random
+import time
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -44,6 +45,9 @@ def test_many_fields_are_left_to_protobuf() -> None:
     message, found = parse_request(whole.SerializeToString())
     assert len(message.outputs) == MAX_FIELDS + 1
     assert list(found) == [b"a" * LARGE_BYTES]
+    _, found = parse_request(b"\x3a\x00" * LARGE_BYTES)
+    assert not isinstance(found, list)
+    assert list(found) == [b""] * LARGE_BYTES
 
 
 def test_an_unknown_field_does_no_harm() -> None:
@@ -58,6 +62,14 @@ def test_an_unknown_field_does_no_harm() -> None:
 def test_what_is_no_message_is_refused(size: int, junk: bytes) -> None:
     with pytest.raises(DecodeError):
         parse_request(request([bytes(size)]).SerializeToString() + junk)
+
+
+@pytest.mark.parametrize("junk", [b"\xff", b"\x3a\x80"])
+def test_a_number_without_end_is_refused_at_its_beginning(junk: bytes) -> None:
+    began = time.process_time()
+    with pytest.raises(DecodeError):
+        parse_request(junk + b"\x80" * 2**20)
+    assert time.process_time() - began < 5.0
 
 
 def test_a_message_cut_anywhere_is_parsed_as_protobuf_does() -> None:

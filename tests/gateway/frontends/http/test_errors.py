@@ -3,7 +3,14 @@
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.errors import STATUS, error_body, error_response, plain_error
+from gateway.frontends.http.errors import (
+    MAX_LOGGED,
+    STATUS,
+    error_body,
+    error_response,
+    plain_error,
+    refused,
+)
 
 
 def test_every_code_has_a_status() -> None:
@@ -51,3 +58,13 @@ def test_a_body_is_json_whatever_the_message(message: str, body: bytes) -> None:
 def test_a_plain_error_has_the_status_it_is_given() -> None:
     response = plain_error(405, "Method Not Allowed")
     assert (response.status_code, response.body) == (405, b'{"error":"Method Not Allowed"}')
+
+
+def test_a_client_cannot_fill_the_log_with_what_it_has_sent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    message = "x" * 10 * MAX_LOGGED
+    response = refused("/v2", InferenceError(Code.INVALID_ARG, message))
+    assert response.body == error_body(message)
+    (record,) = caplog.records
+    assert vars(record)["reason"] == "x" * MAX_LOGGED

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -357,6 +358,14 @@ def test_validation_counts_the_strings(data: list[str]) -> None:
 )
 def test_a_shape_cannot_ask_for_more_than_the_limit(shape: list[int], message: str) -> None:
     assert refusal({"inputs": [member(shape=shape, data=[1.0])]}) == (Code.INVALID_ARG, message)
+
+
+def test_a_shape_of_many_large_dims_is_not_multiplied_out() -> None:
+    began = time.process_time()
+    code, message = refusal({"inputs": [member(shape=[2**63] * 100_000, data=[1.0])]})
+    assert code is Code.INVALID_ARG
+    assert message.endswith("element count to exceed maximum size of 9223372036854775807")
+    assert time.process_time() - began < 5.0
 
 
 def test_an_input_in_json_may_reach_the_limit() -> None:

@@ -1,6 +1,8 @@
 """Elements of tensors as JSON values (protocol: JSON data rules)."""
 
+import itertools
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -140,6 +142,15 @@ def test_nesting_has_a_limit() -> None:
         Code.INVALID_ARG,
         "Unable to parse 'data': JSON nesting depth exceeds maximum allowed limit (100)",
     )
+
+
+def test_values_beside_deep_nesting_are_not_moved_at_each_level() -> None:
+    nested: list[Any] = [1]
+    for _ in range(MAX_DEPTH - 3):
+        nested = [0, nested]
+    began = time.process_time()
+    assert sum(flatten([*itertools.repeat(0, 1_000_000), [*itertools.repeat(0, 9), nested]])) == 1
+    assert time.process_time() - began < 5.0
 
 
 # Back to JSON.

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.metrics import build_metrics_app
@@ -82,3 +83,17 @@ async def test_tags_of_a_config_are_labels(serve: Serve) -> None:
     ) as client:
         found = (await soon(client.get("/metrics"))).text.splitlines()
     assert 'nv_inference_count{_team="search",model="text",version="1"} 0' in found
+
+
+async def test_a_tag_that_is_no_label_leaves_the_page_valid(serve: Serve) -> None:
+    tags = {"cost center": 'a "b"\n', "équipe-1": "x"}
+    model = serve(ScriptedInstance(), config=replace(TEXT, metric_tags=tags))
+    app = build_metrics_app(DataPlane(LoadedModels(model)), PLAIN)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as client:
+        page = (await soon(client.get("/metrics"))).text
+    found = {family.name: family for family in text_string_to_metric_families(page)}
+    [sample] = found["nv_inference_count"].samples
+    assert sample.labels["_cost_center"] == 'a "b"\n'
+    assert sample.labels["_quipe_1"] == "x"

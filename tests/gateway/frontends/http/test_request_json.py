@@ -57,6 +57,7 @@ def test_nesting_without_end_is_refused() -> None:
         ("Inf", math.inf),
         ("-Inf", -math.inf),
         ("NaN", math.nan),
+        ("-NaN", math.nan),
     ],
 )
 def test_a_number_may_be_none_or_infinite(text: str, value: float) -> None:
@@ -74,6 +75,11 @@ def test_a_number_may_be_none_or_infinite(text: str, value: float) -> None:
         b'{"data":[Inf',
         b'{"data":["Inf]}',
         b'{"data":[+Inf]}',
+        b'{"data":[1NaN]}',
+        b'{"data":[1-Inf]}',
+        b'{"data":[1.NaN]}',
+        b'{"data":[1eInf]}',
+        b'{"data":[--NaN]}',
         b'{"data":[NaN, "\xff"]}',
         b'{"data":[NaN, "\\ud800"]}',
         b'{"data":[NaN, 1e999]}',

@@ -1,0 +1,36 @@
+"""What a stream holds of answers that wait to be sent."""
+
+import asyncio
+from contextlib import ExitStack
+
+import pytest
+
+from gateway.frontends.grpc.held import MAX_ANSWERS, MAX_BYTES, HeldAnswers
+from tests.builders import settle, soon
+
+
+@pytest.mark.parametrize(
+    ("messages", "times"),
+    [
+        ([b"x"], MAX_ANSWERS),
+        ([b"x"] * MAX_ANSWERS, 1),
+        ([], MAX_ANSWERS),
+        ([bytes(MAX_BYTES // 2)], 2),
+    ],
+)
+async def test_it_is_full_at_either_limit_until_something_is_sent(
+    messages: list[bytes], times: int
+) -> None:
+    held = HeldAnswers()
+    with ExitStack() as others:
+        for _ in range(times - 1):
+            others.enter_context(held.holding(messages))
+        assert not held.full
+        await soon(held.room())
+        with held.holding(messages):
+            assert held.full
+            waiting = asyncio.create_task(held.room())
+            await settle()
+            assert not waiting.done()
+        await soon(waiting)
+        assert not held.full
