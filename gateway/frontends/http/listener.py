@@ -52,6 +52,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_names: list[bytes] = []
         self._leave: Callable[[], None] | None = None
         self._answered: RequestResponseCycle | None = None
+        self._receiving: RequestResponseCycle | None = None
 
     @property
     def is_receiving(self) -> bool:
@@ -125,6 +126,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._head_bytes = 0
         super().on_headers_complete()
+        self._receiving = self.cycle
         if not self.pipeline:
             self._answered = self.cycle
         self._read_on()
@@ -140,6 +142,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_head = True
+        self._receiving = None
         self._framing_bytes = 0
         super().on_message_complete()
 
@@ -172,8 +175,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(HTTPStatus.BAD_REQUEST, msg)
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        if self.is_receiving and self.cycle.response_started:
-            self.transport.abort()
+        if self._receiving is not None and self._receiving.response_started:
+            self.transport.abort()  # what would be written were a part of that response
             return
         body = error_body(message)
         head = (
