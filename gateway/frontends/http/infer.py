@@ -23,6 +23,7 @@ from gateway.frontends.http.errors import JSON, error_response, plain_error, ref
 from gateway.frontends.http.header_forwarding import HeaderFilter
 from gateway.frontends.http.infer_body import HEADER_LENGTH, InferBody, read_infer_body
 from gateway.frontends.http.infer_codec import InferDecoder, Target
+from gateway.frontends.http.one_write import HOLD_HEAD
 from gateway.frontends.http.paths import is_version
 from gateway.frontends.http.requested_outputs import OutputForms
 from gateway.frontends.http.response_codec import EncodedResponse, ResponseEncoder
@@ -60,6 +61,8 @@ class _Answer:
     parts: Sequence[Buffer]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if hold_head := scope["state"].get(HOLD_HEAD):
+            hold_head()
         await send({"type": "http.response.start", "status": 200, "headers": self.headers})
         for part in self.parts[:-1]:
             await send({"type": "http.response.body", "body": part, "more_body": True})

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from gateway.frontends.http.body import WATCH
 from gateway.frontends.http.errors import JSON, error_body
 from gateway.frontends.http.header_forwarding import HEADER_NAMES
+from gateway.frontends.http.one_write import HOLD_HEAD, OneWrite
 from gateway.frontends.http.sse import ABORT
 
 log = logging.getLogger("sluice.http")
@@ -73,6 +74,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._leave is not None and len(self.pipeline) < MAX_PIPELINED:
             self.flow.resume_reading()
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._one_write = OneWrite(transport)
+        # It has all that uvicorn asks of a transport.
+        super().connection_made(cast(asyncio.Transport, self._one_write))
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._expect_progress()
@@ -115,6 +121,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.scope["state"] = {
             ABORT: self.transport.abort,
             HEADER_NAMES: self._header_names,
+            HOLD_HEAD: self._one_write.hold,
             WATCH: self.watch,
         }
 
