@@ -10,10 +10,11 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from gateway import __version__, flags
+from gateway import __version__
 from gateway.errors import InferenceError
+from gateway.flags import serve as flags
 from gateway.settings import ENVIRONMENT, Settings
-from gateway.store import ModelStore, StoreError, default_root
+from gateway.storage.store import ModelStore, StoreError, default_root
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -122,7 +123,7 @@ def _announce(ports: Mapping[str, int], models: Sequence[Any]) -> None:
 
 
 def _fetch(parsed: argparse.Namespace) -> None:
-    fetch = importlib.import_module("gateway.fetch")
+    fetch = importlib.import_module("gateway.storage.fetch")
     fetch.fetch_all(parsed.names, ModelStore(default_root(ENVIRONMENT)), Console())
 
 

@@ -11,7 +11,7 @@ from gateway.models.registry import ModelRegistry
 from gateway.observability.log import Log
 from gateway.observability.trace import Trace
 from gateway.observability.tracing import Tracer
-from gateway.shared_memory import SharedMemory
+from gateway.shared_memory.regions import SharedMemory
 from gateway.stream import ResponseStream
 
 

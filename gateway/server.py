@@ -7,14 +7,14 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from gateway.cache import ResponseCache
+from gateway.cache.local import LocalCache
+from gateway.cache.response_cache import ResponseCache
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.server import GrpcServer
 from gateway.frontends.http.app import build_app
 from gateway.frontends.http.listener import HttpListener
 from gateway.frontends.http.metrics import build_metrics_app
-from gateway.local_cache import LocalCache
 from gateway.models.model import Model
 from gateway.models.registry import ModelRegistry
 from gateway.models.repository import ModelRepository
@@ -22,7 +22,7 @@ from gateway.observability.log import Log
 from gateway.observability.metrics import CacheReading
 from gateway.observability.tracing import Tracer
 from gateway.settings import CacheSettings, LocalCacheSettings, Settings
-from gateway.shared_memory import SharedMemory
+from gateway.shared_memory.regions import SharedMemory
 
 log = logging.getLogger("sluice.server")
 
@@ -189,7 +189,7 @@ def _build_cache(settings: CacheSettings | None) -> ResponseCache | None:
     if isinstance(settings, LocalCacheSettings):
         return LocalCache(settings.byte_size)
     try:
-        cache: ResponseCache = import_module("gateway.redis_cache").RedisCache(settings)
+        cache: ResponseCache = import_module("gateway.cache.redis").RedisCache(settings)
     except ModuleNotFoundError:
         raise InferenceError(
             Code.UNSUPPORTED, "--cache-config redis needs the package redis: pip install redis"

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gateway.settings import ENVIRONMENT
-from gateway.store import default_root
+from gateway.storage.store import default_root
 from loadtests import contenders, cpus, perf_analyzer, rounds
 from loadtests.contenders import Contender
 from loadtests.cpus import pinned

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from gateway.settings import ENVIRONMENT
-from gateway.store import default_root
+from gateway.storage.store import default_root
 from loadtests.server import ServerFailed
 
 

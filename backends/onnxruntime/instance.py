@@ -15,7 +15,7 @@ from backends.onnxruntime.signature import Signature
 from gateway.backend import ModelContext
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Datatype, Tensor, array_tensor
-from gateway.tensor_instance import TensorInstance
+from gateway.tensor_runtime.tensor_instance import TensorInstance
 
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 

@@ -15,7 +15,7 @@ from backends.pytorch.threads import Threads
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Tensor
-from gateway.tensor_instance import TensorInstance
+from gateway.tensor_runtime.tensor_instance import TensorInstance
 
 
 class PytorchInstance(TensorInstance):

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from gateway.cache import Insertion, ResponseCache, load_key, portable, request_key
+from gateway.cache.response_cache import Insertion, ResponseCache, load_key, portable, request_key
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.observability.record import Record

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gateway.backend import Backend, ModelContext
 from gateway.backend_loader import BackendLoader
-from gateway.cache import ResponseCache
+from gateway.cache.response_cache import ResponseCache
 from gateway.config import ModelConfig
 from gateway.messages import InferRequest
 from gateway.models.completion import completed

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from gateway.backend import Instance
-from gateway.cache import ResponseCache
+from gateway.cache.response_cache import ResponseCache
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, InferRequest

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Coroutine, Iterator, Mapping
 
 from gateway.backend_loader import BackendLoader
-from gateway.cache import ResponseCache
+from gateway.cache.response_cache import ResponseCache
 from gateway.errors import Code, InferenceError
 from gateway.models.identity import ModelId
 from gateway.models.index import IndexRow, rows

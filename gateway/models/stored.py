@@ -4,7 +4,7 @@ from pathlib import Path
 
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.store import ModelStore, StoreError
+from gateway.storage.store import ModelStore, StoreError
 
 STORED_MODEL = "stored_model"
 """Parameter of a model: the name under which `sluice fetch` stored what its backend loads."""

@@ -1,9 +1,9 @@
 """What does a request bring with it that decides about its batch?"""
 
+from gateway.batches.padding import Padding
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, request_prefix
-from gateway.padding import Padding
 from gateway.schedulers.compatibility import Compatibility
 from gateway.schedulers.queue import QueueRules, Waiting
 from gateway.schedulers.scheduler import Entry

@@ -2,9 +2,9 @@
 
 from collections.abc import Hashable
 
+from gateway.batches.padding import Padding
 from gateway.config import ModelConfig
 from gateway.messages import InferRequest
-from gateway.padding import Padding
 from gateway.tensor import Tensor
 
 

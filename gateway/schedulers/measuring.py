@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from gateway.backend import Instance
+from gateway.batches.padding import Padding
 from gateway.config import ModelConfig, ModelInput
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest
 from gateway.observability.record import Record
 from gateway.observability.statistics import ModelStatistics
-from gateway.padding import Padding
 from gateway.schedulers.costs import Point
 from gateway.schedulers.execution import execute
 from gateway.schedulers.scheduler import Entry

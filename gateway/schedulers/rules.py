@@ -4,8 +4,8 @@ import logging
 from collections.abc import Sequence
 
 from gateway.backend import Instance
+from gateway.batches.padding import Padding
 from gateway.config import ModelConfig
-from gateway.padding import Padding
 from gateway.schedulers.batching import Batching, FirstComeBatching
 from gateway.schedulers.costs import DEFAULT_BUDGET, Cost, Point
 from gateway.schedulers.lengths import LengthBatching

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.settings import ENVIRONMENT
-from gateway.store import default_root
+from gateway.storage.store import default_root
 from tests.e2e.llama import Llama, shipped_arguments, write_llama
 from tests.serving import Serving, serving
 

@@ -13,7 +13,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from gateway.settings import ENVIRONMENT
-from gateway.store import ModelStore, default_root
+from gateway.storage.store import ModelStore, default_root
 from tests.conformance.clients import Client, connect
 from tests.encoders import INPUTS, SENTENCES, TOLERANCE, Array, Reference, encode, padded
 from tests.serving import ROOT, Serving, serving

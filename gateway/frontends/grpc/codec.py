@@ -10,7 +10,7 @@ from gateway.frontends.grpc.parameters import HeaderForwarding, Metadata, read_p
 from gateway.frontends.grpc.regions import read_region
 from gateway.messages import InferRequest, RequestedOutput
 from gateway.protos import grpc_service_pb2 as pb
-from gateway.shared_memory import SharedMemory
+from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Buffer
 
 CLASSIFICATION = "classification"

@@ -10,7 +10,7 @@ from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.regions import read_region
 from gateway.models.validation import request_prefix
 from gateway.protos import grpc_service_pb2 as pb
-from gateway.shared_memory import SharedMemory
+from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import NUMPY_TYPES, Buffer, Datatype, Tensor
 
 CONTENTS = {

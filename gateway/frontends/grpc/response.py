@@ -11,7 +11,7 @@ from gateway.frontends.grpc.parameters import FINAL, set_parameter
 from gateway.messages import InferRequest, InferResponse, Parameter, RequestedOutput
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb
-from gateway.shared_memory import SharedMemory
+from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Buffer, Datatype, Tensor
 
 MAX_MESSAGE_BYTES = 2**31 - 1

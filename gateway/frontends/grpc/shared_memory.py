@@ -4,7 +4,7 @@ from gateway.dataplane import DataPlane
 from gateway.frontends.grpc.errors import Context
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.protos.grpc_service_pb2_grpc import GRPCInferenceServiceServicer
-from gateway.shared_memory import Kind
+from gateway.shared_memory.regions import Kind
 
 
 class SharedMemoryServicer(GRPCInferenceServiceServicer):

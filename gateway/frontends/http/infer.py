@@ -61,7 +61,7 @@ class _Answer:
     parts: Sequence[Buffer]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if hold_head := scope["state"].get(HOLD_HEAD):
+        if hold_head := scope.get("state", {}).get(HOLD_HEAD):
             hold_head()
         await send({"type": "http.response.start", "status": 200, "headers": self.headers})
         for part in self.parts[:-1]:

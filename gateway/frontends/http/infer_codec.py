@@ -15,7 +15,7 @@ from gateway.frontends.http.request_parameters import (
 )
 from gateway.frontends.http.requested_outputs import OutputForms, read_outputs
 from gateway.messages import InferRequest
-from gateway.shared_memory import SharedMemory
+from gateway.shared_memory.regions import SharedMemory
 
 
 @dataclass(frozen=True, slots=True)

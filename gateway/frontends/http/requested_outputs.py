@@ -8,7 +8,7 @@ from gateway.frontends.http import members
 from gateway.frontends.http.input_reader import read_region
 from gateway.frontends.http.members import Members
 from gateway.messages import NO_PARAMETERS, RequestedOutput, SharedRegion
-from gateway.shared_memory import SharedMemory
+from gateway.shared_memory.regions import SharedMemory
 
 
 @dataclass(frozen=True, slots=True)

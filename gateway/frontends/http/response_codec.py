@@ -12,7 +12,7 @@ from gateway.frontends.http.json_data import all_finite, values_of
 from gateway.frontends.http.requested_outputs import OutputForms
 from gateway.messages import InferResponse
 from gateway.models.model import Model
-from gateway.shared_memory import SharedMemory
+from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Buffer, Tensor
 
 

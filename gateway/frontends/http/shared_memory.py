@@ -14,7 +14,7 @@ from gateway.frontends.http.body import read_body
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.request_json import parse_json_object
 from gateway.settings import HttpSettings
-from gateway.shared_memory import Kind
+from gateway.shared_memory.regions import Kind
 
 PATHS = {Kind.SYSTEM: "/v2/systemsharedmemory", Kind.CUDA: "/v2/cudasharedmemory"}
 NO_STRING = "attempt to access JSON non-string as string"

@@ -17,7 +17,7 @@ from gateway.config import ModelConfig
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.settings import ENVIRONMENT
-from gateway.store import ModelStore, default_root
+from gateway.storage.store import ModelStore, default_root
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 
 MODEL = "smollm2-135m-instruct"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.cache import Insertion, Lookup, ResponseCache
+from gateway.cache.local import LocalCache
+from gateway.cache.response_cache import Insertion, Lookup, ResponseCache
 from gateway.config import ModelConfig, ModelResponseCache
 from gateway.errors import Code, InferenceError
-from gateway.local_cache import LocalCache
 from gateway.messages import InferRequest, InferResponse, Phases
 from gateway.models.model import Model
 from gateway.observability.metrics import CacheReading

@@ -2,9 +2,9 @@
 
 import pytest
 
+from gateway.batches.padding import Padding
 from gateway.errors import Code, InferenceError
 from gateway.observability.statistics import ModelStatistics
-from gateway.padding import Padding
 from gateway.schedulers.arrivals import Arrivals
 from gateway.schedulers.queue import QueueRules
 from gateway.scheduling import DynamicBatching, QueuePolicy

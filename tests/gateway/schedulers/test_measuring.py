@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from gateway.backend import Answer, Instance
+from gateway.batches.padding import Padding
 from gateway.config import ModelInput
 from gateway.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
-from gateway.padding import Padding
 from gateway.schedulers import measuring
 from gateway.schedulers.costs import Point
 from gateway.schedulers.measuring import is_enough, measure, sample, sizes

@@ -11,7 +11,7 @@ from gateway.frontends.grpc.codec import RequestDecoder
 from gateway.frontends.grpc.parameters import HeaderForwarding
 from gateway.messages import InferRequest, RequestedOutput, SharedRegion
 from gateway.protos import grpc_service_pb2 as pb
-from gateway.shared_memory import SharedMemory
+from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Datatype
 from tests.regions import shared_object
 

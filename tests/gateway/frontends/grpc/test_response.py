@@ -12,7 +12,7 @@ from gateway.frontends.grpc import response as encoding
 from gateway.frontends.grpc.response import Encoder
 from gateway.messages import InferRequest, InferResponse, RequestedOutput, SharedRegion
 from gateway.protos import grpc_service_pb2 as pb
-from gateway.shared_memory import SharedMemory
+from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 from tests.builders import TEXT, ScriptedInstance
 from tests.conftest import Serve

@@ -15,7 +15,7 @@ from gateway.errors import Code, InferenceError
 from gateway.frontends.http.infer_codec import InferDecoder, Target
 from gateway.frontends.http.requested_outputs import OutputForms
 from gateway.messages import InferRequest, RequestedOutput, SequenceTag, SharedRegion
-from gateway.shared_memory import SharedMemory
+from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import NUMPY_TYPES, Datatype
 
 LIMIT = 1000

@@ -12,7 +12,7 @@ from gateway.errors import Code, InferenceError
 from gateway.frontends.http.requested_outputs import OutputForms
 from gateway.frontends.http.response_codec import EncodedResponse, ResponseEncoder
 from gateway.messages import InferResponse, RequestedOutput, SharedRegion
-from gateway.shared_memory import SharedMemory
+from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Buffer, Datatype, Tensor, array_tensor, text_tensor
 
 FLOATS = array_tensor("Y", Datatype.FP32, np.array([[0.1, 1.0]], np.float32))

@@ -1,0 +1,210 @@
+"""How do the tensors of several requests become one batch, and its outputs theirs again?"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gateway.batches.batch_inputs import batch_tensors
+from gateway.batches.cutting import cut, cut_padded, cut_rows
+from gateway.batches.joining import join, pad, pad_value
+from gateway.batches.padding import Padding
+from gateway.config import ModelConfig, ModelInput, ModelOutput
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest
+from gateway.tensor import Buffer, Datatype, Tensor, array_tensor, format_shape
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What the config says of an output: the dims that the model gives it, and those to show."""
+
+    datatype: Datatype
+    from_model: Shape
+    to_client: Shape
+
+    @classmethod
+    def of(cls, output: ModelOutput) -> "_Shown":
+        from_model = output.dims if output.reshape is None else output.reshape.shape
+        return cls(output.datatype, from_model, output.dims)
+
+
+class Stacking:
+    """Gathers the inputs of an execution, and scatters its outputs; prepared once per model.
+
+    The requests of an execution have passed the checks of the data plane, and the batcher has
+    seen to it that they fit together: the same inputs, and where these are neither ragged nor
+    padded the same shapes. Requests of several are one batch only if the model batches.
+    Raises InferenceError INVALID_ARG if the config's padding cannot be.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self._inputs = {each.name: each for each in config.input}
+        self._shown = {each.name: _Shown.of(each) for each in config.output}
+        self._names = tuple(self._shown)
+        self._sources = {
+            name: each.source_input[0] for each in config.batch_output for name in each.target_name
+        }
+        self._padding = Padding.read(config)
+        self._pads = {
+            name: pad_value(name, self._inputs[name].datatype, value)
+            for name, value in self._padding.inputs.items()
+        }
+        self._as_sent = not config.batch_input and not any(
+            each.reshape or each.allow_ragged_batch for each in config.input
+        )
+
+    def gather(self, requests: Sequence[InferRequest]) -> dict[str, Tensor]:
+        """The inputs of one execution as the runtime sees them, by name.
+
+        Those of a single request are its own, without a copy.
+        """
+        if len(requests) == 1 and self._as_sent:
+            return {tensor.name: tensor for tensor in requests[0].inputs}
+        found = {
+            tensor.name: self._stack(self._inputs[tensor.name], requests)
+            for tensor in requests[0].inputs
+        }
+        for batch_input in self._config.batch_input:
+            sources = [_input(request, batch_input.source_input[0]) for request in requests]
+            for made in batch_tensors(batch_input, [source.shape for source in sources]):
+                found[made.name] = made
+        return found
+
+    def wanted(self, requests: Sequence[InferRequest]) -> tuple[str, ...]:
+        """The outputs that any of the requests asks for, in the config's order."""
+        if not all(request.outputs for request in requests):
+            return self._names
+        names = {output.name for request in requests for output in request.outputs}
+        return tuple(name for name in self._names if name in names)
+
+    def scatter(
+        self, outputs: Mapping[str, Tensor], requests: Sequence[InferRequest]
+    ) -> Iterable[tuple[Tensor, ...]]:
+        """Each request's own outputs: views of the batch's, which must outlive them.
+
+        Raises InferenceError INTERNAL if an output is not what the config says of it, or does
+        not divide over the batch.
+        """
+        rows = [self._rows(request) for request in requests]
+        columns = [self._split(tensor, rows, requests) for tensor in outputs.values()]
+        for index, request in enumerate(requests):
+            found = tuple(column[index] for column in columns)
+            if request.outputs and len(request.outputs) < len(found):
+                asked = {output.name for output in request.outputs}
+                found = tuple(tensor for tensor in found if tensor.name in asked)
+            yield found
+
+    def _rows(self, request: InferRequest) -> int:
+        return request.inputs[0].shape[0] if self._config.batching and request.inputs else 1
+
+    # Inputs.
+
+    def _stack(self, model_input: ModelInput, requests: Sequence[InferRequest]) -> Tensor:
+        tensors = [_input(request, model_input.name) for request in requests]
+        first = tensors[0]
+        if model_input.allow_ragged_batch:
+            return replace(first, shape=(sum(each.count for each in tensors),), data=_data(tensors))
+        if model_input.name in self._pads and len({each.shape[1] for each in tensors}) > 1:
+            return self._pad(tensors)
+        shape = first.shape
+        if len(tensors) > 1:
+            shape = (sum(each.shape[0] for each in tensors), *first.shape[1:])
+        return replace(first, shape=self._towards_model(shape, model_input), data=_data(tensors))
+
+    def _pad(self, tensors: Sequence[Tensor]) -> Tensor:
+        name, datatype = tensors[0].name, tensors[0].datatype
+        length = max(tensor.shape[1] for tensor in tensors)
+        padded = array_tensor(name, datatype, pad(tensors, length, self._pads[name]))
+        shape = self._towards_model(padded.shape, self._inputs[name])
+        return padded if shape == padded.shape else replace(padded, shape=shape)
+
+    def _towards_model(self, shape: Shape, model_input: ModelInput) -> Shape:
+        if model_input.reshape is None:
+            return shape
+        return self._reshaped(shape, model_input.dims, model_input.reshape.shape)
+
+    def _reshaped(self, shape: Shape, before: Shape, after: Shape) -> Shape:
+        batch = shape[:1] if self._config.batching else ()
+        sizes = zip(shape[len(batch) :], before, strict=True)
+        variable = iter([size for size, dim in sizes if dim == -1])
+        return (*batch, *(next(variable) if dim == -1 else dim for dim in after))
+
+    # Outputs.
+
+    def _split(
+        self, tensor: Tensor, rows: Sequence[int], requests: Sequence[InferRequest]
+    ) -> list[Tensor]:
+        if source := self._sources.get(tensor.name):
+            return self._split_as(tensor, [_input(request, source).shape for request in requests])
+        whole = self._towards_client(tensor, sum(rows))
+        if len(rows) == 1:
+            return [whole]
+        if tensor.name in self._padding.outputs:
+            lengths = self._lengths(requests)
+            if len(set(lengths)) > 1:
+                self._check_length(whole, max(lengths))
+                return cut_padded(whole, rows, lengths)
+        return cut_rows(whole, rows)
+
+    def _split_as(self, tensor: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+        expected = sum(map(math.prod, shapes))
+        if tensor.count != expected:
+            raise self._contradiction(
+                tensor, f"{expected} elements, as '{self._sources[tensor.name]}' has"
+            )
+        return cut(tensor, shapes)
+
+    def _towards_client(self, tensor: Tensor, rows: int) -> Tensor:
+        shown = self._shown.get(tensor.name)
+        if shown is None:
+            return tensor
+        expected = (rows, *shown.from_model) if self._config.batching else shown.from_model
+        if not _fits(tensor.shape, expected):
+            raise self._contradiction(tensor, f"shape {format_shape(expected)}")
+        if tensor.datatype is not shown.datatype:
+            raise self._contradiction(tensor, f"datatype {shown.datatype}")
+        if shown.from_model is shown.to_client:
+            return tensor
+        shape = self._reshaped(tensor.shape, shown.from_model, shown.to_client)
+        return replace(tensor, shape=shape)
+
+    def _lengths(self, requests: Sequence[InferRequest]) -> list[int]:
+        name = next(iter(self._pads))
+        return [_input(request, name).shape[1] for request in requests]
+
+    def _check_length(self, tensor: Tensor, longest: int) -> None:
+        if tensor.shape[1] != longest:
+            raise self._contradiction(
+                tensor, f"length {longest}, to which the batch's sequences were padded"
+            )
+
+    def _contradiction(self, tensor: Tensor, expected: str) -> InferenceError:
+        return InferenceError(
+            Code.INTERNAL,
+            f"model '{self._config.name}' gave output '{tensor.name}' with datatype "
+            f"{tensor.datatype} and shape {format_shape(tensor.shape)}, expected {expected}",
+        )
+
+
+def _data(tensors: Sequence[Tensor]) -> Buffer | tuple[bytes, ...]:
+    return tensors[0].data if len(tensors) == 1 else join(tensors)
+
+
+def _input(request: InferRequest, name: str) -> Tensor:
+    tensor = request.input(name)
+    if tensor is None:  # optional, and yet the rest of the batch or a batch input needs it
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"input '{name}' of model '{request.model}' is missing, and its batch needs it",
+        )
+    return tensor
+
+
+def _fits(shape: Shape, expected: Shape) -> bool:
+    return shape == expected or (
+        len(shape) == len(expected)
+        and all(want in (-1, have) for have, want in zip(shape, expected, strict=True))
+    )

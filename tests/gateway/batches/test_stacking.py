@@ -1,0 +1,435 @@
+"""Batches out of requests, and answers out of batches."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.batches.stacking import Stacking
+from gateway.config import (
+    BatchInput,
+    BatchInputKind,
+    BatchOutput,
+    ModelConfig,
+    ModelInput,
+    ModelOutput,
+    TensorReshape,
+)
+from gateway.data_type import DataType
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest, RequestedOutput
+from gateway.tensor import NUMPY_TYPES, SIZES, Datatype, Tensor, array_tensor
+
+NUMERIC = [each for each in Datatype if each is not Datatype.BYTES]
+
+
+def one_to_one(
+    datatype: Datatype = Datatype.FP32, dims: tuple[int, ...] = (-1,), **fields: Any
+) -> ModelConfig:
+    """A batching model with input X and output Y."""
+    kind = DataType.of(datatype)
+    return ModelConfig(
+        name="m",
+        max_batch_size=8,
+        input=(ModelInput(name="X", data_type=kind, dims=dims),),
+        output=(ModelOutput(name="Y", data_type=kind, dims=dims),),
+        **fields,
+    )
+
+
+def request(*inputs: Tensor, outputs: Sequence[str] = ()) -> InferRequest:
+    return InferRequest(
+        model="m", inputs=inputs, outputs=tuple(RequestedOutput(name) for name in outputs)
+    )
+
+
+def floats(values: Any, name: str = "X") -> Tensor:
+    return array_tensor(name, Datatype.FP32, np.asarray(values, dtype=np.float32))
+
+
+def echo(stacking: Stacking, requests: Sequence[InferRequest]) -> list[tuple[Tensor, ...]]:
+    """What a model whose output Y is its input X answers."""
+    gathered = stacking.gather(requests)["X"]
+    return list(stacking.scatter({"Y": replace(gathered, name="Y")}, requests))
+
+
+def only(answers: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:
+    return [tensor for (tensor,) in answers]
+
+
+# Batches.
+
+
+def test_a_single_request_goes_through_without_a_copy() -> None:
+    sent = floats([[1, 2]])
+    stacking = Stacking(one_to_one())
+    gathered = stacking.gather([request(sent)])
+    assert gathered["X"] is sent
+    output = replace(sent, name="Y")
+    assert list(stacking.scatter({"Y": output}, [request(sent)])) == [(output,)]
+    assert next(iter(stacking.scatter({"Y": output}, [request(sent)])))[0].data is output.data
+
+
+def test_requests_are_stacked_in_their_order_and_come_apart_again() -> None:
+    stacking = Stacking(one_to_one())
+    requests = [request(floats([[1, 2]])), request(floats([[3, 4], [5, 6]]))]
+    gathered = stacking.gather(requests)["X"]
+    assert gathered.shape == (3, 2)
+    assert gathered.array().tolist() == [[1, 2], [3, 4], [5, 6]]
+    first, second = only(echo(stacking, requests))
+    assert (first.name, first.shape, first.array().tolist()) == ("Y", (1, 2), [[1, 2]])
+    assert (second.shape, second.array().tolist()) == ((2, 2), [[3, 4], [5, 6]])
+
+
+@pytest.mark.parametrize("datatype", NUMERIC)
+@pytest.mark.parametrize("size", [1, 40_000])
+def test_every_datatype_survives_a_batch_of_few_and_of_many_bytes(
+    datatype: Datatype, size: int
+) -> None:
+    wires = [bytes([n % 2]) * size * SIZES[datatype] for n in range(3)]
+    requests = [request(Tensor("X", datatype, (1, size), wire)) for wire in wires]
+    stacking = Stacking(one_to_one(datatype))
+    assert stacking.gather(requests)["X"].datatype is datatype
+    assert [bytes(each.raw()) for each in only(echo(stacking, requests))] == wires
+
+
+def test_outputs_are_views_of_the_batchs_buffer() -> None:
+    stacking = Stacking(one_to_one())
+    requests = [request(floats([[n]])) for n in range(3)]
+    batch = np.zeros((3, 1), dtype=np.float32)
+    found = only(list(stacking.scatter({"Y": floats(batch, "Y")}, requests)))
+    batch[:, 0] = [7, 8, 9]
+    assert [each.array().item() for each in found] == [7, 8, 9]
+
+
+def test_bytes_are_stacked_in_either_form() -> None:
+    wire = b"\x01\x00\x00\x00a\x00\x00\x00\x00"
+    requests = [
+        request(Tensor("X", Datatype.BYTES, (1, 2), wire)),
+        request(Tensor("X", Datatype.BYTES, (2, 2), (b"b", b"c", b"d", b"e"))),
+    ]
+    stacking = Stacking(one_to_one(Datatype.BYTES))
+    gathered = stacking.gather(requests)["X"]
+    assert gathered.elements() == (b"a", b"", b"b", b"c", b"d", b"e")
+    assert [each.elements() for each in only(echo(stacking, requests))] == [
+        (b"a", b""),
+        (b"b", b"c", b"d", b"e"),
+    ]
+    on_the_wire = [requests[0], requests[0]]
+    assert stacking.gather(on_the_wire)["X"].elements() == (b"a", b"", b"a", b"")
+
+
+def test_tensors_without_elements_are_stacked_too() -> None:
+    stacking = Stacking(one_to_one())
+    requests = [request(floats(np.zeros((rows, 0)))) for rows in (1, 2)]
+    assert stacking.gather(requests)["X"].shape == (3, 0)
+    assert [each.shape for each in only(echo(stacking, requests))] == [(1, 0), (2, 0)]
+    nobody = [request(floats(np.zeros((0, 3)))), request(floats(np.ones((1, 3))))]
+    assert [each.array().tolist() for each in only(echo(stacking, nobody))] == [[], [[1, 1, 1]]]
+
+
+def test_inputs_that_all_requests_leave_out_are_not_stacked() -> None:
+    optional = ModelInput(name="O", data_type=DataType.TYPE_FP32, dims=(1,), optional=True)
+    config = one_to_one()
+    stacking = Stacking(replace(config, input=(*config.input, optional)))
+    requests = [request(floats([[1]])), request(floats([[2]]))]
+    assert list(stacking.gather(requests)) == ["X"]
+    both = [request(floats([[n]]), floats([[-n]], "O")) for n in (1, 2)]
+    assert stacking.gather(both)["O"].array().tolist() == [[-1], [-2]]
+
+
+# Outputs that are asked for.
+
+
+TWO = replace(
+    one_to_one(),
+    output=tuple(
+        ModelOutput(name=name, data_type=DataType.TYPE_FP32, dims=(-1,)) for name in ("Y", "Z")
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ([()], ("Y", "Z")),
+        ([("Z",)], ("Z",)),
+        ([("Z", "Y")], ("Y", "Z")),
+        ([("Z",), ("Y",)], ("Y", "Z")),
+        ([("Z",), ("Z",)], ("Z",)),
+        ([("Z",), ()], ("Y", "Z")),
+    ],
+)
+def test_what_anybody_asks_for_is_computed_in_the_configs_order(
+    asked: list[tuple[str, ...]], wanted: tuple[str, ...]
+) -> None:
+    requests = [request(floats([[1]]), outputs=names) for names in asked]
+    assert Stacking(TWO).wanted(requests) == wanted
+
+
+def test_each_request_gets_what_it_asked_for() -> None:
+    requests = [
+        request(floats([[1]]), outputs=("Z",)),
+        request(floats([[2]])),
+        request(floats([[3]]), outputs=("Z", "Y")),
+    ]
+    outputs = {name: floats([[1], [2], [3]], name) for name in ("Y", "Z")}
+    found = list(Stacking(TWO).scatter(outputs, requests))
+    assert [[tensor.name for tensor in each] for each in found] == [["Z"], ["Y", "Z"], ["Y", "Z"]]
+
+
+# Outputs that contradict the config.
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        ((3, 4), "shape [3,4], expected shape [2,4]"),
+        ((1, 4), "shape [1,4], expected shape [2,4]"),
+        ((2, 5), "shape [2,5], expected shape [2,4]"),
+        ((2,), "shape [2], expected shape [2,4]"),
+        ((2, 4, 1), "shape [2,4,1], expected shape [2,4]"),
+        ((), "shape [], expected shape [2,4]"),
+    ],
+)
+def test_an_output_of_another_shape_than_the_configs_is_refused(
+    shape: tuple[int, ...], text: str
+) -> None:
+    requests = [request(floats(np.zeros((1, 4))))] * 2
+    output = floats(np.zeros(shape), "Y")
+    with pytest.raises(InferenceError) as caught:
+        list(Stacking(one_to_one(dims=(4,))).scatter({"Y": output}, requests))
+    assert caught.value.code is Code.INTERNAL
+    assert caught.value.message == f"model 'm' gave output 'Y' with datatype FP32 and {text}"
+
+
+def test_an_output_of_another_datatype_than_the_configs_is_refused() -> None:
+    output = array_tensor("Y", Datatype.INT32, np.zeros((1, 4), dtype=np.int32))
+    with pytest.raises(InferenceError, match=r"datatype INT32 .* expected datatype FP32"):
+        list(Stacking(one_to_one()).scatter({"Y": output}, [request(floats(np.zeros((1, 4))))]))
+
+
+def test_a_model_that_does_not_batch_answers_in_its_own_shape() -> None:
+    stacking = Stacking(replace(one_to_one(dims=(2, -1)), max_batch_size=0))
+    (answer,) = only(echo(stacking, [request(floats(np.ones((2, 3))))]))
+    assert answer.shape == (2, 3)
+    with pytest.raises(InferenceError, match=r"shape \[3,3\], expected shape \[2,-1\]"):
+        echo(stacking, [request(floats(np.ones((3, 3))))])
+
+
+# Reshape.
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape", "sent", "seen"),
+    [
+        ((4,), (2, 2), (3, 4), (3, 2, 2)),
+        ((1,), (), (3, 1), (3,)),
+        ((-1, 4), (-1, 2, 2), (2, 5, 4), (2, 5, 2, 2)),
+        ((2, -1, 3, -1), (1, 2, -1, 3, -1, 1), (1, 2, 7, 3, 5), (1, 1, 2, 7, 3, 5, 1)),
+    ],
+)
+def test_reshape_shows_the_model_its_own_shape_and_the_client_the_configs(
+    dims: tuple[int, ...], shape: tuple[int, ...], sent: tuple[int, ...], seen: tuple[int, ...]
+) -> None:
+    reshape = TensorReshape(shape=shape)
+    config = one_to_one(dims=dims)
+    stacking = Stacking(
+        replace(
+            config,
+            input=(replace(config.input[0], reshape=reshape),),
+            output=(replace(config.output[0], reshape=reshape),),
+        )
+    )
+    one = request(floats(np.arange(np.prod(sent)).reshape(sent)))
+    assert stacking.gather([one])["X"].shape == seen
+    assert stacking.gather([one])["X"].data is one.inputs[0].data
+    for requests in ([one], [one, one]):
+        assert [tensor.shape for tensor in only(echo(stacking, requests))] == [sent] * len(requests)
+        assert only(echo(stacking, requests))[-1].data == one.inputs[0].data
+
+
+def test_a_model_that_does_not_batch_may_reshape_too() -> None:
+    config = replace(one_to_one(dims=(4,)), max_batch_size=0)
+    reshape = TensorReshape(shape=(2, 2))
+    stacking = Stacking(replace(config, input=(replace(config.input[0], reshape=reshape),)))
+    assert stacking.gather([request(floats(np.zeros(4)))])["X"].shape == (2, 2)
+
+
+# Ragged batches and what is derived from a batch.
+
+
+def ragged(*batch_input: BatchInput, **fields: Any) -> Stacking:
+    config = one_to_one(batch_input=batch_input, **fields)
+    return Stacking(replace(config, input=(replace(config.input[0], allow_ragged_batch=True),)))
+
+
+def shaped(*shapes: tuple[int, ...]) -> list[InferRequest]:
+    """Requests whose elements count on from one to the next."""
+    begin = 0
+    requests = []
+    for shape in shapes:
+        end = begin + int(np.prod(shape))
+        requests.append(request(floats(np.arange(begin, end).reshape(shape))))
+        begin = end
+    return requests
+
+
+@pytest.mark.parametrize("shapes", [[(1, 3)], [(1, 3), (2, 2), (1, 1)]])
+def test_ragged_inputs_are_laid_flat_one_behind_the_other(shapes: list[tuple[int, ...]]) -> None:
+    gathered = ragged().gather(shaped(*shapes))["X"]
+    assert gathered.array().tolist() == list(range(sum(int(np.prod(each)) for each in shapes)))
+
+
+@pytest.mark.parametrize("data_type", [DataType.TYPE_INT32, DataType.TYPE_FP32])
+@pytest.mark.parametrize(
+    ("kind", "shapes", "values"),
+    [
+        (BatchInputKind.BATCH_ELEMENT_COUNT, [(1, 3), (2, 2), (1, 5)], [3, 4, 5]),
+        (BatchInputKind.BATCH_ACCUMULATED_ELEMENT_COUNT, [(1, 3), (2, 2), (1, 5)], [3, 7, 12]),
+        (
+            BatchInputKind.BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO,
+            [(1, 3), (2, 2), (1, 5)],
+            [0, 3, 7, 12],
+        ),
+        (BatchInputKind.BATCH_MAX_ELEMENT_COUNT_AS_SHAPE, [(1, 3), (2, 2)], [0, 0, 0, 0]),
+        (BatchInputKind.BATCH_ITEM_SHAPE, [(2, 3, 1), (1, 2, 2)], [[3, 1], [3, 1], [2, 2]]),
+        (BatchInputKind.BATCH_ITEM_SHAPE_FLATTEN, [(2, 3, 1), (1, 2, 2)], [3, 1, 3, 1, 2, 2]),
+        (BatchInputKind.BATCH_ELEMENT_COUNT, [(2, 0)], [0]),
+        (BatchInputKind.BATCH_MAX_ELEMENT_COUNT_AS_SHAPE, [(1, 0)], []),
+    ],
+)
+def test_a_model_is_told_about_its_batch(
+    kind: BatchInputKind, shapes: list[tuple[int, ...]], values: list[Any], data_type: DataType
+) -> None:
+    told = BatchInput(kind=kind, target_name=("A", "B"), data_type=data_type, source_input=("X",))
+    gathered = ragged(told).gather(shaped(*shapes))
+    for name in ("A", "B"):
+        assert gathered[name].datatype is data_type.datatype
+        assert gathered[name].array().dtype == NUMPY_TYPES[data_type.datatype]
+        assert gathered[name].array().tolist() == values
+
+
+def test_a_flat_output_is_cut_up_by_the_shapes_of_an_input() -> None:
+    scatter = BatchOutput(target_name=("Y",), source_input=("X",))
+    stacking = ragged(batch_output=(scatter,))
+    requests = shaped((1, 3), (2, 2))
+    first, second = only(echo(stacking, requests))
+    assert (first.shape, first.array().tolist()) == ((1, 3), [[0, 1, 2]])
+    assert (second.shape, second.array().tolist()) == ((2, 2), [[3, 4], [5, 6]])
+    assert only(echo(stacking, requests[:1]))[0].shape == (1, 3)
+
+
+def test_a_flat_output_that_is_too_long_for_its_inputs_is_refused() -> None:
+    scatter = BatchOutput(target_name=("Y",), source_input=("X",))
+    with pytest.raises(InferenceError, match="expected 7 elements, as 'X' has"):
+        list(
+            ragged(batch_output=(scatter,)).scatter(
+                {"Y": floats(np.zeros(8), "Y")}, shaped((1, 3), (2, 2))
+            )
+        )
+
+
+def test_a_batch_needs_the_input_that_tells_about_it() -> None:
+    told = BatchInput(target_name=("A",), data_type=DataType.TYPE_INT32, source_input=("X",))
+    with pytest.raises(InferenceError) as caught:
+        ragged(told).gather([request()])
+    assert caught.value.code is Code.INVALID_ARG
+    assert "input 'X' of model 'm' is missing" in caught.value.message
+
+
+# Padding.
+
+
+def padded(datatype: Datatype = Datatype.FP32, pad: str = "-1", **parameters: str) -> Stacking:
+    config = one_to_one(datatype, parameters={"padded_inputs": f'{{"X": {pad}}}', **parameters})
+    return Stacking(config)
+
+
+def test_shorter_sequences_are_padded_and_cut_back() -> None:
+    requests = [
+        request(floats([[1, 2, 3]])),
+        request(floats([[4], [5]])),
+        request(floats([[6, 7]])),
+    ]
+    gathered = padded().gather(requests)["X"]
+    assert gathered.array().tolist() == [[1, 2, 3], [4, -1, -1], [5, -1, -1], [6, 7, -1]]
+    assert [each.array().tolist() for each in only(echo(padded(), requests))] == [
+        [[1, 2, 3]],
+        [[4], [5]],
+        [[6, 7]],
+    ]
+
+
+def test_rows_cut_from_a_padded_output_are_views_where_they_can_be() -> None:
+    requests = [request(floats([[1, 2, 3]])), request(floats([[4]]))]
+    batch = np.zeros((2, 3), dtype=np.float32)
+    found = only(list(padded().scatter({"Y": floats(batch, "Y")}, requests)))
+    batch[:] = 9
+    assert [each.array().tolist() for each in found] == [[[9, 9, 9]], [[9]]]
+
+
+def test_sequences_may_have_items_of_several_numbers() -> None:
+    config = one_to_one(dims=(-1, 2), parameters={"padded_inputs": '{"X": 0}'})
+    requests = [request(floats(np.ones((1, length, 2)))) for length in (1, 3)]
+    gathered = Stacking(config).gather(requests)["X"]
+    assert gathered.shape == (2, 3, 2)
+    assert gathered.array()[0].tolist() == [[1, 1], [0, 0], [0, 0]]
+    assert [each.shape for each in only(echo(Stacking(config), requests))] == [(1, 1, 2), (1, 3, 2)]
+
+
+def test_outputs_that_are_not_padded_are_cut_by_rows_only() -> None:
+    config = one_to_one(parameters={"padded_inputs": '{"X": 0}', "padded_outputs": "[]"})
+    requests = [request(floats([[1, 2]])), request(floats([[3]]))]
+    found = only(list(Stacking(config).scatter({"Y": floats([[7], [8]], "Y")}, requests)))
+    assert [each.array().tolist() for each in found] == [[[7]], [[8]]]
+
+
+def test_sequences_of_one_length_are_not_touched() -> None:
+    requests = [request(floats([[1, 2]])), request(floats([[3, 4]]))]
+    assert padded().gather(requests)["X"].array().tolist() == [[1, 2], [3, 4]]
+    assert padded().gather(requests[:1])["X"] is requests[0].inputs[0]
+
+
+def test_an_output_of_another_length_than_the_padded_one_is_refused() -> None:
+    requests = [request(floats([[1, 2, 3]])), request(floats([[4]]))]
+    with pytest.raises(InferenceError, match="expected length 3, to which"):
+        list(padded().scatter({"Y": floats(np.zeros((2, 4)), "Y")}, requests))
+
+
+@pytest.mark.parametrize("datatype", NUMERIC)
+def test_every_datatype_of_numbers_may_be_padded(datatype: Datatype) -> None:
+    size = SIZES[datatype]
+    requests = [
+        request(Tensor("X", datatype, (1, length), b"\0" * length * size)) for length in (1, 2)
+    ]
+    gathered = padded(datatype, "1").gather(requests)["X"].array()
+    one = 0x3F80 if datatype is Datatype.BF16 else 1
+    assert gathered.tolist() == [[0, one], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "pad"),
+    [
+        (Datatype.UINT8, "256"),
+        (Datatype.UINT8, "-1"),
+        (Datatype.INT64, "0.5"),
+        (Datatype.INT64, "NaN"),
+        (Datatype.INT32, "Infinity"),
+        (Datatype.INT64, "9223372036854775808"),
+        (Datatype.BOOL, "2"),
+        (Datatype.BYTES, "0"),
+    ],
+)
+def test_a_pad_value_that_the_datatype_cannot_hold_is_refused(datatype: Datatype, pad: str) -> None:
+    with pytest.raises(InferenceError) as caught:
+        padded(datatype, pad)
+    assert caught.value.code is Code.INVALID_ARG
+    assert "padded input 'X' is padded with" in caught.value.message
+
+
+def test_a_pad_value_may_be_infinite_where_there_is_infinity() -> None:
+    requests = [request(floats([[1, 2]])), request(floats([[3]]))]
+    assert padded(pad="-Infinity").gather(requests)["X"].array()[1].tolist() == [3, -np.inf]

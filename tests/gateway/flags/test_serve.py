@@ -1,0 +1,64 @@
+"""Flags with Triton's names become Settings, and bad values are refused with their name."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from gateway.flags import serve as flags
+from gateway.settings import Settings
+
+
+def parse(*arguments: str) -> Settings:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    flags.add_flags(parser)
+    return flags.settings(parser.parse_args(["--model-repository", "models", *arguments]))
+
+
+def test_defaults_are_tritons() -> None:
+    settings = parse()
+    assert (settings.http.port, settings.grpc.port, settings.metrics.port) == (8000, 8001, 8002)
+    assert settings.exit_timeout_secs == 30
+    assert settings.http.max_input_size == 64 * 1024 * 1024
+    assert settings.models.exit_on_error
+    assert settings.models.strict_readiness
+
+
+def test_a_repository_may_be_given_several_times_under_both_names() -> None:
+    settings = parse("--model-store=more")
+    assert settings.models.repositories == (Path("models"), Path("more"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("true", True), ("ON", True), ("1", True), ("False", False), ("off", False), ("0", False)],
+)
+def test_booleans_are_written_as_triton_writes_them(text: str, *, expected: bool) -> None:
+    assert parse(f"--strict-readiness={text}").models.strict_readiness is expected
+
+
+def test_metrics_listen_where_http_does_unless_told_otherwise() -> None:
+    assert parse("--http-address=127.0.0.1").metrics.address == "127.0.0.1"
+    assert parse("--http-address=127.0.0.1", "--metrics-address=::1").metrics.address == "::1"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--http-port", "65536"),
+        ("--grpc-port", "-1"),
+        ("--metrics-port", "http"),
+        ("--exit-on-error", "maybe"),
+        ("--exit-timeout-secs", "0"),
+        ("--exit-timeout-secs", "inf"),
+        ("--http-max-input-size", "0"),
+        ("--model-load-thread-count", "two"),
+    ],
+)
+def test_a_bad_value_is_refused_with_what_was_found(flag: str, value: str) -> None:
+    with pytest.raises(argparse.ArgumentError, match=value):
+        parse(f"{flag}={value}")
+
+
+def test_port_0_is_allowed() -> None:
+    assert parse("--http-port=0").http.port == 0
