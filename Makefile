@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 LOCK := requirements-cpu.lock
 READY := $(VENV)/ready
 PIP_ARGS ?=
+TEST ?= compare
 ARGS ?=
 
 .PHONY: setup serve test lint bench clean
@@ -48,7 +49,7 @@ test: lint
 
 bench: $(READY)
 	@$(BIN)/sluice fetch
-	$(BIN)/python -m loadtests.compare $(ARGS)
+	$(BIN)/python -m loadtests.$(TEST) $(ARGS)
 
 clean:
 	rm -rf $(VENV)
