@@ -100,7 +100,9 @@ async def test_model_statistics_agree_with_the_metrics(
         "nv_inference_queue_duration_us": row.inference_stats.queue.ns,
         "nv_inference_compute_infer_duration_us": row.inference_stats.compute_infer.ns,
     }
-    assert {name: ns // 1000 for name, ns in times.items()} == {name: total[name] for name in times}
+    # The metrics lose the fraction of a microsecond of each request, as Triton's do.
+    for name, ns in times.items():
+        assert 0 <= ns / 1000 - total[name] < row.inference_stats.success.count
 
 
 def test_the_engines_own_series_carry_the_labels_of_the_model(

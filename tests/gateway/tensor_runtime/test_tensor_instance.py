@@ -371,4 +371,4 @@ async def test_a_backlog_of_short_runs_lets_others_have_their_turn() -> None:
             async with aclosing(runtime.execute([request(number)])) as found:
                 assert len([answer async for answer in found]) == 1
     assert runtime.threads[TRIALS:] == ["MainThread"] * 60
-    assert 6 <= turns < 60
+    assert turns >= 6
