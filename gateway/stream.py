@@ -166,20 +166,8 @@ class ResponseStream:
 
     async def batch(self) -> list[InferResponse]:
         """All responses that are there, at least one unless the stream is over (then empty)."""
-        while self._held or not self._responses:
-            if self._done and not self._held:
-                if self._error is not None:
-                    raise self._error
-                return []
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        if not self._taken:
-            self._taken = True
-            if self._recorder is not None:
-                self._recorder.taken()
-        taken = list(self._responses)
-        self._responses.clear()
-        self._wake_writer()
+        while (taken := self._take()) is None:
+            await self._change()
         return taken
 
     async def __aiter__(self) -> AsyncIterator[InferResponse]:
@@ -193,13 +181,38 @@ class ResponseStream:
         Raises INTERNAL if it has none or more, CANCELLED once nobody waits for it any more.
         """
         answers: list[InferResponse] = []
-        while responses := await self.batch():
-            answers += [answer for answer in responses if answer.outputs or not answer.final]
+        while (taken := self._take()) != []:
+            if taken is None:
+                await self._change()
+            else:
+                answers += [answer for answer in taken if answer.outputs or not answer.final]
         if self.cancelled:
             raise InferenceError(Code.CANCELLED, "Request was cancelled")
         if len(answers) != 1:
             raise InferenceError(Code.INTERNAL, f"expected a single response, got {len(answers)}")
         return answers[0]
+
+    def _take(self) -> list[InferResponse] | None:
+        """All responses that are there, none if the stream is over; None if one has to wait."""
+        if self._held:
+            return None
+        if not self._responses:
+            if self._done and self._error is not None:
+                raise self._error
+            return [] if self._done else None
+        if not self._taken:
+            self._taken = True
+            if self._recorder is not None:
+                self._recorder.taken()
+        taken = list(self._responses)
+        self._responses.clear()
+        self._wake_writer()
+        return taken
+
+    async def _change(self) -> None:
+        """Wait until there may be something to take."""
+        self._reader = asyncio.get_running_loop().create_future()
+        await self._reader
 
     def _finish(self, error: InferenceError | None) -> None:
         self._done = True

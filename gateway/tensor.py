@@ -50,6 +50,8 @@ NUMPY_TYPES: dict[Datatype, Any] = {
 }
 """Datatypes that numpy knows. BYTES is an object; BF16 has no native type and travels as bits."""
 
+BF16_BITS = np.dtype("<u2")
+
 SIZES = {datatype: dtype.itemsize for datatype, dtype in NUMPY_TYPES.items()} | {Datatype.BF16: 2}
 """Bytes per element; BYTES is absent because its elements vary."""
 
@@ -92,8 +94,8 @@ class Tensor:
             objects: npt.NDArray[Any] = np.empty(self.count, dtype=np.object_)
             objects[:] = self.elements()
             return objects.reshape(self.shape)
-        dtype = NUMPY_TYPES.get(self.datatype, np.dtype("<u2"))
-        array: npt.NDArray[Any] = np.frombuffer(self.raw(), dtype=dtype).reshape(self.shape)
+        dtype = NUMPY_TYPES.get(self.datatype, BF16_BITS)
+        array: npt.NDArray[Any] = np.frombuffer(self.raw(), dtype).reshape(self.shape)
         if self.datatype is Datatype.BOOL and array.view(np.uint8).max(initial=0) > 1:
             array = array.view(np.uint8) != 0
         return array
@@ -111,7 +113,9 @@ def array_tensor(name: str, datatype: Datatype, array: npt.NDArray[Any]) -> Tens
         elements = tuple(_element(value) for value in array.reshape(-1))
         return Tensor(name, datatype, array.shape, elements)
     contiguous = np.ascontiguousarray(array, dtype=NUMPY_TYPES.get(datatype, array.dtype))
-    return Tensor(name, datatype, array.shape, contiguous.reshape(-1).view(np.uint8).data)
+    # A view of nothing cannot be cast.
+    data = contiguous.data.cast("B") if contiguous.size else memoryview(b"")
+    return Tensor(name, datatype, array.shape, data)
 
 
 def _element(value: Any) -> bytes:

@@ -1,9 +1,8 @@
 """What does a client learn of a failure of ONNX Runtime? No path of the host, no C++."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
@@ -31,16 +30,28 @@ SPACES = re.compile(r"\s+")
 LONGEST = 2000
 
 
-@contextmanager
-def told(folder: Path, what: str) -> Iterator[None]:
-    """Turn a failure of the library into InferenceError INTERNAL; `what` begins its text.
+class Told:
+    """As a context it turns a failure of the library into InferenceError INTERNAL.
 
-    `folder` is where the model lives, which the text leaves out, and what is above it.
+    `what` begins its text. `folder` is where the model lives, which the text leaves out, and what
+    is above it.
     """
-    try:
-        yield
-    except RUNTIME_ERRORS as error:
-        raise InferenceError(Code.INTERNAL, f"{what}: {_clear(str(error), folder)}") from error
+
+    __slots__ = ("_folder", "_what")
+
+    def __init__(self, folder: Path, what: str) -> None:
+        self._folder = folder
+        self._what = what
+
+    def __enter__(self) -> None:
+        """The block calls the library."""
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, RUNTIME_ERRORS):
+            text = f"{self._what}: {_clear(str(error), self._folder)}"
+            raise InferenceError(Code.INTERNAL, text) from error
 
 
 def _clear(text: str, folder: Path) -> str:

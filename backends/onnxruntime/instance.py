@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from backends.onnxruntime.element_types import BFLOAT16, BFLOAT16_KIND
-from backends.onnxruntime.failures import told
+from backends.onnxruntime.failures import Told
 from backends.onnxruntime.signature import Signature
 from gateway.backend import ModelContext
 from gateway.errors import Code, InferenceError
@@ -34,7 +33,7 @@ class OnnxRuntimeInstance(TensorInstance):
     ) -> None:
         super().__init__(context.config, context.name)
         self._model = context.config.name
-        self._folder: Path = context.path
+        self._told = Told(context.path, f"model '{self._model}' failed")
         self._session = session
         self._turn = turn or nullcontext()
         self._shrinkage = context.config.parameter(SHRINKAGE)
@@ -46,7 +45,7 @@ class OnnxRuntimeInstance(TensorInstance):
         feeds = {name: self._array(tensor) for name, tensor in inputs.items()}
         self._options = options = self._run_options()
         compute = self._run_values if self._bfloat16 else self._session.run
-        with self._turn, told(self._folder, f"model '{self._model}' failed"):
+        with self._turn, self._told:
             arrays = compute(list(outputs), feeds, options)
         return {
             name: array_tensor(name, self._datatypes[name], array)

@@ -8,7 +8,7 @@ from typing import Any
 import onnxruntime
 from onnxruntime import ExecutionMode, GraphOptimizationLevel
 
-from backends.onnxruntime.failures import told
+from backends.onnxruntime.failures import Told
 from backends.onnxruntime.model_file import find_libraries, find_model
 from backends.onnxruntime.parameters import integer, switch
 from backends.onnxruntime.providers import CPU, Provider, require_installed
@@ -53,7 +53,7 @@ def open_session(config: ModelConfig, folder: Path, plan: SessionPlan) -> Any:
     require_installed(plan.providers, plan.name)
     file = find_model(config, folder)
     options = _options(config, plan)
-    with told(folder, f"unable to load model '{config.name}'"):
+    with Told(folder, f"unable to load model '{config.name}'"):
         for library in find_libraries(config, folder):
             options.register_custom_ops_library(str(library))
         session = onnxruntime.InferenceSession(

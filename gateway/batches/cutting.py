@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from gateway.tensor import SIZES, Datatype, Tensor, array_tensor
 
@@ -12,7 +12,8 @@ Shape = tuple[int, ...]
 def cut_rows(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
     """A part of the tensor for each number of rows; they must add up to its first dimension."""
     below = tensor.shape[1:]
-    return cut(tensor, [(count, *below) for count in rows])
+    shapes = {count: (count, *below) for count in set(rows)}
+    return cut(tensor, [shapes[count] for count in rows])
 
 
 def cut(tensor: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
@@ -21,17 +22,16 @@ def cut(tensor: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
     The elements of the shapes must add up to those of the tensor.
     """
     name, datatype = tensor.name, tensor.datatype
-    if datatype is Datatype.BYTES:
-        elements = tensor.elements()
-        return [
-            Tensor(name, datatype, shape, elements[start:end])
-            for shape, start, end in _spans(shapes, 1)
-        ]
-    view = memoryview(tensor.raw())
-    return [
-        Tensor(name, datatype, shape, view[start:end])
-        for shape, start, end in _spans(shapes, SIZES[datatype])
-    ]
+    is_bytes = datatype is Datatype.BYTES
+    data = tensor.elements() if is_bytes else memoryview(tensor.raw())
+    size = 1 if is_bytes else SIZES[datatype]
+    sizes = {shape: math.prod(shape) * size for shape in set(shapes)}
+    parts: list[Tensor] = []
+    end = 0
+    for shape in shapes:
+        start, end = end, end + sizes[shape]
+        parts.append(Tensor(name, datatype, shape, data[start:end]))
+    return parts
 
 
 def cut_padded(tensor: Tensor, rows: Sequence[int], lengths: Sequence[int]) -> list[Tensor]:
@@ -45,8 +45,3 @@ def cut_padded(tensor: Tensor, rows: Sequence[int], lengths: Sequence[int]) -> l
         array_tensor(tensor.name, tensor.datatype, array[start : start + count, :length])
         for start, count, length in zip(starts, rows, lengths, strict=False)
     ]
-
-
-def _spans(shapes: Sequence[Shape], size: int) -> list[tuple[Shape, int, int]]:
-    bounds = pairwise(accumulate((math.prod(shape) * size for shape in shapes), initial=0))
-    return [(shape, start, end) for shape, (start, end) in zip(shapes, bounds, strict=True)]

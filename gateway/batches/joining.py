@@ -9,17 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.errors import Code, InferenceError
-from gateway.tensor import NUMPY_TYPES, Buffer, Datatype, Tensor
+from gateway.tensor import BF16_BITS, NUMPY_TYPES, Buffer, Datatype, Tensor
 
 LOCK_FREE_BYTES = 65536
 """From here on numpy copies, which lets other threads run; below, joining bytes is quicker."""
 
-BF16_BITS = np.dtype("<u2")
-
 
 def join(tensors: Sequence[Tensor]) -> Buffer | tuple[bytes, ...]:
     """The data of the tensors one after the other: rows below rows, or flat behind flat."""
-    if any(isinstance(tensor.data, tuple) for tensor in tensors):
+    if tensors[0].datatype is Datatype.BYTES and any(
+        isinstance(tensor.data, tuple) for tensor in tensors
+    ):
         return tuple(itertools.chain.from_iterable(tensor.elements() for tensor in tensors))
     parts = [tensor.raw() for tensor in tensors]
     size = sum(map(len, parts))

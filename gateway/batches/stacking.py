@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 from gateway.batches.batch_inputs import batch_tensors
 from gateway.batches.cutting import cut, cut_padded, cut_rows
@@ -75,10 +76,14 @@ class Stacking:
 
     def wanted(self, requests: Sequence[InferRequest]) -> tuple[str, ...]:
         """The outputs that any of the requests asks for, in the config's order."""
-        if not all(request.outputs for request in requests):
+        names = set()
+        for request in requests:
+            if not request.outputs:
+                return self._names
+            names.update([output.name for output in request.outputs])
+        if len(names) == len(self._names):
             return self._names
-        names = {output.name for request in requests for output in request.outputs}
-        return tuple(name for name in self._names if name in names)
+        return tuple([name for name in self._names if name in names])
 
     def scatter(
         self, outputs: Mapping[str, Tensor], requests: Sequence[InferRequest]
@@ -90,8 +95,8 @@ class Stacking:
         """
         rows = [self._rows(request) for request in requests]
         columns = [self._split(tensor, rows, requests) for tensor in outputs.values()]
-        for index, request in enumerate(requests):
-            found = tuple(column[index] for column in columns)
+        parts = zip(*columns, strict=True) if columns else repeat((), len(requests))
+        for request, found in zip(requests, parts, strict=True):
             if request.outputs and len(request.outputs) < len(found):
                 asked = {output.name for output in request.outputs}
                 found = tuple(tensor for tensor in found if tensor.name in asked)
@@ -103,7 +108,7 @@ class Stacking:
     # Inputs.
 
     def _stack(self, model_input: ModelInput, requests: Sequence[InferRequest]) -> Tensor:
-        tensors = [_input(request, model_input.name) for request in requests]
+        tensors = _inputs(requests, model_input.name)
         first = tensors[0]
         if model_input.allow_ragged_batch:
             return replace(first, shape=(sum(each.count for each in tensors),), data=_data(tensors))
@@ -111,8 +116,9 @@ class Stacking:
             return self._pad(tensors)
         shape = first.shape
         if len(tensors) > 1:
-            shape = (sum(each.shape[0] for each in tensors), *first.shape[1:])
-        return replace(first, shape=self._towards_model(shape, model_input), data=_data(tensors))
+            shape = (sum([each.shape[0] for each in tensors]), *first.shape[1:])
+        shape = self._towards_model(shape, model_input)
+        return Tensor(first.name, first.datatype, shape, _data(tensors))
 
     def _pad(self, tensors: Sequence[Tensor]) -> Tensor:
         name, datatype = tensors[0].name, tensors[0].datatype
@@ -191,6 +197,17 @@ class Stacking:
 
 def _data(tensors: Sequence[Tensor]) -> Buffer | tuple[bytes, ...]:
     return tensors[0].data if len(tensors) == 1 else join(tensors)
+
+
+def _inputs(requests: Sequence[InferRequest], name: str) -> list[Tensor]:
+    """The input of that name of each request: most have it at the same place."""
+    place = [tensor.name for tensor in requests[0].inputs].index(name)
+    return [
+        request.inputs[place]
+        if place < len(request.inputs) and request.inputs[place].name == name
+        else _input(request, name)
+        for request in requests
+    ]
 
 
 def _input(request: InferRequest, name: str) -> Tensor:

@@ -149,9 +149,9 @@ def _refusal(code: Code, text: str) -> InferenceError:
 def _highest(known: Known) -> Model:
     loaded = None
     for status in reversed(known.versions.values()):
-        if status.ready and status.model is not None:
-            return status.model
-        loaded = loaded or status.model
+        if (model := status.model) is not None and model.ready:
+            return model
+        loaded = loaded or model
     if loaded is not None:
         return loaded
     if any(status.state is State.LOADING for status in known.versions.values()):

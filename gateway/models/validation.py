@@ -8,6 +8,7 @@ from gateway.config import ModelConfig, ModelInput
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.messages import request_prefix as request_prefix
+from gateway.models.plain_requests import PlainRequests
 from gateway.tensor import (
     SIZES,
     Datatype,
@@ -40,12 +41,16 @@ class RequestRules:
         self._shapes = {each.name: config.wire_shape(each) for each in config.input}
         self._required = [each.name for each in config.input if not each.optional]
         self._outputs = frozenset(each.name for each in config.output)
+        self._plain = PlainRequests(config, MAX_BYTES)
 
     def check(self, request: InferRequest) -> int:
         """Return the request's batch size (1 if the model does not batch).
 
         Raises InferenceError INVALID_ARG with Triton's text for the first failure.
         """
+        return self._plain.batch_size(request) or self._check_each(request)
+
+    def _check_each(self, request: InferRequest) -> int:
         self._check_outputs(request)
         self._check_names(request)
         batch_size = self._check_batch(request) if self._config.batching else 1

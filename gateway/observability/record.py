@@ -16,12 +16,11 @@ class Record:
 
     Queue time runs from submission to the start of the execution, compute time from there to its
     end at most, so success time is never less than their sum. Cached answers call `hit` instead of
-    `started`.
+    `started`. `batch_size` is how many inferences the request counts as.
     """
 
     __slots__ = (
         "_answers",
-        "_batch_size",
         "_first_ns",
         "_hit_ns",
         "_last_ns",
@@ -32,6 +31,7 @@ class Record:
         "_started_ns",
         "_statistics",
         "_submitted_ns",
+        "batch_size",
         "trace",
     )
 
@@ -44,7 +44,7 @@ class Record:
         trace: Trace | None = None,
     ) -> None:
         self._statistics = statistics
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._on_end = on_end
         self._submitted_ns = time.perf_counter_ns()
         self._received_ns = received_ns or self._submitted_ns
@@ -57,11 +57,6 @@ class Record:
         self._phases: Phases | None = None
         self.trace = trace
         statistics.pending += 1
-
-    @property
-    def batch_size(self) -> int:
-        """How many inferences the request counts as."""
-        return self._batch_size
 
     def started(self) -> None:
         """An instance has taken the request."""
@@ -174,7 +169,7 @@ class Record:
     def _succeed(self, now: int) -> None:
         statistics = self._statistics
         phases = within(self._phases, now - self._started_ns)
-        statistics.inference_count += self._batch_size
+        statistics.inference_count += self.batch_size
         statistics.success.add(now - self._received_ns)
         statistics.queue.add(self._started_ns - self._submitted_ns)
         statistics.compute_input.add(phases.input_ns)

@@ -18,13 +18,10 @@ class Arrivals:
     def __init__(self, config: ModelConfig, rules: QueueRules, padding: Padding) -> None:
         self._rules = rules
         self._padded = frozenset(padding.inputs)
-        self._compatibility = Compatibility(config, padding)
-        self._key = self._compatibility.key
-
-    @property
-    def uniform(self) -> bool:
+        compatibility = Compatibility(config, padding)
+        self._key = compatibility.key
+        self.uniform = compatibility.uniform
         """Whether any two requests may share a batch."""
-        return self._compatibility.uniform
 
     def check(self, request: InferRequest) -> None:
         """Raise INVALID_ARG unless all padded inputs of the request have one length."""
@@ -53,7 +50,7 @@ class Arrivals:
             arrived_ns=now_ns,
             level=level,
             deadline_ns=self._rules.deadline_ns(level, request.timeout_us, now_ns),
-            key=None if self._compatibility.uniform else self._key(request),
+            key=None if self.uniform else self._key(request),
             length=self._length(request) if self._padded else 1,
         )
 

@@ -73,7 +73,7 @@ class DynamicScheduler(Scheduler):
             self._order.arrived(entry.stream)
         if waiting.deadline_ns:
             self._timeout.set(waiting.deadline_ns)
-        if self._free and not self._waits_for_more():
+        if self._starting is None and self._free and not self._waits_for_more():
             self._consider()
 
     def answered(self, stream: ResponseStream) -> None:

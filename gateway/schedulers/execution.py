@@ -6,13 +6,12 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from gateway.backend import Answer, Instance
+from gateway.backend import Instance
 from gateway.errors import Code, InferenceError
 from gateway.messages import Phases
 from gateway.observability.record import within
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.scheduler import Entry
-from gateway.stream import ResponseStream
 
 log = logging.getLogger("sluice.execution")
 
@@ -45,7 +44,7 @@ async def execute(
         _fail(entries, InferenceError(Code.INTERNAL, _unexpected(entries)))
     finally:
         _end(entries)
-        batch_size = sum(entry.record.batch_size for entry in entries)
+        batch_size = sum([entry.record.batch_size for entry in entries])
         statistics.executed(batch_size, within(phases, time.perf_counter_ns() - begin_ns))
 
 
@@ -61,9 +60,10 @@ class _Readers:
 
     def watch(self) -> None:
         """Hear of everybody who leaves from now on."""
+        left = self._left
         for entry in self._entries:
             entry.record.started()
-            entry.stream.on_cancel(self._left)
+            entry.stream.on_cancel(left)
 
     def _left(self) -> None:
         self.some_left = True
@@ -78,29 +78,18 @@ async def _deliver_answers(
     phases: Phases | None = None
     requests = [entry.request for entry in entries]
     async with aclosing(instance.execute(requests)) as answers:
-        async for answer in answers:
-            stream = _hand_over(entries, answer)
-            phases = _phases(answer) or phases
+        async for index, response in answers:
+            stream = entries[index].stream
+            if isinstance(response, InferenceError):
+                stream.fail(response)
+            else:
+                stream.put(response)
+                phases = response.phases or phases
             if stream.full:
                 await stream.room()
             if readers.some_left and _all_done(entries):
                 break
     return phases
-
-
-def _hand_over(entries: Sequence[Entry], answer: Answer) -> ResponseStream:
-    index, response = answer
-    stream = entries[index].stream
-    if isinstance(response, InferenceError):
-        stream.fail(response)
-    else:
-        stream.put(response)
-    return stream
-
-
-def _phases(answer: Answer) -> Phases | None:
-    _, response = answer
-    return None if isinstance(response, InferenceError) else response.phases
 
 
 def _all_done(entries: Sequence[Entry]) -> bool:

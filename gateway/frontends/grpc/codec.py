@@ -1,7 +1,8 @@
 """A ModelInferRequest to an InferRequest; no I/O but reading shared memory."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
@@ -42,8 +43,9 @@ class RequestDecoder:
             model=message.model_name,
             version=message.model_version,
             id=message.id,
-            inputs=tuple([reader.read(tensor) for tensor in message.inputs]),
-            outputs=tuple(self._outputs(message)) if message.outputs else (),
+            # Slices are lists, which are faster to go through than protobuf's own sequences.
+            inputs=tuple([reader.read(tensor) for tensor in message.inputs[:]]),
+            outputs=tuple([self._output(output) for output in message.outputs[:]]),
             parameters=parameters.custom,
             sequence=parameters.sequence,
             priority=parameters.priority,
@@ -51,12 +53,10 @@ class RequestDecoder:
             received_ns=received_ns,
         )
 
-    def _outputs(self, message: pb.ModelInferRequest) -> Iterator[RequestedOutput]:
-        for output in message.outputs:
-            if output.parameters:
-                yield self._special_output(output.name, output.parameters)
-            else:
-                yield RequestedOutput(output.name)
+    def _output(self, output: Any) -> RequestedOutput:
+        if output.parameters:
+            return self._special_output(output.name, output.parameters)
+        return RequestedOutput(output.name)
 
     def _special_output(
         self, name: str, parameters: Mapping[str, pb.InferParameter]

@@ -71,7 +71,7 @@ class InputReader:
             data = self._contents(tensor, datatype)
         if datatype is None:
             raise self._unknown_datatype(name)
-        return Tensor(name, datatype, tuple(tensor.shape), data)
+        return Tensor(name, datatype, tuple(tensor.shape[:]), data)
 
     def _next_raw(self, tensor: Any) -> Buffer:
         if tensor.HasField("contents"):

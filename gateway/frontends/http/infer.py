@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -23,11 +24,11 @@ from gateway.frontends.http.errors import JSON, error_response, plain_error, ref
 from gateway.frontends.http.header_forwarding import HeaderFilter
 from gateway.frontends.http.infer_body import HEADER_LENGTH, InferBody, read_infer_body
 from gateway.frontends.http.infer_codec import InferDecoder, Target
-from gateway.frontends.http.one_write import HOLD_HEAD
+from gateway.frontends.http.one_write import SEND_WHOLE, SendWhole
 from gateway.frontends.http.paths import is_version
 from gateway.frontends.http.requested_outputs import OutputForms
 from gateway.frontends.http.response_codec import EncodedResponse, ResponseEncoder
-from gateway.frontends.http.tracing import begin
+from gateway.frontends.http.tracing import TRACES, begin
 from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.settings import HttpSettings
@@ -36,13 +37,13 @@ from gateway.tensor import Buffer
 log = logging.getLogger("sluice.http")
 
 PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
-BINARY = "application/octet-stream"
+AS_JSON = (b"content-type", JSON.encode())
+AS_BINARY = (b"content-type", b"application/octet-stream")
 JOINED_BYTES = 64 * 1024
 """Binary data beyond this is sent as it is; below, one write is cheaper than views."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(NamedTuple):
     """One request as it came in."""
 
     scope: Scope
@@ -53,7 +54,7 @@ class _Call:
     headers: dict[bytes, bytes]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Answer:
     """A successful response as it goes out."""
 
@@ -61,8 +62,10 @@ class _Answer:
     parts: Sequence[Buffer]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if hold_head := scope.get("state", {}).get(HOLD_HEAD):
-            hold_head()
+        send_whole: SendWhole | None = scope.get("state", {}).get(SEND_WHOLE)
+        if send_whole is not None and len(self.parts) == 1 and TRACES not in scope:
+            await send_whole(self.headers, bytes(self.parts[0]))
+            return
         await send({"type": "http.response.start", "status": 200, "headers": self.headers})
         for part in self.parts[:-1]:
             await send({"type": "http.response.body", "body": part, "more_body": True})
@@ -121,7 +124,7 @@ class InferRoute:
         model = self._dataplane.model(call.model, call.version)
         request, forms = self._decode(call, model, body)
         trace = begin(self._dataplane.tracer, call.scope, request)
-        stream = self._dataplane.infer(request, trace=trace)
+        stream = self._dataplane.infer(request, model, trace)
         with stream, OnDisconnect(call.scope, stream.cancel):
             response = await stream.only()
         encoded = self._encoder.encode(model, request.id, response, forms)
@@ -151,9 +154,9 @@ def _unknown_encoding() -> Response:
 
 
 async def _written(encoded: EncodedResponse, accept_encoding: bytes | None) -> _Answer:
-    headers = [(b"content-type", (BINARY if encoded.has_binary else JSON).encode())]
+    headers = [AS_JSON]
     if encoded.has_binary:
-        headers.append((HEADER_LENGTH, b"%d" % len(encoded.header)))
+        headers = [AS_BINARY, (HEADER_LENGTH, b"%d" % len(encoded.header))]
     parts: list[Buffer] = [encoded.header, *encoded.blobs]
     encoding = accepted(accept_encoding.decode("latin-1")) if accept_encoding else IDENTITY
     if encoding != IDENTITY:

@@ -18,6 +18,8 @@ from gateway.frontends.http.compression import (
 HEADER_LENGTH = b"inference-header-content-length"
 INTEGER = re.compile(r"[+-]?\d+")
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+SHORT_NUMBER = 10
+"""With fewer digits than that no number is too large."""
 
 Headers = Mapping[bytes, bytes]
 """A request's headers by lower-case name."""
@@ -69,6 +71,8 @@ def header_length(headers: Headers) -> int | None:
     value = headers.get(HEADER_LENGTH)
     if value is None:
         return None
+    if len(value) < SHORT_NUMBER and value.isdigit():
+        return int(value)
     text = value.decode("latin-1").strip()
     if not INTEGER.fullmatch(text) or not text.isascii():
         raise InferenceError(

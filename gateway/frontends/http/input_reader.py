@@ -1,5 +1,7 @@
 """The inputs of a request in order, each from JSON, from the bytes behind it, or shared memory."""
 
+from typing import NamedTuple
+
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http import members
@@ -13,6 +15,16 @@ from gateway.tensor import Datatype, Tensor
 DATATYPES: Members = {str(datatype): datatype for datatype in Datatype}
 INVALID = "<invalid>"
 """How Triton calls the datatype of a name that it does not know."""
+
+
+class Piece(NamedTuple):
+    """An input whose data are those bytes behind the JSON."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    start: int
+    end: int
 
 
 class InputReader:
@@ -29,6 +41,8 @@ class InputReader:
         self._shared_memory = shared_memory
         self._limit = limit
         self._taken = 0
+        self.pieces: list[Piece] = []
+        """The inputs from the bytes behind the JSON."""
 
     def read(self, found: Members, request_id: str) -> tuple[Tensor, ...]:
         """The member `inputs` of a request; InferenceError with Triton's texts."""
@@ -56,7 +70,9 @@ class InputReader:
             data = members.array(found, "data")
             return read_json_input(name, datatype, shape, data, self._limit)
         if source == "binary_data_size":
-            return Tensor(name, datatype, shape, self._take(name, parameters))
+            start, taken = self._taken, self._take(name, parameters)
+            self.pieces.append(Piece(name, datatype, shape, start, self._taken))
+            return Tensor(name, datatype, shape, taken)
         region = read_region(parameters)
         return Tensor(name, datatype, shape, self._shared_memory.read(region))
 

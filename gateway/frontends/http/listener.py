@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import logging
-import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -17,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from gateway.frontends.http.body import WATCH
 from gateway.frontends.http.errors import JSON, error_body
 from gateway.frontends.http.header_forwarding import HEADER_NAMES
-from gateway.frontends.http.one_write import HOLD_HEAD, OneWrite
+from gateway.frontends.http.one_write import SEND_WHOLE, Headers, send_whole
 from gateway.frontends.http.sse import ABORT
 
 log = logging.getLogger("sluice.http")
@@ -29,7 +28,7 @@ SEND_TIMEOUT_SECS = 30.0
 MAX_PIPELINED = 16
 """Requests that a client may send ahead before no more of them are read."""
 
-UPGRADE = re.compile(rb"(?i)(?<=\r\n)upgrade(?=:)")
+UPGRADE = b"\r\nupgrade:"
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -75,9 +74,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._one_write = OneWrite(transport)
-        # It has all that uvicorn asks of a transport.
-        super().connection_made(cast(asyncio.Transport, self._one_write))
+        self._state = {
+            ABORT: transport.abort,
+            SEND_WHOLE: self._send_whole,
+            WATCH: self.watch,
+        }
+        super().connection_made(transport)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -118,12 +120,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._header_names = []
-        self.scope["state"] = {
-            ABORT: self.transport.abort,
-            HEADER_NAMES: self._header_names,
-            HOLD_HEAD: self._one_write.hold,
-            WATCH: self.watch,
-        }
+        self.scope["state"] = {HEADER_NAMES: self._header_names, **self._state}
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_names.append(name)
@@ -137,6 +134,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.pipeline:
             self._answered = self.cycle
         self._read_on()
+
+    def _send_whole(self, headers: Headers, body: bytes) -> Awaitable[None]:
+        assert self._answered is not None  # noqa: S101 - a request is being answered
+        return send_whole(self._answered, headers, body)
 
     def on_response_complete(self) -> None:
         if self.pipeline:
@@ -197,8 +198,9 @@ class BoundedProtocol(HttpToolsProtocol):
 def _without_upgrade(data: bytes) -> bytes:
     """The bytes of a head with another name for its Upgrade header."""
     end = data.find(b"\r\n\r\n")
-    found = UPGRADE.search(data, 0, end if end >= 0 else len(data))
-    return data[: found.start()] + b"x-upgrade" + data[found.end() :] if found else data
+    head = data if end < 0 else data[:end]
+    found = head.lower().find(UPGRADE)
+    return data if found < 0 else data[: found + 2] + b"x-" + data[found + 2 :]
 
 
 class _Server(uvicorn.Server):
@@ -249,6 +251,7 @@ def _config(app: ASGIApp, protocol: Callable[..., BoundedProtocol]) -> uvicorn.C
     options: dict[str, Any] = {
         "loop": "none",
         "http": protocol,
+        "interface": "asgi3",
         "ws": "none",
         "lifespan": "off",
         "log_config": None,

@@ -1,6 +1,6 @@
 """The `parameters` of an infer request, and the headers that become parameters."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,15 +53,21 @@ def read_parameters(found: Members) -> RequestParameters:
     return parameters
 
 
-def add_headers(parameters: RequestParameters, headers: Iterable[tuple[str, str]]) -> None:
-    """Make parameters of headers; INVALID_ARG for one with a name of the protocol's own."""
+def with_headers(
+    custom: Mapping[str, Parameter], headers: Iterable[tuple[str, str]]
+) -> Mapping[str, Parameter]:
+    """Parameters and headers that become such; INVALID_ARG for a name of the protocol's own."""
+    if not headers:
+        return custom
+    found = dict(custom)
     for name, value in headers:
         if name in _KNOWN or name == "headers" or name.startswith(RESERVED_PREFIX):
             raise InferenceError(
                 Code.INVALID_ARG,
                 f"Header '{name}' is reserved for Triton usage and cannot be forwarded.",
             )
-        parameters.custom[name] = value
+        found[name] = value
+    return found
 
 
 def _custom(key: str, value: Any) -> Parameter:

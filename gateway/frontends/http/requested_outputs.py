@@ -15,12 +15,14 @@ from gateway.shared_memory.regions import SharedMemory
 class OutputForms:
     """The outputs that are asked for, by name; none means all of them.
 
-    `binary` has the form of each one listed; `default` is the form of the others.
+    `binary` has the form of each one listed; `default` is the form of the others. `only_binary`
+    if all are to go behind the JSON, and as the model gives them.
     """
 
     default: bool = False
     listed: Mapping[str, RequestedOutput] = field(default_factory=lambda: NO_PARAMETERS)
     binary: Mapping[str, bool] = field(default_factory=lambda: NO_PARAMETERS)
+    only_binary: bool = False
 
     def wants(self, name: str) -> bool:
         """Whether that output is asked for."""
@@ -41,14 +43,16 @@ def read_outputs(
     if not found.get("outputs", ()):
         if "outputs" in found:
             members.array(found, "outputs")
-        return (), OutputForms(default)
+        return (), OutputForms(default, only_binary=default)
     outputs, binary = [], {}
     for each in members.array(found, "outputs"):
         name = members.string(members.of(each), "name")
         parameters = members.parameters(each)
         outputs.append(_output(name, parameters, shared_memory))
         binary[name] = "binary_data" in parameters and members.boolean(parameters, "binary_data")
-    return tuple(outputs), OutputForms(default, {each.name: each for each in outputs}, binary)
+    listed = {each.name: each for each in outputs}
+    only_binary = all(binary.values()) and not any(each.classes or each.region for each in outputs)
+    return tuple(outputs), OutputForms(default, listed, binary, only_binary)
 
 
 def _output(name: str, parameters: Members, shared_memory: SharedMemory) -> RequestedOutput:

@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -15,9 +15,11 @@ from gateway.models.model import Model
 from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Buffer, Tensor
 
+MOST_KNOWN = 256
+"""Shapes of responses whose JSON is kept: while shapes stay, it is the same but for the id."""
 
-@dataclass(frozen=True, slots=True)
-class EncodedResponse:
+
+class EncodedResponse(NamedTuple):
     """The JSON, and the binary data that follows it, as views of what the model answered."""
 
     header: bytes
@@ -34,6 +36,7 @@ class ResponseEncoder:
 
     def __init__(self, shared_memory: SharedMemory) -> None:
         self._shared_memory = shared_memory
+        self._binary_members = lru_cache(MOST_KNOWN)(_binary_members)
 
     def encode(
         self, model: Model, request_id: str, response: InferResponse, forms: OutputForms
@@ -42,6 +45,8 @@ class ResponseEncoder:
 
         Raises INVALID_ARG for what JSON cannot carry, INTERNAL if shared memory is too small.
         """
+        if forms.only_binary and not response.parameters:
+            return self._encode_binary(model, request_id, response, forms)
         found: dict[str, Any] = {"id": request_id} if request_id else {}
         found["model_name"] = model.name
         found["model_version"] = model.version
@@ -54,6 +59,19 @@ class ResponseEncoder:
             if forms.wants(output.name)
         ]
         return EncodedResponse(_dump(found), tuple(blobs))
+
+    def _encode_binary(
+        self, model: Model, request_id: str, response: InferResponse, forms: OutputForms
+    ) -> EncodedResponse:
+        """The same as for any response, where little changes from one to the next."""
+        blobs, described = [], []
+        for output in response.outputs:
+            if forms.wants(output.name):
+                blobs.append(blob := output.raw())
+                described.append((output.name, output.datatype, output.shape, len(blob)))
+        members = self._binary_members(model.name, model.version, tuple(described))
+        start = b'{"id":%b,' % orjson.dumps(request_id) if request_id else b"{"
+        return EncodedResponse(start + members, tuple(blobs))
 
     def _output(
         self, model: Model, output: Tensor, forms: OutputForms, blobs: list[Buffer]
@@ -74,6 +92,22 @@ class ResponseEncoder:
 
 def _described(output: Tensor) -> dict[str, Any]:
     return {"name": output.name, "datatype": output.datatype, "shape": output.shape}
+
+
+def _binary_members(
+    model: str, version: str, outputs: tuple[tuple[str, str, tuple[int, ...], int], ...]
+) -> bytes:
+    """The JSON of a response behind its id: each output is a name, datatype, shape and size."""
+    found = [
+        {
+            "name": name,
+            "datatype": datatype,
+            "shape": shape,
+            "parameters": {"binary_data_size": size},
+        }
+        for name, datatype, shape, size in outputs
+    ]
+    return orjson.dumps({"model_name": model, "model_version": version, "outputs": found})[1:]
 
 
 def _dump(found: Mapping[str, Any]) -> bytes:

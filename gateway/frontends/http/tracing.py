@@ -1,5 +1,7 @@
 """What the traces of requests over HTTP learn of receiving and sending."""
 
+from collections.abc import Awaitable
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.messages import InferRequest
@@ -17,10 +19,11 @@ class TracedApp:
         self._app = app
         self._tracer = tracer
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._tracer.on:
-            await self._app(scope, receive, send)
-            return
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        app = self._traced if self._tracer.on else self._app
+        return app(scope, receive, send)
+
+    async def _traced(self, scope: Scope, receive: Receive, send: Send) -> None:
         traces: list[Trace] = []
         scope[TRACES] = traces
 

@@ -1,53 +1,105 @@
 import asyncio
-from typing import cast
+import logging
+from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.frontends.http.one_write import OneWrite
+from gateway.frontends.http.one_write import JOINED_BYTES, send_whole
+from tests.builders import settle, soon
+
+BODY = b'{"outputs":[]}'
+HEADERS = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(BODY))]
 
 
-class Writes:
-    """What a transport was given, call by call."""
+class Connection:
+    """What a transport was given, and how often an answer was whole."""
 
     def __init__(self) -> None:
-        self.calls: list[bytes] = []
+        self.writes: list[Sequence[bytes]] = []
+        self.closed = False
+        self.answered = 0
+        self.flow = FlowControl(cast(asyncio.Transport, self))
 
     def write(self, data: bytes) -> None:
-        self.calls.append(bytes(data))
+        self.writes.append((data,))
 
-    def writelines(self, parts: tuple[bytes, ...]) -> None:
-        self.calls.append(b"".join(parts))
+    def writelines(self, parts: Sequence[bytes]) -> None:
+        self.writes.append(parts)
 
-    def is_closing(self) -> bool:
-        return True
+    def close(self) -> None:
+        self.closed = True
+
+    def answer(self) -> None:
+        self.answered += 1
+
+    @property
+    def written(self) -> bytes:
+        return b"".join(part for parts in self.writes for part in parts)
+
+    def cycle(self, *, keep_alive: bool = True) -> RequestResponseCycle:
+        """A request that has been read."""
+        scope: Any = {"method": "POST"}
+        return RequestResponseCycle(
+            scope=scope,
+            transport=cast(asyncio.Transport, self),
+            flow=self.flow,
+            logger=logging.getLogger("test"),
+            access_logger=logging.getLogger("test"),
+            access_log=False,
+            default_headers=[],
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=keep_alive,
+            on_response=self.answer,
+        )
 
 
 @pytest.fixture
-def writes() -> Writes:
-    return Writes()
+def connection() -> Connection:
+    return Connection()
 
 
-@pytest.fixture
-def transport(writes: Writes) -> OneWrite:
-    return OneWrite(cast(asyncio.Transport, writes))
+@pytest.mark.parametrize("keep_alive", [True, False])
+async def test_it_writes_and_leaves_behind_what_uvicorn_would(keep_alive: bool) -> None:
+    whole, apart = Connection(), Connection()
+    quick, full = whole.cycle(keep_alive=keep_alive), apart.cycle(keep_alive=keep_alive)
+    await send_whole(quick, HEADERS, BODY)
+    await full.send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+    await full.send({"type": "http.response.body", "body": BODY, "more_body": False})
+    assert whole.written == apart.written
+    assert len(whole.writes) == 1
+    for connection, cycle in ((whole, quick), (apart, full)):
+        assert (cycle.response_started, cycle.response_complete) == (True, True)
+        assert cycle.message_event.is_set()
+        assert (connection.answered, connection.closed) == (1, not keep_alive)
 
 
-def test_what_is_held_goes_out_with_what_is_written_next(
-    transport: OneWrite, writes: Writes
-) -> None:
-    transport.hold()
-    transport.write(b"head ")
-    assert writes.calls == []
-    transport.write(b"body")
-    transport.write(b"more")
-    assert writes.calls == [b"head body", b"more"]
+async def test_a_large_body_is_not_copied(connection: Connection) -> None:
+    body = b"x" * (JOINED_BYTES + 1)
+    await send_whole(connection.cycle(), [(b"content-length", b"%d" % len(body))], body)
+    [(_, written)] = connection.writes
+    assert written is body
 
 
-def test_without_a_hold_everything_is_written_at_once(transport: OneWrite, writes: Writes) -> None:
-    transport.write(b"head")
-    transport.write(b"body")
-    assert writes.calls == [b"head", b"body"]
+async def test_nothing_is_written_to_a_client_that_has_gone(connection: Connection) -> None:
+    cycle = connection.cycle()
+    cycle.disconnected = True
+    await send_whole(cycle, HEADERS, BODY)
+    assert connection.writes == []
+    assert connection.answered == 0
 
 
-def test_all_else_is_the_transports_own(transport: OneWrite) -> None:
-    assert transport.is_closing()
+@pytest.mark.parametrize("goes", [True, False])
+async def test_it_waits_for_a_client_that_takes_nothing(connection: Connection, goes: bool) -> None:
+    cycle = connection.cycle()
+    connection.flow.pause_writing()
+    sending = asyncio.create_task(send_whole(cycle, HEADERS, BODY))
+    await settle()
+    assert connection.writes == []
+    cycle.disconnected = goes
+    connection.flow.resume_writing()
+    await soon(sending)
+    assert bool(connection.writes) is not goes

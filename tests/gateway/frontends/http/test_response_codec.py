@@ -2,14 +2,16 @@
 
 import json
 import math
+import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.requested_outputs import OutputForms
+from gateway.frontends.http.requested_outputs import OutputForms, read_outputs
 from gateway.frontends.http.response_codec import EncodedResponse, ResponseEncoder
 from gateway.messages import InferResponse, RequestedOutput, SharedRegion
 from gateway.shared_memory.regions import SharedMemory
@@ -154,3 +156,67 @@ def test_an_output_in_shared_memory_is_only_described() -> None:
         "shape": [1, 2],
     }
     assert memory.written == {"r/Y": bytes(FLOATS.raw())}
+
+
+def test_what_is_all_binary_is_told_as_any_other_response() -> None:
+    # The quick way is taken only if that is known beforehand: both are asked for each response.
+    chance, memory = random.Random(5), SharedMemory()
+    encoder = ResponseEncoder(memory)
+    for _ in range(500):
+        names = chance.sample(["Y", "N", 'with "quotes"', "é"], chance.randrange(4))
+        shapes = [(chance.randrange(3), chance.randrange(1, 3)) for _ in names]
+        outputs = [
+            array_tensor(name, Datatype.FP32, np.full(shape, chance.random(), np.float32))
+            for name, shape in zip(names, shapes, strict=True)
+        ]
+        if chance.random() < 0.3:
+            outputs.append(text_tensor("T", ["a", "bc"]))
+        parameters = {"p": 1} if chance.random() < 0.2 else {}
+        response = InferResponse(outputs=tuple(outputs), parameters=parameters, final=True)
+        asked = [RequestedOutput(name) for name in chance.sample([*names, "T"], 1)]
+        forms = OutputForms(default=True) if chance.random() < 0.5 else asking(*asked, binary=names)
+        forms = replace(forms, binary=dict.fromkeys(forms.binary, True))
+        request_id = chance.choice(["", "i", 'q"é'])
+        quick, full = (
+            encoder.encode(Labelled(), request_id, response, replace(forms, only_binary=known))  # type: ignore[arg-type]
+            for known in (True, False)
+        )
+        assert (quick.header, list(map(bytes, quick.blobs))) == (
+            full.header,
+            list(map(bytes, full.blobs)),
+        )
+
+
+@pytest.mark.parametrize(
+    ("found", "only_binary"),
+    [
+        ({}, False),
+        ({"outputs": []}, False),
+        ({"outputs": [{"name": "Y", "parameters": {"binary_data": True}}]}, True),
+        ({"outputs": [{"name": "Y"}]}, False),
+        (
+            {
+                "outputs": [
+                    {"name": "Y", "parameters": {"binary_data": True}},
+                    {"name": "N", "parameters": {"binary_data": False}},
+                ]
+            },
+            False,
+        ),
+        (
+            {"outputs": [{"name": "Y", "parameters": {"binary_data": True, "classification": 1}}]},
+            False,
+        ),
+    ],
+)
+def test_a_request_says_whether_its_response_is_all_binary(
+    found: dict[str, Any], only_binary: bool
+) -> None:
+    _, forms = read_outputs(found, SharedMemory(), default=False)
+    assert forms.only_binary is only_binary
+
+
+def test_binary_by_default_is_all_binary_where_no_output_is_listed() -> None:
+    listed = {"outputs": [{"name": "Y"}]}
+    assert read_outputs({}, SharedMemory(), default=True)[1].only_binary
+    assert not read_outputs(listed, SharedMemory(), default=True)[1].only_binary
