@@ -43,7 +43,7 @@ class OnnxRuntimeInstance(TensorInstance):
 
     def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> Mapping[str, Tensor]:
         feeds = {name: self._array(tensor) for name, tensor in inputs.items()}
-        self._options = options = self._run_options()
+        options = self._options
         compute = self._run_values if self._bfloat16 else self._session.run
         with self._turn, self._told:
             arrays = compute(list(outputs), feeds, options)
@@ -53,7 +53,9 @@ class OnnxRuntimeInstance(TensorInstance):
         }
 
     def abort(self) -> None:
-        self._options.terminate = True
+        # Runs after this one have others, which nobody has terminated.
+        options, self._options = self._options, self._run_options()
+        options.terminate = True
 
     def release(self) -> None:
         del self._session
