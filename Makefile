@@ -33,9 +33,10 @@ echo "       make setup PIP_ARGS='--extra-index-url ADDRESS'"
 endef
 
 # A model that cannot be unpacked or loaded is told, and the others are served.
+# One model after the other: vLLM and PyTorch, imported at once by two threads, meet half-made modules.
 serve: $(READY)
 	@$(BIN)/sluice fetch || echo "serve: going on with the models that are stored"
-	@$(BIN)/sluice serve --model-repository model_repository --exit-on-error=false $(ARGS)
+	@$(BIN)/sluice serve --model-repository model_repository --exit-on-error=false --model-load-thread-count=1 $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
