@@ -1,5 +1,6 @@
 """From a backend's name to its Backend, imported only when a model needs it."""
 
+import threading
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
@@ -18,6 +19,7 @@ class BackendLoader:
 
     def __init__(self, settings: Mapping[str, Mapping[str, str]] = NO_PARAMETERS) -> None:
         self._settings = settings
+        self._loading = threading.Lock()
         self._found = {point.name: point for point in entry_points(group=GROUP)}
         self._loaded: dict[str, Backend] = {}
 
@@ -31,11 +33,12 @@ class BackendLoader:
 
         Raises InferenceError naming the installed ones, or the package that is missing.
         """
-        if name not in self._loaded:
-            backend = _create(self.find(name))
-            backend.settings = {**self._settings.get("", {}), **self._settings.get(name, {})}
-            self._loaded[name] = backend
-        return self._loaded[name]
+        with self._loading:  # models load in several threads
+            if name not in self._loaded:
+                backend = _create(self.find(name))
+                backend.settings = {**self._settings.get("", {}), **self._settings.get(name, {})}
+                self._loaded[name] = backend
+            return self._loaded[name]
 
     def find(self, name: str) -> EntryPoint:
         """Where the backend of that name is, without importing it; InferenceError if nowhere."""
