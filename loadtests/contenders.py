@@ -1,5 +1,6 @@
 """The servers that are compared: how is each of them started?"""
 
+import argparse
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -45,6 +46,15 @@ def triton(command: str, repository: Path) -> Contender:
         return Launch(name="triton", command=[*shlex.split(command), *ours], ports=ports)
 
     return Contender("triton", launch)
+
+
+def add_triton_flag(parser: argparse.ArgumentParser) -> None:
+    """The flag `--triton`."""
+    parser.add_argument(
+        "--triton",
+        metavar="COMMAND",
+        help="compare with the Triton that `COMMAND REPOSITORY HTTP GRPC METRICS` starts",
+    )
 
 
 def vllm(model: str, engine_flags: Sequence[str]) -> Contender:

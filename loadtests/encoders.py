@@ -64,11 +64,7 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtests.encoders", description=__doc__)
-    parser.add_argument(
-        "--triton",
-        metavar="COMMAND",
-        help="compare with the Triton that `COMMAND REPOSITORY HTTP GRPC METRICS` starts",
-    )
+    contenders.add_triton_flag(parser)
     parser.add_argument(
         "--onnx", type=Path, default=default_root(ENVIRONMENT) / ONNX, metavar="FILE"
     )

@@ -14,7 +14,7 @@ import orjson
 from rich.console import Console
 
 from loadtests import cpus, rounds
-from loadtests.contenders import GATEWAY, Contender, gateway, triton
+from loadtests.contenders import GATEWAY, Contender, add_triton_flag, gateway, triton
 from loadtests.cpus import pinned
 from loadtests.results import Better, Metric, Results, comparison, save
 from loadtests.rounds import LoadTestFailed, Plan, Step
@@ -52,11 +52,7 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtests.streams", description=__doc__)
-    parser.add_argument(
-        "--triton",
-        metavar="COMMAND",
-        help="compare with the Triton that `COMMAND REPOSITORY HTTP GRPC METRICS` starts",
-    )
+    add_triton_flag(parser)
     parser.add_argument("--streams", type=rounds.positive_list, default=[1, 8], metavar="N,N")
     parser.add_argument(
         "--secs",

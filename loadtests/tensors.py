@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from loadtests import cpus, perf_analyzer, rounds
-from loadtests.contenders import Contender, gateway, triton
+from loadtests.contenders import Contender, add_triton_flag, gateway, triton
 from loadtests.cpus import pinned
 from loadtests.perf_analyzer import Traffic
 from loadtests.results import Better, Metric, comparison, save
@@ -40,11 +40,7 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtests.tensors", description=__doc__)
-    parser.add_argument(
-        "--triton",
-        metavar="COMMAND",
-        help="compare with the Triton that `COMMAND REPOSITORY HTTP GRPC METRICS` starts",
-    )
+    add_triton_flag(parser)
     parser.add_argument("--clients", type=rounds.positive_list, default=[1, 8, 32], metavar="N,N")
     perf_analyzer.add_flags(parser)
     rounds.add_flags(parser)

@@ -6,8 +6,7 @@ from typing import NoReturn
 
 from gateway.config import ModelConfig, ModelInput
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest
-from gateway.messages import request_prefix as request_prefix
+from gateway.messages import InferRequest, request_prefix
 from gateway.models.plain_requests import PlainRequests
 from gateway.tensor import (
     SIZES,

@@ -8,7 +8,7 @@ import numpy as np
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.regions import read_region
-from gateway.models.validation import request_prefix
+from gateway.messages import request_prefix
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import NUMPY_TYPES, Buffer, Datatype, Tensor

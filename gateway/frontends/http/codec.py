@@ -10,8 +10,7 @@ import orjson
 from gateway.config import ModelConfig, ModelInput
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.json_data import pack, values_of
-from gateway.messages import InferRequest, InferResponse
-from gateway.models.validation import request_prefix
+from gateway.messages import InferRequest, InferResponse, request_prefix
 from gateway.tensor import Datatype, Tensor
 
 NESTED = "parameters"

@@ -7,8 +7,7 @@ from gateway.errors import Code, InferenceError
 from gateway.frontends.http import members
 from gateway.frontends.http.json_input import read_json_input
 from gateway.frontends.http.members import Members
-from gateway.messages import SharedRegion
-from gateway.models.validation import request_prefix
+from gateway.messages import SharedRegion, request_prefix
 from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Datatype, Tensor
 

@@ -4,7 +4,7 @@ import math
 
 from gateway.config import ModelConfig, ModelInput
 from gateway.errors import Code, InferenceError
-from gateway.models.validation import request_prefix
+from gateway.messages import request_prefix
 from gateway.tensor import SIZES, Datatype, Tensor
 
 
