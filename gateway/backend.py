@@ -4,7 +4,9 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from pathlib import Path
+from typing import Protocol
 
 from prometheus_client.core import Metric
 
@@ -13,8 +15,34 @@ from gateway.errors import InferenceError
 from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse
 from gateway.stream import ResponseStream
 
-Answer = tuple[int, InferResponse | InferenceError]
-"""The index of a request within its execution, and a response or the error that ends it."""
+
+class Note(Enum):
+    """What an instance says of an execution besides its answers."""
+
+    FREED = auto()
+    """It takes another execution while this one goes on; the index says nothing."""
+    RESCHEDULED = auto()
+    """The request is to be executed once more; only iterative sequences can."""
+
+
+Answer = tuple[int, InferResponse | InferenceError | Note]
+"""The index of a request within its execution; a response, the error that ends it, or a note."""
+
+
+class ModelControl(Protocol):
+    """How a model may ask for others to be loaded (the server must be under explicit control)."""
+
+    async def load(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        """Load or reload; `config` is JSON text or "", `files` go by names like `file:1/a.onnx`.
+
+        Raises InferenceError with Triton's texts.
+        """
+
+    async def unload(self, name: str, *, unload_dependents: bool) -> None:
+        """Begin to unload. Raises InferenceError with Triton's texts."""
+
+    def ready(self, name: str, version: str) -> bool:
+        """Whether a version is ready ("": the best); InferenceError if the name is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +52,9 @@ class ModelContext:
     `name` is the instance's, `group` the instance group it belongs to, `device` the number of its
     GPU (0 on others). `path` is the version folder, `store` the folder of models that
     `sluice fetch` has stored.
-    `infer` sends a request to another model of this server. `wasted` is to be told how many
-    tokens a runtime had made for a request after nobody waited for it any more.
+    `infer` sends a request to another model of this server, `control` loads and unloads others.
+    `wasted` is to be told how many tokens a runtime had made for a request after nobody waited
+    for it any more.
     """
 
     config: ModelConfig
@@ -35,6 +64,7 @@ class ModelContext:
     path: Path
     store: Path
     infer: Callable[[InferRequest], ResponseStream]
+    control: ModelControl | None = None
     wasted: Callable[[int], None]
 
 

@@ -8,7 +8,7 @@ from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.execution import execute
-from gateway.schedulers.free_instances import FreeInstances
+from gateway.schedulers.free_instances import FreeInstances, Hold
 from gateway.schedulers.rate_limiter import Share
 from gateway.schedulers.scheduler import Entry, Scheduler
 
@@ -68,11 +68,13 @@ class DirectScheduler(Scheduler):
             if instance is None:
                 return
             entry, _ = self._queue.popitem(last=False)
-            task = self._tasks.create_task(execute(instance, [entry], self._statistics))
+            hold = Hold(self._free, instance, self._dispatch)
+            task = self._tasks.create_task(
+                execute(instance, [entry], self._statistics, freed=hold.end)
+            )
             self._running[task] = (instance, entry)
-            task.add_done_callback(self._finished)
+            task.add_done_callback(partial(self._finished, hold))
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        instance, _ = self._running.pop(task)
-        self._free.ended(instance)
-        self._dispatch()
+    def _finished(self, hold: Hold, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        hold.end()

@@ -16,7 +16,7 @@ from gateway.observability.statistics import QUEUE_TIMEOUT, ModelStatistics
 from gateway.schedulers.alarm import Alarm
 from gateway.schedulers.arrivals import Arrivals
 from gateway.schedulers.execution import execute
-from gateway.schedulers.free_instances import FreeInstances
+from gateway.schedulers.free_instances import FreeInstances, Hold
 from gateway.schedulers.ordering import Order
 from gateway.schedulers.queue import QueueRules, RequestQueue, Waiting
 from gateway.schedulers.rate_limiter import Share
@@ -133,8 +133,9 @@ class DynamicScheduler(Scheduler):
         instance = self._free.take()
         if instance is None:
             return
-        task = self._tasks.create_task(self._serve(instance))
-        task.add_done_callback(partial(self._finished, instance))
+        hold = Hold(self._free, instance, self._consider)
+        task = self._tasks.create_task(self._serve(hold))
+        task.add_done_callback(partial(self._finished, hold))
         self._starting = (task, instance)
 
     @property
@@ -155,16 +156,17 @@ class DynamicScheduler(Scheduler):
 
     # What a task does.
 
-    async def _serve(self, instance: Instance) -> None:
-        task = asyncio.current_task()
+    async def _serve(self, hold: Hold) -> None:
+        task, instance = asyncio.current_task(), hold.instance
         assert task is not None  # noqa: S101 - a coroutine runs in a task
         _, batch = self._running.get(task) or (instance, self._take(task, instance))
         while batch:
             try:
-                await execute(instance, [each.entry for each in batch], self._statistics)
+                entries = [each.entry for each in batch]
+                await execute(instance, entries, self._statistics, freed=hold.end)
             finally:
                 self._ended(task, batch)
-            if self._free.limited:  # the next execution needs another turn
+            if hold.ended or self._free.limited:  # the next execution needs another turn
                 return
             batch = self._take(task, instance)
 
@@ -196,11 +198,10 @@ class DynamicScheduler(Scheduler):
         if self._order is not None:
             self._order.ended(each.entry.stream for each in batch)
 
-    def _finished(self, instance: Instance, task: Task) -> None:
-        if self._starting == (task, instance):
+    def _finished(self, hold: Hold, task: Task) -> None:
+        if self._starting == (task, hold.instance):
             self._starting = None
-        self._free.ended(instance)
-        self._consider()
+        hold.end()
 
     # Who leaves the queue otherwise?
 

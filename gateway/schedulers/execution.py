@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
-from gateway.backend import Instance
+from gateway.backend import Instance, Note
 from gateway.errors import Code, InferenceError
 from gateway.messages import Phases
 from gateway.observability.record import within
@@ -15,96 +15,134 @@ from gateway.schedulers.scheduler import Entry
 
 log = logging.getLogger("sluice.execution")
 
+NOT_ITERATIVE = (
+    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not "
+    "configured to handle such a flag."
+)
+
+
+def _not_freed() -> None:
+    """Most instances are free only when an execution has ended."""
+
+
+def _not_rescheduled(entry: Entry) -> None:
+    """Only iterative sequences execute a request more than once."""
+    entry.stream.fail(InferenceError(Code.INTERNAL, NOT_ITERATIVE))
+
 
 async def execute(
-    instance: Instance, entries: Sequence[Entry], statistics: ModelStatistics
+    instance: Instance,
+    entries: Sequence[Entry],
+    statistics: ModelStatistics,
+    *,
+    freed: Callable[[], None] = _not_freed,
+    rescheduled: Callable[[Entry], None] = _not_rescheduled,
 ) -> None:
     """Run one execution; when it returns or is cancelled, all its streams are done.
 
     Entries that nobody waits for any more are left out. The task that runs it is cancelled once
-    readers have left and none is waiting.
+    readers have left and none is waiting. `freed` is called if the instance takes another
+    execution before this one has ended, `rescheduled` with an entry that is to be executed again:
+    whoever takes it must see to it that its stream ends.
     """
-    entries = [entry for entry in entries if not entry.stream.done]
-    if not entries:
+    present = dict(enumerate([entry for entry in entries if not entry.stream.done]))
+    if not present:
         return
+    batch_size = sum([entry.record.batch_size for entry in present.values()])
     begin_ns = time.perf_counter_ns()
     phases: Phases | None = None
-    readers = _Readers(entries)
-    readers.watch()
+    delivery = _Delivery(present, freed, rescheduled)
+    delivery.watch()
     try:
-        phases = await _deliver_answers(instance, entries, readers)
+        phases = await delivery.deliver(instance)
     except asyncio.CancelledError:
-        _fail(entries, InferenceError(Code.UNAVAILABLE, "the server stopped this execution"))
+        delivery.fail(InferenceError(Code.UNAVAILABLE, "the server stopped this execution"))
         raise
     except InferenceError as error:
-        _fail(entries, error)
+        delivery.fail(error)
     except Exception:
         # Around one execution: whatever a backend lets slip is logged here, and only here.
-        log.exception("execution failed", extra={"model": entries[0].request.model})
-        _fail(entries, InferenceError(Code.INTERNAL, _unexpected(entries)))
+        model = next(iter(entries)).request.model
+        log.exception("execution failed", extra={"model": model})
+        delivery.fail(InferenceError(Code.INTERNAL, _unexpected(model)))
     finally:
-        _end(entries)
-        batch_size = sum([entry.record.batch_size for entry in entries])
+        delivery.end()
         statistics.executed(batch_size, within(phases, time.perf_counter_ns() - begin_ns))
 
 
-class _Readers:
-    """Those who wait for an execution; the task that made this is cancelled once all have gone."""
+class _Delivery:
+    """From an instance's answers to the streams; the task that made this is cancelled once all
+    readers have gone.
 
-    __slots__ = ("_entries", "_task", "some_left")
+    `_open` are the entries by their index, less those that are to be executed again.
+    """
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        self.some_left = False
-        self._entries = entries
+    __slots__ = ("_freed", "_open", "_rescheduled", "_some_left", "_task")
+
+    def __init__(
+        self,
+        entries: dict[int, Entry],
+        freed: Callable[[], None],
+        rescheduled: Callable[[Entry], None],
+    ) -> None:
+        self._open = entries
+        self._freed = freed
+        self._rescheduled = rescheduled
+        self._some_left = False
         self._task = asyncio.current_task()
 
     def watch(self) -> None:
         """Hear of everybody who leaves from now on."""
         left = self._left
-        for entry in self._entries:
+        for entry in self._open.values():
             entry.record.started()
             entry.stream.on_cancel(left)
 
+    async def deliver(self, instance: Instance) -> Phases | None:
+        """The execution's phases, if the backend has measured them."""
+        phases: Phases | None = None
+        requests = [entry.request for entry in self._open.values()]
+        async with aclosing(instance.execute(requests)) as answers:
+            async for index, answer in answers:
+                if isinstance(answer, Note):
+                    self._take_note(index, answer)
+                    continue
+                stream = self._open[index].stream
+                if isinstance(answer, InferenceError):
+                    stream.fail(answer)
+                else:
+                    stream.put(answer)
+                    phases = answer.phases or phases
+                if stream.full:
+                    await stream.room()
+                if self._some_left and self._all_done():
+                    break
+        return phases
+
+    def fail(self, error: InferenceError) -> None:
+        """End all that are not done with an error."""
+        for entry in self._open.values():
+            entry.stream.fail(error)
+
+    def end(self) -> None:
+        """End all that are not done."""
+        for entry in self._open.values():
+            entry.stream.end()
+
+    def _take_note(self, index: int, note: Note) -> None:
+        if note is Note.FREED:
+            self._freed()
+        elif not self._open[index].stream.done:
+            self._rescheduled(self._open.pop(index))
+
     def _left(self) -> None:
-        self.some_left = True
-        if self._task is not None and _all_done(self._entries):
+        self._some_left = True
+        if self._task is not None and self._all_done():
             self._task.cancel()
 
-
-async def _deliver_answers(
-    instance: Instance, entries: Sequence[Entry], readers: _Readers
-) -> Phases | None:
-    """The execution's phases, if the backend has measured them."""
-    phases: Phases | None = None
-    requests = [entry.request for entry in entries]
-    async with aclosing(instance.execute(requests)) as answers:
-        async for index, response in answers:
-            stream = entries[index].stream
-            if isinstance(response, InferenceError):
-                stream.fail(response)
-            else:
-                stream.put(response)
-                phases = response.phases or phases
-            if stream.full:
-                await stream.room()
-            if readers.some_left and _all_done(entries):
-                break
-    return phases
+    def _all_done(self) -> bool:
+        return all(entry.stream.done for entry in self._open.values())
 
 
-def _all_done(entries: Sequence[Entry]) -> bool:
-    return all(entry.stream.done for entry in entries)
-
-
-def _fail(entries: Sequence[Entry], error: InferenceError) -> None:
-    for entry in entries:
-        entry.stream.fail(error)
-
-
-def _end(entries: Sequence[Entry]) -> None:
-    for entry in entries:
-        entry.stream.end()
-
-
-def _unexpected(entries: Sequence[Entry]) -> str:
-    return f"model '{entries[0].request.model}' failed unexpectedly; the server's log says why"
+def _unexpected(model: str) -> str:
+    return f"model '{model}' failed unexpectedly; the server's log says why"

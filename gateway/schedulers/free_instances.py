@@ -111,3 +111,25 @@ class FreeInstances:
             self._on_turn()
         finally:
             self._offered = None
+
+
+class Hold:
+    """That an instance has been taken for an execution; ends once, at the latest with it.
+
+    `then` is called when it has ended: somebody else may want the instance.
+    """
+
+    __slots__ = ("_free", "_then", "ended", "instance")
+
+    def __init__(self, free: FreeInstances, instance: Instance, then: Callable[[], None]) -> None:
+        self.instance = instance
+        self.ended = False
+        self._free = free
+        self._then = then
+
+    def end(self) -> None:
+        """Let go of the instance; no effect if that has been done."""
+        if not self.ended:
+            self.ended = True
+            self._free.ended(self.instance)
+            self._then()
