@@ -15,8 +15,10 @@ from gateway.messages import InferRequest, request_prefix
 from gateway.observability.statistics import QUEUE_TIMEOUT, ModelStatistics
 from gateway.schedulers.alarm import Alarm
 from gateway.schedulers.arrivals import Arrivals
+from gateway.schedulers.batching import most_rows
 from gateway.schedulers.execution import execute
 from gateway.schedulers.free_instances import FreeInstances, Hold
+from gateway.schedulers.gathering import Gathering, Wait
 from gateway.schedulers.ordering import Order
 from gateway.schedulers.queue import QueueRules, RequestQueue, Waiting
 from gateway.schedulers.rate_limiter import Share
@@ -33,7 +35,8 @@ class DynamicScheduler(Scheduler):
     """Batches by the rules of `dynamic_batching`, and by length where inputs are padded.
 
     A task is started once an instance is free and a batch is due. It takes its batch when it runs,
-    so that whatever came in the same turn of the loop is in it, and goes on while batches are due.
+    so that whatever came in the same turn of the loop is in it (where that pays, in a few more:
+    `gathering.py`), and goes on while batches are due.
     Raises InferenceError INVALID_ARG if the config's padding cannot be.
     """
 
@@ -53,6 +56,9 @@ class DynamicScheduler(Scheduler):
         self._delay = Alarm(self._consider)
         self._timeout = Alarm(self._timed_out)
         self._enough_rows = 0
+        self._gathering = Gathering()
+        self._most_rows = most_rows(config, batching)
+        self._may_gather = self._most_rows > 1 and not batching.max_queue_delay_microseconds
 
     def admit(self, request: InferRequest) -> None:
         self._arrivals.check(request)
@@ -159,6 +165,8 @@ class DynamicScheduler(Scheduler):
     async def _serve(self, hold: Hold) -> None:
         task, instance = asyncio.current_task(), hold.instance
         assert task is not None  # noqa: S101 - a coroutine runs in a task
+        if self._may_gather and self._gathering.worthwhile:
+            await self._let_more_arrive()
         _, batch = self._running.get(task) or (instance, self._take(task, instance))
         while batch:
             try:
@@ -169,6 +177,13 @@ class DynamicScheduler(Scheduler):
             if hold.ended or self._free.limited:  # the next execution needs another turn
                 return
             batch = self._take(task, instance)
+
+    async def _let_more_arrive(self) -> None:
+        before = self._queue.rows
+        wait = Wait(before)
+        while not wait.over(self._queue.rows, self._most_rows):
+            await asyncio.sleep(0)
+        self._gathering.waited(some_came=self._queue.rows > before)
 
     def _take(self, task: Task, instance: Instance) -> Batch:
         """The batch that is due for a free instance; empty if none is."""

@@ -1,0 +1,96 @@
+"""When a batch waits a few turns of the loop for others, and for how many."""
+
+import asyncio
+
+from gateway.schedulers.gathering import CREDIT, MOST_TURNS, PATIENCE, TRY_EVERY, Gathering, Wait
+from tests.builders import settle
+from tests.gateway.schedulers.conftest import Start
+from tests.gateway.schedulers.queues import asked, dynamic, finish
+
+
+def batches_until_worthwhile(gathering: Gathering) -> int:
+    count = 1
+    while not gathering.worthwhile:
+        count += 1
+    return count
+
+
+def test_at_first_and_after_a_vain_wait_one_batch_in_so_many_waits() -> None:
+    gathering = Gathering()
+    for _ in range(3):
+        assert batches_until_worthwhile(gathering) == TRY_EVERY
+        gathering.waited(some_came=False)
+
+
+def test_waiting_goes_on_while_it_brings_something_now_and_then() -> None:
+    gathering = Gathering()
+    gathering.waited(some_came=True)
+    for _ in range(3):
+        for _ in range(CREDIT - 1):
+            assert gathering.worthwhile
+            gathering.waited(some_came=False)
+        assert gathering.worthwhile
+        gathering.waited(some_came=True)
+
+
+def test_waiting_ends_after_a_row_of_vain_waits() -> None:
+    gathering = Gathering()
+    gathering.waited(some_came=True)
+    for _ in range(CREDIT):
+        assert gathering.worthwhile
+        gathering.waited(some_came=False)
+    assert not gathering.worthwhile
+
+
+def turns(arrivals: dict[int, int], enough: int = 1000) -> int:
+    """For how many turns a wait goes on, with so many rows from those turns on."""
+    wait, rows, turn = Wait(1), 1, 0
+    while not wait.over(rows, enough):
+        turn += 1
+        rows = arrivals.get(turn, rows)
+    return turn
+
+
+def test_a_wait_ends_after_so_many_quiet_turns() -> None:
+    assert turns({}) == PATIENCE
+    assert turns({5: 2}) == 5 + PATIENCE
+    assert turns({5: 2, 10: 4}) == 10 + PATIENCE
+
+
+def test_a_wait_ends_when_enough_are_there() -> None:
+    assert turns({2: 8}, enough=8) == 2
+    assert turns({}, enough=1) == 0
+
+
+def test_a_wait_ends_though_requests_keep_coming() -> None:
+    assert turns({turn: turn + 1 for turn in range(1, 1000)}) == MOST_TURNS
+
+
+async def one_by_one(start: Start, patient: bool) -> list[list[str]]:
+    """What shares executions if three requests come two turns apart, after many single ones."""
+    queue = start(dynamic(8))
+    instance = queue.employ()
+    for _ in range(TRY_EVERY - patient):
+        queue.submit("-")
+        finish(await instance.begun())
+        await settle()
+    found = []
+    for text in "abc":
+        queue.submit(text)
+        for _ in range(2):
+            await asyncio.sleep(0)
+    await settle()
+    for _ in range(1 if patient else 2):
+        execution = await instance.begun()
+        found.append(asked(execution))
+        finish(execution)
+        await settle()
+    return found
+
+
+async def test_a_batch_that_waits_has_what_comes_a_few_turns_later(start: Start) -> None:
+    assert await one_by_one(start, patient=True) == [["a", "b", "c"]]
+
+
+async def test_a_batch_that_does_not_wait_has_what_is_there(start: Start) -> None:
+    assert await one_by_one(start, patient=False) == [["a"], ["b", "c"]]
