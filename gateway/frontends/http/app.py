@@ -1,7 +1,7 @@
 """The HTTP application: its routes, and what an error becomes."""
 
-from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,8 +23,11 @@ from gateway.settings import HttpSettings
 
 
 def build_app(dataplane: DataPlane, settings: HttpSettings, server_id: str) -> ASGIApp:
-    """A FastAPI application whose hot routes are plain ones, and infer in front of it."""
-    app = FastAPI(
+    """A FastAPI application whose hot routes are plain ones, and infer in front of it.
+
+    The page at /docs needs nothing from other servers.
+    """
+    app = FastAPIOffline(
         title="Sluice",
         version=__version__,
         redirect_slashes=False,
@@ -36,11 +39,11 @@ def build_app(dataplane: DataPlane, settings: HttpSettings, server_id: str) -> A
         },
     )
     app.router.routes.extend(GenerateRoutes(dataplane, settings).routes())
-    app.include_router(ControlRoutes(dataplane, server_id).router())
-    app.include_router(RepositoryRoutes(dataplane, settings).router())
-    app.include_router(SharedMemoryRoutes(dataplane, settings).router())
-    app.include_router(LogRoutes(dataplane, settings).router())
-    app.include_router(TraceRoutes(dataplane, settings).router())
+    app.include_router(ControlRoutes(dataplane, server_id).router(), tags=["server and models"])
+    app.include_router(RepositoryRoutes(dataplane, settings).router(), tags=["repository"])
+    app.include_router(SharedMemoryRoutes(dataplane, settings).router(), tags=["shared memory"])
+    app.include_router(LogRoutes(dataplane, settings).router(), tags=["log"])
+    app.include_router(TraceRoutes(dataplane, settings).router(), tags=["traces"])
     return TracedApp(InferRoute(dataplane, settings, app), dataplane.tracer)
 
 

@@ -1,5 +1,6 @@
 """The HTTP application over a real data plane: routes, errors, and who decides the status."""
 
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -142,6 +143,15 @@ async def test_head_is_not_allowed_either(text: httpx.AsyncClient) -> None:
 async def test_the_management_routes_are_documented(text: httpx.AsyncClient) -> None:
     paths = (await soon(text.get("/openapi.json"))).json()["paths"]
     assert {"/v2", "/v2/health/ready", "/v2/models/{model}/config"} <= set(paths)
+
+
+async def test_the_page_of_the_routes_needs_no_other_server(text: httpx.AsyncClient) -> None:
+    page = await soon(text.get("/docs"))
+    needed = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(needed) >= 3
+    for address in needed:
+        found = await soon(text.get(address))
+        assert (found.status_code, found.content[:1] != b"") == (200, True), address
 
 
 # Refusals.
