@@ -33,10 +33,9 @@ echo "       make setup PIP_ARGS='--extra-index-url ADDRESS'"
 endef
 
 # A model that cannot be unpacked or loaded is told, and the others are served.
-# One model after the other: vLLM and PyTorch, imported at once by two threads, meet half-made modules.
 serve: $(READY)
 	@$(BIN)/sluice fetch || echo "serve: going on with the models that are stored"
-	@$(BIN)/sluice serve --model-repository model_repository --exit-on-error=false --model-load-thread-count=1 $(ARGS)
+	@$(BIN)/sluice serve --model-repository model_repository --exit-on-error=false $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

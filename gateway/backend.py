@@ -42,7 +42,10 @@ class ModelControl(Protocol):
         """Begin to unload. Raises InferenceError with Triton's texts."""
 
     def ready(self, name: str, version: str) -> bool:
-        """Whether a version is ready ("": the best); InferenceError if the name is unknown."""
+        """Whether a version is ready ("": the best); InferenceError if it is no number."""
+
+    def decoupled(self, name: str, version: str) -> bool:
+        """Whether it answers with any number of responses; InferenceError if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +110,13 @@ class Instance(ABC):
         await asyncio.Event().wait()
         raise AssertionError("an event that nobody sets was set")
 
+    async def check_ready(self) -> None:
+        """Raise InferenceError if the model says that it is not ready; most have no say in it.
+
+        Asked by health checks, also while it executes.
+        """
+        return
+
     def metrics(self) -> Iterable[Metric]:
         """The runtime's own metrics at this moment, labelled by the runtime."""
         return ()
@@ -115,12 +125,26 @@ class Instance(ABC):
 class Backend(ABC):
     """One runtime. Created once per process, when the first model asks for it.
 
-    `settings` is what `--backend-config` says for it, given before anything else is called.
+    Once created it has imported all that it will need: no two backends are created at the same
+    time, but models load side by side, and imports by several threads give modules half made.
+    What follows is given before anything else is called. `settings` is what `--backend-config`
+    says for it. `kept` is a folder of its own, to keep what is slow to make; it may not exist yet,
+    and other gateways share it. `home` is the folder of a Python-based backend: the model.py there
+    serves every model that names this backend; None for all others.
     `loads_side_by_side`: the instances of one model may be loaded at the same time.
     """
 
     settings: Mapping[str, str] = NO_PARAMETERS
+    kept: Path = Path()
+    home: Path | None = None
     loads_side_by_side: bool = False
+
+    async def prepare(self, config: ModelConfig, path: Path) -> None:
+        """Make what takes long and loading needs, before `complete` is called.
+
+        Cancelled when nobody wants the model any more. InferenceError says why it cannot be made.
+        """
+        return
 
     @abstractmethod
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:

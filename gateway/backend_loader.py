@@ -1,44 +1,76 @@
 """From a backend's name to its Backend, imported only when a model needs it."""
 
+import os
 import threading
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 from gateway.backend import Backend
+from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS
 
 GROUP = "sluice.backends"
+PYTHON = "python"
+IN_PYTHON = "model.py"
+"""The file that makes a backend of a folder; as the `runtime` of a config it asks for that one."""
 
 
 class BackendLoader:
     """The installed backends, found by the entry-point group `sluice.backends`.
 
     `settings` are those of `--backend-config` by backend; those under "" hold for every backend.
+    `kept` is where backends keep what they make. A folder NAME with a model.py in `directory` is
+    the backend NAME, too: it is served by a `python` backend of its own.
     """
 
-    def __init__(self, settings: Mapping[str, Mapping[str, str]] = NO_PARAMETERS) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Mapping[str, str]] = NO_PARAMETERS,
+        kept: Path = Path(),
+        directory: Path | None = None,
+    ) -> None:
         self._settings = settings
-        self._loading = threading.Lock()
+        self._kept = kept
+        self._directory = directory
+        self._creating = threading.Lock()
         self._found = {point.name: point for point in entry_points(group=GROUP)}
-        self._loaded: dict[str, Backend] = {}
+        self._loaded: dict[tuple[str, Path | None], Backend] = {}
 
     @property
     def names(self) -> list[str]:
         """Which backends are installed."""
         return sorted(self._found)
 
+    def of(self, config: ModelConfig) -> Backend:
+        """The backend that a config names: installed, or else a folder with a model.py.
+
+        `runtime` chooses where both are there: `model.py`, or `libtriton_NAME.so` for the former
+        (Triton: backend library search). Raises InferenceError.
+        """
+        name, runtime = config.backend, config.runtime
+        if name in self._found and runtime in ("", f"libtriton_{name}.so"):
+            return self.get(name)
+        if runtime in ("", IN_PYTHON) and (home := self._home(name)) is not None:
+            return self._get(name, home)
+        if name == PYTHON and runtime == IN_PYTHON:
+            return self.get(name)
+        if runtime:
+            raise _no_such_runtime(config)
+        return self.get(name)
+
     def get(self, name: str) -> Backend:
         """The backend of that name, created at its first use; it may import for seconds.
 
+        Models load in several threads, but no two backends are created at the same time: runtimes
+        share packages with cycles among their modules, and of two threads that import such
+        packages one is given a module that is not yet whole. A backend that was created is had
+        at once, whatever is being created meanwhile.
+
         Raises InferenceError naming the installed ones, or the package that is missing.
         """
-        with self._loading:  # models load in several threads
-            if name not in self._loaded:
-                backend = _create(self.find(name))
-                backend.settings = {**self._settings.get("", {}), **self._settings.get(name, {})}
-                self._loaded[name] = backend
-            return self._loaded[name]
+        return self._get(name, None)
 
     def find(self, name: str) -> EntryPoint:
         """Where the backend of that name is, without importing it; InferenceError if nowhere."""
@@ -50,8 +82,46 @@ class BackendLoader:
             )
         return point
 
+    def _home(self, name: str) -> Path | None:
+        """The folder that is the backend of that name, if there is one now."""
+        if self._directory is None or Path(name).name != name or name.startswith("."):
+            return None
+        home = self._directory / name
+        # False, too, for what cannot be the name of a file.
+        return home if os.path.isfile(home / IN_PYTHON) else None
 
-def _create(point: EntryPoint) -> Backend:
+    def _get(self, name: str, home: Path | None) -> Backend:
+        if (name, home) in self._loaded:
+            return self._loaded[name, home]
+        with self._creating:
+            if (name, home) not in self._loaded:
+                self._loaded[name, home] = self._create(name, home)
+            return self._loaded[name, home]
+
+    def _create(self, name: str, home: Path | None) -> Backend:
+        runs_it = PYTHON if home else name
+        backend = _import(self.find(runs_it))
+        backend.settings = {**self._settings.get("", {}), **self._settings.get(name, {})}
+        backend.kept = self._kept / runs_it
+        backend.home = home
+        return backend
+
+
+def _no_such_runtime(config: ModelConfig) -> InferenceError:
+    if config.runtime == IN_PYTHON:
+        return InferenceError(
+            Code.INVALID_ARG,
+            f"unable to find Python backend based backend library '{IN_PYTHON}' for model "
+            f"'{config.name}', searched: '{config.backend}' in the --backend-directory",
+        )
+    return InferenceError(
+        Code.INVALID_ARG,
+        f"model '{config.name}' asks for runtime '{config.runtime}' of backend '{config.backend}'; "
+        f"expected none, or '{IN_PYTHON}' for the one in the --backend-directory",
+    )
+
+
+def _import(point: EntryPoint) -> Backend:
     try:
         backend = point.load()()
     except ImportError as error:

@@ -14,7 +14,7 @@ from gateway import __version__
 from gateway.errors import InferenceError
 from gateway.flags import serve as flags
 from gateway.settings import ENVIRONMENT, Settings
-from gateway.storage.store import ModelStore, StoreError, default_root
+from gateway.storage.store import KEPT, ModelStore, StoreError, default_root
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -101,11 +101,10 @@ def _serve(parsed: argparse.Namespace) -> None:
 
 
 async def _run_server(settings: Settings, log: Any) -> None:
-    server_module = importlib.import_module("gateway.server")
-    server = server_module.Server(settings, log)
+    server = importlib.import_module("gateway.server").Server(settings, log)
     try:
         await server.run(_announce)
-    except server_module.StartFailed as error:
+    except importlib.import_module("gateway.core").StartFailed as error:
         raise CommandFailed(str(error)) from None
 
 
@@ -141,7 +140,8 @@ def _config(parsed: argparse.Namespace) -> None:
     logging.getLogger("sluice").addHandler(logging.NullHandler())
     drafting = importlib.import_module("gateway.models.drafting")
     backend_loader = importlib.import_module("gateway.backend_loader")
-    draft = drafting.draft(_model_file(parsed), backend_loader.BackendLoader())
+    kept = default_root(ENVIRONMENT) / KEPT
+    draft = drafting.draft(_model_file(parsed), backend_loader.BackendLoader(kept=kept))
     if not parsed.write:
         sys.stdout.write(draft.text)
         return

@@ -1,5 +1,6 @@
 """The one way in: every frontend sends its requests here."""
 
+import asyncio
 from collections.abc import Iterator
 
 from gateway.errors import Code, InferenceError
@@ -83,6 +84,13 @@ class DataPlane:
         if self._exiting or not self._registry.settled:
             return False
         return not self._strict_readiness or not self._registry.failures()
+
+    async def check_ready(self) -> bool:
+        """Whether the server is ready, and (strict) every model says that it is."""
+        if not self.ready or not self._strict_readiness:
+            return self.ready
+        checks = [model.check_ready() for model in self.models()]
+        return not any(await asyncio.gather(*checks, return_exceptions=True))
 
     @property
     def exiting(self) -> bool:

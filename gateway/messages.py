@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, Self
 
 from gateway.tensor import Tensor
 
@@ -51,6 +51,13 @@ class SequenceTag:
     end: bool = False
 
 
+class Lineage(Protocol):
+    """The trace of a request, as far as requests that it leads to must know it."""
+
+    def child(self) -> Self:
+        """The trace of a request that is made on behalf of this one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferRequest:
     """One request.
@@ -58,7 +65,8 @@ class InferRequest:
     `version` "" asks for the highest ready version. `parameters` are the client's own: strings,
     numbers and booleans; LLM models may also get JSON arrays and objects over HTTP generate.
     `timeout_us` and `priority` 0 mean the model's default. `received_ns` is when its first byte
-    was handled (`time.perf_counter_ns`), 0 if the frontend did not say.
+    was handled (`time.perf_counter_ns`), 0 if the frontend did not say. `trace` is the request's
+    own once its model has taken it; before that, the one of the request on whose behalf it is made.
     """
 
     model: str
@@ -71,6 +79,7 @@ class InferRequest:
     priority: int = 0
     timeout_us: int = 0
     received_ns: int = 0
+    trace: Lineage | None = field(default=None, compare=False, repr=False)
 
     def input(self, name: str) -> Tensor | None:
         """The input of that name, or None."""

@@ -88,6 +88,17 @@ def model_ready(dataplane: DataPlane, name: str, version: str) -> bool:
         return False
 
 
+async def check_model_ready(dataplane: DataPlane, name: str, version: str) -> bool:
+    """`model_ready`, and the model says so itself."""
+    if not model_ready(dataplane, name, version):
+        return False
+    try:
+        await dataplane.model(name, version).check_ready()
+    except InferenceError:
+        return False
+    return True
+
+
 def _tensors(
     config: ModelConfig, tensors: Sequence[ModelInput | ModelOutput]
 ) -> list[dict[str, Any]]:

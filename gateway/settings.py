@@ -125,7 +125,8 @@ class ModelSettings:
     """Which models are loaded, and what a failure means.
 
     `startup` are the models to load first under explicit control, EVERY_MODEL alone meaning all.
-    `backends` are the settings of each backend, those under "" hold for every one. `summaries`
+    `backends` are the settings of each backend, those under "" hold for every one; the folders in
+    `backend_directory` are backends written in Python. `summaries`
     has each model keep summaries of its latencies. `rate_limit` lets executions have the resources
     that instance groups ask for: as much as the `resource_limits` say, if there are any.
     """
@@ -143,6 +144,7 @@ class ModelSettings:
     auto_complete: bool = True
     namespacing: bool = False
     backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    backend_directory: Path | None = None
     summaries: bool = False
     rate_limit: bool = False
     resource_limits: tuple[ResourceLimit, ...] = ()

@@ -42,6 +42,7 @@ class ResponseStream:
         "_error",
         "_held",
         "_limit",
+        "_listener",
         "_on_cancel",
         "_reader",
         "_recorder",
@@ -62,6 +63,7 @@ class ResponseStream:
         self._held = False
         self._taken = False
         self._reader: asyncio.Future[None] | None = None
+        self._listener: Callable[[], None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._on_cancel: Callable[[], None] | None = None
 
@@ -166,33 +168,11 @@ class ResponseStream:
 
     async def batch(self) -> list[InferResponse]:
         """All responses that are there, at least one unless the stream is over (then empty)."""
-        while (taken := self._take()) is None:
+        while (taken := self.take()) is None:
             await self._change()
         return taken
 
-    async def __aiter__(self) -> AsyncIterator[InferResponse]:
-        while responses := await self.batch():
-            for response in responses:
-                yield response
-
-    async def only(self) -> InferResponse:
-        """The one response of a request that has exactly one.
-
-        Raises INTERNAL if it has none or more, CANCELLED once nobody waits for it any more.
-        """
-        answers: list[InferResponse] = []
-        while (taken := self._take()) != []:
-            if taken is None:
-                await self._change()
-            else:
-                answers += [answer for answer in taken if answer.outputs or not answer.final]
-        if self.cancelled:
-            raise InferenceError(Code.CANCELLED, "Request was cancelled")
-        if len(answers) != 1:
-            raise InferenceError(Code.INTERNAL, f"expected a single response, got {len(answers)}")
-        return answers[0]
-
-    def _take(self) -> list[InferResponse] | None:
+    def take(self) -> list[InferResponse] | None:
         """All responses that are there, none if the stream is over; None if one has to wait."""
         if self._held:
             return None
@@ -208,6 +188,37 @@ class ResponseStream:
         self._responses.clear()
         self._wake_writer()
         return taken
+
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called, in a plain step, whenever there may be something to `take`.
+
+        At once if there is already. For a reader of many streams, who cannot await each of them.
+        """
+        self._listener = callback
+        if self._done or self._responses:
+            callback()
+
+    async def __aiter__(self) -> AsyncIterator[InferResponse]:
+        while responses := await self.batch():
+            for response in responses:
+                yield response
+
+    async def only(self) -> InferResponse:
+        """The one response of a request that has exactly one.
+
+        Raises INTERNAL if it has none or more, CANCELLED once nobody waits for it any more.
+        """
+        answers: list[InferResponse] = []
+        while (taken := self.take()) != []:
+            if taken is None:
+                await self._change()
+            else:
+                answers += [answer for answer in taken if answer.outputs or not answer.final]
+        if self.cancelled:
+            raise InferenceError(Code.CANCELLED, "Request was cancelled")
+        if len(answers) != 1:
+            raise InferenceError(Code.INTERNAL, f"expected a single response, got {len(answers)}")
+        return answers[0]
 
     async def _change(self) -> None:
         """Wait until there may be something to take."""
@@ -228,6 +239,8 @@ class ResponseStream:
     def _wake_reader(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+        if self._listener is not None:
+            self._listener()
 
     def _wake_writer(self) -> None:
         if self._writer is not None and not self._writer.done():

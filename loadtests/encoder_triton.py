@@ -15,7 +15,7 @@ def repository(folder: Path, model: str, onnx: Path, threads: int) -> Path:
         raise LoadTestFailed(f"{onnx} does not exist; `sluice fetch` makes it")
     shutil.copytree(TEMPLATE, folder / model)
     config = folder / model / "config.pbtxt"
-    said = {"model": str(onnx), "packages": str(_packages()), "threads": str(threads)}
+    said = {"model": str(onnx), "packages": str(packages()), "threads": str(threads)}
     lines = [
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
         for key, value in said.items()
@@ -24,7 +24,7 @@ def repository(folder: Path, model: str, onnx: Path, threads: int) -> Path:
     return folder
 
 
-def _packages() -> Path:
+def packages() -> Path:
     """Where onnxruntime is installed: Triton's Python has none of its own."""
     found = find_spec("onnxruntime")
     if found is None or found.origin is None:

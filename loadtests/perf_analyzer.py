@@ -2,12 +2,15 @@
 
 import argparse
 import csv
+import os
 import resource
 import shlex
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +21,10 @@ WINDOWS = 3
 """perf_analyzer compares that many windows before it believes them."""
 STABLE_PERCENT = 900
 """Every measurement counts: rounds and medians are what makes figures steady here."""
+START_SECS = 30.0
+PATIENCE = 5.0
+"""It may take so many times its windows, and the time to start; it hangs now and then."""
+TRIES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +65,49 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(asked: argparse.Namespace, traffic: Traffic, server: Server) -> Measurement:
-    """Put the traffic on a server; LoadTestFailed with what perf_analyzer says if it gives up."""
+    """Put the traffic on a server.
+
+    LoadTestFailed with what perf_analyzer says if it gives up, and if it hangs twice in a row.
+    """
+    limit_secs = START_SECS + PATIENCE * WINDOWS * asked.window_secs
+    for _ in range(TRIES):
+        with suppress(subprocess.TimeoutExpired):
+            return _measure(asked, traffic, server, limit_secs)
+    raise LoadTestFailed(
+        f"perf_analyzer was stopped {TRIES} times: model '{traffic.model}', {traffic.wire}, "
+        f"{traffic.clients} clients, expected it to end within {limit_secs:g} s"
+    )
+
+
+def _measure(
+    asked: argparse.Namespace, traffic: Traffic, server: Server, limit_secs: float
+) -> Measurement:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.csv"
         command = [*shlex.split(asked.perf_analyzer), *_flags(asked, traffic, server, report)]
         began, used = time.monotonic(), _cpu_secs()
-        client = subprocess.run(command, capture_output=True, text=True, check=False)
+        client = _run(command, limit_secs)
         cores = (_cpu_secs() - used) / (time.monotonic() - began)
         if client.returncode or not report.exists():
             raise LoadTestFailed(f"perf_analyzer failed:\n{client.stdout}{client.stderr}")
         return _read(report, cores)
+
+
+def _run(command: Sequence[str], limit_secs: float) -> subprocess.CompletedProcess[str]:
+    """What the command did; TimeoutExpired beyond the limit. Nothing it started is left then."""
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a group of its own, to be killed whole: it may be a script
+    ) as client:
+        try:
+            said, complained = client.communicate(timeout=limit_secs)
+        except BaseException:
+            os.killpg(client.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, client.returncode, said, complained)
 
 
 def _flags(

@@ -1,6 +1,6 @@
 """One measurement of streams without an engine, in a process of its own: JSON on stdout.
 
-python -m loadtests.stream_client KIND PORT STREAMS SECS
+python -m loadtests.stream_client KIND PORT STREAMS SECS [RESPONSES]
 """
 
 import argparse
@@ -91,6 +91,22 @@ def measure(read: Read, streams: int, secs: float) -> Measurement:
     return read_once(read, streams, round(responses * secs / took))
 
 
+def measure_again_and_again(read: Read, streams: int, secs: float, responses: int) -> Measurement:
+    """Requests of exactly so many responses, one after the other for `secs` seconds."""
+    read_once(read, streams, responses)
+    gc.collect()
+    gc.freeze()
+    found: list[Measurement] = []
+    while sum(each.secs for each in found) < secs:
+        found.append(read_once(read, streams, responses))
+    return Measurement(
+        asked=sum(each.asked for each in found),
+        responses=sum(each.responses for each in found),
+        secs=sum(each.secs for each in found),
+        cpu_secs=sum(each.cpu_secs for each in found),
+    )
+
+
 def read_once(read: Read, streams: int, responses: int) -> Measurement:
     """Read all streams once, each of so many responses."""
     cpu_began, began = time.process_time(), time.perf_counter()
@@ -110,9 +126,14 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("streams", type=int)
     parser.add_argument("secs", type=float, help="about so long")
+    parser.add_argument("responses", type=int, nargs="?", help="of each request (default: so many)")
     asked = parser.parse_args()
     read = reader(asked.kind, Address(asked.port), asked.streams)
-    print(orjson.dumps(asdict(measure(read, asked.streams, asked.secs))).decode(), flush=True)
+    if asked.responses is None:
+        found = measure(read, asked.streams, asked.secs)
+    else:
+        found = measure_again_and_again(read, asked.streams, asked.secs, asked.responses)
+    print(orjson.dumps(asdict(found)).decode(), flush=True)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def _plan(asked: argparse.Namespace, contenders: Sequence[Contender]) -> Plan:
 
 
 def _step(kind: str, streams: int, secs: float, server: Server) -> Mapping[Metric, float]:
-    found, failures = _try(kind, streams, secs, server)
+    found, failures = measure(server, kind, streams, secs)
     name = NAMES[kind]
     if server.name == GATEWAY and found.responses != found.asked:
         raise LoadTestFailed(f"{name}: {found.responses} came, expected {found.asked}")
@@ -90,24 +90,29 @@ def _step(kind: str, streams: int, secs: float, server: Server) -> Mapping[Metri
     }
 
 
-def _try(kind: str, streams: int, secs: float, server: Server) -> tuple[Measurement, int]:
-    """One measurement, and how many failed before it: a peer's streams may stall."""
+def measure(
+    server: Server, kind: str, streams: int, secs: float, *responses: int
+) -> tuple[Measurement, int]:
+    """One measurement, and how many failed before it: a peer's streams may stall.
+
+    A request has so many `responses`, or if none are given as many as take `secs`.
+    """
     failures = 0
     while True:
         try:
-            return _measure(kind, streams, secs, server), failures
+            return _measure(server, kind, streams, secs, *responses), failures
         except LoadTestFailed:
             failures += 1
             if server.name == GATEWAY or failures == TRIES:
                 raise
 
 
-def _measure(kind: str, streams: int, secs: float, server: Server) -> Measurement:
+def _measure(server: Server, kind: str, *numbers: float) -> Measurement:
     """One measurement by a client in a process of its own."""
     port = server.ports.http if kind == "sse" else server.ports.grpc
     command = [sys.executable, "-m", "loadtests.stream_client", kind]
     client = subprocess.run(
-        [*command, str(port), str(streams), str(secs)], capture_output=True, text=True, check=False
+        [*command, str(port), *map(str, numbers)], capture_output=True, text=True, check=False
     )
     if client.returncode:
         raise LoadTestFailed(f"the client of {server.name} failed ({kind}):\n{client.stderr}")

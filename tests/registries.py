@@ -56,15 +56,15 @@ class ScriptedBackend(Backend):
 
 
 class Backends:
-    """The one backend there is; a model without any (an ensemble) gets it too."""
+    """The one backend there is."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    def get(self, name: str) -> Backend:
-        """The backend, if that is its name."""
-        if name not in ("scripted", ""):
-            raise InferenceError(Code.INVALID_ARG, f"unable to find backend '{name}'")
+    def of(self, config: ModelConfig) -> Backend:
+        """The backend, if that is what the config names."""
+        if config.backend != "scripted":
+            raise InferenceError(Code.INVALID_ARG, f"unable to find backend '{config.backend}'")
         return self._backend
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from backends.onnxruntime.signature import ModelTensor, Signature
+from gateway.batches.sequence_tensors import sequence_inputs, with_sequence_tensors
 from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.data_type import DataType
 from gateway.errors import Code, InferenceError
@@ -32,6 +33,7 @@ def _problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
             )
     for output in config.output:
         yield from _output_problems(output, config, signature)
+    yield from _sequence_problems(config, signature)
 
 
 def _control_problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
@@ -41,6 +43,16 @@ def _control_problems(config: ModelConfig, signature: Signature) -> Iterator[str
                 f"configuration specified sequence control '{name}', but model does not provide "
                 "that input"
             )
+
+
+def _sequence_problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
+    """Controls and states are tensors like others."""
+    if config.sequence_batching is None:
+        return
+    for tensor in sequence_inputs(config.sequence_batching):
+        yield from _input_problems(tensor, config, signature)
+    for output in with_sequence_tensors(config).output[len(config.output) :]:
+        yield from _output_problems(output, config, signature)
 
 
 def _controls(config: ModelConfig) -> list[str]:

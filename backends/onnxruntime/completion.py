@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from backends.onnxruntime.signature import ModelTensor, Signature
+from gateway.batches.sequence_tensors import sequence_inputs
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
 from gateway.errors import Code, InferenceError
 from gateway.scheduling import DynamicBatching
@@ -36,11 +37,26 @@ def complete(config: ModelConfig, signature: Signature, default_batch_size: int)
         )
     size = config.max_batch_size or (_default(config, default_batch_size) if batches else 0)
     config = replace(config, max_batch_size=size)
+    own = _without_sequence_tensors(signature, config)
     return replace(
         config,
-        input=config.input if config.input or config.batch_input else _inputs(signature, config),
-        output=config.output or _outputs(signature, config),
+        input=config.input if config.input or config.batch_input else _inputs(own, config),
+        output=config.output or _outputs(own, config),
         dynamic_batching=_dynamic_batching(config),
+    )
+
+
+def _without_sequence_tensors(signature: Signature, config: ModelConfig) -> Signature:
+    """What is left for clients where the server feeds controls and states itself."""
+    batching = config.sequence_batching
+    if batching is None:
+        return signature
+    fed = {each.name for each in sequence_inputs(batching)}
+    kept = {each.output_name for each in batching.state}
+    return replace(
+        signature,
+        inputs={name: each for name, each in signature.inputs.items() if name not in fed},
+        outputs={name: each for name, each in signature.outputs.items() if name not in kept},
     )
 
 

@@ -12,6 +12,7 @@ from backends.onnxruntime.element_types import BFLOAT16, BFLOAT16_KIND
 from backends.onnxruntime.failures import Told
 from backends.onnxruntime.signature import Signature
 from gateway.backend import ModelContext
+from gateway.batches.sequence_tensors import with_sequence_tensors
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Datatype, Tensor, array_tensor
 from gateway.tensor_runtime.tensor_instance import TensorInstance
@@ -37,7 +38,8 @@ class OnnxRuntimeInstance(TensorInstance):
         self._session = session
         self._turn = turn or nullcontext()
         self._shrinkage = context.config.parameter(SHRINKAGE)
-        self._datatypes = {output.name: output.datatype for output in context.config.output}
+        known = with_sequence_tensors(context.config)
+        self._datatypes = {output.name: output.datatype for output in known.output}
         self._bfloat16 = _names_of_bfloat16(Signature.of(session))
         self._options = self._run_options()
 

@@ -1,4 +1,8 @@
-"""How is a program of `torch.export.save` loaded and called?"""
+"""How is a program of `torch.export.save` loaded and called?
+
+`torch.export.load` would import large parts of PyTorch when it is first called. They are imported
+here instead, because a backend has all that it needs once it is created.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -6,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo
+import torch._inductor.sizevars
+import torch.export._trace
+import torch.fx.experimental.validator
 import torch.utils._pytree as pytree
+import torch.utils.serialization.config
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.export.passes import move_to_device_pass
 

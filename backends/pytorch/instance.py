@@ -12,6 +12,7 @@ from backends.pytorch.parameters import Parameters
 from backends.pytorch.signature import Fit, Program, Value
 from backends.pytorch.tensors import from_torch, to_torch
 from backends.pytorch.threads import Threads
+from gateway.batches.sequence_tensors import with_sequence_tensors
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Tensor
@@ -40,7 +41,8 @@ class PytorchInstance(TensorInstance):
         self._program = program
         self._fit = Fit(program.signature.inputs)
         self._device = device
-        self._datatypes = {each.name: each.datatype for each in config.output}
+        known = with_sequence_tensors(config)
+        self._datatypes = {each.name: each.datatype for each in known.output}
         self._threads = threads
         if device.type == "cpu":
             threads.join()

@@ -27,6 +27,7 @@ class VllmBackend(Backend):
     """Starts one vLLM engine per instance, one after the other, each in processes of its own."""
 
     def __init__(self) -> None:
+        self._open = _import_vllm()
         self._starting = asyncio.Lock()
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
@@ -55,8 +56,7 @@ class VllmBackend(Backend):
         log.info("read model.json", extra=model.log_fields)
         # vLLM measures free memory while it starts, and a second start would disturb it.
         async with self._starting:
-            open_instance = await asyncio.to_thread(_import_vllm, name)
-            return await open_instance(model, context)
+            return await self._open(model, context)
 
 
 def _insist_on_one_instance(config: ModelConfig) -> None:
@@ -69,10 +69,10 @@ def _insist_on_one_instance(config: ModelConfig) -> None:
         )
 
 
-def _import_vllm(model: str) -> Open:
+def _import_vllm() -> Open:
     """Everything of this backend that needs vLLM, whose first import takes seconds."""
     if "vllm" not in sys.modules:
-        log.info("importing vllm", extra={"model": model})
+        log.info("importing vllm")
         if not log.isEnabledFor(logging.DEBUG):
             logging.getLogger("vllm").setLevel(logging.WARNING)
     from backends.vllm.opening import open_instance

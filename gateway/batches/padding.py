@@ -14,6 +14,8 @@ from gateway.messages import NO_PARAMETERS
 INPUTS = "padded_inputs"
 OUTPUTS = "padded_outputs"
 BUDGET = "batch_token_budget"
+MAX_LENGTH = "max_padded_length"
+MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +25,20 @@ class Padding:
     `inputs` maps each padded input to the value it is padded with: a number. Its first dimension
     after the batch is its length. `outputs` are those whose first dimension after the batch is the
     padded length, to be cut back. `token_budget` is the most padded tokens of a batch of several
-    requests; 0 to find out for each instance what serves it best.
+    requests; 0 to find out for each instance what serves it best. A request's padded length is
+    1 to `max_length`; None if any is fine.
     """
 
     inputs: Mapping[str, float] = field(default_factory=lambda: NO_PARAMETERS)
     outputs: frozenset[str] = frozenset()
     token_budget: int = 0
+    max_length: int | None = None
 
     @classmethod
     def read(cls, config: ModelConfig) -> "Padding":
         """The padding a config declares: `padded_inputs` is a JSON object of name to pad value,
         `padded_outputs` a JSON list of names, by default every output whose first dim is -1,
-        and `batch_token_budget` a number of at least 1.
+        `batch_token_budget` and `max_padded_length` numbers of at least 1.
 
         Raises InferenceError INVALID_ARG for what is not of that form or names no tensor.
         """
@@ -47,7 +51,7 @@ class Padding:
         cut = _json(config, OUTPUTS) if OUTPUTS in config.parameters else default
         if not isinstance(cut, list) or not all(isinstance(name, str) for name in cut):
             raise _malformed(config, OUTPUTS, "a JSON list of output names")
-        found = cls(pads, frozenset(cut), _budget(config))
+        found = cls(pads, frozenset(cut), _number(config, BUDGET) or 0, _number(config, MAX_LENGTH))
         found._check(config)
         return found
 
@@ -70,10 +74,12 @@ def _is_number(pad: object) -> bool:
     return isinstance(pad, int | float) and not isinstance(pad, bool)
 
 
-def _budget(config: ModelConfig) -> int:
-    text = config.parameters.get(BUDGET, "0")
-    if BUDGET in config.parameters and not (text.isdecimal() and int(text)):
-        raise _malformed(config, BUDGET, "a number of at least 1")
+def _number(config: ModelConfig, key: str) -> int | None:
+    if key not in config.parameters:
+        return None
+    text = config.parameters[key]
+    if not (text.isdecimal() and len(text) <= MOST_DIGITS and int(text)):
+        raise _malformed(config, key, f"a number of at least 1, with at most {MOST_DIGITS} digits")
     return int(text)
 
 

@@ -62,6 +62,7 @@ def model_settings(flags: argparse.Namespace) -> ModelSettings:
         auto_complete=_auto_complete(flags),
         namespacing=flags.model_namespacing,
         backends=_by_backend(flags.backend_config),
+        backend_directory=_backend_directory(flags),
         rate_limit=flags.rate_limit == "execution_count",
         resource_limits=_smallest(flags.rate_limit_resource),
     )
@@ -106,6 +107,15 @@ def _by_backend(given: Sequence[tuple[str, str, str]]) -> Mapping[str, Mapping[s
     for backend, key, value in given:
         found.setdefault(backend, {})[key] = value
     return found
+
+
+def _backend_directory(flags: argparse.Namespace) -> Path | None:
+    """What the flag says, or else the global setting that Triton makes of it."""
+    said: Path | None = flags.backend_directory
+    for backend, key, value in flags.backend_config:
+        if (backend, key) == ("", "backend-directory"):
+            said = said or Path(value)
+    return said
 
 
 def _smallest(given: Sequence[ResourceLimit]) -> tuple[ResourceLimit, ...]:
@@ -203,6 +213,12 @@ def _add_config_flags(group: "argparse._ArgumentGroup") -> None:
         type=backend_setting,
         metavar="BACKEND,KEY=VALUE",
         help="a setting of a backend, or without a name of every one; may be given several times",
+    )
+    group.add_argument(
+        "--backend-directory",
+        type=Path,
+        metavar="DIR",
+        help="folder of backends written in Python: DIR/NAME/model.py makes NAME a backend",
     )
 
 

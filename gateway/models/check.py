@@ -1,6 +1,7 @@
 """What would the server make of each field of the configurations in a repository?"""
 
 import difflib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,12 @@ from rich.text import Text
 from gateway.config import ModelConfig
 from gateway.errors import InferenceError
 from gateway.models.limits import Limits
+from gateway.models.member_checks import check_members
 from gateway.models.pbtxt import find_mistake, parse
 from gateway.models.repository import ConfigFile, ModelRepository
 from gateway.models.scanner import ScannedField, scan
 from gateway.models.schema import FieldShape, FieldTree, field_tree, shapes
-from gateway.models.support import SUPPORT, Support, Verdict, is_default
+from gateway.models.support import PARAMETERS, SUPPORT, Support, Verdict, is_default
 
 STYLES = {Verdict.HONOURED: "green", Verdict.IGNORED: "yellow", Verdict.REFUSED: "red"}
 THE_DEFAULT = Support(Verdict.HONOURED, "the same as not setting it")
@@ -83,7 +85,30 @@ def _check_fields(model: str, file: ConfigFile) -> list[Finding]:
         for scanned in scan(file.text)
         if (support := _judge(scanned, written))
     ]
+    findings += _check_parameters(model, file, written)
     return findings + _check_text(model, file, findings)
+
+
+def _check_parameters(
+    model: str, file: ConfigFile, written: ModelConfig | None
+) -> Iterator[Finding]:
+    """The keys of `parameters` that have a verdict of their own."""
+    for key in written.parameters if written else ():
+        if support := PARAMETERS.get(key):
+            yield Finding(
+                model=model,
+                path=file.source,
+                line=_line_of(key, file.text),
+                field=f"parameters.{key}",
+                verdict=support.verdict,
+                why=support.why,
+            )
+
+
+def _line_of(word: str, text: str) -> int:
+    """The first line that has the word before any comment, 0 if none has."""
+    lines = (line.partition("#")[0] for line in text.split("\n"))
+    return next((number for number, line in enumerate(lines, 1) if word in line), 0)
 
 
 def _check_text(model: str, file: ConfigFile, findings: list[Finding]) -> list[Finding]:
@@ -104,6 +129,7 @@ def _check_whole(repository: ModelRepository, name: str, file: ConfigFile) -> li
         config = repository.read(name)
         repository.find(name).versions(config.version_policy)
         Limits.read(config)
+        check_members(repository, config)
     except InferenceError as error:
         return [_refusal(name, file.source, error.message)]
     return []

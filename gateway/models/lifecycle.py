@@ -2,21 +2,23 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from weakref import WeakValueDictionary
 
-from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.models.dependencies import dependents, members, orphans
+from gateway.models.binding import Bindings, held
+from gateway.models.dependencies import Waits, dependents, members, orphans
 from gateway.models.identity import ModelId
-from gateway.models.loading import InPlaceUpdate
+from gateway.models.load_failure import LoadFailure, failed, member_failed, unread
+from gateway.models.loading import InPlaceUpdate, LoadedMembers
 from gateway.models.lookup import UNLOADED, Known, ModelTable, State, Status
 from gateway.models.model import Model
 from gateway.models.override import Override
+from gateway.models.reload_rules import is_served, kept
 from gateway.models.repository import IN_TWO_REPOSITORIES, ModelRepository, Source
 from gateway.models.running import RunningModels
-from gateway.models.snapshot import without_configs
 from gateway.models.version_loads import Loaded, VersionLoads, close_all
 
 log = logging.getLogger("sluice.lifecycle")
@@ -27,6 +29,9 @@ class Lifecycle:
 
     Operations on one model wait for each other, those on others do not. The versions of a model
     load as one: either all of them serve, in place of what served before, or nothing changes.
+
+    An ensemble is loaded with the versions of its members that are loaded then, and again whenever
+    these change. While they do not suit it, it is unloaded, and comes back once they do.
     """
 
     def __init__(
@@ -42,7 +47,9 @@ class Lifecycle:
         self._loads = loads
         self._running = running
         self._notify = notify
+        self._bindings = Bindings(table, repository)
         self._locks: WeakValueDictionary[ModelId, asyncio.Lock] = WeakValueDictionary()
+        self._waits = Waits()
 
     async def load(self, model: ModelId, override: Override | None = None) -> None:
         """Load what a client asked for; it serves when this returns.
@@ -50,32 +57,55 @@ class Lifecycle:
         Nothing happens if it serves already and its files are as they were. Raises InferenceError
         with Triton's texts; what served before then goes on.
         """
+        await self._then_ripple(lambda changed: self._load(model, override, changed))
+
+    async def follow(self, model: ModelId) -> None:
+        """Load what is on disk, at the start or because it has changed there.
+
+        Raises like `load`; what is wrong with the model is noted where everybody sees it.
+        """
+        await self._then_ripple(lambda changed: self._load_from_disk(model, changed))
+
+    async def _load(
+        self, model: ModelId, override: Override | None, changed: list[ModelId]
+    ) -> None:
         async with self._lock(model):
             try:
                 source = await self._read(model, override)
             except InferenceError as error:
                 log.error("model unreadable", extra=_extra(model, error))
-                raise unread(model.name, error) from None
+                raise unread(model.name, error.message) from None
             known = self._table.know(model)
             known.implicit = False
-            await self._apply(known, source)
+            with _attempt(known):
+                await self._apply(known, source, changed, again=True)
 
-    async def follow(self, model: ModelId, *, implicit: bool = False) -> None:
-        """Load what is on disk, at the start or because it has changed there.
-
-        Raises like `load`; what is wrong with the model is noted where everybody sees it.
-        """
+    async def _load_from_disk(self, model: ModelId, changed: list[ModelId]) -> None:
         async with self._lock(model):
             known = self._table.know(model)
-            known.implicit = implicit
+            known.implicit = False
+            await self._follow(known, changed, again=False)
+
+    async def _follow(self, known: Known, changed: list[ModelId], *, again: bool) -> None:
+        with _attempt(known):
             try:
-                known.seen = await asyncio.to_thread(self._repository.snapshot, model)
-                source = await self._read(model, None)
+                known.seen = await asyncio.to_thread(self._repository.snapshot, known.id)
+                source = await self._read(known.id, None)
             except InferenceError as error:
-                log.error("model unreadable", extra=_extra(model, error))
+                log.error("model unreadable", extra=_extra(known.id, error))
                 self._note_unreadable(known, error)
                 raise
-            await self._apply(known, source)
+            await self._apply(known, source, changed, again=again)
+
+    async def _then_ripple(self, load: Callable[[list[ModelId]], Awaitable[None]]) -> None:
+        """Load, and then the ensembles anew that call what that has changed."""
+        changed: list[ModelId] = []
+        try:
+            await load(changed)
+        except InferenceError:
+            await self._ripple(changed)
+            raise
+        await self._ripple(changed)
 
     async def unload(self, model: ModelId, *, unload_dependents: bool = False) -> None:
         """Take a model away from lookups at once; it ends when its last request has.
@@ -88,10 +118,11 @@ class Lifecycle:
                 return
             source = known.source
             self._drop(known, UNLOADED)
+            known.members = ()
+            _remember(known, None)
             if not known.versions:
                 self._table.forget(model)
-        for needing in dependents(model.name, self._table):
-            await self.unload(needing.id)
+        await self._ripple([model])
         if unload_dependents and source is not None:
             for orphan in orphans(source.config, self._table):
                 await self.unload(orphan.id, unload_dependents=True)
@@ -124,46 +155,124 @@ class Lifecycle:
             known.trouble, known.readable = _index_reason(error), False
         self._notify()
 
-    async def _apply(self, known: Known, source: Source) -> None:
-        """Make what is loaded what the source says, if it differs."""
+    async def _apply(
+        self, known: Known, source: Source, changed: list[ModelId], *, again: bool
+    ) -> None:
+        """Make what is loaded what the source says, if it differs.
+
+        `changed` gets it, and those members of an ensemble that had to be loaded: `again` also
+        those whose last load has failed.
+        """
         try:
-            if _is_served(known, source):
+            if is_served(known, source):
                 return
-            await self._require(known.id.name, members(source.config))
-            await self._replace(known, source)
+            known.members = members(source.config)
+            bound = await self._require(known, source, changed, again=again)
+            await self._replace(known, source, bound)
+            changed.append(known.id)
+        except InferenceError:
+            if known.members and known.source is None:
+                _remember(known, source)
+            raise
         finally:
             if source.upload is not None:
                 source.upload.release()
             self._notify()
 
-    async def _require(self, ensemble: str, names: tuple[str, ...]) -> None:
-        """Load the members that an ensemble lacks; INVALID_ARG names one that cannot be loaded."""
-        for name in names:
-            if any(known.models for known in self._table.named(name)):
-                continue
-            try:
-                await self.follow(ModelId(name), implicit=True)
-            except InferenceError as error:
-                why = f"it needs model '{name}', which is not loaded: {error.reason}"
-                raise _failed(ensemble, why) from None
-
-    async def _replace(self, known: Known, source: Source) -> None:
+    async def _replace(self, known: Known, source: Source, bound: LoadedMembers) -> None:
         try:
             numbers = source.entry.versions(source.config.version_policy)
         except InferenceError as error:
             if not known.models:
                 known.trouble, known.readable = error.reason, True
-            raise _failed(known.id.name, error.message) from None
+            raise failed(known.id.name, error.message) from None
         known.trouble, known.readable = "", True
         _show_loading(known, numbers)
-        outcomes = await self._loads.load(source, numbers, _kept(known, source))
+        with held(bound.values()):
+            outcomes = await self._loads.load(source, numbers, kept(known, source), bound)
         errors = {n: each for n, each in outcomes.items() if isinstance(each, InferenceError)}
         if errors:
             _show_failed(known, errors)
             await close_all(outcomes.values())
-            raise _failed(known.id.name, _clauses(errors))
+            raise failed(known.id.name, _clauses(errors))
         loaded = {n: each for n, each in outcomes.items() if not isinstance(each, InferenceError)}
         self._swap(known, source, loaded)
+        known.bound = frozenset(bound.values())
+        _remember(known, None)
+
+    # Ensembles.
+
+    async def _require(
+        self, known: Known, source: Source, changed: list[ModelId], *, again: bool
+    ) -> LoadedMembers:
+        """The members of an ensemble; those that it lacks are loaded. LoadFailure if one cannot."""
+        try:
+            for member in await self._bindings.members(known):
+                needed = self._table.know(member)
+                try:
+                    with self._waits.entered(known.id, member):
+                        await self._require_member(needed, changed, again=again)
+                except InferenceError as error:
+                    raise member_failed(known.id.name, needed, error) from None
+            return self._bindings.bind(known.id, source.config)
+        except InferenceError as error:
+            self._note_invalid(known, error)
+            raise
+
+    async def _require_member(self, known: Known, changed: list[ModelId], *, again: bool) -> None:
+        if known.models:
+            return
+        before = known.attempts
+        async with self._lock(known.id):
+            if known.models:
+                return
+            if known.failure is not None and (not again or known.attempts != before):
+                raise known.failure.with_traceback(None)
+            known.implicit = True
+            await self._follow(known, changed, again=again)
+
+    def _note_invalid(self, known: Known, error: InferenceError) -> None:
+        if not known.models:
+            why = error.why if isinstance(error, LoadFailure) else error.message
+            known.trouble, known.readable = f"{Code.INVALID_ARG.value}: {why}", False
+
+    async def _ripple(self, changed: Iterable[ModelId]) -> None:
+        """Load anew the ensembles whose members have changed, and those that call these."""
+        left = deque(changed)
+        while left:
+            name = left.popleft().name
+            for needing in dependents(name, self._table):
+                if await self._reconsider(needing.id):
+                    left.append(needing.id)
+
+    async def _reconsider(self, model: ModelId) -> bool:
+        """Whether an ensemble has come, changed or gone, since its members did."""
+        async with self._lock(model):
+            known = self._table.get(model)
+            source = None if known is None else known.source or known.lost
+            if known is None or source is None:
+                return False
+            try:
+                bound = self._bindings.bind(model, source.config)
+                if known.source is not None and known.bound == frozenset(bound.values()):
+                    return False
+                await self._replace(known, source, bound)
+            except InferenceError as error:
+                log.warning("ensemble out of service", extra=_extra(model, error))
+                return self._lose(known, source)
+            finally:
+                self._notify()
+            return True
+
+    def _lose(self, known: Known, source: Source) -> bool:
+        """Take an ensemble away until its members suit it again; whether it was there."""
+        served = known.source is not None
+        _remember(known, source)
+        if served:
+            self._drop(known, UNLOADED)
+        return served
+
+    # Changing the table.
 
     def _swap(self, known: Known, source: Source, loaded: Mapping[int, Loaded]) -> None:
         """In one plain step: from here on every request goes to what was loaded."""
@@ -189,6 +298,7 @@ class Lifecycle:
         for status in known.versions.values():
             self._retire(status, reason)
         known.source = known.seen = None
+        known.bound = frozenset()
         known.trouble = ""
         self._notify()
 
@@ -207,41 +317,25 @@ class Lifecycle:
             ended()
 
 
-def unread(name: str, error: InferenceError) -> InferenceError:
-    """The error for a load that never began: the model is absent, or its config is no good."""
-    return InferenceError(
-        Code.INTERNAL,
-        f"failed to load '{name}', failed to poll from model repository: {error.message}",
-    )
+@contextmanager
+def _attempt(known: Known) -> Iterator[None]:
+    """Keep what the attempt to load a model fails with."""
+    known.attempts += 1
+    known.failure = None
+    try:
+        yield
+    except InferenceError as error:
+        known.failure = error
+        raise
 
 
-def _is_served(known: Known, source: Source) -> bool:
-    """Whether all that the source asks for was loaded from the very same files, and serves."""
-    served = known.source
-    if served is None or source.overridden or served.overridden:
-        return False
-    return served.snapshot == source.snapshot and all(model.ready for model in known.models)
-
-
-def _kept(known: Known, source: Source) -> Mapping[int, Model]:
-    """The versions that only need other instances (in-place update), since nothing else differs.
-
-    A client's config that changes nothing at all asks for a real load.
-    """
-    served = known.source
-    if served is None or served.upload or source.upload or members(source.config):
-        return {}
-    if without_configs(served.snapshot) != without_configs(source.snapshot):
-        return {}
-    if source.overridden and source.config == served.config:
-        return {}
-    if _without_instances(source.config) != _without_instances(served.config):
-        return {}
-    return {int(model.version): model for model in known.models if model.ready}
-
-
-def _without_instances(config: ModelConfig) -> ModelConfig:
-    return replace(config, instance_group=(), version_policy=None)
+def _remember(known: Known, source: Source | None) -> None:
+    """What an ensemble is loaded from once its members suit it; None if it need not come back."""
+    before, known.lost = known.lost, source
+    if source is not None and source.upload is not None:
+        source.upload.hold()
+    if before is not None and before.upload is not None:
+        before.upload.release()
 
 
 def _show_loading(known: Known, numbers: Sequence[int]) -> None:
@@ -265,10 +359,6 @@ def _clauses(errors: Mapping[int, InferenceError]) -> str:
         f"version {number} is at UNAVAILABLE state: {error.reason};"
         for number, error in sorted(errors.items())
     )
-
-
-def _failed(name: str, why: str) -> InferenceError:
-    return InferenceError(Code.INVALID_ARG, f"load failed for model '{name}': {why}\n")
 
 
 def _index_reason(error: InferenceError) -> str:

@@ -2,18 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
-from gateway.backend import Backend, ModelContext
+from gateway.backend import Backend, ModelContext, ModelControl
 from gateway.backend_loader import BackendLoader
 from gateway.cache.response_cache import ResponseCache
 from gateway.config import ModelConfig
+from gateway.ensembles.instance import EnsembleBackend
 from gateway.messages import InferRequest
 from gateway.models.completion import completed
-from gateway.models.labels import read_labels
+from gateway.models.labels import Labels, read_labels
 from gateway.models.load_identity import private_load, shared_load
 from gateway.models.model import Model
 from gateway.models.repository import Source
@@ -25,6 +27,9 @@ from gateway.settings import ModelSettings
 from gateway.stream import ResponseStream
 
 Infer = Callable[[InferRequest], ResponseStream]
+LoadedMembers = Mapping[tuple[str, int], Model]
+"""The models that an ensemble calls, by the name and the version that its steps ask for."""
+NO_MEMBERS: LoadedMembers = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,28 +71,35 @@ class ModelLoader:
         settings: ModelSettings,
         infer: Infer,
         cache: ResponseCache | None = None,
+        control: ModelControl | None = None,
     ) -> None:
         self._backends = backends
         self._settings = settings
         self._infer = infer
         self._cache = cache
+        self._control = control
         self._limiter = RateLimiter(settings.resource_limits) if settings.rate_limit else None
 
-    async def load(self, source: Source, version: int) -> Model:
+    async def load(
+        self, source: Source, version: int, members: LoadedMembers = NO_MEMBERS
+    ) -> Model:
         """That version of the source: all its instances loaded, warm, and known to its scheduler.
 
+        `members` are the models that an ensemble calls: somebody holds them meanwhile.
         Raises InferenceError that says why not; nothing stays loaded then.
         """
         began = time.monotonic()
         folder = await asyncio.to_thread(self._folder, source, version)
-        backend = await asyncio.to_thread(self._backends.get, source.config.backend)
+        backend = await self._backend(source.config, members)
+        await backend.prepare(source.config, folder)
         config = await asyncio.to_thread(self._complete, backend, source.config, folder)
-        labels = await asyncio.to_thread(read_labels, config, source.folder)
+        own_labels = await asyncio.to_thread(read_labels, config, source.folder)
+        labels = {**_labels_of_members(config, members), **own_labels}
         statistics = ModelStatistics.of(config, summaries=self._settings.summaries)
         slots = self._slots(backend, config, folder, statistics)
         model = Model(config, version, statistics, slots, labels, source.folder)
         await self._keep_answers(model, source, folder)
-        enrol(slots, self._limiter)
+        enrol(slots, None if members else self._limiter)
         await fill(slots, side_by_side=backend.loads_side_by_side)
         await _prepare(model, slots)
         model.load_secs = time.monotonic() - began
@@ -101,7 +113,7 @@ class ModelLoader:
         groups, policy = source.config.instance_group, source.config.version_policy
         config = replace(model.config, instance_group=groups, version_policy=policy)
         folder = await asyncio.to_thread(self._folder, source, int(model.version))
-        backend = await asyncio.to_thread(self._backends.get, config.backend)
+        backend = await asyncio.to_thread(self._backends.of, config)
         wanted = self._slots(backend, config, folder, model.statistics)
         update = InPlaceUpdate(model, config, wanted, match(wanted, model.slots))
         enrol(update.added, self._limiter)
@@ -114,16 +126,23 @@ class ModelLoader:
         asked = model.config.response_cache
         if self._cache is None or asked is None or not asked.enable:
             return
-        identify = shared_load if self._cache.shared else private_load
+        # What an ensemble answers depends on files of its members, too.
+        shared = self._cache.shared and model.config.ensemble_scheduling is None
+        identify = shared_load if shared else private_load
         load = await asyncio.to_thread(identify, source, model.config, folder)
         model.use_cache(self._cache, load)
+
+    async def _backend(self, config: ModelConfig, members: LoadedMembers) -> Backend:
+        if config.ensemble_scheduling is not None:
+            return EnsembleBackend(members)
+        return await asyncio.to_thread(self._backends.of, config)
 
     def _folder(self, source: Source, version: int) -> Path:
         """Where the version's files are."""
         return files_folder(source.config, source.folder / str(version), self._settings.store)
 
     def _complete(self, backend: Backend, config: ModelConfig, folder: Path) -> ModelConfig:
-        if not self._settings.auto_complete:
+        if not self._settings.auto_complete and config.ensemble_scheduling is None:
             return config
         return completed(config, backend.complete(config, folder))
 
@@ -146,6 +165,7 @@ class ModelLoader:
             path=folder,
             store=self._settings.store,
             infer=self._infer,
+            control=self._control,
             wasted=statistics.waste,
         )
 
@@ -156,3 +176,17 @@ async def _prepare(model: Model, slots: Sequence[Slot]) -> None:
     except BaseException:
         await empty(slots)
         raise
+
+
+def _labels_of_members(config: ModelConfig, members: LoadedMembers) -> Labels:
+    """Those that an ensemble's outputs have already where members make them."""
+    if config.ensemble_scheduling is None:
+        return {}
+    found = {}
+    outputs = {each.name for each in config.output}
+    for step in config.ensemble_scheduling.step:
+        labels = members[step.model_name, step.model_version].labels
+        for output, tensor in step.output_map.items():
+            if tensor in outputs and output in labels:
+                found[tensor] = labels[output]
+    return found

@@ -52,7 +52,11 @@ class Known:
 
     `seen` is the state of its folder at the last attempt to load it. `trouble` says why there is
     no version at all; `readable` is False if its configuration is what is wrong. `implicit`: it
-    was loaded only because another model needs it.
+    was loaded only because another model needs it. `failure` is what the last of the `attempts` to
+    load it has ended with.
+
+    Of an ensemble, `members` are the names of the models that it calls, `bound` the versions that
+    it was loaded with, and `lost` what it is loaded from once its members are there again.
     """
 
     id: ModelId
@@ -62,6 +66,11 @@ class Known:
     trouble: str = ""
     readable: bool = True
     implicit: bool = False
+    attempts: int = 0
+    failure: InferenceError | None = None
+    members: tuple[str, ...] = ()
+    bound: frozenset[Model] = frozenset()
+    lost: Source | None = None
 
     @property
     def models(self) -> list[Model]:

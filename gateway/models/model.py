@@ -1,7 +1,9 @@
 """One loaded version of a model: what serves its requests, and what keeps it serving."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gateway.backend import Instance
@@ -21,6 +23,8 @@ from gateway.observability.trace import Trace
 from gateway.schedulers.choice import build_scheduler
 from gateway.schedulers.scheduler import Entry
 from gateway.stream import ResponseStream
+
+log = logging.getLogger("sluice.model")
 
 
 class Model:
@@ -48,7 +52,7 @@ class Model:
         self.load_secs = 0.0
         self.namespace = ""
         self.retired = False
-        self._scheduler = build_scheduler(config, statistics)
+        self._scheduler = build_scheduler(config, statistics, folder)
         self._crew = Crew(config, slots, self._scheduler, folder, statistics)
         self._limits = Limits.read(config)
         self._rules = RequestRules(config)
@@ -56,6 +60,9 @@ class Model:
         self._cache: ModelCache | None = None
         self._idle = asyncio.Event()
         self._idle.set()
+        self._holders = 0
+        self._free = asyncio.Event()
+        self._free.set()
 
     @property
     def name(self) -> str:
@@ -71,6 +78,18 @@ class Model:
     def trouble(self) -> str:
         """Why it is not ready; empty when it is."""
         return "" if self.ready else self._crew.trouble
+
+    async def check_ready(self) -> None:
+        """Ask the instances; InferenceError if one says that it is not ready."""
+        for instance in self.instances:
+            try:
+                await instance.check_ready()
+            except InferenceError as error:
+                log.warning(
+                    "Model '%s' version %s is not ready: %s",
+                    *(self.name, self.version, error.message),
+                )
+                raise
 
     @property
     def in_flight(self) -> int:
@@ -119,11 +138,23 @@ class Model:
         INVALID_ARG from validation, UNAVAILABLE when no instance is alive or the limit of requests
         in flight is reached.
         """
+        return self._submit(request, trace, limited=True)
+
+    def call(self, request: InferRequest) -> ResponseStream:
+        """Like `submit`, for a step of an ensemble: that has a limit of requests of its own."""
+        return self._submit(request, None, limited=False)
+
+    def _submit(
+        self, request: InferRequest, trace: Trace | None, *, limited: bool
+    ) -> ResponseStream:
         batch_size = self._rules.check(request)
         self._refuse_if_unable()
         cached = None if self._cache is None else CachedRequest(self._cache, request)
-        self._admit(request, cached)
+        self._admit(request, cached, limited=limited)
+        if trace is None and isinstance(request.trace, Trace):
+            trace = request.trace.child()
         if trace is not None:
+            request = replace(request, trace=trace)
             trace.accepted(self.name, self.version, request)
         record = Record(self.statistics, batch_size, request.received_ns, self._left, trace)
         stream = ResponseStream(record if cached is None else cached.recorder(record))
@@ -147,6 +178,23 @@ class Model:
         """Wait until no request is in flight."""
         await self._idle.wait()
 
+    def hold(self) -> None:
+        """Keep this version alive for who has it already, until one more `release`."""
+        self._holders += 1
+        self._free.clear()
+
+    def release(self) -> None:
+        """Let go."""
+        self._holders -= 1
+        if not self._holders:
+            self._free.set()
+
+    async def unneeded(self) -> None:
+        """Wait until nobody holds it and no request is in flight."""
+        while self._holders or self._streams:
+            await self._free.wait()
+            await self._idle.wait()
+
     def abandon(self, error: InferenceError) -> None:
         """End every request in flight with an error."""
         for stream in tuple(self._streams.values()):
@@ -163,9 +211,9 @@ class Model:
                 Code.UNAVAILABLE, f"model '{self.name}' is unavailable: {self._crew.trouble}"
             )
 
-    def _admit(self, request: InferRequest, cached: CachedRequest | None) -> None:
+    def _admit(self, request: InferRequest, cached: CachedRequest | None, *, limited: bool) -> None:
         """Raise UNAVAILABLE if there is no room, where the request needs any."""
-        if cached is None or cached.lookup.response is None:
+        if limited and (cached is None or cached.lookup.response is None):
             self._refuse_if_full()
         if cached is None or cached.lookup.missed:
             self._scheduler.admit(request)

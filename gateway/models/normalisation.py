@@ -5,11 +5,13 @@ from dataclasses import replace
 
 from gateway.config import InputFormat, ModelConfig, ModelInput, ModelOutput
 from gateway.data_type import DataType
+from gateway.ensembles.flow import flow_problems
 from gateway.errors import Code, InferenceError
 from gateway.models.batch_checks import batch_problems
 from gateway.models.defaults import fill_defaults
 from gateway.models.instance_groups import check_instance_groups, fill_instance_groups
 from gateway.models.platforms import ENSEMBLE, TENSORRT, accepted_platforms, resolve_backend
+from gateway.models.sequence_checks import sequence_problems
 from gateway.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 
 ANY_SIZE = -1
@@ -45,6 +47,8 @@ def check_config(config: ModelConfig) -> None:
     _raise_first(_model_problems(config))
     if config.dynamic_batching is not None:
         _raise_first(_batching_problems(config, config.dynamic_batching))
+    if config.sequence_batching is not None:
+        _raise_first(sequence_problems(config, config.sequence_batching))
 
 
 def check_tensors(config: ModelConfig) -> None:
@@ -98,6 +102,7 @@ def _ensemble_problems(config: ModelConfig) -> Iterator[str]:
         yield (
             f"ensemble scheduling must be set for ensemble {config.name} whose platform is ensemble"
         )
+    yield from flow_problems(config)
 
 
 def _cache_problems(config: ModelConfig) -> Iterator[str]:

@@ -1,16 +1,17 @@
 """What is in memory: the loaded versions of every model, and who may change them."""
 
 import asyncio
-import gc
 import logging
 from collections.abc import Coroutine, Iterator, Mapping
 
+from gateway.backend import ModelControl
 from gateway.backend_loader import BackendLoader
 from gateway.cache.response_cache import ResponseCache
 from gateway.errors import Code, InferenceError
 from gateway.models.identity import ModelId
 from gateway.models.index import IndexRow, rows
-from gateway.models.lifecycle import Lifecycle, unread
+from gateway.models.lifecycle import Lifecycle
+from gateway.models.load_failure import unread
 from gateway.models.loading import Infer, ModelLoader
 from gateway.models.lookup import ModelTable, unknown
 from gateway.models.model import Model
@@ -20,6 +21,7 @@ from gateway.models.repository import ModelRepository
 from gateway.models.running import RunningModels
 from gateway.models.version_loads import VersionLoads
 from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
+from gateway.storage.store import KEPT
 
 log = logging.getLogger("sluice.registry")
 
@@ -95,8 +97,7 @@ class ModelRegistry:
         _check_name(name)
         on_disk = await asyncio.to_thread(self._repository.named, name)
         if not on_disk and not (override and override.files):
-            absent = InferenceError(Code.NOT_FOUND, f"model '{name}' is not in any repository")
-            raise unread(name, absent)
+            raise unread(name, f"model '{name}' is not in any repository")
         for model in on_disk or (ModelId(name),):
             await self._perform(self._control.load(model, override))
 
@@ -135,7 +136,9 @@ class ModelRegistry:
         return [
             known.id
             for known in self._table
-            if known.trouble or any(status.wanted for status in known.versions.values())
+            if known.trouble
+            or known.lost is not None
+            or any(status.wanted for status in known.versions.values())
         ]
 
     def _require_explicit(self) -> None:
@@ -156,10 +159,16 @@ class ModelRegistry:
 
     # Living.
 
-    async def run(self, infer: Infer) -> None:
-        """Load the start-up models side by side; serve, and follow the folders, until cancelled."""
-        backends = BackendLoader(self._settings.backends)
-        loader = ModelLoader(backends, self._settings, infer, self._cache)
+    async def run(self, infer: Infer, control: ModelControl | None = None) -> None:
+        """Load the start-up models side by side; serve, and follow the folders, until cancelled.
+
+        `infer` and `control` are what models may do with others.
+        """
+        settings = self._settings
+        backends = BackendLoader(
+            settings.backends, settings.store / KEPT, settings.backend_directory
+        )
+        loader = ModelLoader(backends, self._settings, infer, self._cache, control)
         loads = VersionLoads(
             loader, self._settings.load_thread_count, self._settings.load_retry_count
         )
@@ -185,7 +194,6 @@ class ModelRegistry:
         async with asyncio.TaskGroup() as loads:
             for model in models:
                 loads.create_task(_outcome(self._control.follow(model)))
-        _freeze()
         self._settled.set()
         self.notify()
 
@@ -243,9 +251,3 @@ def _check_name(name: str) -> None:
             Code.INVALID_ARG,
             f"invalid model name '{name}', model name must not contain path traversal characters",
         )
-
-
-def _freeze() -> None:
-    """Take what start-up made out of the garbage collector's rounds."""
-    gc.collect()
-    gc.freeze()

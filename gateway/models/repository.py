@@ -13,7 +13,7 @@ from gateway.models.normalisation import check_tensors, normalise
 from gateway.models.override import Override, UploadedFolder, refuse_escapes
 from gateway.models.pbtxt import parse, parse_json
 from gateway.models.snapshot import Snapshot, take
-from gateway.models.support import require_supported
+from gateway.models.support import ignored, require_supported
 from gateway.models.versions import RESERVED, select_versions, version_number
 
 log = logging.getLogger("sluice.repository")
@@ -93,6 +93,7 @@ class ModelRepository:
         self._auto_complete = auto_complete
         self._namespacing = namespacing
         self.names()
+        self._warn_of_names()
 
     def names(self) -> tuple[str, ...]:
         """Every model in any of the repositories, in order; a folder is a model."""
@@ -168,6 +169,12 @@ class ModelRepository:
         snapshot = take(home)
         return Source(config=config, entry=entry, snapshot=snapshot, upload=upload, overridden=True)
 
+    def _warn_of_names(self) -> None:
+        for path in self._paths:
+            for name in _folders(path, path.name or str(path)):
+                if not _is_utf8(name):
+                    log.warning("folder is no model: not UTF-8", extra={"folder": ascii(name)})
+
     def _homes(self, name: str, namespace: str) -> list[Path]:
         searched = (Path(namespace),) if namespace else self._paths
         return [path / name for path in searched if _holds(path, name)]
@@ -191,6 +198,8 @@ class ModelRepository:
             check_tensors(config)
         require_supported(replace(written, name=entry.name))
         _warn(entry, config.version_policy)
+        for path, why in ignored(written):
+            log.warning("field ignored", extra={"model": entry.name, "field": path, "why": why})
         return config
 
     def _config_file(self, entry: ModelEntry) -> ConfigFile:
@@ -202,7 +211,13 @@ class ModelRepository:
 
 
 def _models(path: Path) -> list[str]:
-    return _folders(path, path.name or str(path))
+    """The folders that are models: a name that is no text could not be told on any wire."""
+    return [name for name in _folders(path, path.name or str(path)) if _is_utf8(name)]
+
+
+def _is_utf8(name: str) -> bool:
+    # Of a name on disk bytes that are no UTF-8 become surrogates (PEP 383).
+    return name == name.encode("utf-8", "ignore").decode()
 
 
 def _holds(path: Path, name: str) -> bool:

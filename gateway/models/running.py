@@ -20,7 +20,7 @@ class _Life:
 class RunningModels:
     """Owns every loaded model from its first request to its end.
 
-    A retired model serves what it has been given, and is then closed.
+    A retired model serves what it has been given, and who holds it, and is then closed.
     """
 
     def __init__(self, on_change: Callable[[], None]) -> None:
@@ -71,7 +71,7 @@ class RunningModels:
             async with asyncio.TaskGroup() as tasks:
                 running = tasks.create_task(model.run(self._on_change))
                 await life.retired.wait()
-                await model.drained()
+                await model.unneeded()
                 running.cancel()
         finally:
             await model.close()

@@ -13,7 +13,9 @@ STORED_MODEL = "stored_model"
 def files_folder(config: ModelConfig, version: Path, store: Path) -> Path:
     """The folder whose files the backend loads: `version`, or a stored model if the config says so.
 
-    Raises InferenceError: INVALID_ARG for a name that is a path, UNAVAILABLE if it is not stored.
+    A version that has the model's own file keeps its folder: a model.py finds there what belongs
+    to it, and is told where the stored model is. Raises InferenceError: INVALID_ARG for a name that
+    is a path, UNAVAILABLE if it is not stored.
     """
     name = config.parameters.get(STORED_MODEL)
     if name is None:
@@ -31,7 +33,8 @@ def files_folder(config: ModelConfig, version: Path, store: Path) -> Path:
             f"model '{config.name}': its parameter '{STORED_MODEL}' names '{name}', which is not "
             f"in the model store, or damaged there; run: sluice fetch {name}",
         )
-    return folder
+    own = config.default_model_filename
+    return version if own and (version / own).exists() else folder
 
 
 def _is_stored(models: ModelStore, name: str) -> bool:

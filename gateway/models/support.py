@@ -29,6 +29,7 @@ class Support:
 HONOURED = Support(Verdict.HONOURED)
 TENSORRT_ONLY = Support(Verdict.REFUSED, "only TensorRT has such tensors")
 TENSORRT_HINT = Support(Verdict.IGNORED, "a hint about speed for TensorRT")
+STATE_MEMORY = Support(Verdict.IGNORED, "a hint about memory; states are never copied twice")
 PINNED = Support(Verdict.IGNORED, "a hint about speed; runtimes copy to their devices themselves")
 
 
@@ -44,7 +45,7 @@ SUPPORT = {
     "name": HONOURED,
     "platform": HONOURED,
     "backend": HONOURED,
-    "runtime": _refused("a backend has one implementation here"),
+    "runtime": HONOURED,
     "version_policy": HONOURED,
     "max_batch_size": HONOURED,
     "input.name": HONOURED,
@@ -74,8 +75,24 @@ SUPPORT = {
     "optimization.gather_kernel_buffer_threshold": TENSORRT_HINT,
     "optimization.eager_batching": TENSORRT_HINT,
     "dynamic_batching": HONOURED,
-    "sequence_batching": _refused("requests of a sequence are not kept together"),
-    "ensemble_scheduling": _refused("models are not wired into one"),
+    "sequence_batching.direct": HONOURED,
+    "sequence_batching.oldest": HONOURED,
+    "sequence_batching.max_sequence_idle_microseconds": HONOURED,
+    "sequence_batching.control_input": HONOURED,
+    "sequence_batching.state.input_name": HONOURED,
+    "sequence_batching.state.output_name": HONOURED,
+    "sequence_batching.state.data_type": HONOURED,
+    "sequence_batching.state.dims": HONOURED,
+    "sequence_batching.state.initial_state": HONOURED,
+    "sequence_batching.state.use_same_buffer_for_input_output": STATE_MEMORY,
+    "sequence_batching.state.use_growable_memory": STATE_MEMORY,
+    "sequence_batching.iterative_sequence": HONOURED,
+    "ensemble_scheduling.step.model_name": HONOURED,
+    "ensemble_scheduling.step.model_version": HONOURED,
+    "ensemble_scheduling.step.input_map": HONOURED,
+    "ensemble_scheduling.step.output_map": HONOURED,
+    "ensemble_scheduling.step.model_namespace": _refused("namespaces are those of folders"),
+    "ensemble_scheduling.max_inflight_requests": HONOURED,
     "instance_group.name": HONOURED,
     "instance_group.kind": HONOURED,
     "instance_group.count": HONOURED,
@@ -98,6 +115,11 @@ SUPPORT = {
 }
 """The verdict on every field by its path; one on a message holds for all fields below it."""
 
+PARAMETERS = {
+    "TRITON_BATCH_STRATEGY_PATH": _ignored("no library decides which requests share a batch"),
+}
+"""The verdict on keys of `parameters` that are Triton's own and not honoured."""
+
 
 def require_supported(config: ModelConfig) -> None:
     """Raise UNSUPPORTED if the config, as it was written, sets a field that is refused."""
@@ -108,6 +130,16 @@ def require_supported(config: ModelConfig) -> None:
                 Code.UNSUPPORTED,
                 f"field '{path}' of model '{config.name}' is not supported: {support.why}",
             )
+
+
+def ignored(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """The fields and keys of `parameters` that the config sets for nothing, each with the why."""
+    for path in _paths_set(config):
+        if SUPPORT[path].verdict is Verdict.IGNORED:
+            yield path, SUPPORT[path].why
+    for key in config.parameters:
+        if key in PARAMETERS:
+            yield f"parameters.{key}", PARAMETERS[key].why
 
 
 def is_default(owner: Any, shape: FieldShape) -> bool:

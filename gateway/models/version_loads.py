@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from gateway.errors import Code, InferenceError
-from gateway.models.loading import InPlaceUpdate, ModelLoader
+from gateway.models.loading import NO_MEMBERS, InPlaceUpdate, LoadedMembers, ModelLoader
 from gateway.models.model import Model
 from gateway.models.repository import Source
 
@@ -26,18 +26,23 @@ class VersionLoads:
         self._retries = retries
 
     async def load(
-        self, source: Source, versions: Sequence[int], kept: Mapping[int, Model]
+        self,
+        source: Source,
+        versions: Sequence[int],
+        kept: Mapping[int, Model],
+        members: LoadedMembers = NO_MEMBERS,
     ) -> Mapping[int, Loaded | InferenceError]:
         """Each version, or why it cannot be loaded. If cancelled, nothing stays loaded.
 
-        Those that are `kept` only get the instance groups of the source.
+        Those that are `kept` only get the instance groups of the source. `members` are what an
+        ensemble calls; to load one again would change nothing.
         """
         outcomes: dict[int, Loaded | InferenceError] = {}
 
         async def load_one(version: int) -> None:
             async with self._slots:
-                load = partial(self._load, source, version, kept.get(version))
-                outcomes[version] = await self._with_retries(load)
+                load = partial(self._load, source, version, kept.get(version), members)
+                outcomes[version] = await self._with_retries(load, 0 if members else self._retries)
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -49,23 +54,26 @@ class VersionLoads:
         return outcomes
 
     async def _with_retries(
-        self, load: Callable[[], Awaitable[Loaded | InferenceError]]
+        self, load: Callable[[], Awaitable[Loaded | InferenceError]], retries: int
     ) -> Loaded | InferenceError:
         outcome = await load()
-        for _ in range(self._retries):
+        for _ in range(retries):
             if not isinstance(outcome, InferenceError):
                 break
             outcome = await load()
         return outcome
 
     async def _load(
-        self, source: Source, version: int, kept: Model | None
+        self, source: Source, version: int, kept: Model | None, members: LoadedMembers
     ) -> Loaded | InferenceError:
         extra = {"model": source.config.name, "version": version}
         log.info("loading model", extra=extra)
         began = time.monotonic()
         try:
-            loaded = await self._load_or_update(source, version, kept)
+            if kept is not None:
+                loaded: Loaded = await self._loader.update(kept, source)
+            else:
+                loaded = await self._loader.load(source, version, members)
         except InferenceError as error:
             return _told(error, extra)
         except Exception:
@@ -75,11 +83,6 @@ class VersionLoads:
             return _told(InferenceError(Code.INTERNAL, text), extra)
         log.info("model ready", extra=extra | {"secs": round(time.monotonic() - began, 1)})
         return loaded
-
-    async def _load_or_update(self, source: Source, version: int, kept: Model | None) -> Loaded:
-        if kept is not None:
-            return await self._loader.update(kept, source)
-        return await self._loader.load(source, version)
 
 
 async def close_all(outcomes: Iterable[Loaded | InferenceError]) -> None:

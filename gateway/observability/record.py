@@ -59,7 +59,9 @@ class Record:
         statistics.pending += 1
 
     def started(self) -> None:
-        """An instance has taken the request."""
+        """An instance has taken the request; it may do so again, which changes nothing."""
+        if self._started_ns:
+            return
         self._started_ns = self._last_ns = time.perf_counter_ns()
         self._statistics.pending -= 1
 
@@ -130,10 +132,10 @@ class Record:
         """An error in place of the first response is one, too."""
         self._statistics.first_response_ms.observe((now - self._received_ns) // 1_000_000)
         if self.trace is not None:
-            self.trace.stamp("INFER_RESPONSE_COMPLETE", now)
+            self.trace.answered(now)
 
     def _trace_end(self, trace: Trace, now: int) -> None:
-        if self._started_ns and not self._hit_ns:
+        if self._started_ns and not self._hit_ns and not self._statistics.composed:
             trace.computed(self._started_ns, within(self._phases, now - self._started_ns))
         trace.ended(now)
 
@@ -168,7 +170,12 @@ class Record:
 
     def _succeed(self, now: int) -> None:
         statistics = self._statistics
-        phases = within(self._phases, now - self._started_ns)
+        if statistics.composed:
+            # The sum over members that were at work side by side may be more than the time it took.
+            phases = self._phases or Phases()
+            statistics.executed(self.batch_size, phases)
+        else:
+            phases = within(self._phases, now - self._started_ns)
         statistics.inference_count += self.batch_size
         statistics.success.add(now - self._received_ns)
         statistics.queue.add(self._started_ns - self._submitted_ns)
@@ -200,7 +207,8 @@ class Record:
             summaries.compute_output.observe(phases.output_ns // 1000, moment)
 
     def _fail(self, now: int, error: InferenceError | None) -> None:
-        statistics, started = self._statistics, bool(self._started_ns)
+        statistics = self._statistics
+        started = bool(self._started_ns) and not statistics.composed
         statistics.fail.add(now - self._received_ns)
         statistics.failures[failure_reason(error, started=started)] += 1
         row = statistics.response(self._answers) if started else None

@@ -25,6 +25,8 @@ MAX_RESPONSE_ROWS = 256
 
 QUEUE_TIMEOUT = "Request timeout expired"
 """How the error of a request begins that has waited in a queue for too long."""
+SEQUENCE_TIMEOUT = "timeout of the corresponding sequence has been expired"
+"""The error of a request whose sequence has waited for too long until it could begin."""
 
 
 class FailureReason(StrEnum):
@@ -111,7 +113,8 @@ class ModelStatistics:
 
     `pending` counts requests accepted and not yet handed to an instance. `responses` has a row for
     each index of a response, and is None for a model whose requests have one response.
-    `summaries` is None unless they are wanted.
+    `summaries` is None unless they are wanted. `composed` is that of an ensemble: its executions
+    are those of its members, so that it has one for each request that succeeds.
     """
 
     last_inference_ms: int = 0
@@ -130,6 +133,7 @@ class ModelStatistics:
     responses: list[ResponseStatistics] | None = None
     memory: list[MemoryUsage] = field(default_factory=list)
     summaries: Summaries | None = None
+    composed: bool = False
     failures: dict[FailureReason, int] = field(
         default_factory=lambda: dict.fromkeys(FailureReason, 0)
     )
@@ -146,8 +150,10 @@ class ModelStatistics:
     @classmethod
     def of(cls, config: ModelConfig, *, summaries: bool = False) -> "ModelStatistics":
         """Those of a model that is about to serve, with the buckets that its config asks for."""
+        composed = config.ensemble_scheduling is not None
         return cls(
-            responses=[] if config.decoupled else None,
+            responses=[] if config.decoupled and not composed else None,
+            composed=composed,
             summaries=Summaries() if summaries else None,
             first_response_ms=Histogram(_first_response_buckets(config)),
         )
@@ -180,14 +186,18 @@ class ModelStatistics:
 
 
 def failure_reason(error: InferenceError | None, *, started: bool) -> FailureReason:
-    """The label for a failed request."""
+    """The label for a failed request; `started`: an instance has executed it."""
     if error is not None and error.code is Code.CANCELLED:
         return FailureReason.CANCELED
     if started:
         return FailureReason.BACKEND
-    if error is not None and error.code is Code.UNAVAILABLE and QUEUE_TIMEOUT in error.message:
+    if error is not None and error.code is Code.UNAVAILABLE and _is_timeout(error.message):
         return FailureReason.REJECTED
     return FailureReason.OTHER
+
+
+def _is_timeout(message: str) -> bool:
+    return QUEUE_TIMEOUT in message or SEQUENCE_TIMEOUT in message
 
 
 def _first_response_buckets(config: ModelConfig) -> tuple[float, ...]:

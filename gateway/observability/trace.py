@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gateway.messages import InferRequest, InferResponse, Phases
@@ -13,25 +13,58 @@ TENSORS = "TENSORS"
 LEVELS = (TIMESTAMPS, TENSORS)
 
 BF16_SHIFT = 16
+NO_NUMBERS: Iterator[int] = iter(())
+"""Those of a trace that is to have no children."""
 
 
 class Trace:
     """The objects of one trace, in the order in which they were told.
 
-    It is whole, and handed to `keep`, once the request has ended in the core and the frontend has
-    said `sent`; one that was `refused` is empty, and handed over at once. Times are
-    `time.perf_counter_ns`.
+    It is whole, and handed to `keep`, once the request and those made on its behalf have ended in
+    the core and the frontend has said `sent`; one that was `refused` is empty, and handed over at
+    once. `numbers` are those of its children. Times are `time.perf_counter_ns`.
     """
 
-    __slots__ = ("_keep", "_missing", "_tensors", "_timestamps", "id", "objects")
+    __slots__ = (
+        "_keep",
+        "_missing",
+        "_numbers",
+        "_parent",
+        "_tensors",
+        "_timestamps",
+        "id",
+        "objects",
+    )
 
-    def __init__(self, number: int, levels: Iterable[str], keep: Callable[["Trace"], None]) -> None:
+    def __init__(
+        self,
+        number: int,
+        levels: Iterable[str],
+        keep: Callable[["Trace"], None],
+        numbers: Iterator[int] = NO_NUMBERS,
+        parent: "Trace | None" = None,
+    ) -> None:
         self.id = number
+        self._numbers = numbers
+        self._parent = parent
         self.objects: list[dict[str, Any]] = []
         self._timestamps = TIMESTAMPS in levels
         self._tensors = TENSORS in levels
         self._keep = keep
-        self._missing = {"end", "sent"}
+        self._missing: set[str | int] = {"end"} if parent else {"end", "sent"}
+
+    def child(self) -> "Trace":
+        """The trace of a request that is made on behalf of this one; part of what is kept."""
+        on = ((TIMESTAMPS, self._timestamps), (TENSORS, self._tensors))
+        levels = [level for level, wanted in on if wanted]
+        child = Trace(next(self._numbers), levels, self._adopt, self._numbers, self)
+        self._missing.add(child.id)
+        return child
+
+    def _adopt(self, child: "Trace") -> None:
+        """As on Triton, what happened on behalf of a request comes first."""
+        self.objects = child.objects + self.objects
+        self._complete(child.id)
 
     def stamp(self, activity: str, ns: int | None = None) -> None:
         """Something happened: now, or when it says."""
@@ -45,6 +78,8 @@ class Trace:
         about: dict[str, Any] = {"id": self.id, "model_name": model, "model_version": int(version)}
         if request.id:
             about["request_id"] = request.id
+        if self._parent is not None:
+            about["parent_id"] = self._parent.id
         self.objects.append(about)
         self.stamp("REQUEST_START")
         self.stamp("QUEUE_START")
@@ -54,6 +89,11 @@ class Trace:
         """A response has been produced."""
         self._show("TENSOR_BACKEND_OUTPUT", response.outputs)
         if first:
+            self.answered(ns)
+
+    def answered(self, ns: int) -> None:
+        """The first response is there, or the error in its place; only a client gets any."""
+        if self._parent is None:
             self.stamp("INFER_RESPONSE_COMPLETE", ns)
 
     def computed(self, started_ns: int, phases: Phases) -> None:
@@ -80,7 +120,7 @@ class Trace:
         """The frontend is done with the request; idempotent."""
         self._complete("sent")
 
-    def _complete(self, part: str) -> None:
+    def _complete(self, part: str | int) -> None:
         if part in self._missing:
             self._missing.discard(part)
             if not self._missing:

@@ -124,7 +124,7 @@ class Tracer:
             return None
         if not sampling.on:
             self._look()
-        return Trace(next(self._numbers), sampling.settings.levels, sampling.keep)
+        return Trace(next(self._numbers), sampling.settings.levels, sampling.keep, self._numbers)
 
     def settings(self, model: str = ALL_MODELS) -> TraceSettings:
         """What holds for a model, or for those without a setting of their own."""

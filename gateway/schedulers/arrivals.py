@@ -1,6 +1,6 @@
 """What does a request bring with it that decides about its batch?"""
 
-from gateway.batches.padding import Padding
+from gateway.batches.padding import MAX_LENGTH, Padding
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, request_prefix
@@ -18,13 +18,14 @@ class Arrivals:
     def __init__(self, config: ModelConfig, rules: QueueRules, padding: Padding) -> None:
         self._rules = rules
         self._padded = frozenset(padding.inputs)
+        self._max_length = padding.max_length
         compatibility = Compatibility(config, padding)
         self._key = compatibility.key
         self.uniform = compatibility.uniform
         """Whether any two requests may share a batch."""
 
     def check(self, request: InferRequest) -> None:
-        """Raise INVALID_ARG unless all padded inputs of the request have one length."""
+        """Raise INVALID_ARG unless all padded inputs have one length, and one the model takes."""
         if not self._padded:
             return
         found = {
@@ -38,6 +39,17 @@ class Arrivals:
                 Code.INVALID_ARG,
                 f"{request_prefix(request.id)}padded inputs of model '{request.model}' must have "
                 f"the same length in dimension {LENGTH_DIMENSION}: {lengths}",
+            )
+        for name, length in found.items():
+            self._check_length(request, name, length)
+
+    def _check_length(self, request: InferRequest, name: str, length: int) -> None:
+        if self._max_length is not None and not 1 <= length <= self._max_length:
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"{request_prefix(request.id)}padded input '{name}' of model '{request.model}' has "
+                f"length {length} in dimension {LENGTH_DIMENSION}, expected 1 to "
+                f"{self._max_length}, its parameter '{MAX_LENGTH}'",
             )
 
     def waiting(self, entry: Entry, now_ns: int) -> Waiting:

@@ -37,18 +37,20 @@ async def execute(
     *,
     freed: Callable[[], None] = _not_freed,
     rescheduled: Callable[[Entry], None] = _not_rescheduled,
+    unheard: int = 0,
 ) -> None:
     """Run one execution; when it returns or is cancelled, all its streams are done.
 
     Entries that nobody waits for any more are left out. The task that runs it is cancelled once
     readers have left and none is waiting. `freed` is called if the instance takes another
     execution before this one has ended, `rescheduled` with an entry that is to be executed again:
-    whoever takes it must see to it that its stream ends.
+    whoever takes it must see to it that its stream ends. `unheard` are the rows that the instance
+    adds to those of the entries, and nobody hears of.
     """
     present = dict(enumerate([entry for entry in entries if not entry.stream.done]))
     if not present:
         return
-    batch_size = sum([entry.record.batch_size for entry in present.values()])
+    batch_size = unheard + sum([entry.record.batch_size for entry in present.values()])
     begin_ns = time.perf_counter_ns()
     phases: Phases | None = None
     delivery = _Delivery(present, freed, rescheduled)
@@ -67,7 +69,8 @@ async def execute(
         delivery.fail(InferenceError(Code.INTERNAL, _unexpected(model)))
     finally:
         delivery.end()
-        statistics.executed(batch_size, within(phases, time.perf_counter_ns() - begin_ns))
+        if not statistics.composed:
+            statistics.executed(batch_size, within(phases, time.perf_counter_ns() - begin_ns))
 
 
 class _Delivery:

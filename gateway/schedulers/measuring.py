@@ -89,14 +89,15 @@ async def _grow(instance: Instance, samples: Iterable[_Probe], probes: list[_Pro
 
 
 def _samples(config: ModelConfig, padding: Padding) -> Iterator[_Probe]:
-    for rows, length in sizes(config.max_batch_size):
+    longest = LONGEST if padding.max_length is None else min(LONGEST, padding.max_length)
+    for rows, length in sizes(config.max_batch_size, longest):
         yield _Probe(sample(config, padding, rows, length), rows * length)
 
 
-def sizes(max_rows: int) -> Iterator[tuple[int, int]]:
+def sizes(max_rows: int, longest: int = LONGEST) -> Iterator[tuple[int, int]]:
     """Rows and lengths to measure: twice as many tokens each time."""
-    rows, length = 1, LENGTH
-    while rows <= max_rows and length <= LONGEST:
+    rows, length = 1, min(LENGTH, longest)
+    while rows <= max_rows and length <= longest:
         yield rows, length
         if rows * 2 <= max_rows:
             rows *= 2

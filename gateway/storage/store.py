@@ -13,6 +13,8 @@ from filelock import FileLock, Timeout
 
 MANIFEST = ".complete.json"
 BUILDING = ".building"
+KEPT = ".kept"
+"""The folder beside the models where backends keep what they make; no model has such a name."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 Build = Callable[[Path], None]

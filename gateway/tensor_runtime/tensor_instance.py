@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 
 from gateway.backend import Answer, Instance
+from gateway.batches.sequence_tensors import with_sequence_tensors
 from gateway.batches.stacking import Stacking
 from gateway.config import ModelConfig
 from gateway.errors import InferenceError
@@ -35,7 +36,7 @@ class TensorInstance(Instance):
 
     def __init__(self, config: ModelConfig, name: str) -> None:
         self._batching = config.batching
-        self._stacking = Stacking(config)
+        self._stacking = Stacking(with_sequence_tensors(config))
         self._short_runs = ShortRuns()
         self._held_ns = 0
         self._seemed_long = False

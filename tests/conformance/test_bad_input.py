@@ -85,7 +85,7 @@ NOT_JSON = "failed to parse the request JSON buffer: "
         (b'{"text_input": "x",}', 500, NOT_JSON),
         (b'{"text_input": NaN}', 500, "attempt to access JSON non-string as string"),
         (b'{"text_input": nan}', 500, NOT_JSON),
-        (b'{"text_input": "\xff\xfe"}', 500, NOT_JSON),
+        (b'{"text_input": "\xff\xfe"}', 400, NOT_JSON + "found byte 0xff at 16, expected UTF-8"),
         (b'{"text_input": "\\ud800"}', 500, NOT_JSON),
         (b"\x00" * 100, 500, NOT_JSON),
         (b"[" * 100_000 + b"]" * 100_000, 500, NOT_JSON),
@@ -433,6 +433,31 @@ def test_a_grpc_message_that_is_no_message_is_refused(
 ) -> None:
     error = rejected(channel.unary_unary(method), data)
     assert (error.code().name, check(error.details())) == ("INTERNAL", "Unable to parse request")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        ("/v2/models/{}/infer", {"inputs": []}, "' is not found"),
+        ("/v2/models/repeat/versions/{}/ready", None, "failed to get model version"),
+        (
+            "/v2/models/echo_bytes/infer",
+            {"inputs": [{"name": "{}", "datatype": "BYTES", "shape": [1], "data": ["a"]}]},
+            "but missing required input(s) ['INPUT']",
+        ),
+    ],
+)
+def test_an_error_over_http_repeats_a_long_text_in_part_and_says_the_rest(
+    http: httpx.Client, check: Check, path: str, body: dict[str, Any] | None, text: str
+) -> None:
+    long = "9" * 50_000
+    url, content = path.replace("{}", long), json.dumps(body).replace("{}", long)
+    answer = http.get(url) if body is None else http.post(url, content=content)
+    assert 400 <= answer.status_code < 500
+    message = error_of(answer, check)
+    assert text in message
+    assert long[:1000] in message
+    assert len(message) < 5000
 
 
 @pytest.mark.parametrize("character", ["a", "\n", "\u00e4", "\U0001f600"])

@@ -173,18 +173,20 @@ async def test_inputs_of_unequal_length_are_refused_and_the_next_request_is_answ
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("model", ENCODERS)
-async def test_more_tokens_than_the_model_has_positions_are_an_error_without_host_paths(
+async def test_more_tokens_than_the_model_has_positions_and_none_are_refused(
     server: Serving,
     sentences: Sequence[dict[str, Array]],
     expected: Sequence[Answer],
     model: str,
     wire: str,
 ) -> None:
-    long = {name: np.ones((1, 513), np.int64) for name in INPUTS}
     async with connect(server, wire) as client:
-        _, text = await client.refusal("infer", model, tensors(client, long))
-        assert str(ROOT) not in text
-        assert "Traceback" not in text
+        for length in (0, 513):
+            inputs = {name: np.ones((1, length), np.int64) for name in INPUTS}
+            code, text = await client.refusal("infer", model, tensors(client, inputs))
+            assert code == client.code("INVALID_ARGUMENT"), text
+            assert f"'input_ids' of model '{model}' has length {length} in dimension 1" in text
+            assert "expected 1 to 512" in text
         assert_agrees(await embed(client, model, sentences[1]), expected[1])
 
 

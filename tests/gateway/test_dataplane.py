@@ -120,6 +120,27 @@ def test_the_server_is_ready_when_it_has_settled_and_if_strict_without_failures(
     assert not dataplane.ready
 
 
+class SickInstance(ScriptedInstance):
+    """Says that it is not ready."""
+
+    async def check_ready(self) -> None:
+        raise InferenceError(Code.UNAVAILABLE, "not today")
+
+
+@pytest.mark.parametrize(("strict", "ready"), [(True, False), (False, True)])
+async def test_a_strict_server_asks_its_models_whether_they_are_ready(
+    serve: Serve, caplog: pytest.LogCaptureFixture, strict: bool, ready: bool
+) -> None:
+    dataplane = dataplane_of(LoadedModels(serve(SickInstance())), strict=strict)
+    assert dataplane.ready
+    assert await dataplane.check_ready() is ready
+    assert ("Model 'text' version 1 is not ready: not today" in caplog.text) is strict
+
+
+async def test_models_without_an_opinion_are_ready(serve: Serve) -> None:
+    assert await dataplane_of(LoadedModels(serve(ScriptedInstance()))).check_ready()
+
+
 async def test_models_are_found_by_name_and_version(serve: Serve) -> None:
     model = serve(ScriptedInstance())
     dataplane = dataplane_of(LoadedModels(model))

@@ -401,3 +401,42 @@ async def test_a_response_that_nobody_waits_for_any_more_is_cancelled() -> None:
     with pytest.raises(InferenceError) as caught:
         await soon(reading)
     assert caught.value.code is Code.CANCELLED
+
+
+@pytest.mark.parametrize(
+    "happen",
+    [
+        lambda stream: stream.put(text_response("one")),
+        lambda stream: stream.put(text_response("one", final=True)),
+        lambda stream: stream.end(),
+        lambda stream: stream.fail(BROKEN),
+        lambda stream: stream.abandon(BROKEN),
+    ],
+    ids=["response", "final response", "end", "error", "abandoned"],
+)
+def test_a_listener_hears_of_what_happens_and_of_what_has_happened(
+    stream: ResponseStream, happen: Callable[[ResponseStream], None]
+) -> None:
+    told: list[str] = []
+    stream.listen(lambda: told.append("later"))
+    assert told == []
+    happen(stream)
+    assert set(told) == {"later"}
+    stream.listen(lambda: told.append("at once"))
+    assert told[-1] == "at once"
+
+
+def test_what_is_there_can_be_taken_without_waiting(stream: ResponseStream) -> None:
+    assert stream.take() is None
+    stream.put(text_response("one"))
+    stream.put(text_response("two"))
+    assert texts(stream.take() or ()) == ["one", "two"]
+    assert stream.take() is None
+    stream.hold()
+    stream.put(text_response("three"))
+    assert stream.take() is None
+    stream.release()
+    stream.fail(BROKEN)
+    assert texts(stream.take() or ()) == ["three"]
+    with pytest.raises(InferenceError, match="broken"):
+        stream.take()

@@ -58,7 +58,7 @@ class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
     async def ServerReady(
         self, request: pb.ServerReadyRequest, context: Context
     ) -> pb.ServerReadyResponse:
-        return pb.ServerReadyResponse(ready=self._dataplane.ready)
+        return pb.ServerReadyResponse(ready=await self._dataplane.check_ready())
 
     async def ServerMetadata(
         self, request: pb.ServerMetadataRequest, context: Context
@@ -68,7 +68,7 @@ class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
     async def ModelReady(
         self, request: pb.ModelReadyRequest, context: Context
     ) -> pb.ModelReadyResponse:
-        ready = metadata.model_ready(self._dataplane, request.name, request.version)
+        ready = await metadata.check_model_ready(self._dataplane, request.name, request.version)
         return pb.ModelReadyResponse(ready=ready)
 
     async def ModelMetadata(

@@ -59,7 +59,7 @@ class ControlRoutes:
         """Whether every model that should be served is ready; 400 while not, as Triton."""
         if self._dataplane.exiting:
             return plain_error(503, "Server exiting")
-        return Response(status_code=200 if self._dataplane.ready else 400)
+        return Response(status_code=200 if await self._dataplane.check_ready() else 400)
 
     async def server(self) -> Response:
         """Name, version and extensions of the server."""
@@ -74,6 +74,7 @@ class ControlRoutes:
         found = self._dataplane.model(model, version)
         if not found.ready:
             return plain_error(503, f"model '{model}' is unavailable: {found.trouble}")
+        await found.check_ready()
         return Response()
 
     async def config(self, model: str, version: Version) -> Response:

@@ -14,6 +14,9 @@ RETRY_AFTER_SECS = "1"
 MAX_LOGGED = 2000
 """Characters of a reason that are logged: what a client has sent may make it as long as that."""
 
+MAX_MESSAGE = 4096
+"""Characters of a message that are sent: what a client has sent may be repeated in it."""
+
 STATUS = {
     Code.UNKNOWN: 400,
     Code.INTERNAL: 500,
@@ -28,7 +31,10 @@ STATUS = {
 
 
 def error_body(message: str) -> bytes:
-    """The body of every error on every v2 endpoint."""
+    """The body of every error on every v2 endpoint; of a very long message without the middle."""
+    if len(message) > MAX_MESSAGE:
+        half = MAX_MESSAGE // 2
+        message = f"{message[:half]}...{message[-half:]}"
     return orjson.dumps({"error": message})
 
 

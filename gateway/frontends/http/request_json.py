@@ -2,6 +2,7 @@
 
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,16 +20,18 @@ LENGTHENED = {"Inf": "Infinity", "-Inf": "-Infinity", "-NaN": "NaN"}
 def parse_json_object(body: bytes) -> dict[str, Any]:
     """The body as an object; of members with one name the last counts.
 
-    InferenceError INTERNAL (a 500, as Triton) if it is not one.
+    InferenceError INTERNAL (a 500, as Triton) if it is not one, INVALID_ARG if it is not UTF-8.
     """
-    return _object(_parse(body))
+    return _object(_parse(body.removeprefix(BOM_UTF8)))
 
 
 def parse_request(body: bytes) -> dict[str, Any]:
     """The JSON part of an infer request; of members with one name the first counts, as in Triton.
 
-    InferenceError INTERNAL (a 500, as Triton) if it is not an object.
+    InferenceError INTERNAL (a 500, as Triton) if it is not an object, INVALID_ARG if it is not
+    UTF-8, of which Triton sees nothing.
     """
+    body = body.removeprefix(BOM_UTF8)
     found = _object(_parse(body))
     # Without a colon in a string, fewer members than colons means that some had the same name.
     if body.count(b":") != _count_members(found):
@@ -42,6 +45,7 @@ def _parse(body: bytes) -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
+        _insist_on_utf8(body)
         if b"NaN" not in body and b"Inf" not in body:
             raise _unparsable(error.msg, error.pos) from None
     return _parse_literals(body)
@@ -51,11 +55,20 @@ def _parse_literals(body: bytes) -> Any:
     """JSON with NaN and infinities, which is refused for whatever else is wrong with it."""
     try:
         orjson.loads(LITERAL.sub(_zero, body.decode()))
-    except UnicodeDecodeError as error:
-        raise _unparsable(f"the text is no UTF-8: {error.reason}", error.start) from None
     except orjson.JSONDecodeError as error:
         raise _unparsable(error.msg, error.pos) from None
     return _parse_patiently(body)
+
+
+def _insist_on_utf8(body: bytes) -> None:
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"failed to parse the request JSON buffer: found byte 0x{body[error.start]:02x} at "
+            f"{error.start}, expected UTF-8; what is no text can be sent as binary data",
+        ) from None
 
 
 def _zero(found: re.Match[str]) -> str:

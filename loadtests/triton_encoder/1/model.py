@@ -10,7 +10,6 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-OUTPUT = "sentence_embedding"
 
 
 class TritonPythonModel:
@@ -18,7 +17,9 @@ class TritonPythonModel:
 
     def initialize(self, args):
         """Load the session."""
-        parameters = json.loads(args["model_config"])["parameters"]
+        config = json.loads(args["model_config"])
+        parameters = config["parameters"]
+        (self._output,) = [each["name"] for each in config["output"]]
         sys.path.append(parameters["packages"]["string_value"])
         import onnxruntime
 
@@ -31,11 +32,11 @@ class TritonPythonModel:
     def execute(self, requests):
         """One run for all requests, whose rows are stacked."""
         inputs = {name: self._stack(requests, name) for name in INPUTS}
-        (found,) = self._session.run([OUTPUT], inputs)
+        (found,) = self._session.run([self._output], inputs)
         rows = [len(self._array(request, INPUTS[0])) for request in requests]
         parts = np.split(found, np.cumsum(rows)[:-1])
         return [
-            pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(OUTPUT, part)])
+            pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(self._output, part)])
             for part in parts
         ]
 

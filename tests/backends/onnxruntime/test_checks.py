@@ -10,7 +10,7 @@ from backends.onnxruntime.signature import ModelTensor, Signature
 from gateway.config import BatchInput, ModelConfig, ModelInput, ModelOutput, TensorReshape
 from gateway.data_type import DataType
 from gateway.errors import Code, InferenceError
-from gateway.scheduling import ControlInput, SequenceBatching, State
+from gateway.scheduling import Control, ControlInput, ControlKind, SequenceBatching, State
 
 FLOAT = "tensor(float)"
 
@@ -142,11 +142,26 @@ def test_what_is_told_about_a_batch_is_an_input_of_the_model() -> None:
 
 
 def test_sequence_controls_and_states_are_inputs_of_the_model() -> None:
+    start = Control(kind=ControlKind.CONTROL_SEQUENCE_START, fp32_false_true=(0.0, 1.0))
+    kept = State(input_name="s", output_name="t", data_type=DataType.TYPE_FP32, dims=(1,))
     batching = SequenceBatching(
-        control_input=(ControlInput(name="START"),), state=(State(input_name="s"),)
+        control_input=(ControlInput(name="START", control=(start,)),), state=(kept,)
     )
     config = replace(CONFIG, sequence_batching=batching)
-    check(config, model(tensors(x=(-1, 16), START=(-1, 1), s=(-1, 1)), y=(-1, 16)))
+    inputs = tensors(x=(-1, 16), START=(-1, 1), s=(-1, 1))
+    check(config, model(inputs, y=(-1, 16), t=(-1, 1)))
+    assert problem(config, model(inputs, y=(-1, 16))) == (
+        "unexpected inference output 't', allowed outputs are: y"
+    )
+    assert "configuration specifies 2 dimensions" in problem(
+        config, model(inputs, y=(-1, 16), t=(-1, 1, 1))
+    )
+    number = replace(start, fp32_false_true=(), int32_false_true=(0, 1))
+    controls = (ControlInput(name="START", control=(number,)),)
+    other = replace(config, sequence_batching=replace(batching, control_input=controls))
+    assert "datatype TYPE_INT32 for input 'START'" in problem(
+        other, model(inputs, y=(-1, 16), t=(-1, 1))
+    )
     assert problem(config) == (
         "configuration specified sequence control 'START', but model does not provide that input"
     )

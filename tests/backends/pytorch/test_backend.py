@@ -1,5 +1,7 @@
 """Models that cannot be served are refused when they load, with the reason."""
 
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -202,3 +204,26 @@ def test_a_program_of_fixed_shape_cannot_batch(tmp_path: Path) -> None:
         InferenceError, match="autofill failed for model 'm': model does not support"
     ):
         PytorchBackend().complete(batching, tmp_path)
+
+
+IMPORTS_NO_MORE = """
+import sys
+from pathlib import Path
+from gateway.backend_loader import BackendLoader
+from gateway.config import ModelConfig
+
+def imported():
+    return {name for name in sys.modules if name.split(".")[0] == "torch"}
+
+backend = BackendLoader().get("pytorch")
+before = imported()
+backend.complete(ModelConfig(name="m", platform="torch_aoti"), Path(sys.argv[1]))
+print(sorted(imported() - before))
+"""
+
+
+def test_all_of_pytorch_is_imported_when_the_backend_is_created(tmp_path: Path) -> None:
+    models.export_add_sub(tmp_path / "model.pt2")
+    command = [sys.executable, "-W", "ignore", "-c", IMPORTS_NO_MORE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout == "[]\n"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -97,6 +98,10 @@ def store() -> Path:
     root = default_root(ENVIRONMENT)
     if not ModelStore(root).has(MODEL):
         pytest.skip(f"the model is not stored: run `sluice fetch {MODEL}`")
+    with ThreadPoolExecutor(1) as thread:
+        # As the gateway does: after an import in the main thread, engines of tests that have ended
+        # are alive until the interpreter is not, and complain then.
+        thread.submit(VllmBackend).result()
     return root
 
 

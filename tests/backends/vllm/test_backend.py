@@ -1,11 +1,16 @@
 """What the backend adds to a config, without starting anything."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from backends.vllm.backend import VllmBackend
+from gateway.backend import ModelContext
+from gateway.backend_loader import BackendLoader
 from gateway.config import (
     InstanceGroup,
     InstanceKind,
@@ -19,6 +24,23 @@ from gateway.errors import InferenceError
 from gateway.generation import INPUTS, OUTPUTS
 
 LLAMA = ModelConfig(name="llama", backend="vllm")
+RUNTIME = "backends.vllm.opening"
+"""The module that imports all of vLLM."""
+
+
+@pytest.fixture(autouse=True)
+def runtime(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """vLLM is not imported; the models that it would be asked to start."""
+    asked: list[str] = []
+
+    async def open_instance(model: Any, context: ModelContext) -> str:
+        asked.append(context.config.name)
+        return "an instance"
+
+    module = ModuleType(RUNTIME)
+    module.open_instance = open_instance  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, RUNTIME, module)
+    return asked
 
 
 def complete(config: ModelConfig) -> ModelConfig:
@@ -56,3 +78,31 @@ def test_more_than_one_instance_is_refused() -> None:
     groups = (InstanceGroup(kind=InstanceKind.KIND_MODEL, count=2),)
     with pytest.raises(InferenceError, match="ask for 2 instances, expected 1"):
         complete(replace(LLAMA, instance_group=groups))
+
+
+async def test_all_of_vllm_is_imported_when_the_backend_is_created(
+    runtime: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    backend = VllmBackend()
+    monkeypatch.delitem(sys.modules, RUNTIME)
+    (tmp_path / "model.json").write_text('{"model": "anywhere/anything"}')
+    context = ModelContext(
+        config=backend.complete(LLAMA, tmp_path),
+        path=tmp_path,
+        store=tmp_path,
+        infer=_ask_nobody,
+        wasted=lambda tokens: None,
+    )
+    assert await backend.load(context) == "an instance"
+    assert runtime == ["llama"]
+    assert RUNTIME not in sys.modules
+
+
+def test_without_vllm_the_backend_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, RUNTIME, None)
+    with pytest.raises(InferenceError, match=r"backend 'vllm' cannot be imported: .+; install"):
+        BackendLoader().get("vllm")
+
+
+def _ask_nobody(request: Any) -> Any:
+    raise AssertionError("an engine asks no other model")

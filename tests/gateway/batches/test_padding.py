@@ -45,6 +45,11 @@ def test_a_budget_is_a_number_of_tokens() -> None:
     assert found.token_budget == 1024
 
 
+def test_the_longest_is_a_number_of_tokens() -> None:
+    found = Padding.read(with_parameters(padded_inputs='{"ids": 0}', max_padded_length="512"))
+    assert found.max_length == 512
+
+
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -64,6 +69,9 @@ def test_a_budget_is_a_number_of_tokens() -> None:
         {"padded_inputs": '{"ids": 0}', "batch_token_budget": "-1"},
         {"padded_inputs": '{"ids": 0}', "batch_token_budget": "many"},
         {"padded_inputs": '{"ids": 0}', "batch_token_budget": ""},
+        {"padded_inputs": '{"ids": 0}', "batch_token_budget": "9" * 5000},
+        {"padded_inputs": '{"ids": 0}', "max_padded_length": "0"},
+        {"padded_inputs": '{"ids": 0}', "max_padded_length": "many"},
     ],
     ids=str,
 )

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,22 @@ def test_settings_of_backends_are_kept_by_backend() -> None:
         "onnxruntime": {"intra_op_thread_count": "2", "path": "a=b,c"},
         "": {"default-max-batch-size": "8"},
     }
+
+
+@pytest.mark.parametrize(
+    ("flags", "directory"),
+    [
+        ((), None),
+        (("--backend-directory=/a",), Path("/a")),
+        (("--backend-config=backend-directory=/b",), Path("/b")),
+        (("--backend-config=backend-directory=/b", "--backend-directory=/a"), Path("/a")),
+        (("--backend-config=python,backend-directory=/b",), None),
+    ],
+)
+def test_the_backend_directory_is_a_flag_or_a_setting_of_all_backends(
+    flags: tuple[str, ...], directory: Path | None
+) -> None:
+    assert parse(*flags).backend_directory == directory
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.registries import Backends, ScriptedBackend, Start, no_infer
 async def backend(monkeypatch: pytest.MonkeyPatch) -> ScriptedBackend:
     """The only backend there is."""
     backend = ScriptedBackend()
-    monkeypatch.setattr(registry_module, "BackendLoader", lambda _: Backends(backend))
+    monkeypatch.setattr(registry_module, "BackendLoader", lambda *_: Backends(backend))
     return backend
 
 

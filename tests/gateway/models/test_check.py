@@ -62,6 +62,25 @@ def test_every_field_has_a_verdict_and_a_line(tmp_path: Path) -> None:
     assert findings[-1].why == "the default model file is used on every device"
 
 
+def test_parameters_of_tritons_that_do_nothing_are_told(tmp_path: Path) -> None:
+    path = "TRITON_BATCH_STRATEGY_PATH"
+    text = f"""\
+backend: "x" # {path}
+parameters {{ key: "other" value {{ string_value: "v" }} }}
+parameters {{
+  key: "{path}" value {{ string_value: "/batch.so" }}
+}}
+"""
+    findings = findings_of(tmp_path, text)
+    assert brief(findings) == [
+        (1, "backend", HONOURED),
+        (2, "parameters", HONOURED),
+        (3, "parameters", HONOURED),
+        (4, f"parameters.{path}", IGNORED),
+    ]
+    assert findings[-1].why == "no library decides which requests share a batch"
+
+
 def test_a_refused_field_that_is_set_to_its_default_does_no_harm(tmp_path: Path) -> None:
     text = 'backend: "x"\ninput [ { is_shape_tensor: false },\n { is_shape_tensor: true } ]'
     assert brief(findings_of(tmp_path, text)) == [
@@ -143,7 +162,10 @@ def test_a_model_in_two_repositories_is_refused(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in DATA.glob("*.pbtxt")))
+# Those of an ensemble also depend on its members: see test_member_checks.py.
+@pytest.mark.parametrize(
+    "name", sorted({path.stem for path in DATA.glob("*.pbtxt")} - {"ensemble"})
+)
 def test_a_model_has_a_refusal_exactly_if_the_server_refuses_it(tmp_path: Path, name: str) -> None:
     add_model(tmp_path, name, (DATA / f"{name}.pbtxt").read_text())
     (tmp_path / name / "1" / "model.py").write_text("")

@@ -3,8 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from gateway.config import ModelConfig
-from gateway.models.dependencies import dependents, members, orphans
+from gateway.models.dependencies import Circle, Waits, dependents, members, orphans, resolve
 from gateway.models.identity import ModelId
 from gateway.models.lookup import Known
 from gateway.models.repository import ModelEntry, Source
@@ -20,7 +22,8 @@ def ensemble(*names: str) -> ModelConfig:
 def known(name: str, config: ModelConfig | None = TEXT, *, implicit: bool = False) -> Known:
     entry = ModelEntry(name=name, path=Path(), available=(1,))
     source = Source(config=config, entry=entry, snapshot={}) if config is not None else None
-    return Known(ModelId(name), source=source, implicit=implicit)
+    needed = members(config) if config is not None else ()
+    return Known(ModelId(name), source=source, implicit=implicit, members=needed)
 
 
 def test_the_members_of_an_ensemble_are_those_of_its_steps_once_each() -> None:
@@ -28,7 +31,7 @@ def test_the_members_of_an_ensemble_are_those_of_its_steps_once_each() -> None:
     assert members(TEXT) == ()
 
 
-def test_only_loaded_models_need_others() -> None:
+def test_ensembles_need_the_models_that_their_steps_name() -> None:
     everything = [known("a"), known("both", ensemble("a", "b")), known("gone", None)]
     assert [each.id.name for each in dependents("a", everything)] == ["both"]
     assert dependents("both", everything) == []
@@ -44,3 +47,42 @@ def test_orphans_were_loaded_for_the_one_that_went_and_nobody_else_needs_them() 
     ]
     left = ensemble("asked_for", "alone", "shared")
     assert [each.id.name for each in orphans(left, everything)] == ["alone"]
+
+
+@pytest.mark.parametrize(
+    ("namespace", "candidates", "meant"),
+    [
+        ("", [("a", "")], ("a", "")),
+        ("", [], None),
+        ("one", [("a", "one"), ("a", "two")], ("a", "one")),
+        ("three", [("a", "one"), ("a", "two")], None),
+        ("three", [("a", "one"), ("b", "two")], ("a", "one")),
+    ],
+)
+def test_a_member_is_the_one_of_the_own_namespace_or_the_only_one(
+    namespace: str, candidates: list[tuple[str, str]], meant: tuple[str, str] | None
+) -> None:
+    found = resolve("a", namespace, [ModelId(*each) for each in candidates])
+    assert found == (None if meant is None else ModelId(*meant))
+
+
+def test_whoever_would_wait_for_itself_is_told_the_circle() -> None:
+    a, b, c = (ModelId(name) for name in "abc")
+    waits = Waits()
+    with waits.entered(a, b), waits.entered(b, c):
+        with waits.entered(ModelId("other"), b):
+            pass
+        with pytest.raises(Circle) as caught, waits.entered(c, a):
+            raise AssertionError("it would wait forever")
+    assert caught.value.message == "circular dependency between ensembles: c -> ... -> b -> c"
+    assert caught.value.seen_from("a").message == (
+        "circular dependency between ensembles: a -> ... -> c -> a"
+    )
+    with waits.entered(c, a):
+        pass
+
+
+def test_a_model_that_needs_itself_is_a_circle_of_one() -> None:
+    with pytest.raises(Circle) as caught, Waits().entered(ModelId("a"), ModelId("a")):
+        raise AssertionError("it would wait forever")
+    assert caught.value.message == "circular dependency between ensembles: a -> ... -> a -> a"

@@ -15,6 +15,7 @@ from gateway.models.crew import backoff_secs
 from gateway.models.limits import Limits
 from gateway.models.model import Model
 from gateway.observability.statistics import FailureReason
+from gateway.observability.trace import TIMESTAMPS, Trace
 from tests.builders import (
     TEXT,
     ScriptedInstance,
@@ -375,3 +376,41 @@ async def test_closing_releases_every_instance_once(serve: Serve) -> None:
     await soon(model.close())
     assert [instance.closes for instance in instances] == [1, 1]
     assert not model.ready
+
+
+async def test_a_model_is_needed_while_somebody_holds_it_or_waits_for_an_answer(
+    serve: Serve,
+) -> None:
+    instance = ScriptedInstance()
+    model = serve(instance)
+    model.hold()
+    model.hold()
+    waiting = asyncio.create_task(model.unneeded())
+    model.release()
+    await settle()
+    assert not waiting.done()
+    with model.submit(text_request()) as stream:
+        model.release()
+        await settle()
+        assert not waiting.done()
+        (await instance.begun()).finish("last")
+        assert await soon(read_all(stream)) == ["last"]
+    await soon(waiting)
+
+
+async def test_a_request_on_behalf_of_a_traced_one_has_a_trace_of_its_own(serve: Serve) -> None:
+    instance = ScriptedInstance()
+    model = serve(instance)
+    kept: list[Trace] = []
+    trace = Trace(1, (TIMESTAMPS,), kept.append, iter((2,)))
+    with model.submit(text_request(trace=trace)) as stream:
+        execution = await instance.begun()
+        [request] = execution.requests
+        assert isinstance(request.trace, Trace)
+        assert request.trace.id == 2
+        execution.finish("done")
+        await soon(read_all(stream))
+    trace.ended(1)
+    trace.sent()
+    assert kept == [trace]
+    assert trace.objects[0]["parent_id"] == 1

@@ -21,6 +21,7 @@ from gateway.optimization import OptimizationPolicy, PinnedMemoryBuffer
 from gateway.scheduling import (
     DynamicBatching,
     EnsembleScheduling,
+    EnsembleStep,
     SequenceBatching,
     StrategyDirect,
     StrategyOldest,
@@ -121,12 +122,18 @@ def test_the_gpus_of_the_machine_are_given_to_the_instances() -> None:
 
 
 def test_an_ensemble_has_no_instances_and_no_memory_of_its_own() -> None:
-    config = normalised('platform: "ensemble" ensemble_scheduling { }')
+    step = EnsembleStep(model_name="a", input_map={"I": "X"}, output_map={"O": "Y"})
+    config = normalised(
+        'platform: "ensemble" input { name: "X" } output { name: "Y" } ensemble_scheduling { step {'
+        'model_name: "a" input_map { key: "I" value: "X" } output_map { key: "O" value: "Y" } } }'
+    )
     assert config == ModelConfig(
         name="m",
         platform="ensemble",
         version_policy=VersionPolicy(latest=LatestVersions(num_versions=1)),
-        ensemble_scheduling=EnsembleScheduling(),
+        input=(ModelInput(name="X"),),
+        output=(ModelOutput(name="Y"),),
+        ensemble_scheduling=EnsembleScheduling(step=(step,)),
     )
 
 

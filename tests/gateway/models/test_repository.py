@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,6 +118,35 @@ def test_folders_without_version_and_versions_without_folder_are_logged(
     assert vars(caplog.records[1])["version"] == 7
 
 
+def test_a_folder_whose_name_is_no_text_is_no_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_model(tmp_path, "m", BACKEND)
+    (tmp_path / os.fsdecode(b"bad\xff") / "1").mkdir(parents=True)
+    with caplog.at_level(logging.WARNING, "sluice.repository"):
+        repository = ModelRepository([tmp_path])
+    assert repository.names() == ("m",)
+    assert [each.name for each in repository.ids()] == ["m"]
+    assert [each.getMessage() for each in caplog.records] == ["folder is no model: not UTF-8"]
+    assert vars(caplog.records[0])["folder"] == r"'bad\udcff'"
+
+
+def test_fields_and_parameters_that_do_nothing_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = "TRITON_BATCH_STRATEGY_PATH"
+    parameter = f'parameters {{ key: "{key}" value {{ string_value: "/batch.so" }} }}'
+    add_model(tmp_path, "m", f'{BACKEND} {parameter} cc_model_filenames {{ key: "7" value: "m" }}')
+    with caplog.at_level(logging.WARNING, "sluice.repository"):
+        ModelRepository([tmp_path]).read("m")
+    assert [each.getMessage() for each in caplog.records] == ["field ignored"] * 2
+    assert [vars(each)["field"] for each in caplog.records] == [
+        "cc_model_filenames",
+        f"parameters.{key}",
+    ]
+    assert vars(caplog.records[1])["why"] == "no library decides which requests share a batch"
+
+
 @pytest.mark.parametrize("text", [None, "", "# nothing\n"])
 def test_a_model_without_config_is_known_by_its_files(tmp_path: Path, text: str | None) -> None:
     (add_model(tmp_path, "absent", text) / "1" / "model.py").write_text("")
@@ -176,10 +206,10 @@ def test_nothing_is_remembered_between_two_reads(tmp_path: Path) -> None:
             "'max_batch_size' must be non-negative value for m",
         ),
         (
-            "backend: 'x' sequence_batching { }",
+            "backend: 'x' model_repository_agents { agents { name: 'a' } }",
             Code.UNSUPPORTED,
-            "field 'sequence_batching' of model 'm' is not supported: requests of a sequence are "
-            "not kept together",
+            "field 'model_repository_agents' of model 'm' is not supported: no agents act on the "
+            "model's files",
         ),
     ],
 )

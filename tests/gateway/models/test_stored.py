@@ -1,6 +1,7 @@
 """A version's files are in its folder, unless its config names a stored model."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,17 @@ def test_without_the_parameter_it_is_the_version_folder(tmp_path: Path) -> None:
 def test_with_the_parameter_it_is_the_stored_model(tmp_path: Path) -> None:
     stored = store_tiny(tmp_path)
     assert files_folder(config(stored_model="tiny"), tmp_path / "1", tmp_path) == stored
+
+
+def test_a_version_with_the_models_own_file_keeps_its_folder(tmp_path: Path) -> None:
+    stored, version = store_tiny(tmp_path), tmp_path / "tokenizer" / "1"
+    named = replace(config(stored_model="tiny"), default_model_filename="model.py")
+    assert files_folder(named, version, tmp_path) == stored
+    version.mkdir(parents=True)
+    (version / "model.py").touch()
+    assert files_folder(named, version, tmp_path) == version
+    with pytest.raises(InferenceError, match="run: sluice fetch other"):
+        files_folder(replace(named, parameters={"stored_model": "other"}), version, tmp_path)
 
 
 def refusal(name: str, store: Path) -> InferenceError:

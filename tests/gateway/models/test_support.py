@@ -13,8 +13,8 @@ from gateway.config import (
 )
 from gateway.errors import Code, InferenceError
 from gateway.models.schema import FieldTree, field_tree
-from gateway.models.support import SUPPORT, Verdict, require_supported
-from gateway.scheduling import EnsembleScheduling, SequenceBatching
+from gateway.models.support import PARAMETERS, SUPPORT, Verdict, ignored, require_supported
+from gateway.scheduling import EnsembleScheduling, EnsembleStep
 
 
 def paths(tree: FieldTree, above: str = "") -> Iterator[str]:
@@ -45,7 +45,7 @@ def test_every_verdict_is_on_a_field() -> None:
 def test_whatever_is_not_honoured_says_why() -> None:
     silent = [
         path
-        for path, support in SUPPORT.items()
+        for path, support in (SUPPORT | PARAMETERS).items()
         if support.verdict is not Verdict.HONOURED and not support.why
     ]
     assert silent == []
@@ -54,9 +54,13 @@ def test_whatever_is_not_honoured_says_why() -> None:
 @pytest.mark.parametrize(
     ("config", "path"),
     [
-        (ModelConfig(name="m", sequence_batching=SequenceBatching()), "sequence_batching"),
-        (ModelConfig(name="m", ensemble_scheduling=EnsembleScheduling()), "ensemble_scheduling"),
-        (ModelConfig(name="m", runtime="model.py"), "runtime"),
+        (
+            ModelConfig(
+                name="m",
+                ensemble_scheduling=EnsembleScheduling(step=(EnsembleStep(model_namespace="n"),)),
+            ),
+            "ensemble_scheduling.step.model_namespace",
+        ),
         (
             ModelConfig(name="m", input=(ModelInput(), ModelInput(is_shape_tensor=True))),
             "input.is_shape_tensor",
@@ -87,6 +91,24 @@ def test_a_config_that_sets_fields_to_be_ignored_is_accepted() -> None:
             response_cache=ModelResponseCache(enable=True),
         )
     )
+
+
+def test_whatever_is_ignored_is_named_with_the_reason() -> None:
+    config = ModelConfig(
+        max_batch_size=4,
+        cc_model_filenames={"7.5": "model.plan"},
+        instance_group=(InstanceGroup(host_policy="numa_0"),),
+        parameters={"TRITON_BATCH_STRATEGY_PATH": "/batch.so", "other": "value"},
+    )
+    assert list(ignored(config)) == [
+        ("instance_group.host_policy", "instances are not pinned to cores or memory"),
+        ("cc_model_filenames", "the default model file is used on every device"),
+        (
+            "parameters.TRITON_BATCH_STRATEGY_PATH",
+            "no library decides which requests share a batch",
+        ),
+    ]
+    assert list(ignored(ModelConfig(name="m"))) == []
 
 
 def test_a_refused_field_may_be_set_to_its_default() -> None:

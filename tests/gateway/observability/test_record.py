@@ -14,6 +14,7 @@ from gateway.observability.statistics import (
     ModelStatistics,
     Summaries,
 )
+from gateway.scheduling import EnsembleScheduling, EnsembleStep
 from tests.builders import (
     DECOUPLED,
     FLAG,
@@ -430,3 +431,43 @@ def test_an_error_after_a_response_is_not_the_first(
     record.responded(text_response("one"))
     record.ended(InferenceError(Code.INTERNAL, "broken"))
     assert sum(statistics.first_response_ms.counts) == 1
+
+
+# Ensembles.
+
+
+def test_an_ensemble_executes_when_it_succeeds_and_adds_up_what_its_members_took() -> None:
+    statistics = ModelStatistics(composed=True)
+    record = Record(statistics, 3, 0, lambda _: None)
+    record.started()
+    much = 10**12
+    record.responded(InferResponse(final=True, phases=Phases(much, 2 * much, 3 * much)))
+    record.ended(None)
+    assert (statistics.execution_count, statistics.inference_count) == (1, 3)
+    assert statistics.batches[3].compute_infer.ns == 2 * much
+    took = (statistics.compute_input.ns, statistics.compute_infer.ns, statistics.compute_output.ns)
+    assert took == (much, 2 * much, 3 * much)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(Code.INTERNAL, FailureReason.OTHER), (Code.CANCELLED, FailureReason.CANCELED)],
+)
+def test_the_failure_of_an_ensemble_is_not_an_execution(code: Code, reason: FailureReason) -> None:
+    statistics = ModelStatistics(composed=True)
+    record = Record(statistics, 1, 0, lambda _: None)
+    record.started()
+    record.ended(InferenceError(code, "in ensemble 'e', no way"))
+    assert (statistics.execution_count, statistics.batches) == (0, {})
+    assert {each: count for each, count in statistics.failures.items() if count} == {reason: 1}
+
+
+def test_a_decoupled_ensemble_tells_no_responses_apart() -> None:
+    step = EnsembleStep(model_name="a")
+    config = replace(
+        TEXT,
+        model_transaction_policy=DECOUPLED,
+        ensemble_scheduling=EnsembleScheduling(step=(step,)),
+    )
+    statistics = ModelStatistics.of(config)
+    assert (statistics.composed, statistics.responses) == (True, None)

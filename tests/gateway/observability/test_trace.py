@@ -9,7 +9,7 @@ import pytest
 from gateway.messages import InferRequest, InferResponse, Phases
 from gateway.observability.record import Record
 from gateway.observability.statistics import ModelStatistics
-from gateway.observability.trace import LEVELS, Trace
+from gateway.observability.trace import LEVELS, TENSORS, Trace
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 from tests.builders import ScriptedInstance, read_all, soon, text_request
 from tests.conftest import Serve
@@ -171,3 +171,34 @@ def test_a_refused_request_is_told_at_once_and_shows_nothing(kept: Kept) -> None
     assert trace.objects == []
     trace.sent()
     assert kept.traces == [trace]
+
+
+def test_the_traces_of_requests_on_its_behalf_come_first_and_belong_to_it(kept: Kept) -> None:
+    trace = Trace(1, LEVELS, kept.traces.append, iter((2, 3)))
+    trace.accepted("outer", "1", text_request(id="r"))
+    inner, other = trace.child(), trace.child()
+    inner.accepted("inner", "4", text_request(id="r"))
+    inner.responded(InferResponse(final=True), 5, first=True)
+    inner.ended(6)
+    trace.responded(InferResponse(final=True), 7, first=True)
+    trace.ended(8)
+    trace.sent()
+    assert kept.traces == []
+    other.ended(9)
+    assert kept.traces == [trace]
+    about = [each for each in trace.objects if "model_name" in each]
+    assert [(each["id"], each.get("parent_id")) for each in about] == [(2, 1), (1, None)]
+    assert stamps(each for each in trace.objects if each["id"] == 2) == [
+        "REQUEST_START",
+        "QUEUE_START",
+        "REQUEST_END",
+    ]
+    assert trace.objects[0] == {"id": 3, "timestamps": [{"name": "REQUEST_END", "ns": 9}]}
+
+
+def test_only_what_was_asked_for_is_told_of_a_child(kept: Kept) -> None:
+    trace = Trace(1, (TENSORS,), kept.traces.append, iter((2,)))
+    child = trace.child()
+    child.accepted("inner", "1", text_request("hi"))
+    assert stamps(child.objects) == []
+    assert [tensor["data"] for tensor in tensors(child.objects)] == ['"hi"']

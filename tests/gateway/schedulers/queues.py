@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 
 from gateway.backend import Instance
 from gateway.config import InstanceGroup, ModelConfig, ModelInput
 from gateway.data_type import DataType
-from gateway.messages import InferRequest
+from gateway.messages import InferRequest, SequenceTag
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.choice import build_scheduler
 from gateway.schedulers.queue import Waiting
@@ -81,6 +82,8 @@ class Queue:
     def __init__(self, config: ModelConfig, limiter: RateLimiter | None = None) -> None:
         self.statistics = ModelStatistics()
         self.limiter = limiter
+        self.keeps_sequences = config.sequence_batching is not None
+        self._sequences = count(1)
         self.scheduler = build_scheduler(config, self.statistics)
         self.task = asyncio.create_task(self.scheduler.run())
 
@@ -100,7 +103,10 @@ class Queue:
         return [self.ask(word(text)) for text in texts]
 
     def ask(self, request: InferRequest) -> Entry:
-        """Submit a request, if it is admitted."""
+        """Submit a request, if it is admitted; one of no sequence is a whole one."""
+        if self.keeps_sequences and request.sequence is None:
+            tag = SequenceTag(next(self._sequences), start=True, end=True)
+            request = replace(request, sequence=tag)
         self.scheduler.admit(request)
         batch_size = request.inputs[0].shape[0]
         entry = new_entry(self.statistics, request, batch_size)

@@ -1,13 +1,17 @@
 """What a request brings with it to the queue."""
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.batches.padding import Padding
 from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.arrivals import Arrivals
 from gateway.schedulers.queue import QueueRules
 from gateway.scheduling import DynamicBatching, QueuePolicy
+from gateway.tensor import Datatype, Tensor
 from tests.builders import new_entry
 from tests.gateway.schedulers.queues import TOKENS, dynamic, sentence, word
 
@@ -55,3 +59,30 @@ def test_padded_inputs_of_one_request_must_have_one_length() -> None:
         "[request id: seven] padded inputs of model 'tokens' must have the same length in "
         "dimension 1: 'ids' has 4, 'mask' has 5"
     )
+
+
+LIMITED = replace(TOKENS, parameters={**TOKENS.parameters, "max_padded_length": "5"})
+
+
+@pytest.mark.parametrize("length", [0, 6, 2**40])
+def test_a_length_that_the_model_does_not_take_is_refused(length: int) -> None:
+    found = Arrivals(LIMITED, QueueRules(BATCHING), Padding.read(LIMITED))
+    tensors = [Tensor(name, Datatype.INT64, (1, length), b"") for name in ("ids", "mask")]
+    request = InferRequest(model="tokens", inputs=tuple(tensors), id="seven")
+    with pytest.raises(InferenceError) as caught:
+        found.check(request)
+    assert caught.value.code is Code.INVALID_ARG
+    assert caught.value.message == (
+        f"[request id: seven] padded input 'ids' of model 'tokens' has length {length} in "
+        "dimension 1, expected 1 to 5, its parameter 'max_padded_length'"
+    )
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_every_length_up_to_the_limit_is_fine(length: int) -> None:
+    Arrivals(LIMITED, QueueRules(BATCHING), Padding.read(LIMITED)).check(sentence(length))
+
+
+@pytest.mark.parametrize("length", [0, 10_000])
+def test_without_a_limit_the_model_decides_about_lengths(length: int) -> None:
+    arrivals().check(sentence(length))

@@ -13,6 +13,7 @@ from gateway.scheduling import QueuePolicy
 from tests.builders import TEXT, Execution, ScriptedInstance, read_all, settle, soon
 from tests.gateway.schedulers.conftest import Start
 from tests.gateway.schedulers.queues import TOKENS, Queue, dynamic, word
+from tests.gateway.schedulers.sequences.parts import direct, oldest
 
 SLOW = QueuePolicy(default_timeout_microseconds=60_000_000, max_queue_size=100)
 BROKEN = InferenceError(Code.INTERNAL, "broken")
@@ -23,7 +24,11 @@ SCHEDULERS = {
     "dynamic, with timeouts": dynamic(1, default_queue_policy=SLOW),
     "dynamic, in order": dynamic(1, preserve_ordering=True),
     "dynamic, by length": replace(TOKENS, max_batch_size=1),
+    "sequences, direct": direct(slots=1),
+    "sequences, oldest": oldest(candidates=1, max_batch_size=1),
+    "sequences, oldest, in order": oldest(2, max_batch_size=1, preserve_ordering=True),
 }
+"""Requests for sequences are sequences of one request each."""
 
 
 @pytest.fixture(params=[False, True], ids=["free", "rate limited"])
@@ -85,6 +90,8 @@ async def test_an_instance_that_batches_in_flight_takes_every_request_as_it_come
 
 
 async def test_instances_share_the_queue(queue: Queue) -> None:
+    if queue.keeps_sequences:
+        pytest.skip("a sequence waits for the instance that has its slot")
     instances = [ScriptedInstance(concurrency=1) for _ in range(2)]
     for instance in instances:
         queue.add(instance)

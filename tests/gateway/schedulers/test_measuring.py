@@ -55,6 +55,11 @@ def test_sizes_double_first_in_rows_and_then_in_length() -> None:
     assert list(sizes(6))[:4] == [(1, 64), (2, 64), (4, 64), (4, 128)]
 
 
+def test_sizes_are_no_longer_than_the_model_takes() -> None:
+    assert list(sizes(2, longest=128)) == [(1, 64), (2, 64), (2, 128)]
+    assert list(sizes(2, longest=5)) == [(1, 5), (2, 5)]
+
+
 def test_it_is_enough_when_larger_batches_do_not_pay() -> None:
     assert not is_enough([Point(64, 1.0)])
     assert not is_enough([Point(64, 1.0), Point(128, 2.2)])

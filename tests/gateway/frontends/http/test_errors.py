@@ -1,10 +1,14 @@
 """From a code to an HTTP status and a body."""
 
+import json
+import re
+
 import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.errors import (
     MAX_LOGGED,
+    MAX_MESSAGE,
     STATUS,
     error_body,
     error_response,
@@ -53,6 +57,15 @@ def test_only_what_is_unavailable_may_be_tried_again(code: Code) -> None:
 )
 def test_a_body_is_json_whatever_the_message(message: str, body: bytes) -> None:
     assert error_body(message) == body
+
+
+def test_a_long_message_is_sent_without_its_middle() -> None:
+    longest = "x" * MAX_MESSAGE
+    assert error_body(longest) == b'{"error":"%b"}' % longest.encode()
+    name = "n" * 1_000_000
+    found = json.loads(error_body(f"unexpected inference input '{name}' for model 'm'"))["error"]
+    assert re.fullmatch(r"unexpected inference input 'n+\.\.\.n+' for model 'm'", found)
+    assert len(found) == MAX_MESSAGE + len("...")
 
 
 def test_a_plain_error_has_the_status_it_is_given() -> None:

@@ -1,0 +1,137 @@
+"""Models that are Python programs (`model.py`), each instance in a worker process of its own."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from backends.python.business_logic import BusinessLogic
+from backends.python.completion import complete_message, completed_config
+from backends.python.environments.choice import Environment, Places, interpreter
+from backends.python.initialization import (
+    code_identity,
+    instance_name,
+    load_message,
+    version_of,
+)
+from backends.python.instance import PythonInstance
+from backends.python.link import Link
+from backends.python.metric_calls import MetricCalls
+from backends.python.metric_store import MetricStore
+from backends.python.model_management import ModelManagement, NoOtherModels
+from backends.python.parameters import Parameters, refuse_special_name, stub_timeout_secs
+from backends.python.process import WorkerProcess
+from backends.python.quarantine import Quarantine
+from backends.python.requests import RequestEncoder
+from backends.python.running_worker import Services, Worker
+from backends.python.services import LogLines, LogOnly, ServicesOfServer
+from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
+from gateway.backend import Backend, Instance, ModelContext
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest
+
+
+class PythonBackend(Backend):
+    """Starts a worker for each instance, and a short-lived one to complete a configuration."""
+
+    loads_side_by_side = True
+
+    def __init__(self) -> None:
+        self._metrics = MetricStore()
+        self._quarantine = Quarantine()
+
+    async def prepare(self, config: ModelConfig, path: Path) -> None:
+        await self._environment(config, path)
+
+    def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
+        return asyncio.run(self._complete(config, path))
+
+    async def load(self, context: ModelContext) -> Instance:
+        config, name = context.config, instance_name(context)
+        parameters = Parameters.read(config)
+        code = await asyncio.to_thread(code_identity, config, context.path, self.home)
+        services = partial(self._services, context)
+        suspect = partial(self._quarantine.died, code)
+        worker = await self._start(config, context.path, name, services, suspect)
+        try:
+            told = [ToWorker.LOAD, load_message(context, self.home)]
+            _, said = await worker.ask(told, ToGateway.LOADED)
+        except BaseException:
+            await worker.stop()
+            raise
+        worker.watch(parameters.health_check_secs)
+        return PythonInstance(
+            worker,
+            parameters,
+            self._quarantine,
+            code,
+            checks_readiness=said["checks_readiness"],
+        )
+
+    async def _complete(self, config: ModelConfig, path: Path) -> ModelConfig:
+        name = config.name
+        worker = await self._start(config, path, name, lambda _: LogOnly(LogLines({"model": name})))
+        try:
+            told = [ToWorker.COMPLETE, complete_message(config, path, self.home)]
+            _, said = await worker.ask(told, ToGateway.COMPLETED)
+        finally:
+            await worker.stop()
+        return completed_config(config, said)
+
+    async def _start(
+        self,
+        config: ModelConfig,
+        path: Path,
+        name: str,
+        services: Callable[[Link], Services],
+        on_death: Callable[[Sequence[InferRequest]], None] = lambda _: None,
+    ) -> Worker:
+        refuse_special_name(name)
+        limit_secs, parameters = stub_timeout_secs(self.settings), Parameters.read(config)
+        process = await _started(config.name, await self._environment(config, path))
+        encoder = RequestEncoder(config, version_of(path))
+        worker = Worker(process, name, encoder, services, on_death)
+        try:
+            if parameters.worker_memory_limit_mb:
+                process.limit_memory(parameters.worker_memory_limit_mb)
+            await worker.started(limit_secs)
+        except BaseException:
+            await worker.stop()
+            raise
+        return worker
+
+    async def _environment(self, config: ModelConfig, path: Path) -> Environment:
+        return await interpreter(config, Places(version=path, backend=self.home, kept=self.kept))
+
+    def _services(self, context: ModelContext, link: Link) -> Services:
+        control = context.control or NoOtherModels()
+        about = {"model": context.config.name, "instance": instance_name(context)}
+        return ServicesOfServer(
+            link,
+            LogLines(about),
+            MetricCalls(link.control, self._metrics),
+            BusinessLogic(link, context.infer, control),
+            ModelManagement(link.control, control),
+        )
+
+
+async def _started(model: str, environment: Environment) -> WorkerProcess:
+    """A process; whoever is cancelled meanwhile leaves none behind."""
+    starting = asyncio.get_running_loop().run_in_executor(
+        None, WorkerProcess.start, environment.python, environment.variables
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        starting.add_done_callback(_discard)
+        raise
+    except OSError as error:
+        raise InferenceError(
+            Code.INTERNAL, f"the worker of model '{model}' cannot be started: {error.strerror}"
+        ) from None
+
+
+def _discard(starting: asyncio.Future[WorkerProcess]) -> None:
+    if starting.exception() is None:
+        starting.result().discard()

@@ -1,0 +1,154 @@
+"""Which Python runs a model's worker, and what must its environment say?"""
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from backends.python.environments.archives import unpacked
+from backends.python.environments.commands import NO_PATHS_OF_OURS, CommandFailed, output
+from backends.python.environments.kept_folders import KeptFolders
+from backends.python.environments.requirements import FILE, virtual_environment
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError
+
+PARAMETER = "EXECUTION_ENV_PATH"
+MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
+OF_BACKEND = "pb_exec_env_model.py.tar.gz"
+FOLDERS = ("venv", ".venv")
+OLDEST = (3, 10)
+OF_THE_SHELL = ("_", "PS1", "PWD", "OLDPWD", "SHLVL", *NO_PATHS_OF_OURS)
+PROBE = "import sys, numpy; print(*sys.version_info[:2], sep='.')"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """An interpreter, and the variables that its process has besides those of the gateway."""
+
+    python: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where a model's environment is looked for, and where one that had to be made is kept.
+
+    `backend` is the folder of a Python-based backend. The model's own come before the backend's.
+    """
+
+    version: Path
+    backend: Path | None = None
+    kept: Path
+
+    @property
+    def model(self) -> Path:
+        """The model's folder."""
+        return self.version.parent
+
+    @staticmethod
+    def absolute(path: str) -> Path:
+        """A path as the gateway reads it, for processes that run elsewhere."""
+        return Path(path).absolute()
+
+
+async def interpreter(config: ModelConfig, places: Places) -> Environment:
+    """The model's own Python if it has one, else the gateway's.
+
+    Its own is, in this order: what EXECUTION_ENV_PATH names (an archive, or a folder); `venv` or
+    `.venv`, or else a requirements.txt, in the version's folder or the model's; then those of a
+    Python-based backend. Making one may take minutes, and is told in the log. InferenceError says
+    what is wrong with it, or why it cannot be made.
+    """
+    if (named := config.parameters.get(PARAMETER)) is not None:
+        return await _named(named, config.name, places)
+    for folder in (places.version, places.model):
+        if found := await _beside(folder.absolute(), config.name, places):
+            return found
+    backend = places.backend
+    found = await _of_backend(backend.absolute(), config.name, places) if backend else None
+    return found or Environment(python=Path(sys.executable))
+
+
+async def _named(named: str, model: str, places: Places) -> Environment:
+    """What EXECUTION_ENV_PATH says (python backend, execution environments)."""
+    path = places.absolute(named.replace(MODEL_FOLDER, str(places.model)))
+    if await asyncio.to_thread(path.is_file):
+        path = await unpacked(path, model, KeptFolders(places.kept))
+    elif not await asyncio.to_thread(path.exists):
+        raise InferenceError(Code.INTERNAL, f"Failed to get the canonical path for {named}.")
+    elif not await asyncio.to_thread((path / "bin").is_dir):
+        raise InferenceError(
+            Code.INTERNAL,
+            f"Path {named}/bin/activate does not exist. The Python environment should contain an "
+            "'activate' script.",
+        )
+    return await _activated(path, named, model)
+
+
+async def _of_backend(backend: Path, model: str, places: Places) -> Environment | None:
+    if not (backend / OF_BACKEND).exists():
+        return await _beside(backend, model, places)
+    folder = await unpacked(backend / OF_BACKEND, model, KeptFolders(places.kept))
+    return await _activated(folder, OF_BACKEND, model)
+
+
+async def _beside(folder: Path, model: str, places: Places) -> Environment | None:
+    for name in FOLDERS:
+        if (folder / name).is_dir():
+            await _check(folder / name, name, model)
+            return _virtual(folder / name)
+    if (folder / FILE).is_file():
+        kept = KeptFolders(places.kept)
+        return _virtual(await virtual_environment(folder / FILE, model, kept))
+    return None
+
+
+def _virtual(folder: Path) -> Environment:
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    variables = {**NO_PATHS_OF_OURS, "VIRTUAL_ENV": str(folder), "PATH": path}
+    return Environment(python=folder / "bin" / "python", variables=variables)
+
+
+async def _activated(folder: Path, name: str, model: str) -> Environment:
+    """An environment with the variables that its `activate` sets, as Triton sources it."""
+    await _check(folder, name, model)
+    if not (folder / "bin" / "activate").exists():
+        return _virtual(folder)
+    variables = {**NO_PATHS_OF_OURS, **await _set_by_activate(folder, name, model)}
+    return Environment(python=folder / "bin" / "python", variables=variables)
+
+
+async def _set_by_activate(folder: Path, name: str, model: str) -> Mapping[str, str]:
+    # The scripts are written for bash; a shell is the only one who can tell what they set.
+    script = "source bin/activate >/dev/null && exec env -0"
+    try:
+        said = await output(("bash", "-c", script), folder)
+    except CommandFailed as error:
+        raise _refusal(name, model, f"its 'activate' script fails: {error}") from None
+    lines = (line.partition("=") for line in said.split("\0") if "=" in line)
+    found = {key: value for key, _, value in lines if key not in OF_THE_SHELL}
+    return {key: value for key, value in found.items() if os.environ.get(key) != value}
+
+
+async def _check(folder: Path, name: str, model: str) -> None:
+    """Whether an environment that others have made can run a worker."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        raise _refusal(name, model, "it has no bin/python")
+    try:
+        version = await output((python, "-c", PROBE), folder)
+    except CommandFailed as error:
+        raise _refusal(name, model, f"its Python cannot import numpy: {error}") from None
+    found, oldest = version.strip(), ".".join(map(str, OLDEST))
+    if not re.fullmatch(r"\d+\.\d+", found) or tuple(map(int, found.split("."))) < OLDEST:
+        why = f"its bin/python is '{found[:80]}', expected Python {oldest} or later"
+        raise _refusal(name, model, why)
+
+
+def _refusal(name: str, model: str, why: str) -> InferenceError:
+    return InferenceError(
+        Code.INVALID_ARG, f"model '{model}': its environment '{name}' cannot be used: {why}"
+    )

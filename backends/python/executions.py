@@ -1,0 +1,199 @@
+"""The executions of one worker: handed over, answered, held back, and ended."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from backends.python.execution import Execution
+from backends.python.link import Link
+from backends.python.requests import RequestEncoder, to_json
+from backends.python.responses import read_response
+from backends.python.tensors import TensorReader, TensorWriter
+from backends.python.worker.sluice_worker.messages import ToWorker
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest, InferResponse, Phases
+
+log = logging.getLogger("sluice.python")
+
+HELD_BYTES = 64 << 20
+"""Once so many bytes of answers wait to be taken, the worker is read no further."""
+ANSWER_BYTES = 64 << 10
+"""What an answer weighs besides its tensors."""
+MUCH_BYTES = 4 << 20
+"""Requests of this size are copied into segments beside the event loop."""
+
+
+class Executions:
+    """Those that a worker has not ended; each request has a number of its own in them."""
+
+    def __init__(
+        self, encoder: RequestEncoder, name: str, link: Link, about: Mapping[str, object]
+    ) -> None:
+        self._encoder = encoder
+        self._failed = f"Failed to process the request(s) for model '{name}', message: "
+        self._link = link
+        self._about = about
+        self._by_number: dict[int, Execution] = {}
+        self._by_request: dict[int, Execution] = {}
+        self._touched: set[Execution] = set()
+        self._next = 1
+        self._next_request = 1
+        self._held = 0
+        self._ended: InferenceError | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether `execute` has not returned."""
+        return bool(self._by_number)
+
+    @property
+    def suspects(self) -> list[InferRequest]:
+        """The requests that `execute` is busy with, or else all that are open."""
+        found = self._by_number.values() or self._open
+        return [request for execution in found for request in execution.requests]
+
+    @property
+    def _open(self) -> Iterable[Execution]:
+        return set(self._by_request.values())
+
+    async def begin(self, requests: Sequence[InferRequest], indexes: Sequence[int]) -> Execution:
+        """Hand requests to the worker; `indexes` are how their answers are to be told.
+
+        Raises InferenceError: UNAVAILABLE once the worker has ended, INTERNAL without memory.
+        """
+        number, first = self._next, self._next_request
+        self._next, self._next_request = number + 1, first + len(requests)
+        tensors = TensorWriter(self._link.outgoing)
+        encode = partial(self._encoder.encode, number, first, requests, tensors)
+        try:
+            header = encode() if _size(requests) < MUCH_BYTES else await _beside(encode, tensors)
+        except OSError as error:
+            tensors.give_back()
+            reason = f"no memory can be shared with its worker: {error.strerror}"
+            raise InferenceError(
+                Code.INTERNAL, f"model '{self._encoder.model}': {reason}"
+            ) from None
+        if self._ended is not None:
+            raise self._ended
+        execution = Execution(requests, first, indexes)
+        self._by_number[number] = execution
+        for request in execution.open:
+            self._by_request[request] = execution
+        self._link.release()
+        self._link.work.send(header, tensors.body)
+        return execution
+
+    def taken(self, execution: Execution) -> None:
+        """Its answers have been taken."""
+        if execution.weight:
+            self._held -= execution.weight
+            execution.weight = 0
+            if self._held < HELD_BYTES:
+                self._link.work.resume()
+
+    def leave(self, execution: Execution) -> None:
+        """Nobody waits for its answers; the worker is told, and may say what it likes."""
+        if left := execution.open:
+            self._link.control.send(to_json([ToWorker.CANCEL, *left]))
+        for number in left:
+            del self._by_request[number]
+        execution.abandon()
+        self.taken(execution)
+
+    # What the worker says.
+
+    def take_response(self, found: list[Any], body: memoryview) -> None:
+        """RESPONSE: from a response sender, at any time."""
+        _, number, described, final = found
+        answer = _read(described, TensorReader(body, self._link.incoming), final=final)
+        self._answer(number, answer)
+
+    def take_executed(self, found: list[Any], body: memoryview) -> None:
+        """EXECUTED: what `execute` has returned."""
+        _, number, error, returned, infer_ns = found
+        execution = self._by_number.pop(number)
+        tensors, phases = TensorReader(body, self._link.incoming), Phases(infer_ns=infer_ns)
+        for request, described, final, rescheduled in returned:
+            if rescheduled:
+                self._reschedule(request)
+            else:
+                self._answer(request, _read(described, tensors, final=final, phases=phases))
+        if error is not None:
+            self._fail(execution, *error)
+        execution.end()
+        self._touched.add(execution)
+
+    def after_read(self) -> None:
+        """All that came at once has been told: wake whoever waits, and hold the worker back."""
+        for execution in self._touched:
+            execution.wake()
+        self._touched.clear()
+        self._link.release()
+        if self._held >= HELD_BYTES:
+            self._link.work.pause()
+
+    def end(self, error: InferenceError) -> None:
+        """The worker has ended: every request that is not done fails."""
+        self._ended = error
+        for execution in {*self._by_number.values(), *self._open}:
+            execution.lose(error)
+            execution.wake()
+        self._by_number.clear()
+        self._by_request.clear()
+
+    def _answer(self, number: int, answer: InferResponse | InferenceError | None) -> None:
+        execution = self._by_request.get(number)
+        if execution is None or answer is None:
+            return
+        weight = ANSWER_BYTES + _weight(answer)
+        if execution.answer(number, answer, weight):
+            del self._by_request[number]
+        self._held += weight
+        self._touched.add(execution)
+
+    def _reschedule(self, number: int) -> None:
+        execution = self._by_request.pop(number, None)
+        if execution is not None:
+            execution.reschedule(number)
+
+    def _fail(self, execution: Execution, message: str, trace: str) -> None:
+        log.error("execute failed", extra={**self._about, "reason": message, "trace": trace})
+        for number in execution.open:
+            del self._by_request[number]
+        execution.fail(InferenceError(Code.INTERNAL, f"{self._failed}{message}"))
+
+
+def _read(
+    described: list[Any] | None,
+    tensors: TensorReader,
+    *,
+    final: bool,
+    phases: Phases | None = None,
+) -> InferResponse | InferenceError | None:
+    """What was sent for a request; None if that is nothing yet."""
+    if described is not None:
+        return read_response(described, tensors, final=final, phases=phases)
+    return InferResponse(final=True) if final else None
+
+
+def _size(requests: Sequence[InferRequest]) -> int:
+    """About how many bytes their inputs have."""
+    return sum([len(tensor.data) for request in requests for tensor in request.inputs])
+
+
+def _weight(answer: InferResponse | InferenceError) -> int:
+    if isinstance(answer, InferenceError):
+        return 0
+    return sum([len(tensor.data) for tensor in answer.outputs])
+
+
+async def _beside(encode: Callable[[], bytes], tensors: TensorWriter) -> bytes:
+    """Encode in a thread; whoever is cancelled meanwhile leaves nothing behind."""
+    encoding = asyncio.get_running_loop().run_in_executor(None, encode)
+    try:
+        return await asyncio.shield(encoding)
+    except asyncio.CancelledError:
+        encoding.add_done_callback(lambda _: tensors.give_back())
+        raise

@@ -1,0 +1,57 @@
+"""What a model's `initialize` is told (python backend, initialize args)."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from backends.python.completion import config_json
+from gateway.backend import ModelContext
+from gateway.config import ModelConfig
+
+DEFAULT_FILE = "model.py"
+STORED_MODEL = "stored_model"
+"""Parameter of a model; among the args, the folder of what `sluice fetch` stored by that name."""
+FIRST_VERSION = 1
+
+
+def version_of(path: Path) -> int:
+    """The number of a version by its folder; a model of the store has only one."""
+    return int(path.name) if path.name.isdecimal() else FIRST_VERSION
+
+
+def instance_name(context: ModelContext) -> str:
+    """The instance's name, as errors and processes have it."""
+    return context.name or f"{context.config.name}_0"
+
+
+def load_message(context: ModelContext, home: Path | None) -> dict[str, Any]:
+    """What LOAD says; `home` is the folder of a Python-based backend."""
+    path = context.path.absolute()
+    return {
+        "args": {
+            **_stored(context),
+            "model_config": config_json(context.config),
+            "model_instance_kind": context.group.kind.removeprefix("KIND_"),
+            "model_instance_name": instance_name(context),
+            "model_instance_device_id": str(context.device),
+            "model_repository": str(path.parent),
+            "model_version": str(version_of(path)),
+            "model_name": context.config.name,
+        },
+        "path": str(path),
+        "backend_path": "" if home is None else str(home.absolute()),
+        "decoupled": context.config.decoupled,
+    }
+
+
+def _stored(context: ModelContext) -> dict[str, str]:
+    """The folder of the stored model that the config names; the gateway has looked that it is."""
+    name = context.config.parameters.get(STORED_MODEL)
+    return {} if name is None else {STORED_MODEL: str(context.store.absolute() / name)}
+
+
+def code_identity(config: ModelConfig, path: Path, home: Path | None) -> bytes:
+    """Tells one state of a model's code from another."""
+    file = home / DEFAULT_FILE if home else path / (config.default_model_filename or DEFAULT_FILE)
+    changed = file.stat().st_mtime_ns if file.exists() else 0
+    return hashlib.blake2b(repr((config.name, str(file), changed)).encode()).digest()

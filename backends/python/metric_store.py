@@ -1,0 +1,135 @@
+"""Metrics that models make themselves, shared by all workers of the server (python backend 3.7)."""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from prometheus_client.core import Metric
+
+from gateway.errors import Code, InferenceError
+
+NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+KINDS = ("counter", "gauge", "histogram")
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(slots=True)
+class Series:
+    """One series of a family; `holders` are the objects in models that stand for it, in order.
+
+    A histogram has a count for each of its upper `buckets`, and one beyond.
+    """
+
+    labels: Labels
+    buckets: tuple[float, ...] = ()
+    value: float = 0.0
+    counts: list[int] = field(default_factory=list)
+    holders: list[object] = field(default_factory=list)
+
+    def observe(self, value: float) -> None:
+        """Count a value in its bucket."""
+        self.counts[bisect_left(self.buckets, value)] += 1
+        self.value += value
+
+
+@dataclass(slots=True)
+class Family:
+    """Series of one name; it goes with its last holder."""
+
+    name: str
+    description: str
+    kind: str
+    series: dict[Labels, Series] = field(default_factory=dict)
+    holders: list[object] = field(default_factory=list)
+
+
+class MetricStore:
+    """Families by name. A holder is whatever keeps a family or a series alive."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Family] = {}
+
+    def family(self, name: str, description: str, kind: str, holder: object) -> Family:
+        """The family of that name; INVALID_ARG if there is another one, or it can be none."""
+        if not NAME.fullmatch(name) or kind not in KINDS:
+            raise InferenceError(
+                Code.INVALID_ARG, f"metric family '{name}' of kind '{kind}' cannot be exposed"
+            )
+        family = self._families.get(name)
+        if family is None:
+            family = self._families[name] = Family(name, description, kind)
+        if (family.kind, family.description) != (kind, description):
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"metric family '{name}' exists already, with kind '{family.kind}' and description "
+                f"'{family.description}'",
+            )
+        family.holders.append(holder)
+        return family
+
+    def series(
+        self,
+        family: Family,
+        labels: Mapping[str, str],
+        buckets: Sequence[float],
+        holder: object,
+    ) -> Series:
+        """The family's series with those labels; INVALID_ARG if it cannot be exposed."""
+        for label in labels:
+            if not LABEL.fullmatch(label):
+                raise InferenceError(
+                    Code.INVALID_ARG, f"'{label}' is no name for a label of metric '{family.name}'"
+                )
+        if list(buckets) != sorted(set(buckets)):
+            raise InferenceError(
+                Code.INVALID_ARG, f"buckets of metric '{family.name}' are not in ascending order"
+            )
+        key = tuple(sorted((label, str(value)) for label, value in labels.items()))
+        series = family.series.get(key)
+        if series is None:
+            counts = [0] * (len(buckets) + 1)
+            series = family.series[key] = Series(key, tuple(buckets), counts=counts)
+        series.holders.append(holder)
+        return series
+
+    def drop_series(self, family: Family, series: Series, holder: object) -> None:
+        """One holder less; the series goes with the last."""
+        series.holders.remove(holder)
+        if not series.holders:
+            family.series.pop(series.labels, None)
+
+    def drop_family(self, family: Family, holder: object) -> None:
+        """One holder less; the family goes with the last."""
+        family.holders.remove(holder)
+        if not family.holders:
+            self._families.pop(family.name, None)
+
+    def shown_for(self, holder: object) -> Iterator[Metric]:
+        """The series whose first holder this is, so that those of all holders are all there are."""
+        for family in self._families.values():
+            if shown := [s for s in family.series.values() if s.holders[0] is holder]:
+                yield _metric(family, shown)
+
+
+def _metric(family: Family, series: Iterable[Series]) -> Metric:
+    metric = Metric(family.name, family.description, family.kind)
+    for each in series:
+        labels = dict(each.labels)
+        if family.kind == "histogram":
+            _add_histogram(metric, family.name, each, labels)
+        else:
+            metric.add_sample(family.name, labels, each.value)
+    return metric
+
+
+def _add_histogram(metric: Metric, name: str, series: Series, labels: dict[str, str]) -> None:
+    total = 0
+    for bound, count in zip((*series.buckets, float("inf")), series.counts, strict=True):
+        total += count
+        le = "+Inf" if bound == float("inf") else f"{bound:g}"
+        metric.add_sample(f"{name}_bucket", {**labels, "le": le}, total)
+    metric.add_sample(f"{name}_count", labels, total)
+    metric.add_sample(f"{name}_sum", labels, series.value)

@@ -1,0 +1,90 @@
+"""A model loads and unloads others (python backend, model management)."""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from backends.python.channel import Channel
+from backends.python.requests import to_json
+from backends.python.worker.sluice_worker.frames import BrokenFrame
+from backends.python.worker.sluice_worker.messages import ToWorker
+from gateway.backend import ModelControl
+from gateway.errors import Code, InferenceError
+
+NOT_HERE = InferenceError(Code.UNAVAILABLE, "Server not ready")
+
+
+class ModelManagement:
+    """The calls of one worker that are under way, a task each; `end` waits for none of them."""
+
+    def __init__(self, control_channel: Channel, control: ModelControl) -> None:
+        self._channel = control_channel
+        self._control = control
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def load(self, call: int, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        """LOAD_MODEL."""
+        self._begin(call, self._control.load(name, config, files))
+
+    def unload(self, call: int, name: str, unload_dependents: bool) -> None:
+        """UNLOAD_MODEL."""
+        self._begin(call, self._control.unload(name, unload_dependents=unload_dependents))
+
+    def ready(self, call: int, name: str, version: str) -> None:
+        """MODEL_READY."""
+        try:
+            self._done(call, None, self._control.ready(name, version))
+        except InferenceError as error:
+            self._done(call, error.message)
+
+    def end(self) -> None:
+        """Nobody waits for any answer any more; what has begun goes on."""
+        for task in self._calls:
+            task.cancel()
+
+    def _begin(self, call: int, operation: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(call, operation))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _run(self, call: int, operation: Coroutine[Any, Any, None]) -> None:
+        try:
+            await operation
+        except InferenceError as error:
+            self._done(call, error.message)
+        else:
+            self._done(call, None)
+
+    def _done(self, call: int, error: str | None, value: object = None) -> None:
+        self._channel.send(to_json([ToWorker.DONE, call, error, value]))
+
+
+class NoOtherModels:
+    """Stands for the server where there is none: no model can be asked for."""
+
+    async def load(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        """UNAVAILABLE."""
+        raise NOT_HERE
+
+    async def unload(self, name: str, *, unload_dependents: bool) -> None:
+        """UNAVAILABLE."""
+        raise NOT_HERE
+
+    def ready(self, name: str, version: str) -> bool:
+        """UNAVAILABLE."""
+        raise NOT_HERE
+
+    def decoupled(self, name: str, version: str) -> bool:
+        """UNAVAILABLE."""
+        raise NOT_HERE
+
+
+def read_files(described: list[list[Any]], body: memoryview) -> dict[str, bytes]:
+    """Files by their names; BrokenFrame if the body has less than is said of them."""
+    files, at = {}, 0
+    for name, size in described:
+        files[name] = bytes(body[at : at + size])
+        at += size
+    if at > len(body):
+        raise BrokenFrame(f"body of {len(body)} bytes, expected {at}")
+    return files

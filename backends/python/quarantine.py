@@ -1,0 +1,131 @@
+"""Which requests have ended workers, and must not end another one?"""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest
+
+log = logging.getLogger("sluice.python")
+
+DEATHS = 2
+"""A request that was executing when so many workers ended is refused."""
+KEPT_SECS = 600.0
+MOST = 1024
+"""Of more suspects the oldest are forgotten."""
+
+
+@dataclass(slots=True)
+class Suspect:
+    """`deaths` so far, the last of them at `seen`; `size` is that of the request's inputs."""
+
+    deaths: int
+    seen: float
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to become of the requests of an execution, by their indexes.
+
+    `groups` execute one after the other; `refused` do not execute.
+    """
+
+    groups: Sequence[Sequence[int]]
+    refused: Sequence[tuple[int, InferenceError]] = ()
+
+
+class Quarantine:
+    """Requests by what a model can see of them, for ten minutes after the last worker they ended.
+
+    All requests of an execution are suspects when its worker ends. A suspect executes alone from
+    then on, so that a second end tells who was guilty: innocents are cleared by their answer.
+    `load` tells one state of a model's files from another.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._suspects: dict[bytes, Suspect] = {}
+        self._sizes: set[int] = set()
+
+    def plan(self, load: bytes, requests: Sequence[InferRequest]) -> Plan:
+        """Who executes with whom; all together where nobody is a suspect."""
+        if not self._suspects:
+            return Plan((range(len(requests)),))
+        self._forget_old()
+        together: list[int] = []
+        alone: list[tuple[int]] = []
+        refused = []
+        for index, request in enumerate(requests):
+            suspect = self._find(load, request)
+            if suspect is None:
+                together.append(index)
+            elif suspect.deaths < DEATHS:
+                alone.append((index,))
+            else:
+                refused.append((index, _refusal(request)))
+        return Plan([*([together] if together else []), *alone], refused)
+
+    def died(self, load: bytes, requests: Sequence[InferRequest]) -> None:
+        """A worker has ended that was executing these."""
+        for request in requests:
+            key = _fingerprint(load, request)
+            before = self._suspects.pop(key, None)
+            deaths = 1 + (0 if before is None else before.deaths)
+            self._suspects[key] = Suspect(deaths, self._clock(), _size(request))
+            if deaths >= DEATHS:
+                extra = {"model": request.model, "id": request.id, "workers_ended": deaths}
+                log.error("request quarantined", extra={**extra, "secs": KEPT_SECS})
+        while len(self._suspects) > MOST:
+            del self._suspects[next(iter(self._suspects))]
+        self._note_sizes()
+
+    def survived(self, load: bytes, requests: Sequence[InferRequest]) -> None:
+        """A worker has executed these and lives."""
+        if not self._suspects:
+            return
+        for request in requests:
+            if self._find(load, request) is not None:
+                del self._suspects[_fingerprint(load, request)]
+        self._note_sizes()
+
+    def _find(self, load: bytes, request: InferRequest) -> Suspect | None:
+        # Most requests need not be hashed: no suspect has as many bytes.
+        if _size(request) not in self._sizes:
+            return None
+        return self._suspects.get(_fingerprint(load, request))
+
+    def _forget_old(self) -> None:
+        oldest = self._clock() - KEPT_SECS
+        self._suspects = {k: s for k, s in self._suspects.items() if s.seen > oldest}
+        self._note_sizes()
+
+    def _note_sizes(self) -> None:
+        self._sizes = {suspect.size for suspect in self._suspects.values()}
+
+
+def _size(request: InferRequest) -> int:
+    return sum([len(tensor.raw()) for tensor in request.inputs])
+
+
+def _fingerprint(load: bytes, request: InferRequest) -> bytes:
+    """Hash of all that a model can see of a request, but its id and its place in a sequence."""
+    found = hashlib.blake2b(load, digest_size=16)
+    for tensor in request.inputs:
+        data = tensor.raw()
+        found.update(repr((tensor.name, tensor.datatype, tensor.shape, len(data))).encode())
+        found.update(data)
+    found.update(repr(sorted(request.parameters.items())).encode(errors="surrogatepass"))
+    return found.digest()
+
+
+def _refusal(request: InferRequest) -> InferenceError:
+    return InferenceError(
+        Code.INVALID_ARG,
+        f"model '{request.model}' does not execute this request: its worker ended {DEATHS} times "
+        f"while executing one with the same inputs and parameters; it is refused for "
+        f"{KEPT_SECS / 60:g} minutes",
+    )

@@ -1,0 +1,212 @@
+"""One worker as the gateway sees it: how it is started, told, heard, and what its end means."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import orjson
+from prometheus_client.core import Metric
+
+from backends.python.channel import Channel
+from backends.python.executions import Executions
+from backends.python.health import Pulse, Readiness
+from backends.python.link import Link
+from backends.python.printed import Printed
+from backends.python.process import WorkerProcess, describe_exit, watch_exit
+from backends.python.requests import RequestEncoder, to_json
+from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
+from backends.python.worker.sluice_worker.segments import IncomingSegments, OutgoingSegments
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest
+
+log = logging.getLogger("sluice.python")
+
+LAST_WORDS_SECS = 1.0
+"""How long a worker may take to end once it has closed its connection."""
+FINALIZE_SECS = 30.0
+"""How long `finalize` may take."""
+
+
+class Services(Protocol):
+    """Whoever answers what a model asks of the server; plain calls."""
+
+    def asked(self, kind: int, found: list[Any], body: memoryview) -> None:
+        """A message that is about no request; raises what a broken frame raises."""
+
+    def shown(self) -> Iterable[Metric]:
+        """The metrics that the worker's instance has to expose."""
+
+    def end(self) -> None:
+        """The worker has ended: nobody waits for any answer."""
+
+
+class Worker:
+    """A process that runs one model.py; made, and used, in one event loop.
+
+    `died` becomes why it has ended; `on_death` is told the requests that it was busy with.
+    """
+
+    def __init__(
+        self,
+        process: WorkerProcess,
+        name: str,
+        encoder: RequestEncoder,
+        services: Callable[[Link], Services],
+        on_death: Callable[[Sequence[InferRequest]], None],
+    ) -> None:
+        process.descriptors.setblocking(False)
+        self.name = name
+        self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._process = process
+        self._model = encoder.model
+        self._on_death = on_death
+        self._about = {"model": encoder.model, "instance": name}
+        self._why = ""
+        self._closing = False
+        self._told: asyncio.Future[list[Any]] | None = None
+        self._link = Link(
+            Channel(process.work, self._take, self._after_read, self._lost),
+            Channel(process.control, self._take_control, _nothing, self._lost),
+            IncomingSegments(process.descriptors),
+            OutgoingSegments(process.descriptors),
+        )
+        self.executions = Executions(encoder, name, self._link, self._about)
+        self.readiness = Readiness(self._link.control, name)
+        self.services = services(self._link)
+        self._pulse = Pulse(self._link.control, self._silent)
+        self._printed = Printed(process.output, self._about)
+        watch_exit(process, self._exited)
+
+    async def ask(self, header: Sequence[Any], answer: ToGateway) -> list[Any]:
+        """Tell it to COMPLETE, LOAD or FINALIZE, and wait for what it answers.
+
+        Raises InferenceError: INTERNAL with what FAILED says, UNAVAILABLE if it ends instead.
+        """
+        self._told = asyncio.get_running_loop().create_future()
+        self._refuse_if_ended()
+        self._link.work.send(to_json(list(header)))
+        found = await self._told
+        if found[0] == ToGateway.FAILED:
+            _, message, trace = found
+            log.error("model failed", extra={**self._about, "reason": message, "trace": trace})
+            raise InferenceError(Code.INTERNAL, message)
+        if found[0] != answer:
+            self.kill(f"it answered {found[0]}, expected {answer}")
+        return found
+
+    async def started(self, within_secs: float) -> None:
+        """Wait for its first sign of life; UNAVAILABLE if it ends, or takes too long."""
+        waits: list[asyncio.Future[Any]] = [self._pulse.started, self.died]
+        await asyncio.wait(waits, timeout=within_secs, return_when=asyncio.FIRST_COMPLETED)
+        if not self._pulse.started.done():
+            self.kill(f"it did not start within {within_secs:g} s (stub-timeout-seconds)")
+            await asyncio.shield(self.died)
+        self._refuse_if_ended()
+
+    def watch(self, interval_secs: float) -> None:
+        """Kill it when it does not answer any more; 0 is never."""
+        self._pulse.every(interval_secs)
+
+    def kill(self, why: str) -> None:
+        """End it at once; the first reason is the one that counts."""
+        self._why = self._why or why
+        self._process.kill()
+
+    async def close(self) -> None:
+        """Have it finalize and end, unless it is busy or takes too long: then it is killed."""
+        self._closing = True
+        if not self.died.done():
+            await self._finalize()
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Kill it, and wait until it has ended; idempotent."""
+        self._closing = True
+        self.kill("it was stopped")
+        await asyncio.shield(self.died)
+
+    async def _finalize(self) -> None:
+        if self.executions.busy:
+            return
+        try:
+            async with asyncio.timeout(FINALIZE_SECS):
+                _, error = await self.ask([ToWorker.FINALIZE], ToGateway.FINALIZED)
+        except TimeoutError:
+            error = [f"it has not returned within {FINALIZE_SECS:g} s", ""]
+        except InferenceError as failed:
+            error = [failed.message, ""]
+        if error:
+            told = {"reason": error[0], "trace": error[1]}
+            log.error("finalize failed", extra={**self._about, **told})
+
+    # What it says.
+
+    def _take(self, header: bytes, body: memoryview) -> None:
+        found = orjson.loads(header)
+        kind = found[0]
+        if kind == ToGateway.EXECUTED:
+            self.executions.take_executed(found, body)
+        elif kind == ToGateway.RESPONSE:
+            self.executions.take_response(found, body)
+        elif kind == ToGateway.RELEASED:
+            self._link.outgoing.freed(found[1])
+            self._link.incoming.drop(found[2])
+        elif kind <= ToGateway.FINALIZED:
+            self._tell(found)
+        else:
+            self.services.asked(kind, found, body)
+
+    def _take_control(self, header: bytes, body: memoryview) -> None:
+        kind, *found = orjson.loads(header)
+        if kind == ToGateway.PONG:
+            self._pulse.answered()
+        elif kind == ToGateway.READY:
+            self.readiness.answered(*found)
+        else:
+            self._take(header, body)
+
+    def _after_read(self) -> None:
+        self.executions.after_read()
+
+    def _tell(self, found: list[Any]) -> None:
+        if self._told is not None and not self._told.done():
+            self._told.set_result(found)
+
+    # Its end.
+
+    def _lost(self, reason: str) -> None:
+        """It cannot be understood any more; most often because it is about to end."""
+        asyncio.get_running_loop().call_later(LAST_WORDS_SECS, self.kill, reason)
+
+    def _silent(self) -> None:
+        self.kill("it did not answer a health check (health_check_secs)")
+
+    def _exited(self, status: int) -> None:
+        self._link.work.read_rest()
+        suspects = self.executions.suspects
+        why = f"{self._why or describe_exit(status)}."
+        reason = f"its worker process ended: {why} Stub process '{self.name}' is not healthy."
+        error = InferenceError(Code.UNAVAILABLE, f"model '{self._model}' failed: {reason}")
+        self._pulse.stop()
+        self._link.close()
+        self._process.descriptors.close()
+        self._printed.close()
+        self.services.end()
+        self.executions.end(error)
+        self.readiness.end(error.message)
+        if self._told is not None and not self._told.done():
+            self._told.set_exception(error)
+        self.died.set_result(reason)
+        if not self._closing:
+            self._on_death(suspects)
+
+    def _refuse_if_ended(self) -> None:
+        if self.died.done():
+            raise InferenceError(
+                Code.UNAVAILABLE, f"model '{self._model}' failed: {self.died.result()}"
+            )
+
+
+def _nothing() -> None:
+    """Control messages need nothing after them."""

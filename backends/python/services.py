@@ -1,0 +1,113 @@
+"""Who answers what a worker asks of the server, or tells it?"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from backends.python.business_logic import BusinessLogic
+from backends.python.link import Link
+from backends.python.metric_calls import MetricCalls
+from backends.python.model_management import ModelManagement, read_files
+from backends.python.printed import LineLimit
+from backends.python.requests import read_request
+from backends.python.tensors import TensorReader
+from backends.python.worker.sluice_worker.messages import ToGateway
+
+log = logging.getLogger("sluice.python")
+
+LEVELS = {
+    "VERBOSE": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARNING": logging.WARNING,
+    "ERROR": logging.ERROR,
+}
+
+
+class ServicesOfServer:
+    """What a loaded model may ask for."""
+
+    def __init__(
+        self,
+        link: Link,
+        lines: "LogLines",
+        metrics: MetricCalls,
+        logic: BusinessLogic,
+        management: ModelManagement,
+    ) -> None:
+        self._link = link
+        self._lines = lines
+        self._metrics = metrics
+        self._logic = logic
+        self._management = management
+
+    def asked(self, kind: int, found: list[Any], body: memoryview) -> None:
+        """Answer, or begin to."""
+        values = found[1:]
+        match kind:
+            case ToGateway.INFER:
+                call, described, decoupled = values
+                request = read_request(described, TensorReader(body, self._link.incoming))
+                self._logic.begin(call, request, decoupled=decoupled)
+            case ToGateway.CANCEL_INFER:
+                self._logic.cancel(*values)
+            case ToGateway.LOG:
+                self._lines.write(*values)
+            case ToGateway.LOAD_MODEL:
+                call, name, config, files = values
+                self._management.load(call, name, config, read_files(files, body))
+            case ToGateway.UNLOAD_MODEL:
+                self._management.unload(*values)
+            case ToGateway.MODEL_READY:
+                self._management.ready(*values)
+            case _:
+                self._metrics.asked(kind, values)
+
+    def shown(self) -> Iterable[Metric]:
+        """The metrics that the worker's instance has to expose."""
+        return self._metrics.shown()
+
+    def end(self) -> None:
+        """The worker has ended."""
+        self._logic.end()
+        self._management.end()
+        self._metrics.end()
+
+
+class LogOnly:
+    """What a model may ask for that only completes its configuration: lines in the log."""
+
+    def __init__(self, lines: "LogLines") -> None:
+        self._lines = lines
+
+    def asked(self, kind: int, found: list[Any], body: memoryview) -> None:
+        """Write it, if it is one; the worker refuses everything else by itself."""
+        if kind == ToGateway.LOG:
+            self._lines.write(*found[1:])
+
+    def shown(self) -> Iterable[Metric]:
+        """No metrics."""
+        return ()
+
+    def end(self) -> None:
+        """The worker has ended."""
+
+
+class LogLines:
+    """Lines of a model's own, as if they had been written at its file and line."""
+
+    def __init__(self, about: Mapping[str, object]) -> None:
+        self._about = about
+        self._limit = LineLimit()
+
+    def write(self, level: str, message: str, file: str, line: int) -> None:
+        """Write one, unless there have been too many."""
+        number = LEVELS[level]
+        if not log.isEnabledFor(number):
+            return
+        if self._limit.allows():
+            if dropped := self._limit.take_dropped():
+                log.warning("logged too much", extra={**self._about, "lines_dropped": dropped})
+            extra = dict(self._about)
+            log.handle(log.makeRecord(log.name, number, file, line, message, (), None, None, extra))

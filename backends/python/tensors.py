@@ -1,0 +1,63 @@
+"""Tensors on their way to a worker and back: small ones in the frame, large ones in segments."""
+
+from typing import Any
+
+from backends.python.worker.sluice_worker.frames import BrokenFrame
+from backends.python.worker.sluice_worker.segments import (
+    SHARED_FROM_BYTES,
+    IncomingSegments,
+    OutgoingSegments,
+)
+from gateway.tensor import Datatype, Tensor
+
+DATATYPES = {datatype.value: datatype for datatype in Datatype}
+
+
+class TensorWriter:
+    """Describes tensors for a header; `body` collects the bytes of small ones."""
+
+    __slots__ = ("_placed", "_segments", "body")
+
+    def __init__(self, segments: OutgoingSegments) -> None:
+        self._segments = segments
+        self._placed: list[int] = []
+        self.body: list[memoryview] = []
+
+    def write(self, tensor: Tensor) -> list[Any]:
+        """`[name, datatype, shape, size, segment]`; OSError if no memory can be shared."""
+        data = memoryview(tensor.raw())
+        size, segment = data.nbytes, 0
+        if size >= SHARED_FROM_BYTES:
+            segment = self._segments.place(data)
+            self._placed.append(segment)
+        elif size:
+            self.body.append(data)
+        return [tensor.name, tensor.datatype, tensor.shape, size, segment]
+
+    def give_back(self) -> None:
+        """Nobody was told of these tensors."""
+        self._segments.freed(self._placed)
+
+
+class TensorReader:
+    """Reads the tensors of one frame, in the order of its header; they are views."""
+
+    __slots__ = ("_at", "_body", "_segments")
+
+    def __init__(self, body: memoryview, segments: IncomingSegments) -> None:
+        self._body = body
+        self._segments = segments
+        self._at = 0
+
+    def read(self, described: list[Any]) -> Tensor:
+        """The tensor; raises what a broken frame raises."""
+        name, datatype, shape, size, segment = described
+        data = self._segments.view(segment, size) if segment else self._cut(size)
+        return Tensor(name, DATATYPES[datatype], tuple(shape), data)
+
+    def _cut(self, size: int) -> memoryview:
+        start = self._at
+        self._at = end = start + size
+        if end > len(self._body):
+            raise BrokenFrame(f"body of {len(self._body)} bytes, expected {end}")
+        return self._body[start:end]

@@ -1,0 +1,102 @@
+"""The worker's ends of the sockets: frames in, frames out, from any thread."""
+
+import json
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from .frames import frame
+from .messages import ToGateway
+from .segments import IncomingSegments, OutgoingSegments
+
+Buffer = bytes | memoryview
+RECEIVE_BYTES = 1 << 16
+"""Larger blocks are mapped and unmapped for each message, which costs more than the rest of it."""
+encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
+class Connection:
+    """What joins this process and the gateway. A process that has lost the gateway ends at once."""
+
+    def __init__(
+        self, work: socket.socket, control: socket.socket, descriptors: socket.socket
+    ) -> None:
+        self.outgoing = OutgoingSegments(descriptors)
+        self.incoming = IncomingSegments(descriptors)
+        self._sockets = (work, control, descriptors)
+        self._work, self._control = work, control
+        self._work_lock, self._control_lock = threading.Lock(), threading.Lock()
+        self._late: deque[bytes] = deque()
+        # A process that model.py forks must not hold the sockets open after this one has died.
+        os.register_at_fork(after_in_child=self._close)
+
+    def receive_work(self) -> bytes:
+        """What comes next over `work`; nothing once the gateway has gone."""
+        return _receive(self._work)
+
+    def receive_control(self) -> bytes:
+        """What comes next over `control`; nothing once the gateway has gone."""
+        return _receive(self._control)
+
+    def send(self, header: Sequence[Any], buffers: Sequence[Buffer] = ()) -> None:
+        """Send one message over `work`, and what is due to be said of segments."""
+        data = frame(encode(header).encode(errors="replace"), buffers)
+        if released := self._released():
+            data = released + data
+        with self._work_lock:
+            _send(self._work, data)
+        if self._late:
+            self._send_late()
+
+    def send_control(self, header: Sequence[Any]) -> None:
+        """Send one message over `control`."""
+        data = frame(encode(header).encode())
+        with self._control_lock:
+            _send(self._control, data)
+
+    def send_from_finalizer(self, header: Sequence[Any]) -> None:
+        """Send over `work` from a `__del__`, which may run while this very thread is sending."""
+        self._late.append(frame(encode(header).encode(errors="replace")))
+        self._send_late()
+
+    def tell_released(self) -> None:
+        """Say which segments are free again, if any."""
+        if released := self._released():
+            with self._work_lock:
+                _send(self._work, released)
+
+    def _released(self) -> bytes:
+        freed, dropped = self.incoming.take_released(), self.outgoing.take_dropped()
+        if not freed and not dropped:
+            return b""
+        return frame(encode([ToGateway.RELEASED, freed, dropped]).encode())
+
+    def _send_late(self) -> None:
+        # Whoever holds the lock looks here again once it has let go.
+        while self._late and self._work_lock.acquire(blocking=False):
+            try:
+                while self._late:
+                    _send(self._work, self._late.popleft())
+            finally:
+                self._work_lock.release()
+
+    def _close(self) -> None:
+        for each in self._sockets:
+            each.close()
+
+
+def _receive(source: socket.socket) -> bytes:
+    try:
+        return source.recv(RECEIVE_BYTES)
+    except OSError:
+        return b""
+
+
+def _send(to: socket.socket, data: bytes) -> None:
+    try:
+        to.sendall(data)
+    except OSError:
+        os._exit(1)

@@ -1,0 +1,78 @@
+"""The errors of model.py's API, and how an exception is told to the gateway."""
+
+import traceback
+from enum import IntEnum
+
+TRACE_LIMIT = 1 << 16
+"""Characters of a traceback that go to the server's log: its end."""
+
+
+class TritonModelException(Exception):
+    """What the functions of `triton_python_backend_utils` raise."""
+
+
+class BadAnswer(Exception):
+    """What `execute` returned breaks a rule; its text is the whole message."""
+
+
+class ErrorCode(IntEnum):
+    """Triton's codes, numbered as it numbers them."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+
+CODES = frozenset(ErrorCode)
+
+
+class TritonError:
+    """Why one request has no answer: the client gets code and message unchanged."""
+
+    __slots__ = ("_code", "_message")
+
+    UNKNOWN = ErrorCode.UNKNOWN
+    INTERNAL = ErrorCode.INTERNAL
+    NOT_FOUND = ErrorCode.NOT_FOUND
+    INVALID_ARG = ErrorCode.INVALID_ARG
+    UNAVAILABLE = ErrorCode.UNAVAILABLE
+    UNSUPPORTED = ErrorCode.UNSUPPORTED
+    ALREADY_EXISTS = ErrorCode.ALREADY_EXISTS
+    CANCELLED = ErrorCode.CANCELLED
+
+    def __init__(self, message: str, code: int = ErrorCode.INTERNAL) -> None:
+        if not isinstance(message, str):
+            raise TypeError(f"message of TritonError must be a str, found {type(message)}")
+        if code not in CODES:
+            raise TypeError(f"code of TritonError must be one of its codes, found {code!r}")
+        self._message = message
+        self._code = ErrorCode(code)
+
+    def message(self) -> str:
+        """What the client reads."""
+        return self._message
+
+    def code(self) -> ErrorCode:
+        """One of the codes of this class."""
+        return self._code
+
+
+def told(error: BaseException) -> list[str]:
+    """An exception as message and trace: `Type: text`, and what the server's log needs besides."""
+    if isinstance(error, BadAnswer):
+        return [str(error), ""]
+    text = f"{type(error).__name__}: {_text(error) or '<EMPTY MESSAGE>'}"
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    return [text, "".join(lines)[-TRACE_LIMIT:]]
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - an exception class of model.py's may raise in its own text
+        return ""

@@ -1,0 +1,135 @@
+"""Executions: requests in, `execute` of model.py, and what it returned out."""
+
+import json
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from .background import Background
+from .connection import Connection
+from .errors import BadAnswer, told
+from .logger import Level
+from .messages import ToGateway
+from .open_requests import OpenRequests
+from .packing import Packing, Unpacking
+from .request import InferenceRequest
+from .response import InferenceResponse
+
+
+class Executions:
+    """The executions of one loaded model, one at a time."""
+
+    def __init__(self, model: Any, args: dict[str, str], shown: str, requests: OpenRequests):
+        self.background = Background()
+        self._execute = getattr(model, "execute", None)
+        self._shown, self._requests = shown, requests
+        self._connection: Connection = requests.connection
+        self._instance = args["model_instance_name"]
+        outputs = json.loads(args["model_config"]).get("output", ())
+        self._every_output = frozenset(each["name"] for each in outputs)
+
+    def run(self, execution: int, headers: Sequence[Any], body: memoryview) -> None:
+        """Execute the requests, and tell the gateway what came of it, in one message."""
+        packing = Packing(self._connection)
+        requests = self._received(headers, body)
+        started = time.perf_counter_ns()
+        error: list[str] | None = None
+        answers: list[Any] = []
+        try:
+            returned = self._returned(requests)
+            infer_ns = time.perf_counter_ns() - started
+            answers = self._answers(requests, returned, packing)
+            del returned
+        except BaseException as failure:  # noqa: BLE001 - around one execution of anybody's code
+            infer_ns = time.perf_counter_ns() - started
+            error, answers, packing = told(failure), [], Packing(self._connection)
+            for each in requests:
+                each.open_request.close()
+        # Gone before the message is sent, so that it also says which segments are free again.
+        requests.clear()
+        header = [ToGateway.EXECUTED, execution, error, answers, infer_ns]
+        self._connection.send(header, packing.buffers)
+
+    def _received(self, headers: Sequence[Any], body: memoryview) -> list[InferenceRequest]:
+        unpacking = Unpacking(self._connection, body)
+        requests = []
+        for header in headers:
+            wanted = frozenset(header[9]) if header[9] else self._every_output
+            open_request = self._requests.add(header[0], wanted)
+            inputs = unpacking.tensors(header[10])
+            requests.append(InferenceRequest.received(header, inputs, open_request, wanted))
+        return requests
+
+    def _returned(self, requests: list[InferenceRequest]) -> Any:
+        if self._execute is None:
+            raise BadAnswer(f"Python model {self._shown} does not implement `execute` method.")
+        # A list of its own: model.py may keep or change the one that it is given.
+        returned = self._execute(list(requests))
+        if isinstance(returned, Coroutine):
+            if not self._requests.decoupled:
+                return self.background.result(returned)
+            self.background.start(returned, self._log)
+            return None
+        return returned
+
+    def _answers(
+        self, requests: Sequence[InferenceRequest], returned: Any, packing: Packing
+    ) -> list[Any]:
+        if returned is None:
+            return [_rescheduled(each) for each in requests if each.rescheduled]
+        if self._requests.decoupled:
+            raise BadAnswer(
+                f"Python model '{self._instance}' is using the decoupled mode and the execute "
+                "function must return None."
+            )
+        _check_list(requests, returned)
+        answers = []
+        for request, response in zip(requests, returned, strict=True):
+            if response is not None:
+                _check_response(request, response)
+                answers.append(_answer(request, response, packing))
+            elif request.rescheduled:
+                answers.append(_rescheduled(request))
+        return answers
+
+    def _log(self, failure: BaseException) -> None:
+        text = "\n".join([f"execute of '{self._instance}' failed", *told(failure)])
+        place = getattr(self._execute, "__code__", None)
+        where = ("", 0) if place is None else (place.co_filename, place.co_firstlineno)
+        self._connection.send([ToGateway.LOG, Level.ERROR.name, text, *where])
+
+
+def _answer(request: InferenceRequest, response: InferenceResponse, packing: Packing) -> list[Any]:
+    open_request = request.open_request
+    open_request.claim()
+    packed = packing.response(response, open_request.wanted)
+    return [open_request.number, packed, True, False]
+
+
+def _rescheduled(request: InferenceRequest) -> list[Any]:
+    request.open_request.close()
+    return [request.open_request.number, None, False, True]
+
+
+def _check_list(requests: Sequence[InferenceRequest], returned: Any) -> None:
+    if not isinstance(returned, list):
+        raise BadAnswer(f"Expected a list in the execute return, found type '{type(returned)}'.")
+    if len(returned) != len(requests):
+        raise BadAnswer(
+            "Number of InferenceResponse objects do not match the number of InferenceRequest "
+            f"objects. InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size "
+            f"is:{len(returned)}\n"
+        )
+
+
+def _check_response(request: InferenceRequest, response: Any) -> None:
+    if request.rescheduled:
+        raise BadAnswer(
+            "Expected a None object in the execute function return list for reschduled request, "
+            f"found type '{type(response)}'."
+        )
+    if not isinstance(response, InferenceResponse):
+        raise BadAnswer(
+            "Expected an 'InferenceResponse' object in the execute function return list, found "
+            f"type '{type(response)}'."
+        )

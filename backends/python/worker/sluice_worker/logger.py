@@ -1,0 +1,70 @@
+"""Lines of model.py's for the server's log."""
+
+import sys
+from enum import IntEnum
+
+from .current import worker
+from .messages import ToGateway
+
+MESSAGE_LIMIT = 1 << 16
+"""Characters of one line."""
+
+
+class Level(IntEnum):
+    """Triton's levels."""
+
+    INFO = 0
+    WARNING = 1
+    ERROR = 2
+    VERBOSE = 3
+
+
+class Logger:
+    """Writes to the server's log, with the place in model.py; usable everywhere."""
+
+    LogLevel = Level
+    INFO = Level.INFO
+    WARNING = Level.WARNING
+    ERROR = Level.ERROR
+    VERBOSE = Level.VERBOSE
+
+    @staticmethod
+    def log(message: str, level: Level = Level.INFO) -> None:
+        """A line of that level."""
+        _log(level, message)
+
+    @staticmethod
+    def log_info(message: str) -> None:
+        """What an operator may want to know."""
+        _log(Level.INFO, message)
+
+    @staticmethod
+    def log_warn(message: str) -> None:
+        """What an operator should look at."""
+        _log(Level.WARNING, message)
+
+    @staticmethod
+    def log_error(message: str) -> None:
+        """What went wrong."""
+        _log(Level.ERROR, message)
+
+    @staticmethod
+    def log_verbose(message: str) -> None:
+        """What only helps to search for an error."""
+        _log(Level.VERBOSE, message)
+
+
+def _log(level: Level, message: str) -> None:
+    if not isinstance(message, str):
+        raise TypeError(f"a message for the log must be a str, found {type(message)}")
+    if not isinstance(level, Level):
+        raise TypeError(f"level must be one of Logger's, found {level!r}")
+    place = sys._getframe(2)  # noqa: SLF001 - what asked for the line, without reading its source
+    line = [
+        ToGateway.LOG,
+        level.name,
+        message[:MESSAGE_LIMIT],
+        place.f_code.co_filename,
+        place.f_lineno,
+    ]
+    worker().connection.send(line)

@@ -1,0 +1,110 @@
+"""What the headers of frames say: both ends use this module.
+
+A worker is started as `PYTHON backends/python/worker WORK CONTROL DESCRIPTORS`: the folder, and
+the numbers of its ends of three pairs of stream sockets that join the gateway and it. Over `work`
+go the messages of `ToWorker.COMPLETE, LOAD, EXECUTE, FINALIZE` and everything that the worker says
+of requests and of itself; over `control` what must not wait for an execution: the rest of
+`ToWorker`, and the answers `PONG` and `READY`. Over the third go file descriptors (`segments.py`).
+
+A tensor in a header is `[name, datatype, shape, size, segment]`: datatype as the v2 protocol
+spells it, size in bytes; segment 0 means that its bytes stand in the frame's body, in the order of
+the header. BYTES tensors are serialised as the protocol's binary extension has them.
+
+A request is `[number, model, version, id, correlation, flags, timeout_us, priority, parameters,
+outputs, inputs]`: number names it from here on; correlation is an integer, a text or null; flags
+1 START and 2 END; outputs are names; inputs tensors.
+
+A response is `[outputs, error, parameters]`: error null or `[code, message]` with the code's name
+(`INVALID_ARG`, ...).
+
+Calls carry a number of the caller's, and their answers bring it back.
+"""
+
+from enum import IntEnum
+
+
+class ToWorker(IntEnum):
+    """What the gateway says, and what follows in the header."""
+
+    COMPLETE = 1
+    """`{model_config, model_name, path, backend_path}`; answered by COMPLETED or FAILED.
+
+    The config is JSON text. `path` is the version folder; `backend_path` the folder of the
+    Python-based backend whose model.py is used, "" if the model has its own.
+    """
+    LOAD = 2
+    """`{args: those of initialize, path, backend_path, decoupled}`; LOADED or FAILED."""
+    EXECUTE = 3
+    """`execution, [request, ...]`; answered by any number of RESPONSE, and one EXECUTED."""
+    FINALIZE = 4
+    """Nothing; answered by FINALIZED, and the worker ends."""
+    CANCEL = 5
+    """`[number, ...]`: nobody waits for these requests any more."""
+    RELEASED = 6
+    """`freed, dropped`: segments of the worker's that are free again; of the gateway's, gone."""
+    PING = 7
+    """`call`; PONG."""
+    IS_READY = 8
+    """`call`; READY."""
+    INFERRED = 9
+    """`call, response, final`: an answer to INFER; the last is final."""
+    DONE = 10
+    """`call, error, value`: the answer to any call but INFER and those of ToWorker.
+
+    The error is null or the core's text, which the worker puts behind `Failed to load model: ` and
+    the like; value is of MODEL_READY and METRIC_VALUE.
+    """
+
+
+class ToGateway(IntEnum):
+    """What the worker says, and what follows in the header."""
+
+    COMPLETED = 1
+    """`model_config` as JSON text, null if the model does not complete its config."""
+    LOADED = 2
+    """`{checks_readiness}`: whether the model has `is_ready`."""
+    FAILED = 3
+    """`message, trace`: why COMPLETE or LOAD failed; the trace is for the server's log.
+
+    The worker stays; it ends when its sockets close.
+    """
+    RESPONSE = 4
+    """`number, response, final`: from a response sender; response null for the flag alone."""
+    EXECUTED = 5
+    """`execution, error, [[number, response, final, rescheduled], ...], infer_ns`.
+
+    `execute` has returned: error null or `[message, trace]` for all requests not done; then what
+    it returned for each request that has something: a null response with final false and
+    rescheduled true asks for another round. Requests that are not named and not done will still
+    be answered by RESPONSE.
+    """
+    FINALIZED = 6
+    """`error`: null, or what `finalize` raised."""
+    RELEASED = 7
+    """`freed, dropped`: segments of the gateway's that are free again; of the worker's, gone."""
+    PONG = 8
+    """`call`."""
+    READY = 9
+    """`call, ready, error`: ready true or false, or null with the error's text."""
+    INFER = 10
+    """`call, request, decoupled`: business logic asks another model."""
+    CANCEL_INFER = 11
+    """`call`."""
+    LOAD_MODEL = 12
+    """`call, name, config, [[file, size], ...]`: the files' bytes stand in the body."""
+    UNLOAD_MODEL = 13
+    """`call, name, unload_dependents`."""
+    MODEL_READY = 14
+    """`call, name, version`."""
+    LOG = 15
+    """`level, message, file, line`: INFO, WARNING, ERROR or VERBOSE."""
+    METRIC_FAMILY = 16
+    """`call, family, name, description, kind`: counter, gauge or histogram; family a number."""
+    METRIC = 17
+    """`call, family, metric, labels, buckets`: a series; buckets of histograms only."""
+    METRIC_CHANGE = 18
+    """`metric, operation, value`: increment, set or observe; the worker has checked it."""
+    METRIC_VALUE = 19
+    """`call, metric`."""
+    METRIC_GONE = 20
+    """`family, metric`: a series has been deleted; metric 0 for the whole family."""

@@ -1,0 +1,146 @@
+"""Metrics of model.py's own, which the server shows among its others."""
+
+import itertools
+import math
+import weakref
+from enum import IntEnum
+from typing import Any
+
+from .current import worker
+from .errors import TritonModelException
+from .messages import ToGateway
+
+
+class MetricKind(IntEnum):
+    """Triton's kinds of metrics."""
+
+    COUNTER = 0
+    GAUGE = 1
+    HISTOGRAM = 2
+
+
+_numbers = itertools.count(1)
+
+
+class MetricFamily:
+    """A metric; families of the same name, kind and description are one.
+
+    Its series are gone once this and all other families of that name are.
+    """
+
+    COUNTER = MetricKind.COUNTER
+    GAUGE = MetricKind.GAUGE
+    HISTOGRAM = MetricKind.HISTOGRAM
+
+    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        if not isinstance(kind, MetricKind):
+            raise TypeError(f"kind must be one of MetricFamily's, found {kind!r}")
+        self.kind = kind
+        self.number = 0
+        number = next(_numbers)
+        values = (number, name, description, self.kind.name.lower())
+        _ask("Error when creating MetricFamily", ToGateway.METRIC_FAMILY, *values)
+        self.number = number
+
+    def Metric(self, labels: Any = None, buckets: Any = None) -> "Metric":
+        """A series of this family; the same labels name the same series."""
+        return Metric(self, labels, buckets)
+
+    def __del__(self) -> None:
+        if getattr(self, "number", 0):
+            gone = [ToGateway.METRIC_GONE, self.number, 0]
+            worker().connection.send_from_finalizer(gone)
+
+
+class Metric:
+    """One series of a family."""
+
+    def __init__(self, family: MetricFamily, labels: Any, buckets: Any) -> None:
+        self._family = weakref.ref(family)
+        self._kind, self._family_number = family.kind, family.number
+        self._number = 0
+        _check_labels(labels)
+        _check_buckets(family.kind, buckets)
+        number = next(_numbers)
+        values = (family.number, number, labels or {}, buckets or [])
+        _ask("Error when creating Metric", ToGateway.METRIC, *values)
+        self._number = number
+
+    def increment(self, value: float) -> None:
+        """Add to a counter or a gauge."""
+        self._check("increment", MetricKind.COUNTER, MetricKind.GAUGE)
+        if self._kind is MetricKind.COUNTER and value < 0:
+            self._refuse(
+                "increment",
+                "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by "
+                "non-negative values.",
+            )
+        self._change("increment", value)
+
+    def set(self, value: float) -> None:
+        """Set a gauge."""
+        self._check("set", MetricKind.GAUGE)
+        self._change("set", value)
+
+    def observe(self, value: float) -> None:
+        """Count a value in a histogram."""
+        self._check("observe", MetricKind.HISTOGRAM)
+        self._change("observe", value)
+
+    def value(self) -> float:
+        """What a counter or a gauge stands at, with what other instances have added."""
+        self._check("get", MetricKind.COUNTER, MetricKind.GAUGE)
+        return float(_ask("Failed to get metric value", ToGateway.METRIC_VALUE, self._number))
+
+    def _check(self, operation: str, *kinds: MetricKind) -> None:
+        if self._family() is None:
+            raise TritonModelException(
+                f"Failed to {operation} metric value: Invalid metric operation as the "
+                "corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "
+                "be deleted AFTER its corresponding 'Metric' objects have been deleted."
+            )
+        if self._kind not in kinds:
+            kind = f"TRITONSERVER_METRIC_KIND_{self._kind.name}"
+            self._refuse(operation, f"{kind} does not support {operation.capitalize()}")
+
+    def _refuse(self, operation: str, reason: str) -> None:
+        text = worker().calls.refused(reason)
+        raise TritonModelException(f"Failed to {operation} metric value: {text}")
+
+    def _change(self, operation: str, value: float) -> None:
+        number = float(value)
+        if not math.isfinite(number):
+            self._refuse(operation, f"a metric cannot stand at {number}")
+        change = [ToGateway.METRIC_CHANGE, self._number, operation, number]
+        worker().connection.send(change)
+
+    def __del__(self) -> None:
+        # A family that has gone has taken its series along.
+        if getattr(self, "_number", 0) and self._family() is not None:
+            gone = [ToGateway.METRIC_GONE, self._family_number, self._number]
+            worker().connection.send_from_finalizer(gone)
+
+
+def _ask(failure: str, kind: ToGateway, *values: Any) -> Any:
+    try:
+        return worker().calls.ask(kind, *values)
+    except TritonModelException as error:
+        raise TritonModelException(f"{failure}: {error}") from None
+
+
+def _check_labels(labels: Any) -> None:
+    if labels is not None and not isinstance(labels, dict):
+        raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
+    texts = [*(labels or {}).keys(), *(labels or {}).values()]
+    if not all(isinstance(each, str) for each in texts):
+        reason = worker().calls.refused("attempt to access JSON non-string as string")
+        raise TritonModelException(f"Error when creating Metric: {reason}")
+
+
+def _check_buckets(kind: MetricKind, buckets: Any) -> None:
+    if buckets is not None and not isinstance(buckets, list):
+        raise TritonModelException("Failed to create metric. Buckets must be a list.")
+    if kind is not MetricKind.HISTOGRAM and buckets:
+        raise TritonModelException("Failed to create metric. Unexpected buckets found.")
+    if kind is MetricKind.HISTOGRAM and buckets is None:
+        raise TritonModelException("Failed to create metric. Missing required buckets.")

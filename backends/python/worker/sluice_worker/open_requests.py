@@ -1,0 +1,137 @@
+"""The requests that the gateway still waits for, and what may yet be said of each."""
+
+import threading
+import weakref
+from collections.abc import Container, Sequence
+from typing import Any
+
+from .connection import Connection
+from .constants import TRITONSERVER_RESPONSE_COMPLETE_FINAL as FINAL
+from .errors import ErrorCode, TritonModelException
+from .messages import ToGateway
+from .packing import Packing
+from .response import InferenceResponse
+
+EARLY_LIMIT = 10_000
+"""Cancelled requests that may be remembered before they come."""
+
+
+class OpenRequests:
+    """Where cancellations find requests; usable from any thread."""
+
+    def __init__(self, connection: Connection, instance: str, decoupled: bool) -> None:
+        self.connection = connection
+        self.decoupled = decoupled
+        self.dropped_text = (
+            f"Python model '{instance}' dropped a request without its final response."
+        )
+        self._open: dict[int, weakref.ref[OpenRequest]] = {}
+        self._early: set[int] = set()
+        self._newest = 0
+
+    def add(self, number: int, wanted: Container[str]) -> "OpenRequest":
+        """A request that has come."""
+        request = OpenRequest(self, number, wanted)
+        self._open[number] = weakref.ref(request)
+        self._newest = max(number, self._newest)
+        if self._early and number in self._early:
+            self._early.discard(number)
+            request.cancelled = True
+        return request
+
+    def forget(self, number: int) -> None:
+        """Nothing more will be said of this one."""
+        self._open.pop(number, None)
+
+    def cancel(self, numbers: Sequence[int]) -> None:
+        """Nobody waits for these any more; one may come only after that has been said."""
+        for number in numbers:
+            found = self._open.get(number)
+            request = found() if found is not None else None
+            if request is not None:
+                request.cancelled = True
+            elif number > self._newest and len(self._early) < EARLY_LIMIT:
+                self._early.add(number)
+
+
+class OpenRequest:
+    """One request; whoever still can answer it holds this.
+
+    When nobody can any more, the gateway is told so, and no client waits for ever.
+    """
+
+    __slots__ = (
+        *("__weakref__", "_closed", "_lock", "_owner", "_sent"),
+        *("cancelled", "number", "wanted"),
+    )
+
+    def __init__(self, owner: OpenRequests, number: int, wanted: Container[str]) -> None:
+        self._owner, self.number, self.wanted = owner, number, wanted
+        self.cancelled = False
+        self._closed, self._sent = False, 0
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """What is to be said of it has been said."""
+        with self._lock:
+            self._close()
+
+    def claim(self) -> None:
+        """Make a response that `execute` returned the one and last.
+
+        TritonModelException if a sender has been used before.
+        """
+        with self._lock:
+            self._check_open()
+            self._check(FINAL, answered=True)
+            self._close()
+
+    def send(self, response: InferenceResponse | None, flags: int) -> None:
+        """Send a response, a flag or both; TritonModelException if that breaks a rule."""
+        with self._lock:
+            self._check(flags, answered=response is not None)
+            self._sent += 1
+            if flags:
+                self._close()
+            self._send(response, final=bool(flags))
+
+    def _check(self, flags: int, *, answered: bool) -> None:
+        if not self._owner.decoupled:
+            if answered and self._sent:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send more than one "
+                    "response."
+                )
+            if not answered and flags and not self._sent:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send complete final "
+                    "before sending a response."
+                )
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+
+    def _send(self, response: InferenceResponse | None, *, final: bool) -> None:
+        connection = self._owner.connection
+        if response is None:
+            connection.send([ToGateway.RESPONSE, self.number, None, final])
+            return
+        packing = Packing(connection)
+        packed = packing.response(response, self.wanted)
+        connection.send([ToGateway.RESPONSE, self.number, packed, final], packing.buffers)
+
+    def _close(self) -> None:
+        self._closed = True
+        self._owner.forget(self.number)
+
+    def __del__(self) -> None:
+        if self._closed:
+            return
+        self._owner.forget(self.number)
+        error: list[Any] = [[], [ErrorCode.INTERNAL.name, self._owner.dropped_text], None]
+        # The one response of a model that is not decoupled is there; only the flag is missing.
+        answered = self._sent and not self._owner.decoupled
+        header = [ToGateway.RESPONSE, self.number, None if answered else error, True]
+        self._owner.connection.send_from_finalizer(header)

@@ -1,0 +1,88 @@
+"""Tensors and responses to the parts of a message, and back."""
+
+import json
+from collections.abc import Container, Sequence
+from typing import Any
+
+from .connection import Buffer, Connection
+from .errors import ErrorCode, TritonError
+from .response import InferenceResponse
+from .segments import SHARED_FROM_BYTES
+from .tensor import Tensor
+
+
+class Packing:
+    """What goes into the body of one message, in the order of its header."""
+
+    __slots__ = ("_connection", "buffers")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.buffers: list[Buffer] = []
+
+    def tensor(self, tensor: Tensor) -> list[Any]:
+        """A tensor for the header; its bytes into the body or a segment.
+
+        OSError if there is no memory for a segment.
+        """
+        datatype, shape, data = tensor.wire()
+        size = len(data)
+        if size < SHARED_FROM_BYTES:
+            self.buffers.append(data)
+            return [tensor.name(), datatype, shape, size, 0]
+        number = self._connection.outgoing.place(memoryview(data))
+        return [tensor.name(), datatype, shape, size, number]
+
+    def response(self, response: InferenceResponse, wanted: Container[str]) -> list[Any]:
+        """A response for the header, with the wanted ones of its outputs."""
+        error = response.error()
+        parameters = response.given_parameters
+        if error is not None:
+            return [[], [error.code().name, error.message()], parameters]
+        begun = len(self.buffers)
+        try:
+            outputs = [
+                self.tensor(each) for each in response.output_tensors() if each.name() in wanted
+            ]
+        except OSError as failure:
+            del self.buffers[begun:]
+            text = f"no memory to share for the outputs: {failure.strerror}"
+            return [[], [ErrorCode.INTERNAL.name, text], parameters]
+        return [outputs, None, parameters]
+
+
+class Unpacking:
+    """Cuts the body of one message, in the order of its header."""
+
+    __slots__ = ("_body", "_connection", "_start")
+
+    def __init__(self, connection: Connection, body: memoryview) -> None:
+        self._connection, self._body = connection, body
+        self._start = 0
+
+    def tensors(self, headers: Sequence[Any]) -> list[Tensor]:
+        """The next tensors; each segment is looked at at once, or it would never be released."""
+        found = []
+        for name, datatype, shape, size, segment in headers:
+            if segment:
+                data = self._connection.incoming.view(segment, size)
+            else:
+                data = self._body[self._start : self._start + size]
+                self._start += size
+            found.append(Tensor.received(name, datatype, shape, data))
+        return found
+
+    def response(self, header: Any) -> InferenceResponse:
+        """An answer of another model's; a response of nothing for the final flag alone."""
+        if header is None:
+            return InferenceResponse()
+        outputs, error, parameters = header
+        told = None if error is None else TritonError(error[1], ErrorCode[error[0]])
+        response = InferenceResponse(self.tensors(outputs), told)
+        response.given_parameters = parameters
+        return response
+
+
+def parsed(header: bytes) -> Any:
+    """A header, as it came."""
+    return json.loads(header.decode(errors="surrogatepass"))

@@ -1,0 +1,149 @@
+"""The process in which a model.py runs.
+
+It needs Python's library and numpy, and nothing of the gateway's: it runs in the model's own
+environment, with the folder above this one on its path.
+"""
+
+import faulthandler
+import gc
+import io
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from .calls import Calls
+from .connection import Connection
+from .control import Control
+from .current import Stage, Worker, set_worker
+from .errors import BadAnswer, told
+from .execution import Executions
+from .frames import FrameReader
+from .messages import ToGateway, ToWorker
+from .model_config import ModelConfig
+from .open_requests import OpenRequests
+from .packing import parsed
+from .readiness import Readiness
+from .source import Source
+
+LINGER_SECS = 5.0
+"""How long coroutines in the background may go on before `finalize`."""
+
+
+class Process:
+    """Does what the gateway says over `work`, one thing after the other."""
+
+    def __init__(self, connection: Connection) -> None:
+        calls = Calls(connection)
+        self._worker = Worker(connection, calls)
+        self._connection = connection
+        self._readiness = Readiness(connection)
+        self._control = Control(connection, calls, self._readiness)
+        self._model: Any = None
+        self._executions: Executions | None = None
+        set_worker(self._worker)
+
+    def run(self) -> None:
+        """Serve until the gateway says or goes; the process ends here."""
+        self._control.start()
+        reader = FrameReader()
+        while data := self._connection.receive_work():
+            for text, body in reader.feed(data):
+                self._obey(parsed(text), body)
+        os._exit(0)
+
+    def _obey(self, header: list[Any], body: memoryview) -> None:
+        kind = header[0]
+        if kind == ToWorker.EXECUTE and self._executions is not None:
+            self._executions.run(header[1], header[2], body)
+        elif kind == ToWorker.COMPLETE:
+            self._complete(header[1])
+        elif kind == ToWorker.LOAD:
+            self._load(header[1])
+        else:
+            self._finalize()
+
+    def _complete(self, about: dict[str, Any]) -> None:
+        self._worker.stage = Stage.COMPLETING
+        self._worker.model_folder = about["path"]
+        try:
+            answer = [ToGateway.COMPLETED, _completed(about)]
+        except BaseException as failure:  # noqa: BLE001 - around one load of anybody's code
+            answer = [ToGateway.FAILED, *told(failure)]
+        self._connection.send(answer)
+
+    def _load(self, about: dict[str, Any]) -> None:
+        try:
+            answer = [ToGateway.LOADED, self._loaded(about)]
+        except BaseException as failure:  # noqa: BLE001 - around one load of anybody's code
+            answer = [ToGateway.FAILED, *told(failure)]
+        self._connection.send(answer)
+
+    def _loaded(self, about: dict[str, Any]) -> dict[str, bool]:
+        args = about["args"]
+        self._worker.stage = Stage.INITIALIZING
+        self._worker.model_folder = about["path"]
+        self._worker.calls.instance = args["model_instance_name"]
+        source = Source(args["model_config"], about["path"], about["backend_path"])
+        self._model = source.python_model()()
+        if hasattr(self._model, "initialize"):
+            self._model.initialize(dict(args))
+        instance = args["model_instance_name"]
+        requests = OpenRequests(self._connection, instance, bool(about["decoupled"]))
+        self._executions = Executions(self._model, args, source.shown, requests)
+        self._control.requests = requests
+        checks_readiness = hasattr(self._model, "is_ready")
+        if checks_readiness:
+            self._readiness.serve(self._model, self._executions.background)
+        self._worker.stage = Stage.SERVING
+        # What has been loaded stays: collections need not look at it again.
+        gc.collect()
+        gc.freeze()
+        return {"checks_readiness": checks_readiness}
+
+    def _finalize(self) -> None:
+        if self._executions is not None:
+            self._executions.background.wait(LINGER_SECS)
+        self._worker.stage = Stage.FINALIZING
+        error: str | None = None
+        try:
+            if hasattr(self._model, "finalize"):
+                self._model.finalize()
+        except BaseException as failure:  # noqa: BLE001 - the gateway logs what it was
+            error = "\n".join(told(failure))
+        self._connection.send([ToGateway.FINALIZED, error])
+        _end()
+
+
+def _completed(about: dict[str, Any]) -> str | None:
+    source = Source(about["model_config"], about["path"], about["backend_path"])
+    complete = getattr(source.python_model(), "auto_complete_config", None)
+    if complete is None:
+        return None
+    found = complete(ModelConfig(about["model_config"]))
+    if not isinstance(found, ModelConfig):
+        raise BadAnswer(
+            f"auto_complete_config function in model '{about['model_name']}' must return a valid "
+            "pb.ModelConfig object."
+        )
+    return found.text()
+
+
+def _end() -> None:
+    """End without waiting for model.py's threads, but not without what has been printed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve over the sockets of these numbers."""
+    faulthandler.enable()
+    # Lines of model.py's are to be read when they are printed, not when a buffer is full.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+    sockets = [socket.socket(fileno=int(each)) for each in arguments]
+    for each in sockets:
+        each.set_inheritable(False)
+    Process(Connection(*sockets)).run()

@@ -1,0 +1,191 @@
+"""Requests as model.py reads them, and makes them for other models."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from . import business_logic
+from .constants import (
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    PreferredMemory,
+)
+from .errors import TritonModelException
+from .open_requests import OpenRequest
+from .parameters import checked, client_text, text
+from .sender import InferenceResponseSender
+from .tensor import Tensor
+
+
+class InferenceTrace:
+    """The trace of a request; the requests that are given it belong to the same."""
+
+    __slots__ = ()
+
+    def get_context(self) -> str | None:
+        """The context of the request's span as JSON; None where it is not sampled."""
+        return None
+
+
+class InferenceRequest:
+    """What a client asks of this model, or this model of another."""
+
+    __slots__ = (
+        *("__weakref__", "_correlation", "_flags", "_id", "_inputs", "_model", "_open"),
+        *("_outputs", "_parameters", "_release", "_sender", "_timeout", "_version"),
+    )
+
+    _open: OpenRequest | None
+    _sender: InferenceResponseSender | None
+
+    def __init__(  # noqa: PLR0913 - the arguments that model.py knows
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] | None = None,
+        requested_output_names: Sequence[str] | None = None,
+        model_name: str | None = None,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: dict[str, Any] | None = None,
+    ) -> None:
+        _check_types(
+            ("request_id", request_id, str),
+            ("inputs", inputs, (list, tuple)),
+            ("requested_output_names", requested_output_names, (list, tuple, set)),
+            ("model_name", model_name, str),
+            ("model_version", model_version, int),
+        )
+        self._id, self._model, self._version = request_id, str(model_name), model_version
+        self._correlation = _correlation(correlation_id)
+        self._inputs = list(inputs or ())
+        self._outputs: Collection[str] = list(requested_output_names or ())
+        self._flags, self._timeout = int(flags), int(timeout)
+        self._parameters = checked(parameters)
+        self._release = TRITONSERVER_REQUEST_RELEASE_ALL
+        self._open = self._sender = None
+        self._check()
+
+    @classmethod
+    def received(
+        cls, header: Sequence[Any], inputs: list[Tensor], request: OpenRequest, outputs: Any
+    ) -> "InferenceRequest":
+        """A request that has come; `outputs` are the names wanted."""
+        self = cls.__new__(cls)
+        _, self._model, version, self._id, correlation, self._flags, self._timeout = header[:7]
+        self._version = version
+        self._correlation = 0 if correlation is None else correlation
+        self._inputs, self._outputs = inputs, outputs
+        self._parameters = header[8]
+        self._release = TRITONSERVER_REQUEST_RELEASE_ALL
+        self._open, self._sender = request, None
+        return self
+
+    def inputs(self) -> list[Tensor]:
+        """The inputs that were sent."""
+        return self._inputs
+
+    def requested_output_names(self) -> set[str]:
+        """The outputs wanted; all if the client named none."""
+        return set(self._outputs)
+
+    def request_id(self) -> str:
+        """The client's id."""
+        return self._id
+
+    def correlation_id(self) -> int | str:
+        """Of its sequence."""
+        return self._correlation
+
+    def flags(self) -> int:
+        """Whether a sequence starts or ends here."""
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        """Say whether a sequence starts or ends here."""
+        self._flags = int(flags)
+
+    def timeout(self) -> int:
+        """The client's, in microseconds; 0 for none."""
+        return self._timeout
+
+    def parameters(self) -> str:
+        """The client's parameters as JSON text."""
+        return text(self._parameters) if self._open is None else client_text(self._parameters or {})
+
+    def trace(self) -> InferenceTrace:
+        """To be passed to requests that belong to this one."""
+        return InferenceTrace()
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the answers any more."""
+        return self._open is not None and self._open.cancelled
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        """The sender of this request; the same each time."""
+        if self._sender is None:
+            if self._open is None:
+                raise TritonModelException("a request to another model has no response sender.")
+            self._sender = InferenceResponseSender(self._open)
+        return self._sender
+
+    def set_release_flags(self, flags: int) -> None:
+        """RELEASE_ALL, or RELEASE_RESCHEDULE for another round of an iterative sequence."""
+        self._release = int(flags)
+
+    @property
+    def rescheduled(self) -> bool:
+        """Whether it is to be executed once more."""
+        return self._release == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+
+    @property
+    def open_request(self) -> OpenRequest:
+        """What may yet be said of a request that has come."""
+        if self._open is None:
+            raise TritonModelException("this request has not come from a client.")
+        return self._open
+
+    def exec(self, decoupled: bool = False) -> Any:
+        """Ask the other model and wait: its response, or an iterator over its responses."""
+        return business_logic.ask(self.header(), self._inputs, decoupled)
+
+    def async_exec(self, decoupled: bool = False) -> Any:
+        """Ask the other model at once; what is returned can be awaited in the running loop."""
+        return business_logic.ask_soon(self.header(), self._inputs, decoupled)
+
+    def header(self) -> list[Any]:
+        """A request to another model as a message has it, without its inputs."""
+        version = "" if self._version == -1 else str(self._version)
+        return [
+            *(0, self._model, version, self._id, self._correlation or None, self._flags),
+            *(self._timeout, 0, self._parameters or {}, list(self._outputs)),
+        ]
+
+    def _check(self) -> None:
+        where = f"for request with id '{self._id}' and model name '{self._model}'"
+        if any(each is None for each in self._inputs):
+            raise TritonModelException(f"Input tensor {where} should not be empty.")
+        if not all(self._outputs):
+            raise TritonModelException(f"Requested output name {where} should not be empty.")
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """An input by its name, None if it has not been sent."""
+    for tensor in inference_request.inputs():
+        if tensor.name() == name:
+            return tensor
+    return None
+
+
+def _correlation(given: Any) -> int | str:
+    if isinstance(given, (int, str)):
+        return given
+    raise TritonModelException("Correlation ID must be integer or string")
+
+
+def _check_types(*arguments: tuple[str, Any, Any]) -> None:
+    for name, value, kind in arguments:
+        if not isinstance(value, kind):
+            raise TypeError(f"InferenceRequest needs {name}, found {type(value)}")

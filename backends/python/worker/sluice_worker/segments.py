@@ -1,0 +1,164 @@
+"""Shared memory for large tensors: both ends use this module.
+
+Whoever sends puts a tensor into a segment of its own pool; the other end maps it once, reads it in
+place, and says when nobody looks at it any more. The file descriptor of a new segment goes over a
+socket of its own before the message that first names the segment, so that it is there by then.
+A segment has no name in any file system: it is gone with the processes that hold it.
+"""
+
+import mmap
+import os
+import socket
+import struct
+import tempfile
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+SHARED_FROM_BYTES = 64 << 10
+"""Tensors from this size on go through a segment; smaller ones in the frame itself."""
+IDLE_BYTES = 256 << 20
+"""Segments beyond this that nobody uses are let go."""
+ABOUT = struct.Struct("<QQ")
+"""What accompanies a descriptor: the segment's number, its size in bytes."""
+
+
+class OutgoingSegments:
+    """The segments that this end writes; usable from any thread."""
+
+    def __init__(self, descriptors: socket.socket) -> None:
+        self._descriptors = descriptors
+        self._lock = threading.Lock()
+        self._next = 1
+        self._maps: dict[int, mmap.mmap] = {}
+        self._idle: dict[int, list[int]] = {}
+        self._idle_bytes = 0
+        self._dropped: list[int] = []
+
+    def place(self, data: memoryview) -> int:
+        """Copy contiguous bytes into a segment; returns its number.
+
+        OSError if the machine has no more memory or descriptors.
+        """
+        number, memory = self._take(_rounded(data.nbytes))
+        # By numpy, because that lets other threads run meanwhile.
+        target = np.frombuffer(memory, np.uint8, data.nbytes)
+        target[:] = np.frombuffer(data, np.uint8)
+        return number
+
+    def freed(self, numbers: Sequence[int]) -> None:
+        """The other end looks at these no longer."""
+        with self._lock:
+            for number in numbers:
+                if number in self._maps:
+                    self._rest(number)
+
+    def take_dropped(self) -> list[int]:
+        """The segments that the other end should unmap, since they are used no more."""
+        with self._lock:
+            dropped, self._dropped = self._dropped, []
+            return dropped
+
+    def close(self) -> None:
+        """Let go of all; nothing may be placed any more."""
+        with self._lock:
+            self._maps.clear()
+            self._idle.clear()
+
+    def _take(self, size: int) -> tuple[int, mmap.mmap]:
+        with self._lock:
+            if idle := self._idle.get(size):
+                self._idle_bytes -= size
+                number = idle.pop()
+                return number, self._maps[number]
+            number, self._next = self._next, self._next + 1
+            memory = self._maps[number] = self._create(number, size)
+            return number, memory
+
+    def _create(self, number: int, size: int) -> mmap.mmap:
+        descriptor = _anonymous_file()
+        try:
+            os.ftruncate(descriptor, size)
+            memory = mmap.mmap(descriptor, size)
+            socket.send_fds(self._descriptors, [ABOUT.pack(number, size)], [descriptor])
+        finally:
+            os.close(descriptor)
+        return memory
+
+    def _rest(self, number: int) -> None:
+        size = len(self._maps[number])
+        if self._idle_bytes + size > IDLE_BYTES:
+            self._maps.pop(number).close()
+            self._dropped.append(number)
+            return
+        self._idle.setdefault(size, []).append(number)
+        self._idle_bytes += size
+
+
+class IncomingSegments:
+    """The segments that the other end writes; usable from any thread."""
+
+    def __init__(self, descriptors: socket.socket) -> None:
+        self._descriptors = descriptors
+        self._lock = threading.Lock()
+        self._maps: dict[int, mmap.mmap] = {}
+        self._released: deque[int] = deque()
+
+    def view(self, number: int, size: int) -> memoryview:
+        """The first `size` bytes of a segment, in place, until nothing refers to them any more.
+
+        ValueError if the other end never sent such a segment, or it is smaller.
+        """
+        with self._lock:
+            while number not in self._maps:
+                self._receive()
+            memory = self._maps[number]
+        if size > len(memory):
+            raise ValueError(f"segment {number} has {len(memory)} bytes, expected {size}")
+        array = np.frombuffer(memory, np.uint8, size)
+        weakref.finalize(array, self._released.append, number).atexit = False
+        return array.data
+
+    def take_released(self) -> list[int]:
+        """The numbers of the segments that nobody here looks at any more, each once per view."""
+        numbers = []
+        while self._released:
+            numbers.append(self._released.popleft())
+        return numbers
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """The other end uses these no longer."""
+        with self._lock:
+            for number in numbers:
+                self._maps.pop(number, None)
+
+    def close(self) -> None:
+        """Let go of all; views stay good."""
+        with self._lock:
+            self._maps.clear()
+
+    def _receive(self) -> None:
+        about, descriptors, _, _ = socket.recv_fds(self._descriptors, ABOUT.size, 1)
+        if len(about) != ABOUT.size or not descriptors:
+            raise ValueError("a segment was named that has not been sent")
+        number, size = ABOUT.unpack(about)
+        try:
+            self._maps[number] = mmap.mmap(descriptors[0], size)
+        finally:
+            os.close(descriptors[0])
+
+
+def _rounded(size: int) -> int:
+    """The next power of two, so that segments fit again."""
+    return max(SHARED_FROM_BYTES, 1 << (size - 1).bit_length())
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("sluice")
+    descriptor, path = tempfile.mkstemp()
+    os.unlink(path)
+    return descriptor

@@ -1,0 +1,68 @@
+"""Ensembles behind the seam: a backend whose one instance calls other models."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gateway.backend import Answer, Backend, Instance, ModelContext
+from gateway.config import ModelConfig, TransactionPolicy
+from gateway.ensembles.member import Members
+from gateway.ensembles.run import Run
+from gateway.ensembles.stages import Stages
+from gateway.ensembles.wiring import check_wiring
+from gateway.errors import InferenceError
+from gateway.messages import InferRequest
+
+
+class EnsembleBackend(Backend):
+    """Of one ensemble: it has the members that are loaded at this moment."""
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+
+    def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
+        """Check that the members fit; an ensemble is decoupled if any of them is."""
+        configs = {key: member.config for key, member in self._members.items()}
+        decoupled = check_wiring(config, configs)
+        return replace(config, model_transaction_policy=TransactionPolicy(decoupled=decoupled))
+
+    async def load(self, context: ModelContext) -> Instance:
+        return EnsembleInstance(context.config, self._members)
+
+
+class EnsembleInstance(Instance):
+    """Holds on to its members until it is closed, also when they have been replaced.
+
+    So a request ends with the models that it began with.
+    """
+
+    concurrency = None
+
+    def __init__(self, config: ModelConfig, members: Members) -> None:
+        self._name = config.name
+        self._stages = Stages(config, members)
+        self._members = list(members.values())
+        for member in self._members:
+            member.hold()
+
+    async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
+        for index, request in enumerate(requests):
+            run = Run(self._stages, request)
+            try:
+                run.begin()
+                while True:
+                    for response in run.work():
+                        yield index, response
+                    if run.over:
+                        break
+                    await run.change()
+            except InferenceError as error:
+                run.cancel()
+                text = f"in ensemble '{self._name}', {error.message}"
+                yield index, InferenceError(error.code, text)
+            finally:
+                run.cancel()
+
+    async def close(self) -> None:
+        while self._members:
+            self._members.pop().release()

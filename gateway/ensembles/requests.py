@@ -1,0 +1,153 @@
+"""What does a step ask its member, what does the answer mean, and what does the ensemble say?"""
+
+from collections.abc import Iterator, Mapping
+
+from gateway.config import ModelConfig
+from gateway.ensembles.graph import Plan, Step
+from gateway.ensembles.passes import NO_SEQUENCE, Value
+from gateway.ensembles.shapes import converted, reshaped
+from gateway.errors import Code, InferenceError
+from gateway.messages import (
+    NO_PARAMETERS,
+    InferRequest,
+    InferResponse,
+    Parameter,
+    RequestedOutput,
+    SequenceTag,
+)
+from gateway.tensor import Tensor
+
+
+class StepRequests:
+    """Makes the requests of one step, prepared once; tensors travel as views."""
+
+    def __init__(self, step: Step, member: ModelConfig) -> None:
+        self._step = step
+        self._batching = member.batching
+        self._dims = {each.name: each.dims for each in member.input}
+        self._outputs = tuple(RequestedOutput(name) for name, _ in step.outputs)
+
+    def make(self, asked: InferRequest, values: Mapping[str, Value]) -> InferRequest:
+        """The request of the step, which has all that the ensemble's own request says.
+
+        What a response has said of the sequence comes first.
+        """
+        step, tag = self._step, asked.sequence
+        inputs = []
+        for name, source in step.inputs:
+            value = values[source]
+            tag = value.tag or tag
+            if value.tensor is not None:
+                inputs.append(self._input(name, value.tensor, value.rows))
+        return InferRequest(
+            model=step.model,
+            id=asked.id,
+            inputs=tuple(inputs),
+            outputs=self._outputs,
+            parameters=asked.parameters,
+            sequence=tag if tag != NO_SEQUENCE else None,
+            priority=asked.priority,
+            timeout_us=asked.timeout_us,
+            trace=asked.trace,
+        )
+
+    def rows(self, request: InferRequest) -> int:
+        """The batch size of a request; 0 if the member does not batch."""
+        if not self._batching:
+            return 0
+        return next((tensor.shape[0] for tensor in request.inputs if tensor.shape), 1)
+
+    def _input(self, name: str, tensor: Tensor, rows: int) -> Tensor:
+        # A name that the member does not know is left for it to refuse.
+        dims = self._dims.get(name, tensor.shape)
+        shape = converted(tensor.shape, rows, dims, batching=self._batching)
+        return Tensor(name, tensor.datatype, shape, tensor.data)
+
+
+def given(config: ModelConfig, request: InferRequest) -> Iterator[tuple[str, Value]]:
+    """The inputs of an ensemble as its steps see them; an optional one may be absent."""
+    for each in config.input:
+        tensor = request.input(each.name)
+        if tensor is None:
+            yield each.name, Value(None)
+            continue
+        rows = tensor.shape[0] if config.batching else 0
+        if each.reshape is not None:
+            shape = reshaped(tensor.shape, each.dims, each.reshape.shape, batching=config.batching)
+            tensor = Tensor(tensor.name, tensor.datatype, shape, tensor.data)
+        yield each.name, Value(tensor, rows)
+
+
+def made(
+    step: Step, response: InferResponse, rows: int, tag: SequenceTag
+) -> list[tuple[str, Value]]:
+    """The tensors that a response has for the ensemble; one that it lacks counts as left out.
+
+    `rows` is the batch size of the request, `tag` its place in its sequence, which parameters of
+    the response may change. Raises INVALID_ARG for such a parameter of another type.
+    """
+    if response.parameters:
+        tag = _told(response.parameters, tag)
+    found = {tensor.name: tensor for tensor in response.outputs}
+    return [(tensor, Value(found.get(name), rows, tag)) for name, tensor in step.outputs]
+
+
+def _told(parameters: Mapping[str, Parameter], tag: SequenceTag) -> SequenceTag:
+    """What a response says of the sequence; flags that it does not set are off then."""
+    sequence_id = parameters.get("sequence_id", tag.correlation_id)
+    if isinstance(sequence_id, bool) or not isinstance(sequence_id, int | str):
+        raise InferenceError(
+            Code.INVALID_ARG,
+            "expected parameter 'sequence_id' to be TRITONSERVER_PARAMETER_INT or "
+            "TRITONSERVER_PARAMETER_STRING",
+        )
+    flags = [parameters.get(f"sequence_{each}") for each in ("start", "end")]
+    for name, value in zip(("start", "end"), flags, strict=True):
+        if value is not None and not isinstance(value, bool):
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"expect parameter 'sequence_{name}' to be TRITONSERVER_PARAMETER_BOOL",
+            )
+    if "sequence_id" not in parameters and flags == [None, None]:
+        return tag
+    return SequenceTag(sequence_id, start=bool(flags[0]), end=bool(flags[1]))
+
+
+class Answers:
+    """Makes the ensemble's own responses, prepared once."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._batching = config.batching
+        self._outputs = {each.name: each for each in config.output}
+        self._cached = config.response_cache is not None and config.response_cache.enable
+
+    def make(self, plan: Plan, values: Mapping[str, Value]) -> InferResponse:
+        """The outputs that were asked for, as far as somebody made them.
+
+        Like Triton it says where in its sequence the request is, unless answers are kept: they
+        are given to other requests.
+        """
+        outputs, tag = [], None
+        for name in plan.outputs:
+            value = values[name]
+            tag = value.tag or tag
+            if value.tensor is not None:
+                outputs.append(self._output(name, value.tensor, value.rows))
+        parameters = NO_PARAMETERS if tag is None or self._cached else _shown(tag)
+        return InferResponse(outputs=tuple(outputs), parameters=parameters)
+
+    def _output(self, name: str, tensor: Tensor, rows: int) -> Tensor:
+        output = self._outputs[name]
+        inside = output.dims if output.reshape is None else output.reshape.shape
+        shape = converted(tensor.shape, rows, inside, batching=self._batching)
+        if output.reshape is not None:
+            shape = reshaped(shape, inside, output.dims, batching=self._batching)
+        return Tensor(name, tensor.datatype, shape, tensor.data)
+
+
+def _shown(tag: SequenceTag) -> dict[str, Parameter]:
+    return {
+        "sequence_id": tag.correlation_id,
+        "sequence_start": tag.start,
+        "sequence_end": tag.end,
+    }

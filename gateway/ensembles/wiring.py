@@ -1,0 +1,162 @@
+"""Do the models that an ensemble calls fit it, and one another? Triton's checks and texts."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from gateway.config import ModelConfig, ModelInput, ModelOutput
+from gateway.data_type import DataType
+from gateway.ensembles.graph import Graph, Step
+from gateway.ensembles.shapes import agree
+from gateway.errors import Code, InferenceError
+from gateway.tensor import format_shape
+
+MemberConfigs = Mapping[tuple[str, int], ModelConfig]
+"""The configs of the members, by the name and the version that the steps ask for."""
+
+NOT_DECOUPLED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Inferred:
+    """What is known of a tensor of the ensemble, and from which model."""
+
+    model: str
+    datatype: DataType
+    dims: tuple[int, ...]
+    batching: bool
+
+    @property
+    def full_dims(self) -> tuple[int, ...]:
+        return (-1, *self.dims) if self.batching else self.dims
+
+    @classmethod
+    def outside(cls, tensor: ModelInput | ModelOutput, config: ModelConfig) -> "_Inferred":
+        dims = tensor.dims if tensor.reshape is None else tensor.reshape.shape
+        return cls(config.name, tensor.data_type, dims, config.batching)
+
+    @classmethod
+    def inside(cls, tensor: ModelInput | ModelOutput, model: str, batching: bool) -> "_Inferred":
+        return cls(model, tensor.data_type, tensor.dims, batching)
+
+
+def check_wiring(config: ModelConfig, members: MemberConfigs) -> bool:
+    """Whether the ensemble is decoupled: any of its members is, so a request has many answers.
+
+    Raises INVALID_ARG for the first thing that does not fit. The members' configs are complete.
+    """
+    assert config.ensemble_scheduling is not None  # noqa: S101 - it is an ensemble
+    graph = Graph.of(config.ensemble_scheduling)
+    tensors = {each.name: _Inferred.outside(each, config) for each in config.input}
+    tensors |= {each.name: _Inferred.outside(each, config) for each in config.output}
+    for step in graph.steps:
+        _check_step(config, step, members[step.member], tensors)
+    labels = _labels(config, graph, members, tensors)
+    return any(label != NOT_DECOUPLED for label in labels.values())
+
+
+def _check_step(
+    config: ModelConfig, step: Step, member: ModelConfig, tensors: dict[str, _Inferred]
+) -> None:
+    _raise_first(_batch_problems(config, step, member))
+    _raise_first(_input_problems(config, step, member))
+    inputs = {each.name: each for each in member.input}
+    for name, tensor in step.inputs:
+        _agree(config, tensor, _Inferred.inside(inputs[name], step.model, member.batching), tensors)
+    _raise_first(_output_problems(config, step, member))
+    outputs = {each.name: each for each in member.output}
+    for name, tensor in step.outputs:
+        found = _Inferred.inside(outputs[name], step.model, member.batching)
+        _agree(config, tensor, found, tensors)
+
+
+def _batch_problems(config: ModelConfig, step: Step, member: ModelConfig) -> Iterator[str]:
+    if 0 < member.max_batch_size < config.max_batch_size:
+        yield (
+            f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it "
+            f"contains model {step.model} which only allows maximum batch size to be "
+            f"{member.max_batch_size}"
+        )
+
+
+def _input_problems(config: ModelConfig, step: Step, member: ModelConfig) -> Iterator[str]:
+    known = {each.name for each in member.input}
+    for name, tensor in step.inputs:
+        if name not in known:
+            yield (
+                f"in ensemble {config.name}, ensemble tensor {tensor} is mapping to non-existing "
+                f"input {name} in model {step.model}"
+            )
+    mapped = {name for name, _ in step.inputs}
+    for each in member.input:
+        if each.name not in mapped and not each.optional:
+            yield (
+                f"in ensemble {config.name}, input {each.name} in model {step.model} is not mapped "
+                "to any ensemble tensors"
+            )
+
+
+def _output_problems(config: ModelConfig, step: Step, member: ModelConfig) -> Iterator[str]:
+    known = {each.name for each in member.output}
+    for name, tensor in step.outputs:
+        if name not in known:
+            yield (
+                f"in ensemble {config.name}, ensemble tensor {tensor} is mapped from non-existing "
+                f"output {name} in model {step.model}"
+            )
+
+
+def _agree(
+    config: ModelConfig, tensor: str, found: _Inferred, tensors: dict[str, _Inferred]
+) -> None:
+    """Note what a model says of a tensor, or raise if another has said something else."""
+    known = tensors.setdefault(tensor, found)
+    what = ""
+    if known.datatype is not found.datatype:
+        what, one, other = "data type", str(known.datatype), str(found.datatype)
+    elif not (agree(known.dims, found.dims) or agree(known.full_dims, found.full_dims)):
+        what = "shape"
+        one, other = format_shape(known.full_dims), format_shape(found.full_dims)
+    if what:
+        _refuse(
+            config,
+            f"ensemble tensor {tensor}: inconsistent {what}: {one} is inferred from model "
+            f"{known.model} while {other} is inferred from model {found.model}",
+        )
+
+
+def _labels(
+    config: ModelConfig, graph: Graph, members: MemberConfigs, tensors: Mapping[str, _Inferred]
+) -> Mapping[str, int]:
+    """From which call of a decoupled member each tensor comes: its responses go together."""
+    labels = dict.fromkeys((each.name for each in config.input), NOT_DECOUPLED)
+    left, decoupled = list(graph.steps), NOT_DECOUPLED
+    while left:
+        step = next(step for step in left if step.reads <= labels.keys())
+        left.remove(step)
+        first = step.outputs[0][1]
+        label = _common_label(config, tensors[first].model, [labels[t] for _, t in step.inputs])
+        if members[step.member].decoupled:
+            decoupled += 1
+            label = decoupled
+        labels |= dict.fromkeys(step.writes, label)
+    _common_label(config, config.name, [labels[each.name] for each in config.output])
+    return labels
+
+
+def _common_label(config: ModelConfig, model: str, labels: list[int]) -> int:
+    if len(set(labels)) > 1:
+        _refuse(
+            config,
+            f"step of model '{model}' receives inputs originated from different decoupled models",
+        )
+    return labels[0] if labels else NOT_DECOUPLED
+
+
+def _raise_first(problems: Iterator[str]) -> None:
+    if problem := next(problems, ""):
+        raise InferenceError(Code.INVALID_ARG, problem)
+
+
+def _refuse(config: ModelConfig, problem: str) -> NoReturn:
+    raise InferenceError(Code.INVALID_ARG, f"in ensemble {config.name}, {problem}")

@@ -1,0 +1,144 @@
+"""From the keywords of a program's call to an InferRequest."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, TypedDict
+
+import numpy.typing as npt
+
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError
+from gateway.generation import SAMPLING_PARAMETERS
+from gateway.in_process.arrays import fitted, listed_tensor, typed_tensor
+from gateway.messages import NO_PARAMETERS, InferRequest, RequestedOutput, SequenceTag
+from gateway.tensor import Tensor
+
+MAX_CORRELATION_ID = 128
+RESERVED_PREFIX = "triton_"
+
+Value = npt.NDArray[Any] | Sequence[Any]
+
+
+class RequestFields(TypedDict, total=False):
+    """What a call may say of its request, with the names of Triton's in-process API.
+
+    `inputs`: arrays, or lists of str, bytes, numbers or booleans, by the input's name; shapes
+    include the batch dimension. Arrays are read where they are: leave them alone until the last
+    response has come. `outputs`: names of those that are wanted, by default all. `timeout` is in
+    microseconds; it and `priority` 0 mean the model's default. `correlation_id` 0 or "" means no
+    sequence.
+    """
+
+    inputs: Mapping[str, Value]
+    outputs: Sequence[str]
+    parameters: Mapping[str, Any]
+    request_id: str
+    correlation_id: int | str
+    sequence_start: bool
+    sequence_end: bool
+    priority: int
+    timeout: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A request before its model is known: `lists` are inputs that will have its datatypes."""
+
+    request: InferRequest
+    lists: Mapping[str, Any]
+
+    def complete(self, config: ModelConfig) -> InferRequest:
+        """The request for that model; INVALID_ARG for what it cannot take."""
+        self._check_parameters(config)
+        if not self.lists and not any(each.data_type == "TYPE_BF16" for each in config.input):
+            return self.request
+        declared = {each.name: each for each in config.input}
+        known = [each for each in self.request.inputs if each.name in declared]
+        inputs = [each for each in self.request.inputs if each.name not in declared]
+        inputs += [fitted(each, declared[each.name]) for each in known]
+        for name, values in self.lists.items():
+            if name not in declared:
+                _refuse(f"unexpected inference input '{name}' for model '{config.name}'")
+            inputs.append(listed_tensor(declared[name], values))
+        return replace(self.request, inputs=tuple(inputs))
+
+    def _check_parameters(self, config: ModelConfig) -> None:
+        for name, value in self.request.parameters.items():
+            if isinstance(value, str | int | float):
+                continue
+            if all(each.name != SAMPLING_PARAMETERS for each in config.input):
+                found = type(value).__name__
+                _refuse(f"parameter '{name}' is {found}, expected str, int, float or bool")
+
+
+def draft(model: str, version: str, fields: RequestFields) -> Draft:
+    """What a call says; INVALID_ARG for fields and values that can be of no model."""
+    received_ns = time.perf_counter_ns()
+    if unknown := fields.keys() - RequestFields.__annotations__.keys():
+        known = ", ".join(RequestFields.__annotations__)
+        _refuse(f"a request has no '{min(unknown)}', expected one of {known}")
+    tensors, lists = _inputs(fields.get("inputs", {}))
+    request = InferRequest(
+        model=model,
+        version=version,
+        id=fields.get("request_id", ""),
+        inputs=tensors,
+        outputs=tuple(map(RequestedOutput, fields.get("outputs", ()))),
+        parameters=_parameters(fields.get("parameters")),
+        sequence=_sequence(fields),
+        priority=_unsigned(fields.get("priority", 0), "priority"),
+        timeout_us=_unsigned(fields.get("timeout", 0), "timeout"),
+        received_ns=received_ns,
+    )
+    return Draft(request, lists)
+
+
+def _inputs(given: Mapping[str, Value]) -> tuple[tuple[Tensor, ...], Mapping[str, Any]]:
+    if not isinstance(given, Mapping):
+        _refuse(f"inputs is {type(given).__name__}, expected a mapping from names to arrays")
+    tensors, lists = [], {}
+    for name, value in given.items():
+        tensor = typed_tensor(name, value)
+        if tensor is None:
+            lists[name] = value
+        else:
+            tensors.append(tensor)
+    return tuple(tensors), lists
+
+
+def _parameters(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if not given:
+        return NO_PARAMETERS
+    for name in given:
+        if name.startswith(RESERVED_PREFIX):
+            _refuse(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should "
+                "not be specified."
+            )
+    return dict(given)
+
+
+def _sequence(fields: RequestFields) -> SequenceTag | None:
+    found = fields.get("correlation_id", 0)
+    if not found:
+        return None
+    if not isinstance(found, int | str) or (isinstance(found, int) and found < 0):
+        _refuse(f"correlation_id is {found!r}, expected a text or a whole number of at least 0")
+    if isinstance(found, str) and len(found) > MAX_CORRELATION_ID:
+        raise InferenceError(
+            Code.UNSUPPORTED,
+            f"string correlation ID cannot be longer than {MAX_CORRELATION_ID} characters",
+        )
+    start, end = fields.get("sequence_start", False), fields.get("sequence_end", False)
+    return SequenceTag(found, start, end)
+
+
+def _unsigned(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        _refuse(f"{name} is {value!r}, expected a whole number of at least 0")
+    return value
+
+
+def _refuse(message: str) -> NoReturn:
+    raise InferenceError(Code.INVALID_ARG, message)

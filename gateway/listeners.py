@@ -1,0 +1,71 @@
+"""Which ports does a server listen on, and what answers there?"""
+
+import asyncio
+import logging
+
+from gateway.core import Core, Listeners, StartFailed
+from gateway.frontends.grpc.server import GrpcServer
+from gateway.frontends.http.app import build_app
+from gateway.frontends.http.listener import HttpListener
+from gateway.frontends.http.metrics import build_metrics_app
+from gateway.settings import Settings
+
+log = logging.getLogger("sluice.server")
+
+
+class BoundListeners(Listeners):
+    """HTTP, gRPC and the metrics page, as far as the settings ask for them.
+
+    Raises StartFailed if a port cannot be had.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._http: list[HttpListener] = []
+        self._grpc: GrpcServer | None = None
+        self._health: asyncio.Task[None] | None = None
+        self.ports: dict[str, int] = {}
+        try:
+            self._bind(core.settings)
+        except OSError as error:
+            raise StartFailed(str(error)) from None
+
+    async def open(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin to answer on every port."""
+        for listener in self._http:
+            tasks.create_task(listener.serve())
+        for name, port in self.ports.items():
+            log.info("listening", extra={"for": name, "port": port})
+        if self._grpc is not None:
+            await self._grpc.start()
+            self._health = tasks.create_task(self._grpc.follow_health())
+
+    def stop_accepting(self, tasks: asyncio.TaskGroup, grace_secs: float) -> None:
+        """Take no more connections."""
+        for listener in self._http:
+            listener.stop(grace_secs)
+        if self._grpc is not None:
+            tasks.create_task(self._grpc.stop())
+
+    def stop_waiting(self, tasks: asyncio.TaskGroup, grace_secs: float) -> None:
+        """Drop the clients that are left when the grace period is over."""
+        for listener in self._http:
+            asyncio.get_running_loop().call_later(grace_secs, listener.drop_half_requests)
+        if self._grpc is not None:
+            tasks.create_task(self._grpc.cut_off(grace_secs))
+        if self._health is not None:
+            self._health.cancel()
+
+    def _bind(self, settings: Settings) -> None:
+        dataplane, http = self._core.dataplane, settings.http
+        if http.enabled:
+            app = build_app(dataplane, http, settings.id)
+            self._http.append(HttpListener(app, http.address, http.port, http.send_timeout_secs))
+            self.ports["http"] = self._http[-1].port
+        if settings.metrics.enabled:
+            page = build_metrics_app(dataplane, settings.metrics, self._core.read_cache)
+            self._http.append(HttpListener(page, settings.metrics.address, settings.metrics.port))
+            self.ports["metrics"] = self._http[-1].port
+        if settings.grpc.enabled:
+            self._grpc = GrpcServer(dataplane, settings.grpc, settings.id)
+            self.ports["grpc"] = self._grpc.port

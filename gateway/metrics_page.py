@@ -1,0 +1,57 @@
+"""What the metrics page shows, for whoever asks: its text is made at that moment."""
+
+import asyncio
+from collections.abc import Callable
+
+from gateway.dataplane import DataPlane
+from gateway.models.model import Model
+from gateway.observability.exposition import label, render
+from gateway.observability.machine import Machine
+from gateway.observability.metrics import CacheReading, ModelReading, families
+from gateway.settings import MetricsSettings
+
+CacheReader = Callable[[], CacheReading | None]
+
+
+def no_cache() -> CacheReading | None:
+    """What a server without a response cache has to tell of it."""
+    return None
+
+
+class MetricsPage:
+    """Every family of every model, of the response cache and of this machine."""
+
+    def __init__(
+        self, dataplane: DataPlane, settings: MetricsSettings, cache: CacheReader = no_cache
+    ) -> None:
+        self._dataplane = dataplane
+        self._settings = settings
+        self._cache = cache
+        self._machine = Machine(settings)
+
+    async def render(self) -> bytes:
+        """The page in Prometheus' text format."""
+        readings = [_reading(model) for model in self._dataplane.models()]
+        found = families(readings, self._settings, self._cache()) + self._machine.families()
+        if self._machine.gpus is not None:
+            found += await asyncio.to_thread(self._machine.gpus.families)
+        return render(found)
+
+
+def _reading(model: Model) -> ModelReading:
+    return ModelReading(
+        name=model.name,
+        version=model.version,
+        statistics=model.statistics,
+        in_flight=model.in_flight,
+        ready=model.ready,
+        families=[family for instance in model.instances for family in instance.metrics()],
+        labels=_labels(model),
+        cached=model.cached,
+        load_secs=model.load_secs,
+    )
+
+
+def _labels(model: Model) -> dict[str, str]:
+    tags = {label(f"_{tag}"): value for tag, value in model.config.metric_tags.items()}
+    return tags | ({"namespace": model.namespace} if model.namespace else {})

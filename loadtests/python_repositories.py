@@ -1,0 +1,77 @@
+"""The same Python models for the gateway and for Triton, and the texts that embed_text is sent."""
+
+import json
+import random
+import re
+import shutil
+from pathlib import Path
+
+from loadtests import encoder_triton
+from loadtests.lengths import SEED, lengths
+from loadtests.rounds import LoadTestFailed
+
+HERE = Path(__file__).parent
+OURS = HERE.parent / "model_repository"
+SHARED = (HERE / "triton_models", HERE / "python_models")
+ENSEMBLE, ENCODER = "embed_text", "minilm"
+STEPS = ("tokenizer", "pooling")
+WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world")
+"""Each is one token."""
+WITH_PACKAGES = """import sys
+
+sys.path.append({packages!r})
+from own import TritonPythonModel  # noqa: E402
+"""
+
+
+def of_gateway(folder: Path) -> Path:
+    """The repository for the gateway: minilm of the ensemble is on ONNX Runtime."""
+    _write_shared(folder)
+    shutil.copytree(OURS / ENCODER, folder / ENCODER)
+    return folder
+
+
+def of_triton(folder: Path, onnx: Path, threads: int) -> Path:
+    """The repository for Triton: minilm of the ensemble is ONNX Runtime in a Python model.
+
+    Its Python has no packages but numpy, so models find ours; model.py is the same.
+    """
+    _write_shared(folder)
+    encoder_triton.repository(folder, ENCODER, onnx, threads)
+    _answer_hidden_states(folder / ENCODER / "config.pbtxt")
+    for name in STEPS:
+        (folder / name / "1" / "model.py").rename(folder / name / "1" / "own.py")
+        text = WITH_PACKAGES.format(packages=str(encoder_triton.packages()))
+        (folder / name / "1" / "model.py").write_text(text)
+    _replace(folder / "tokenizer" / "config.pbtxt", '"all-minilm-l6-v2-onnx"', f'"{onnx.parent}"')
+    return folder
+
+
+def write_texts(path: Path, count: int) -> None:
+    """A file for perf_analyzer's `--input-data`: texts of log-normal lengths, always the same."""
+    random_ = random.Random(SEED)
+    texts = (" ".join(random_.choices(WORDS, k=length)) for length in lengths(count))
+    data = [{"text": {"content": [text], "shape": [1]}} for text in texts]
+    path.write_text(json.dumps({"data": data}))
+
+
+def _write_shared(folder: Path) -> None:
+    models = [model for each in SHARED for model in each.iterdir() if model.is_dir()]
+    for model in (*models, *(OURS / name for name in (ENSEMBLE, *STEPS))):
+        shutil.copytree(model, folder / model.name)
+
+
+def _answer_hidden_states(config: Path) -> None:
+    """The template answers the embedding, the ensemble wants what it is made of."""
+    _replace(
+        config,
+        r'"sentence_embedding" data_type: TYPE_FP32 dims: \[',
+        ('"last_hidden_state" data_type: TYPE_FP32 dims: [ -1,'),
+    )
+
+
+def _replace(file: Path, pattern: str, by: str) -> None:
+    text, found = re.subn(pattern, lambda _: by, file.read_text())
+    if found != 1:
+        raise LoadTestFailed(f"{file} has another form than expected")
+    file.write_text(text)

@@ -1,0 +1,157 @@
+"""Frames over a socket: whole, in order, and never in the event loop's way."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from backends.python import channel as module
+from backends.python.channel import Channel
+from backends.python.worker.sluice_worker.frames import PREFIX, FrameReader, frame
+from tests.builders import settle, soon
+
+
+class Ends:
+    """A channel, what came over it, and the socket of the other end."""
+
+    def __init__(self) -> None:
+        mine, self.other = socket.socketpair()
+        self.frames: list[tuple[bytes, bytes]] = []
+        self.reads = 0
+        self.lost: list[str] = []
+        self.changed = asyncio.Event()
+        self.channel = Channel(mine, self._take, self._read, self._lose)
+
+    def _take(self, header: bytes, body: memoryview) -> None:
+        if header == b"nonsense":
+            raise ValueError(header)
+        self.frames.append((header, bytes(body)))
+
+    def _read(self) -> None:
+        self.reads += 1
+        self.changed.set()
+
+    def _lose(self, reason: str) -> None:
+        self.lost.append(reason)
+        self.changed.set()
+
+    async def change(self) -> None:
+        await soon(self.changed.wait())
+        self.changed.clear()
+
+    async def receive(self, size: int) -> bytes:
+        """What the channel has sent, as the other end reads it."""
+        self.other.setblocking(False)
+        loop, found = asyncio.get_running_loop(), b""
+        while len(found) < size:
+            found += await soon(loop.sock_recv(self.other, 1 << 20))
+        return found
+
+
+@pytest.fixture
+async def ends() -> Iterator[Ends]:
+    found = Ends()
+    yield found
+    found.channel.close()
+    found.other.close()
+
+
+async def test_frames_that_come_together_are_told_as_one(ends: Ends) -> None:
+    ends.other.sendall(frame(b"one", [b"a", b"b"]) + frame(b"two"))
+    await ends.change()
+    assert ends.frames == [(b"one", b"ab"), (b"two", b"")]
+    assert ends.reads == 1
+
+
+async def test_a_frame_may_come_in_pieces(ends: Ends) -> None:
+    data = frame(b"header", [b"body"])
+    for each in data[:-1]:
+        ends.other.send(bytes([each]))
+        await ends.change()
+    assert ends.frames == []
+    ends.other.send(data[-1:])
+    await ends.change()
+    assert ends.frames == [(b"header", b"body")]
+
+
+async def test_what_is_sent_arrives_as_a_frame(ends: Ends) -> None:
+    ends.channel.send(b"header", [memoryview(b"bo"), b"dy"])
+    data = await ends.receive(len(frame(b"header", [b"body"])))
+    assert [(h, bytes(b)) for h, b in FrameReader().feed(data)] == [(b"header", b"body")]
+
+
+async def test_a_full_socket_delays_what_is_sent_and_loses_nothing(ends: Ends) -> None:
+    frames = [frame(str(number).encode(), [bytes(100_000)]) for number in range(100)]
+    for number in range(100):
+        ends.channel.send(str(number).encode(), [bytes(100_000)])
+    assert await ends.receive(sum(map(len, frames))) == b"".join(frames)
+
+
+async def test_there_is_room_again_once_the_other_end_has_read(ends: Ends) -> None:
+    ends.channel.send(b"much", [bytes(4 << 20)])
+    waiting = asyncio.ensure_future(ends.channel.room())
+    await settle()
+    assert not waiting.done()
+    await ends.receive(4 << 20)
+    await soon(waiting)
+
+
+async def test_who_waits_for_room_is_let_go_when_the_channel_closes(ends: Ends) -> None:
+    ends.channel.send(b"much", [bytes(4 << 20)])
+    waiting = asyncio.ensure_future(ends.channel.room())
+    await settle()
+    ends.channel.close()
+    await soon(waiting)
+
+
+async def test_a_worker_that_reads_nothing_is_lost_before_it_fills_the_memory(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "UNSENT_BYTES", 1 << 20)
+    ends.channel.send(b"much", [bytes(4 << 20)])
+    assert ends.lost == [f"it left more than {1 << 20} bytes unread"]
+
+
+async def test_the_end_of_the_other_end_is_told_once(ends: Ends) -> None:
+    ends.other.close()
+    await ends.change()
+    ends.channel.read_rest()
+    assert ends.lost == ["it closed its connection"]
+
+
+@pytest.mark.parametrize(
+    "data", [frame(b"nonsense"), PREFIX.pack(1 << 31, 0), PREFIX.pack(0, 1 << 50)]
+)
+async def test_what_cannot_be_understood_ends_the_channel(ends: Ends, data: bytes) -> None:
+    ends.other.sendall(data + frame(b"later"))
+    await ends.change()
+    assert "it sent what cannot be understood" in ends.lost[0]
+    assert ends.frames == []
+
+
+async def test_a_paused_channel_reads_nothing_until_it_goes_on(ends: Ends) -> None:
+    ends.channel.pause()
+    ends.other.sendall(frame(b"one"))
+    await settle()
+    assert ends.frames == []
+    ends.channel.resume()
+    await ends.change()
+    assert ends.frames == [(b"one", b"")]
+
+
+async def test_the_rest_is_read_though_nobody_has_looked_yet(ends: Ends) -> None:
+    ends.channel.pause()
+    ends.other.sendall(frame(b"last words"))
+    ends.other.close()
+    ends.channel.read_rest()
+    assert ends.frames == [(b"last words", b"")]
+    assert ends.lost == ["it closed its connection"]
+
+
+async def test_sending_to_who_has_gone_is_harmless(ends: Ends) -> None:
+    ends.other.close()
+    ends.channel.send(b"hello")
+    ends.channel.close()
+    ends.channel.close()
+    ends.channel.send(b"hello")

@@ -1,0 +1,42 @@
+"""How do tensors go between models that batch and models that do not?"""
+
+import pytest
+
+from gateway.ensembles.shapes import agree, converted, reshaped
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "dims", "batching", "expected"),
+    [
+        ((3, 2), 3, (2,), True, (3, 2)),
+        ((2,), 0, (2,), False, (2,)),
+        ((2,), 0, (2,), True, (1, 2)),
+        ((5, 2), 0, (2,), True, (5, 2)),
+        ((1, 2), 1, (2,), False, (2,)),
+        ((1, 2), 1, (1, 2), False, (1, 2)),
+        ((3, 2), 3, (-1, 2), False, (3, 2)),
+        ((3, 2), 3, (2,), False, (3, 2)),
+        ((4,), 0, (-1,), True, (1, 4)),
+    ],
+)
+def test_a_batch_of_one_is_added_or_left_out_where_shapes_do_not_agree_as_they_are(
+    shape: tuple[int, ...],
+    rows: int,
+    dims: tuple[int, ...],
+    batching: bool,
+    expected: tuple[int, ...],
+) -> None:
+    assert converted(shape, rows, dims, batching=batching) == expected
+
+
+def test_any_size_agrees_with_every_size_on_either_side() -> None:
+    assert agree((-1, 2), (3, 2))
+    assert agree((3, 2), (-1, 2))
+    assert not agree((3, 2), (4, 2))
+    assert not agree((3,), (3, 1))
+
+
+def test_a_shape_is_reshaped_behind_its_batch() -> None:
+    assert reshaped((5, 7, 4), (-1, 4), (2, 2, -1), batching=True) == (5, 2, 2, 7)
+    assert reshaped((4,), (4,), (2, 2), batching=False) == (2, 2)
+    assert reshaped((9,), (4,), (2, 2), batching=False) == (9,)

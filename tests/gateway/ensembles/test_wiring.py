@@ -1,0 +1,84 @@
+"""Do the models of an ensemble fit it, and one another? Texts were compared with Triton 2.51."""
+
+from dataclasses import replace
+
+import pytest
+
+from gateway.config import ModelConfig, TensorReshape
+from gateway.ensembles.wiring import check_wiring
+from gateway.errors import Code, InferenceError
+from gateway.models.normalisation import normalise
+from gateway.models.pbtxt import parse
+from tests.conformance.ensembles import BATCH_4, MEMBERS, SERVED, UNFIT, calls, ensemble, leaf, step
+
+DECOUPLED = {"dec_first", "dec_last", "dec_dec", "dec_fails", "says_not_decoupled"}
+
+
+def config_of(name: str, text: str) -> ModelConfig:
+    return normalise(parse(text, f"{name}/config.pbtxt"), name)
+
+
+CONFIGS = {name: config_of(name, text) for name, text in MEMBERS.items()}
+CONFIGS["many"] = CONFIGS["a"]
+CONFIGS |= {name: config_of(name, text) for name, text in SERVED.items()}
+
+
+def wired(config: ModelConfig) -> bool:
+    """Whether the ensemble is decoupled; InferenceError if its members do not fit."""
+    assert config.ensemble_scheduling is not None
+    steps = config.ensemble_scheduling.step
+    members = {(each.model_name, each.model_version): CONFIGS[each.model_name] for each in steps}
+    return check_wiring(config, members)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_members_that_fit_are_accepted_and_a_decoupled_one_makes_the_ensemble_so(name: str) -> None:
+    assert wired(CONFIGS[name]) == (name in DECOUPLED)
+
+
+@pytest.mark.parametrize("name", [name for name in UNFIT if not name.startswith("x_version")])
+def test_members_that_do_not_fit_are_told(name: str) -> None:
+    text, problem = UNFIT[name]
+    with pytest.raises(InferenceError) as caught:
+        wired(config_of(name, text))
+    assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, problem)
+
+
+def test_outputs_of_one_decoupled_call_may_meet_again() -> None:
+    CONFIGS["dec_ab"] = replace(
+        config_of("dec_ab", leaf("AB", "PQ")),
+        model_transaction_policy=CONFIGS["dec"].model_transaction_policy,
+    )
+    text = ensemble(
+        step("dec_ab", {"A": "X", "B": "X"}, {"P": "l", "Q": "r"}),
+        step("ab", {"A": "l", "B": "r"}, {"P": "Y"}),
+    )
+    assert wired(config_of("e", text))
+
+
+def test_a_decoupled_call_behind_another_is_one_of_its_own() -> None:
+    text = ensemble(
+        calls("dec", "X", "m"),
+        calls("dec2", "m", "k"),
+        step("ab", {"A": "m", "B": "k"}, {"P": "Y"}),
+    )
+    with pytest.raises(InferenceError) as caught:
+        wired(config_of("e", text))
+    assert caught.value.message == (
+        "in ensemble e, step of model 'e' receives inputs originated from different decoupled "
+        "models"
+    )
+
+
+def test_what_clients_see_reshaped_is_compared_as_members_see_it() -> None:
+    config = config_of("e", ensemble(calls("bat4", "X", "Y"), kind="INT32 1, 2", more=BATCH_4))
+    with pytest.raises(InferenceError):
+        wired(config)
+    shape = TensorReshape(shape=(2,))
+    wired(
+        replace(
+            config,
+            input=tuple(replace(each, reshape=shape) for each in config.input),
+            output=tuple(replace(each, reshape=shape) for each in config.output),
+        )
+    )

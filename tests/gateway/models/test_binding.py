@@ -1,0 +1,383 @@
+"""Ensembles come, change and go with the models that they call; texts are those of Triton 2.51.
+
+What Triton only logs, the reason behind `no version is available`, is told here.
+"""
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.errors import Code, InferenceError
+from gateway.models.override import Override
+from gateway.models.registry import ModelRegistry
+from gateway.settings import EVERY_MODEL, ControlMode
+from tests.builders import WAIT_SECS, ScriptedInstance, read_all, soon, text_request
+from tests.registries import CONFIG, ScriptedBackend, Start, write
+
+EXPLICIT: dict[str, Any] = {"control_mode": ControlMode.EXPLICIT}
+NO_WEIGHTS = InferenceError(Code.INTERNAL, "no weights")
+INT_TEXT = CONFIG.replace("TYPE_STRING", "TYPE_INT32").format(backend="scripted", more="")
+
+
+def chain(*names: str, more: str = "", version: int = -1) -> str:
+    """The config of an ensemble that calls these models one after the other."""
+    tensors = ["text_input", *(f"t{number}" for number in range(1, len(names))), "text_output"]
+    steps = "".join(
+        f"""step {{ model_name: "{name}" model_version: {version}
+            input_map {{ key: "text_input" value: "{tensors[number]}" }}
+            output_map {{ key: "text_output" value: "{tensors[number + 1]}" }} }}
+        """
+        for number, name in enumerate(names)
+    )
+    return f"""
+        platform: "ensemble"
+        input {{ name: "text_input" data_type: TYPE_STRING dims: 1 }}
+        output {{ name: "text_output" data_type: TYPE_STRING dims: 1 }}
+        ensemble_scheduling {{ {steps} }}
+        {more}
+    """
+
+
+@pytest.fixture(autouse=True)
+def repository(tmp_path: Path) -> None:
+    """An ensemble `e` of `a` and `b`, and one, `outer`, of `e` and `b`."""
+    write(tmp_path, "a", 1)
+    write(tmp_path, "b", 1)
+    write(tmp_path, "e", 1, text=chain("a", "b"))
+    write(tmp_path, "outer", 1, text=chain("e", "b"))
+
+
+def names(registry: ModelRegistry) -> list[str]:
+    return [model.name for model in registry.models()]
+
+
+async def states(registry: ModelRegistry, *wanted: str) -> dict[str, tuple[str, str]]:
+    """State and reason of each, or of those that are wanted."""
+    rows = {row.name: (row.state, row.reason) for row in await registry.index()}
+    return {name: rows[name] for name in wanted or rows}
+
+
+async def refusal(registry: ModelRegistry, name: str) -> tuple[Code, str]:
+    with pytest.raises(InferenceError) as caught:
+        await soon(registry.load(name))
+    return caught.value.code, caught.value.message
+
+
+async def answer(registry: ModelRegistry, name: str, *instances: ScriptedInstance) -> list[str]:
+    """Ask a model; the instances answer in turn, each with one letter more."""
+    with registry.find(name, "").submit(text_request("x", model=name)) as stream:
+        for number, instance in enumerate(instances, 1):
+            (await instance.begun()).finish("x" * (number + 1))
+        return await soon(read_all(stream))
+
+
+def only(backend: ScriptedBackend, name: str) -> ScriptedInstance:
+    return backend.instances[f"{name} 1"][-1]
+
+
+# Coming.
+
+
+async def test_an_ensemble_answers_with_what_its_last_member_says(
+    start: Start, backend: ScriptedBackend
+) -> None:
+    registry = await start()
+    a, b = only(backend, "a"), only(backend, "b")
+    assert await answer(registry, "outer", a, b, b) == ["xxxx"]
+    assert (a.asked, b.asked) == (["x"], ["xx", "xxx"])
+
+
+async def test_members_that_are_not_there_are_loaded_first(start: Start) -> None:
+    registry = await start(startup=("a",), **EXPLICIT)
+    a = registry.find("a", "")
+    await soon(registry.load("outer"))
+    assert names(registry) == ["a", "b", "e", "outer"]
+    assert registry.find("a", "") is a
+
+
+async def test_members_are_loaded_once_however_many_ensembles_call_them(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    for number in range(5):
+        write(tmp_path, f"e{number}", 1, text=chain("b", "a"))
+    registry = await start()
+    assert registry.failures() == {}
+    assert {name: len(found) for name, found in backend.instances.items()} == {"a 1": 1, "b 1": 1}
+
+
+async def test_a_member_that_fails_is_tried_once_and_its_ensembles_say_why(
+    start: Start, backend: ScriptedBackend
+) -> None:
+    backend.errors["b 1"] = NO_WEIGHTS
+    registry = await start()
+    why = (
+        "ensemble 'e' depends on 'b' which has no loaded version. Model 'b' loading failed with "
+        "error: version 1 is at UNAVAILABLE state: Internal: no weights;"
+    )
+    outer = (
+        f"ensemble 'outer' depends on 'e' which is not valid. Model 'e' failed with error: {why}"
+    )
+    assert registry.failures() == {
+        "b version 1": "Internal: no weights",
+        "e": f"Invalid argument: {why}",
+        "outer": f"Invalid argument: {outer}",
+    }
+    tried = [backend.loading.get_nowait() for _ in range(backend.loading.qsize())]
+    assert sorted(tried) == ["a 1", "b 1"]
+    assert registry.find("a", "").ready
+
+
+async def test_a_load_says_which_member_failed(start: Start, backend: ScriptedBackend) -> None:
+    backend.errors["b 1"] = NO_WEIGHTS
+    registry = await start(**EXPLICIT)
+    assert await refusal(registry, "e") == (
+        Code.INVALID_ARG,
+        "load failed for model 'e': ensemble 'e' depends on 'b' which has no loaded version. Model "
+        "'b' loading failed with error: version 1 is at UNAVAILABLE state: Internal: no weights;\n",
+    )
+    with pytest.raises(InferenceError) as caught:
+        registry.find("e", "")
+    assert caught.value.message == "Request for unknown model: 'e' is not found"
+
+
+async def test_members_that_are_nowhere_are_named(tmp_path: Path, start: Start) -> None:
+    write(tmp_path, "e", 1, text=chain("absent", "a", "gone"))
+    registry = await start(**EXPLICIT)
+    assert await refusal(registry, "e") == (
+        Code.INTERNAL,
+        "failed to load 'e', failed to poll from model repository: ensemble e contains models that "
+        "are not available or ambiguous: absent, gone",
+    )
+
+
+@pytest.mark.parametrize("version", [9, 0, -5])
+async def test_a_version_that_is_not_loaded_is_named(
+    tmp_path: Path, start: Start, version: int
+) -> None:
+    write(tmp_path, "e", 1, text=chain("a", version=version))
+    registry = await start(**EXPLICIT)
+    assert await refusal(registry, "e") == (
+        Code.INTERNAL,
+        "failed to load 'e', no version is available: ensemble 'e' depends on 'a' whose required "
+        f"version {version} is not loaded.",
+    )
+    assert await states(registry, "a") == {"a": ("READY", "")}
+
+
+async def test_members_that_do_not_fit_are_an_error_and_serve_on(
+    tmp_path: Path, start: Start
+) -> None:
+    write(tmp_path, "b", 1, text=INT_TEXT)
+    registry = await start()
+    assert registry.failures()["e"] == (
+        "Invalid argument: in ensemble e, ensemble tensor t1: inconsistent data type: TYPE_STRING "
+        "is inferred from model a while TYPE_INT32 is inferred from model b"
+    )
+    assert names(registry) == ["a", "b"]
+
+
+@pytest.mark.parametrize("mode", [ControlMode.EXPLICIT, ControlMode.NONE])
+async def test_ensembles_that_need_one_another_are_refused_and_nobody_waits_forever(
+    tmp_path: Path, start: Start, mode: ControlMode
+) -> None:
+    for name, member in (("c1", "c2"), ("c2", "c3"), ("c3", "c1"), ("after", "c1"), ("me", "me")):
+        write(tmp_path, name, 1, text=chain(member))
+    registry = await start(control_mode=mode, startup=(EVERY_MODEL,))
+    circle = "Invalid argument: circular dependency between ensembles: "
+    assert registry.failures() == {
+        "c1": f"{circle}c1 -> ... -> c3 -> c1",
+        "c2": f"{circle}c2 -> ... -> c1 -> c2",
+        "c3": f"{circle}c3 -> ... -> c2 -> c3",
+        "me": f"{circle}me -> ... -> me -> me",
+        "after": "Invalid argument: ensemble 'after' depends on 'c1' which is not valid. Model "
+        "'c1' failed with error: circular dependency between ensembles: c1 -> ... -> c3 -> c1",
+    }
+    assert names(registry) == ["a", "b", "e", "outer"]
+    if mode is ControlMode.EXPLICIT:
+        assert await refusal(registry, "c2") == (
+            Code.INVALID_ARG,
+            "load failed for model 'c2': circular dependency between ensembles: c2 -> ... -> c1 "
+            "-> c2\n",
+        )
+
+
+async def test_a_member_is_looked_for_in_the_ensemble_s_own_namespace_first(
+    tmp_path: Path, start: Start
+) -> None:
+    homes = [tmp_path / name for name in ("one", "two", "three")]
+    for home in homes:
+        home.mkdir()
+        write(home, "e", 1, text=chain("a", "b"))
+    for home in homes[:2]:
+        write(home, "a", 1)
+    write(homes[0], "b", 1)
+    registry = await start(*homes, namespacing=True)
+    served = {str(home): [] for home in homes}
+    for model in registry.models():
+        served[model.namespace].append(model.name)
+    assert list(served.values()) == [["a", "b", "e"], ["a", "e"], []]
+    assert registry.failures() == {
+        f"{homes[2]}::e": "Invalid argument: ensemble e contains models that are not available or "
+        "ambiguous: a"
+    }
+
+
+# Going, and coming back.
+
+
+async def test_an_ensemble_goes_with_a_member_and_comes_back_with_it(start: Start) -> None:
+    registry = await start(startup=("outer",), **EXPLICIT)
+    await soon(registry.unload("b"))
+    assert names(registry) == ["a"]
+    gone = dict.fromkeys(("b", "e", "outer"), ("UNAVAILABLE", "unloaded"))
+    async with asyncio.timeout(WAIT_SECS):
+        while await states(registry, *gone) != gone:
+            await registry.changed()
+    assert registry.failures() == {}
+    await soon(registry.load("b"))
+    assert names(registry) == ["a", "b", "e", "outer"]
+
+
+async def test_an_ensemble_that_was_unloaded_does_not_come_back_by_itself(start: Start) -> None:
+    registry = await start(startup=("outer",), **EXPLICIT)
+    await soon(registry.unload("e"))
+    assert names(registry) == ["a", "b"]
+    await soon(registry.unload("b"))
+    await soon(registry.load("b"))
+    assert names(registry) == ["a", "b"]
+    await soon(registry.load("e"))
+    assert names(registry) == ["a", "b", "e", "outer"]
+
+
+@pytest.mark.parametrize(("unload_dependents", "left"), [(False, ["a", "b"]), (True, ["b"])])
+async def test_what_only_the_ensemble_needed_goes_with_it_if_that_is_asked_for(
+    start: Start, unload_dependents: bool, left: list[str]
+) -> None:
+    registry = await start(startup=("b",), **EXPLICIT)
+    await soon(registry.load("e"))
+    await soon(registry.unload("e", unload_dependents=unload_dependents))
+    assert names(registry) == left
+
+
+async def test_an_ensemble_that_failed_is_loaded_once_its_member_is(
+    start: Start, backend: ScriptedBackend
+) -> None:
+    backend.errors["b 1"] = NO_WEIGHTS
+    registry = await start(startup=("outer",), **EXPLICIT)
+    assert names(registry) == ["a"]
+    del backend.errors["b 1"]
+    await soon(registry.load("b"))
+    assert names(registry) == ["a", "b", "e", "outer"]
+    assert registry.failures() == {}
+
+
+async def test_under_poll_an_ensemble_follows_the_folders_of_its_members(
+    tmp_path: Path, start: Start
+) -> None:
+    registry = await start(control_mode=ControlMode.POLL)
+    shutil.rmtree(tmp_path / "b")
+    await soon(registry.poll())
+    assert names(registry) == ["a"]
+    write(tmp_path, "b", 1)
+    await soon(registry.poll())
+    assert names(registry) == ["a", "b", "e", "outer"]
+    shutil.rmtree(tmp_path / "b")
+    shutil.rmtree(tmp_path / "outer")
+    await soon(registry.poll())
+    write(tmp_path, "b", 1)
+    await soon(registry.poll())
+    assert names(registry) == ["a", "b", "e"]
+
+
+# Changing.
+
+
+async def test_an_ensemble_goes_while_a_member_does_not_suit_it(
+    tmp_path: Path, start: Start
+) -> None:
+    registry = await start(startup=("outer",), **EXPLICIT)
+    write(tmp_path, "b", 1, text=INT_TEXT)
+    await soon(registry.load("b"))
+    assert names(registry) == ["a", "b"]
+    write(tmp_path, "b", 1)
+    await soon(registry.load("b"))
+    assert names(registry) == ["a", "b", "e", "outer"]
+
+
+async def test_a_request_ends_with_the_members_it_began_with_and_later_ones_have_the_new(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    registry = await start(startup=("e",), **EXPLICIT)
+    old_a, old_b = only(backend, "a"), only(backend, "b")
+    with registry.find("e", "").submit(text_request("x", model="e")) as stream:
+        execution = await old_a.begun()
+        write(tmp_path, "b", 1, more="parameters { key: 'new' value { string_value: '1' } }")
+        await soon(registry.load("b"))
+        assert only(backend, "b") is not old_b
+        execution.finish("xx")
+        (await old_b.begun()).finish("the old one")
+        assert await soon(read_all(stream)) == ["the old one"]
+    await soon(old_b.closed.wait())
+    assert await answer(registry, "e", old_a, only(backend, "b")) == ["xxx"]
+
+
+async def test_a_request_survives_the_unloading_of_members_it_has_not_reached(
+    start: Start, backend: ScriptedBackend
+) -> None:
+    registry = await start(startup=("e",), **EXPLICIT)
+    a, b = only(backend, "a"), only(backend, "b")
+    with registry.find("e", "").submit(text_request("x", model="e")) as stream:
+        execution = await a.begun()
+        await soon(registry.unload("b"))
+        assert await states(registry, "b", "e") == dict.fromkeys("be", ("UNLOADING", ""))
+        assert not b.closed.is_set()
+        execution.finish("xx")
+        (await b.begun()).finish("still there")
+        assert await soon(read_all(stream)) == ["still there"]
+    await soon(b.closed.wait())
+    assert not a.closed.is_set()
+
+
+async def test_a_member_that_fails_to_load_again_leaves_the_ensemble_alone(
+    start: Start, backend: ScriptedBackend
+) -> None:
+    registry = await start(startup=("e",), **EXPLICIT)
+    ensemble = registry.find("e", "")
+    backend.errors["b 1 again"] = NO_WEIGHTS
+    override = Override(config='{"backend": "scripted", "input": [], "output": []}')
+    with pytest.raises(InferenceError):
+        await soon(registry.load("b", override))
+    assert registry.find("e", "") is ensemble
+    assert await answer(registry, "e", only(backend, "a"), only(backend, "b")) == ["xxx"]
+
+
+async def test_an_ensemble_whose_members_have_not_changed_is_not_loaded_again(
+    start: Start,
+) -> None:
+    registry = await start(**EXPLICIT, startup=(EVERY_MODEL,))
+    ensemble = registry.find("e", "")
+    await soon(registry.load("b"))
+    await soon(registry.load("e"))
+    assert registry.find("e", "") is ensemble
+
+
+async def test_loads_of_members_and_ensembles_at_once_end_with_all_of_them_bound(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    registry = await start(**EXPLICIT)
+    async with asyncio.TaskGroup() as tasks:
+        for name in ("outer", "b", "e", "a", "outer"):
+            tasks.create_task(registry.load(name))
+    assert names(registry) == ["a", "b", "e", "outer"]
+    for number in range(3):
+        more = f"parameters {{ key: 'n' value {{ string_value: '{number}' }} }}"
+        write(tmp_path, "a", 1, more=more)
+        write(tmp_path, "b", 1, more=more)
+        async with asyncio.TaskGroup() as tasks:
+            for name in ("a", "b", "e"):
+                tasks.create_task(registry.load(name))
+    a, b = only(backend, "a"), only(backend, "b")
+    assert await answer(registry, "outer", a, b, b) == ["xxxx"]
