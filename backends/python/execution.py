@@ -17,6 +17,7 @@ class Execution:
 
     __slots__ = (
         "_answers",
+        "_freed",
         "_open",
         "_waiter",
         "lost",
@@ -30,6 +31,7 @@ class Execution:
         self, requests: Sequence[InferRequest], first: int, indexes: Sequence[int]
     ) -> None:
         self.requests = requests
+        self._freed = False
         self.returned = False
         self.lost = False
         self.timer: asyncio.TimerHandle | None = None
@@ -80,6 +82,12 @@ class Execution:
         """`execute` has returned; requests that are still open are answered later."""
         self._return()
         if self._open:
+            self.free()
+
+    def free(self) -> None:
+        """The worker may be handed another execution."""
+        if not self._freed:
+            self._freed = True
             self._answers.append((0, Note.FREED))
 
     def lose(self, error: InferenceError) -> None:

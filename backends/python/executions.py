@@ -8,6 +8,7 @@ from typing import Any
 
 from backends.python.execution import Execution
 from backends.python.link import Link
+from backends.python.overlap import Overlap
 from backends.python.requests import RequestEncoder, to_json
 from backends.python.responses import read_response
 from backends.python.tensors import TensorReader, TensorWriter
@@ -32,6 +33,7 @@ class Executions:
         self, encoder: RequestEncoder, name: str, link: Link, about: Mapping[str, object]
     ) -> None:
         self._encoder = encoder
+        self._overlap = Overlap(allowed=encoder.alone)
         self._failed = f"Failed to process the request(s) for model '{name}', message: "
         self._link = link
         self._about = about
@@ -41,6 +43,7 @@ class Executions:
         self._next = 1
         self._next_request = 1
         self._held = 0
+        self._last: Execution | None = None
         self._ended: InferenceError | None = None
 
     @property
@@ -51,7 +54,7 @@ class Executions:
     @property
     def suspects(self) -> list[InferRequest]:
         """The requests that `execute` is busy with, or else all that are open."""
-        found = self._by_number.values() or self._open
+        found = tuple(self._by_number.values())[:1] or self._open
         return [request for execution in found for request in execution.requests]
 
     @property
@@ -83,6 +86,9 @@ class Executions:
             self._by_request[request] = execution
         self._link.release()
         self._link.work.send(header, tensors.body)
+        self._last = execution
+        if self._overlap.room(len(self._by_number)):
+            execution.free()
         return execution
 
     def taken(self, execution: Execution) -> None:
@@ -124,6 +130,11 @@ class Executions:
             self._fail(execution, *error)
         execution.end()
         self._touched.add(execution)
+        self._overlap.measured(infer_ns)
+        if self._last is not None and self._overlap.room(len(self._by_number)):
+            self._last.free()
+            self._touched.add(self._last)
+            self._last = None
 
     def after_read(self) -> None:
         """All that came at once has been told: wake whoever waits, and hold the worker back."""

@@ -16,10 +16,14 @@ ANY_VERSION = -1
 
 
 class RequestEncoder:
-    """Writes the requests of one `model`; whoever names no outputs asks for all of them."""
+    """Writes the requests of one `model`; whoever names no outputs asks for all of them.
+
+    `alone` says that a request's execution may be chosen as soon as it comes.
+    """
 
     def __init__(self, config: ModelConfig, version: int) -> None:
         self.model = config.name
+        self.alone = _executes_alone(config)
         self._version = version
         self._outputs = [each.name for each in config.output]
 
@@ -48,6 +52,13 @@ class RequestEncoder:
             [each.name for each in request.outputs] or self._outputs,
             [tensors.write(tensor) for tensor in request.inputs],
         ]
+
+
+def _executes_alone(config: ModelConfig) -> bool:
+    """Whether no scheduler would have put other requests with one, had it waited longer."""
+    scheduled = config.dynamic_batching or config.sequence_batching
+    limited = any(group.rate_limiter is not None for group in config.instance_group)
+    return scheduled is None and not limited
 
 
 def to_json(header: list[Any]) -> bytes:

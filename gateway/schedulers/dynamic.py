@@ -181,7 +181,7 @@ class DynamicScheduler(Scheduler):
     async def _let_more_arrive(self) -> None:
         before = self._queue.rows
         wait = Wait(before)
-        while not wait.over(self._queue.rows, self._most_rows):
+        while not wait.over(self._queue.rows, self._most_rows):  # noqa: ASYNC110 - turns, not time
             await asyncio.sleep(0)
         self._gathering.waited(some_came=self._queue.rows > before)
 
