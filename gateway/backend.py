@@ -129,13 +129,13 @@ class Backend(ABC):
     time, but models load side by side, and imports by several threads give modules half made.
     What follows is given before anything else is called. `settings` is what `--backend-config`
     says for it. `kept` is a folder of its own, to keep what is slow to make; it may not exist yet,
-    and other gateways share it. `home` is the folder of a Python-based backend: the model.py there
+    and other gateways share it; None if this user has no place for it. `home` is the folder of a Python-based backend: the model.py there
     serves every model that names this backend; None for all others.
     `loads_side_by_side`: the instances of one model may be loaded at the same time.
     """
 
     settings: Mapping[str, str] = NO_PARAMETERS
-    kept: Path = Path()
+    kept: Path | None = None
     home: Path | None = None
     loads_side_by_side: bool = False
 

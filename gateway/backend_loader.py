@@ -21,14 +21,14 @@ class BackendLoader:
     """The installed backends, found by the entry-point group `sluice.backends`.
 
     `settings` are those of `--backend-config` by backend; those under "" hold for every backend.
-    `kept` is where backends keep what they make. A folder NAME with a model.py in `directory` is
+    `kept` is where backends keep what they make, None if there is no place for it. A folder NAME with a model.py in `directory` is
     the backend NAME, too: it is served by a `python` backend of its own.
     """
 
     def __init__(
         self,
         settings: Mapping[str, Mapping[str, str]] = NO_PARAMETERS,
-        kept: Path = Path(),
+        kept: Path | None = None,
         directory: Path | None = None,
     ) -> None:
         self._settings = settings
@@ -102,7 +102,7 @@ class BackendLoader:
         runs_it = PYTHON if home else name
         backend = _import(self.find(runs_it))
         backend.settings = {**self._settings.get("", {}), **self._settings.get(name, {})}
-        backend.kept = self._kept / runs_it
+        backend.kept = None if self._kept is None else self._kept / runs_it
         backend.home = home
         return backend
 

@@ -140,8 +140,8 @@ def _config(parsed: argparse.Namespace) -> None:
     logging.getLogger("sluice").addHandler(logging.NullHandler())
     drafting = importlib.import_module("gateway.models.drafting")
     backend_loader = importlib.import_module("gateway.backend_loader")
-    kept = default_root(ENVIRONMENT) / KEPT
-    draft = drafting.draft(_model_file(parsed), backend_loader.BackendLoader(kept=kept))
+    backends = backend_loader.BackendLoader(kept=_kept())
+    draft = drafting.draft(_model_file(parsed), backends)
     if not parsed.write:
         sys.stdout.write(draft.text)
         return
@@ -152,6 +152,14 @@ def _config(parsed: argparse.Namespace) -> None:
         )
     _write_new(draft.path, draft.text, overwrite=parsed.force)
     sys.stderr.write(f"wrote {draft.path}\n")
+
+
+def _kept() -> Path | None:
+    """Where backends keep what they make; None if no folder for caches is known."""
+    try:
+        return default_root(ENVIRONMENT) / KEPT
+    except StoreError:
+        return None
 
 
 def _model_file(parsed: argparse.Namespace) -> Any:

@@ -31,6 +31,9 @@ from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 
+COMPLETE_SECS = 120.0
+"""How long `auto_complete_config` may take: nothing else would end it when the server ends."""
+
 
 class PythonBackend(Backend):
     """Starts a worker for each instance, and a short-lived one to complete a configuration."""
@@ -74,7 +77,14 @@ class PythonBackend(Backend):
         worker = await self._start(config, path, name, lambda _: LogOnly(LogLines({"model": name})))
         try:
             told = [ToWorker.COMPLETE, complete_message(config, path, self.home)]
-            _, said = await worker.ask(told, ToGateway.COMPLETED)
+            async with asyncio.timeout(COMPLETE_SECS):
+                _, said = await worker.ask(told, ToGateway.COMPLETED)
+        except TimeoutError:
+            raise InferenceError(
+                Code.INTERNAL,
+                f"auto_complete_config function in model '{config.name}' did not return within "
+                f"{COMPLETE_SECS:g} s",
+            ) from None
         finally:
             await worker.stop()
         return completed_config(config, said)

@@ -87,8 +87,7 @@ class Executions:
         self._link.release()
         self._link.work.send(header, tensors.body)
         self._last = execution
-        if self._overlap.room(len(self._by_number)):
-            execution.free()
+        self._free_if_room()
         return execution
 
     def taken(self, execution: Execution) -> None:
@@ -131,10 +130,9 @@ class Executions:
         execution.end()
         self._touched.add(execution)
         self._overlap.measured(infer_ns)
-        if self._last is not None and self._overlap.room(len(self._by_number)):
-            self._last.free()
-            self._touched.add(self._last)
+        if self._last is execution:
             self._last = None
+        self._free_if_room()
 
     def after_read(self) -> None:
         """All that came at once has been told: wake whoever waits, and hold the worker back."""
@@ -168,6 +166,13 @@ class Executions:
         execution = self._by_request.pop(number, None)
         if execution is not None:
             execution.reschedule(number)
+
+    def _free_if_room(self) -> None:
+        """Let the instance have another execution, if only the last one keeps it."""
+        if self._last is not None and self._overlap.room(len(self._by_number)):
+            self._last.free()
+            self._touched.add(self._last)
+            self._last = None
 
     def _fail(self, execution: Execution, message: str, trace: str) -> None:
         log.error("execute failed", extra={**self._about, "reason": message, "trace": trace})

@@ -19,7 +19,7 @@ class MetricCalls:
         self._channel = channel
         self._store = store
         self._families: dict[int, Family] = {}
-        self._series: dict[int, tuple[Family, Series]] = {}
+        self._series: dict[int, tuple[int, Series]] = {}
 
     def asked(self, kind: int, values: list[Any]) -> None:
         """Do it, and answer if it is a call; raises what a broken frame raises."""
@@ -61,7 +61,7 @@ class MetricCalls:
         self, family: int, number: int, labels: Mapping[str, str], buckets: Sequence[float] | None
     ) -> None:
         found = self._families[family]
-        self._series[number] = found, self._store.series(found, labels or {}, buckets or (), self)
+        self._series[number] = family, self._store.series(found, labels or {}, buckets or (), self)
 
     def _change(self, number: int, operation: str, value: float) -> None:
         _, series = self._series[number]
@@ -82,11 +82,11 @@ class MetricCalls:
         if number:
             self._drop_series(number)
             return
-        found = self._families.pop(family)
-        for each in [n for n, (of, _) in self._series.items() if of is found]:
+        # The worker may hold the same family under several numbers.
+        for each in [n for n, (of, _) in self._series.items() if of == family]:
             self._drop_series(each)
-        self._store.drop_family(found, self)
+        self._store.drop_family(self._families.pop(family), self)
 
     def _drop_series(self, number: int) -> None:
         family, series = self._series.pop(number)
-        self._store.drop_series(family, series, self)
+        self._store.drop_series(self._families[family], series, self)

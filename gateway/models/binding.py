@@ -10,7 +10,7 @@ from gateway.ensembles.wiring import check_wiring
 from gateway.errors import Code, InferenceError
 from gateway.models.dependencies import resolve
 from gateway.models.identity import ModelId
-from gateway.models.load_failure import unfit, unread
+from gateway.models.load_failure import failed
 from gateway.models.loading import NO_MEMBERS, LoadedMembers
 from gateway.models.lookup import Known, ModelTable
 from gateway.models.model import Model
@@ -34,7 +34,7 @@ class Bindings:
         if missing := ", ".join(name for name, member in found.items() if member is None):
             ensemble = known.id.name
             text = f"ensemble {ensemble} contains models that are not available or ambiguous: "
-            raise unread(ensemble, text + missing)
+            raise failed(ensemble, text + missing)
         return [member for member in found.values() if member is not None]
 
     def bind(self, ensemble: ModelId, config: ModelConfig) -> LoadedMembers:
@@ -51,7 +51,7 @@ class Bindings:
             }
             check_wiring(config, {key: model.config for key, model in bound.items()})
         except InferenceError as error:
-            raise unfit(ensemble.name, error.message) from None
+            raise failed(ensemble.name, error.message) from None
         return bound
 
     def _loaded(self, name: str) -> list[ModelId]:

@@ -18,19 +18,13 @@ class LoadFailure(InferenceError):
 
 
 def failed(name: str, why: str, circle: Circle | None = None) -> LoadFailure:
-    """A version, or a member of an ensemble, cannot be loaded."""
+    """A version cannot be loaded, or what an ensemble calls is absent, or does not suit it."""
     return LoadFailure(Code.INVALID_ARG, f"load failed for model '{name}': {why}\n", why, circle)
 
 
 def unread(name: str, why: str) -> LoadFailure:
     """The load never began: the model is absent, or its config is no good."""
     text = f"failed to load '{name}', failed to poll from model repository: {why}"
-    return LoadFailure(Code.INTERNAL, text, why)
-
-
-def unfit(name: str, why: str) -> LoadFailure:
-    """An ensemble's members do not suit it."""
-    text = f"failed to load '{name}', no version is available: {why}"
     return LoadFailure(Code.INTERNAL, text, why)
 
 

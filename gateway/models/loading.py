@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from gateway.backend import Backend, ModelContext, ModelControl
-from gateway.backend_loader import BackendLoader
+from gateway.backend_loader import IN_PYTHON, BackendLoader
 from gateway.cache.response_cache import ResponseCache
 from gateway.config import ModelConfig
 from gateway.ensembles.instance import EnsembleBackend
@@ -91,8 +91,9 @@ class ModelLoader:
         began = time.monotonic()
         folder = await asyncio.to_thread(self._folder, source, version)
         backend = await self._backend(source.config, members)
-        await backend.prepare(source.config, folder)
-        config = await asyncio.to_thread(self._complete, backend, source.config, folder)
+        config = _with_runtime(source.config, backend)
+        await backend.prepare(config, folder)
+        config = await asyncio.to_thread(self._complete, backend, config, folder)
         own_labels = await asyncio.to_thread(read_labels, config, source.folder)
         labels = {**_labels_of_members(config, members), **own_labels}
         statistics = ModelStatistics.of(config, summaries=self._settings.summaries)
@@ -168,6 +169,11 @@ class ModelLoader:
             control=self._control,
             wasted=statistics.waste,
         )
+
+
+def _with_runtime(config: ModelConfig, backend: Backend) -> ModelConfig:
+    """Of a Python-based backend the config in force says so, as on Triton."""
+    return config if backend.home is None else replace(config, runtime=IN_PYTHON)
 
 
 async def _prepare(model: Model, slots: Sequence[Slot]) -> None:

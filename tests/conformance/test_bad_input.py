@@ -86,7 +86,7 @@ NOT_JSON = "failed to parse the request JSON buffer: "
         (b'{"text_input": NaN}', 500, "attempt to access JSON non-string as string"),
         (b'{"text_input": nan}', 500, NOT_JSON),
         (b'{"text_input": "\xff\xfe"}', 400, NOT_JSON + "found byte 0xff at 16, expected UTF-8"),
-        (b'{"text_input": "\\ud800"}', 500, NOT_JSON),
+        (b'{"text_input": "\\ud800"}', 400, NOT_JSON + "The surrogate pair in string is invalid."),
         (b"\x00" * 100, 500, NOT_JSON),
         (b"[" * 100_000 + b"]" * 100_000, 500, NOT_JSON),
         (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, 500, NOT_JSON),

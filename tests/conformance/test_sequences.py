@@ -40,7 +40,7 @@ STARTED = "must specify the START flag on the first request of the sequence"
 ROW_US = 300_000
 
 
-def telling(id_type: str = "UINT64", element: int = TensorProto.UINT64) -> Any:
+def telling(element: int = TensorProto.UINT64) -> Any:
     """TOLD: start, end, ready, rows of the batch; ID_OUT: the id."""
     flags = [("START", INT32), ("END", FP32), ("READY", TensorProto.BOOL)]
     casts = [node("Cast", name, f"{name}_n", to=INT64) for name, _ in flags]
@@ -177,6 +177,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_model(folder, f"idle_{wire}", slow("direct { }", idle_us=50_000, delay_us=0))
     write(folder, "adding", adding(), adding_config(ZERO))
     write(folder, "adding_oldest", adding(), adding_config(ZERO, strategy="oldest { }"))
+    write(folder, "warm", adding(), warm_config())
     write(folder, "from_ten", adding(), adding_config(TEN, SHOWN))
     write(folder, "remembering", remembering(), REMEMBERING)
     write(folder, "quoting", quoting(), QUOTING)
@@ -192,6 +193,14 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state(folder, "short_file", "ten", b"\n")
     state(folder, "quoting", "first", b"\x02\x00\x00\x00hi")
     return folder
+
+
+def warm_config() -> str:
+    inputs = "".join(
+        f'inputs {{ key: "{name}" value {{ data_type: TYPE_INT32 dims: [1] zero_data: true }} }}'
+        for name in ("INPUT", "SUM_IN")
+    )
+    return adding_config() + f'model_warmup {{ name: "w" batch_size: 2 {inputs} }}'
 
 
 def state(folder: Path, name: str, file: str, data: bytes) -> None:
@@ -410,6 +419,13 @@ async def test_a_state_begins_with_what_its_file_says_and_may_be_an_output(clien
 def requested(client: Client, name: str) -> Any:
     library: Any = tritonclient.http if client.over_http else tritonclient.grpc
     return library.InferRequestedOutput(name)
+
+
+async def test_a_warm_up_gives_the_states_by_their_names(client: Client) -> None:
+    sequence = WIRES.index(client.wire) + 1
+    assert await added(client, "warm", sequence, 5, "start end") == 5
+    (row,) = (await client.statistics("warm")).model_stats
+    assert 2 in [each.batch_size for each in row.batch_stats]
 
 
 async def test_a_state_may_grow(client: Client) -> None:

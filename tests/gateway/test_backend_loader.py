@@ -50,7 +50,7 @@ def loader_of(
     monkeypatch: pytest.MonkeyPatch,
     *points: Any,
     settings: Mapping[str, Mapping[str, str]] | None = None,
-    kept: Path = Path(),
+    kept: Path | None = None,
     directory: Path | None = None,
 ) -> BackendLoader:
     """A loader for which nothing but these is installed."""

@@ -122,6 +122,15 @@ def test_config_prints_a_configuration_that_passes_the_check(
     assert "refused" not in capsys.readouterr().out
 
 
+def test_config_of_a_model_file_needs_no_folder_for_caches(
+    exported: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLUICE_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    main(["config", str(exported / "m" / "1" / "model.pt2")])
+    assert 'backend: "pytorch"' in capsys.readouterr().out
+
+
 def test_config_never_overwrites_unless_forced(
     exported: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,16 +37,27 @@ class Places:
     """Where a model's environment is looked for, and where one that had to be made is kept.
 
     `backend` is the folder of a Python-based backend. The model's own come before the backend's.
+    `kept` is None if there is no place for what had to be made.
     """
 
     version: Path
     backend: Path | None = None
-    kept: Path
+    kept: Path | None
 
     @property
     def model(self) -> Path:
         """The model's folder."""
         return self.version.parent
+
+    def keep(self, model: str) -> KeptFolders:
+        """Where a model's environment is made; UNAVAILABLE if there is no place for it."""
+        if self.kept is None:
+            raise InferenceError(
+                Code.UNAVAILABLE,
+                f"model '{model}': there is no place to make its environment: set SLUICE_CACHE to "
+                "a folder (HOME is not set either)",
+            )
+        return KeptFolders(self.kept)
 
     @staticmethod
     def absolute(path: str) -> Path:
@@ -76,7 +87,7 @@ async def _named(named: str, model: str, places: Places) -> Environment:
     """What EXECUTION_ENV_PATH says (python backend, execution environments)."""
     path = places.absolute(named.replace(MODEL_FOLDER, str(places.model)))
     if await asyncio.to_thread(path.is_file):
-        path = await unpacked(path, model, KeptFolders(places.kept))
+        path = await unpacked(path, model, places.keep(model))
     elif not await asyncio.to_thread(path.exists):
         raise InferenceError(Code.INTERNAL, f"Failed to get the canonical path for {named}.")
     elif not await asyncio.to_thread((path / "bin").is_dir):
@@ -91,7 +102,7 @@ async def _named(named: str, model: str, places: Places) -> Environment:
 async def _of_backend(backend: Path, model: str, places: Places) -> Environment | None:
     if not (backend / OF_BACKEND).exists():
         return await _beside(backend, model, places)
-    folder = await unpacked(backend / OF_BACKEND, model, KeptFolders(places.kept))
+    folder = await unpacked(backend / OF_BACKEND, model, places.keep(model))
     return await _activated(folder, OF_BACKEND, model)
 
 
@@ -101,8 +112,7 @@ async def _beside(folder: Path, model: str, places: Places) -> Environment | Non
             await _check(folder / name, name, model)
             return _virtual(folder / name)
     if (folder / FILE).is_file():
-        kept = KeptFolders(places.kept)
-        return _virtual(await virtual_environment(folder / FILE, model, kept))
+        return _virtual(await virtual_environment(folder / FILE, model, places.keep(model)))
     return None
 
 

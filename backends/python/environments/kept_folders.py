@@ -30,6 +30,8 @@ class KeptFolders:
         If `build` fails or is cancelled nothing stays. InferenceError if the disk refuses.
         """
         folder = self._root / key
+        if await asyncio.to_thread((folder / MARK).exists):
+            return folder  # also where nothing can be written any more, not even a lock
         try:
             await asyncio.to_thread(self._root.mkdir, parents=True, exist_ok=True)
             # Locks are files of their own: the folder itself comes and goes.

@@ -20,7 +20,8 @@ LENGTHENED = {"Inf": "Infinity", "-Inf": "-Infinity", "-NaN": "NaN"}
 def parse_json_object(body: bytes) -> dict[str, Any]:
     """The body as an object; of members with one name the last counts.
 
-    InferenceError INTERNAL (a 500, as Triton) if it is not one, INVALID_ARG if it is not UTF-8.
+    InferenceError INTERNAL (a 500, as Triton) if it is not one, INVALID_ARG if it is not UTF-8 or
+    has half a surrogate pair.
     """
     return _object(_parse(body.removeprefix(BOM_UTF8)))
 
@@ -29,7 +30,7 @@ def parse_request(body: bytes) -> dict[str, Any]:
     """The JSON part of an infer request; of members with one name the first counts, as in Triton.
 
     InferenceError INTERNAL (a 500, as Triton) if it is not an object, INVALID_ARG if it is not
-    UTF-8, of which Triton sees nothing.
+    UTF-8 (of which Triton sees nothing) or has half a surrogate pair.
     """
     body = body.removeprefix(BOM_UTF8)
     found = _object(_parse(body))
@@ -47,7 +48,7 @@ def _parse(body: bytes) -> Any:
     except orjson.JSONDecodeError as error:
         _insist_on_utf8(body)
         if b"NaN" not in body and b"Inf" not in body:
-            raise _unparsable(error.msg, error.pos) from None
+            raise _refusal(error) from None
     return _parse_literals(body)
 
 
@@ -56,7 +57,7 @@ def _parse_literals(body: bytes) -> Any:
     try:
         orjson.loads(LITERAL.sub(_zero, body.decode()))
     except orjson.JSONDecodeError as error:
-        raise _unparsable(error.msg, error.pos) from None
+        raise _refusal(error) from None
     return _parse_patiently(body)
 
 
@@ -69,6 +70,14 @@ def _insist_on_utf8(body: bytes) -> None:
             f"failed to parse the request JSON buffer: found byte 0x{body[error.start]:02x} at "
             f"{error.start}, expected UTF-8; what is no text can be sent as binary data",
         ) from None
+
+
+def _refusal(error: orjson.JSONDecodeError) -> InferenceError:
+    if "surrogate" in error.msg:
+        # No more a text than bytes that are not UTF-8 (Triton: the same words, with a 500).
+        text = "The surrogate pair in string is invalid."
+        return _unparsable(text, error.pos, Code.INVALID_ARG)
+    return _unparsable(error.msg, error.pos)
 
 
 def _zero(found: re.Match[str]) -> str:
@@ -135,7 +144,5 @@ def _kind(value: Any) -> str:
     return names.get(type(value), "number")
 
 
-def _unparsable(reason: str, offset: int) -> InferenceError:
-    return InferenceError(
-        Code.INTERNAL, f"failed to parse the request JSON buffer: {reason} at {offset}"
-    )
+def _unparsable(reason: str, offset: int, code: Code = Code.INTERNAL) -> InferenceError:
+    return InferenceError(code, f"failed to parse the request JSON buffer: {reason} at {offset}")

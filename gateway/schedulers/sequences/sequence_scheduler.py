@@ -264,6 +264,8 @@ class SequenceScheduler(Scheduler):
             entry.stream.fail(error)
         if not sequence.busy:
             self._release(sequence)
+        if lane is not None:
+            lane.notice_empty()
 
     def _take_back(self, lane: Lane) -> None:
         """Nobody new comes into a lane, and who has not begun there may begin elsewhere."""

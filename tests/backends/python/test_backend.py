@@ -27,6 +27,7 @@ from gateway.config import (
 from gateway.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, RequestedOutput, SequenceTag
+from gateway.scheduling import DynamicBatching
 from gateway.stream import ResponseStream
 from gateway.tensor import Datatype, array_tensor
 from tests.builders import settle
@@ -134,8 +135,11 @@ def request(*values: float, **fields: Any) -> InferRequest:
 
 
 async def answers(instance: Instance, *requests: InferRequest) -> list[Answer]:
+    """What comes for the requests, but for the note that the instance is free."""
+
     async def collect() -> list[Answer]:
-        return [answer async for answer in instance.execute(requests)]
+        found = [answer async for answer in instance.execute(requests)]
+        return [answer for answer in found if answer[1] is not Note.FREED]
 
     return await soon(collect())
 
@@ -257,6 +261,52 @@ async def test_an_instance_is_free_once_execute_has_returned(load: Load) -> None
     for each in (first, second):
         with pytest.raises(StopAsyncIteration):
             await soon(anext(each))
+
+
+NAPPING = """
+    def execute(self, requests):
+        if x(requests[0])[0] == 1:
+            time.sleep(0.3)
+        return [response(x(each)) for each in requests]
+"""
+
+
+async def freed_at_once(instance: Instance) -> bool:
+    """Whether the instance takes another execution before a long one has returned."""
+    async with aclosing(instance.execute([request(1)])) as stream:
+        return await soon(anext(stream)) == (0, Note.FREED)
+
+
+async def test_short_executions_overlap_unless_batches_would_be_smaller_for_it(
+    load: Load,
+) -> None:
+    instance = await load(NAPPING)
+    assert not await freed_at_once(instance)
+    for _ in range(40):
+        await answers(instance, request(2))
+    assert await freed_at_once(instance)
+    batching = replace(CONFIG, dynamic_batching=DynamicBatching(), max_batch_size=4)
+    instance = await load(NAPPING, batching)
+    for _ in range(40):
+        await answers(instance, request(2))
+    assert not await freed_at_once(instance)
+
+
+async def test_executions_that_overlap_are_answered_in_order_and_all_end_with_the_worker(
+    load: Load,
+) -> None:
+    instance = await load("""
+    def execute(self, requests):
+        if x(requests[0])[0] < 0:
+            os._exit(9)
+        return [response(x(each)) for each in requests]
+""")
+    await answers(instance, request(1))
+    found = await asyncio.gather(*(answers(instance, request(n)) for n in range(3)))
+    assert [values(each[-1]) for each in found] == [[0], [1], [2]]
+    *_, lost = await asyncio.gather(*(answers(instance, request(n)) for n in (1, -1, 2)))
+    assert isinstance(lost[-1][1], InferenceError)
+    assert lost[-1][1].code is Code.UNAVAILABLE
 
 
 async def test_whoever_leaves_is_seen_by_the_model_and_waits_for_execute(
@@ -628,6 +678,16 @@ async def test_a_model_completes_its_config(tmp_path: Path) -> None:
 async def test_a_model_that_completes_nothing_keeps_its_config(tmp_path: Path) -> None:
     folder = write(tmp_path, TWICE)
     assert await soon(asyncio.to_thread(PythonBackend().complete, CONFIG, folder)) == CONFIG
+
+
+async def test_completing_a_config_may_not_take_forever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COMPLETE_SECS", 0.5)
+    folder = write(tmp_path, COMPLETES.replace("return config", "time.sleep(600)"))
+    config = ModelConfig(name="m", backend="python")
+    with pytest.raises(InferenceError, match=r"did not return within 0\.5 s"):
+        await soon(asyncio.to_thread(PythonBackend().complete, config, folder))
 
 
 async def test_what_initialize_is_told(load: Load) -> None:

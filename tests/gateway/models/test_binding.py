@@ -1,6 +1,6 @@
 """Ensembles come, change and go with the models that they call; texts are those of Triton 2.51.
 
-What Triton only logs, the reason behind `no version is available`, is told here.
+They are those of a first load: of one that fails again Triton gives no reason.
 """
 
 import asyncio
@@ -147,9 +147,9 @@ async def test_members_that_are_nowhere_are_named(tmp_path: Path, start: Start) 
     write(tmp_path, "e", 1, text=chain("absent", "a", "gone"))
     registry = await start(**EXPLICIT)
     assert await refusal(registry, "e") == (
-        Code.INTERNAL,
-        "failed to load 'e', failed to poll from model repository: ensemble e contains models that "
-        "are not available or ambiguous: absent, gone",
+        Code.INVALID_ARG,
+        "load failed for model 'e': ensemble e contains models that are not available or ambiguous: "
+        "absent, gone\n",
     )
 
 
@@ -160,9 +160,9 @@ async def test_a_version_that_is_not_loaded_is_named(
     write(tmp_path, "e", 1, text=chain("a", version=version))
     registry = await start(**EXPLICIT)
     assert await refusal(registry, "e") == (
-        Code.INTERNAL,
-        "failed to load 'e', no version is available: ensemble 'e' depends on 'a' whose required "
-        f"version {version} is not loaded.",
+        Code.INVALID_ARG,
+        f"load failed for model 'e': ensemble 'e' depends on 'a' whose required version {version} is "
+        "not loaded.\n",
     )
     assert await states(registry, "a") == {"a": ("READY", "")}
 

@@ -138,6 +138,14 @@ def test_a_request_is_pending_until_an_instance_has_it(
     assert statistics.pending == 0
 
 
+def test_a_request_that_is_executed_again_is_pending_once(
+    statistics: ModelStatistics, record: Record
+) -> None:
+    record.started()
+    record.started()
+    assert statistics.pending == 0
+
+
 def test_a_request_that_ends_in_the_queue_is_pending_no_more(
     statistics: ModelStatistics, record: Record
 ) -> None:

@@ -99,6 +99,12 @@ def test_an_execution_counts_and_has_a_time() -> None:
             False,
             FailureReason.REJECTED,
         ),
+        (
+            Code.UNAVAILABLE,
+            "timeout of the corresponding sequence has been expired",
+            False,
+            FailureReason.REJECTED,
+        ),
         (Code.UNAVAILABLE, "the server is shutting down", False, FailureReason.OTHER),
     ],
 )

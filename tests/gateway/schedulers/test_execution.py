@@ -321,6 +321,18 @@ async def test_an_execution_counts_once_for_all_its_requests(
     assert (statistics.success.count, statistics.fail.count) == (3, 0)
 
 
+async def test_rows_that_nobody_hears_of_count_in_the_batch_and_nowhere_else(
+    instance: ScriptedInstance, statistics: ModelStatistics
+) -> None:
+    entry = new_entry(statistics, text_request("only"))
+    task = asyncio.create_task(execute(instance, [entry], statistics, unheard=2))
+    (await instance.begun()).finish("done")
+    assert await soon(read_all(entry.stream)) == ["done"]
+    await soon(task)
+    assert list(statistics.batches) == [3]
+    assert (statistics.inference_count, statistics.success.count) == (1, 1)
+
+
 async def test_a_failing_execution_counts_as_one_too(
     instance: ScriptedInstance, start: Start, statistics: ModelStatistics
 ) -> None:

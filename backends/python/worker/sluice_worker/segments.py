@@ -58,6 +58,8 @@ class OutgoingSegments:
 
     def take_dropped(self) -> list[int]:
         """The segments that the other end should unmap, since they are used no more."""
+        if not self._dropped:
+            return []
         with self._lock:
             dropped, self._dropped = self._dropped, []
             return dropped

@@ -57,6 +57,17 @@ async def test_it_is_unpacked_once_for_its_content(tmp_path: Path) -> None:
     assert await unpack(packed(tmp_path / "env.tar.gz", file("bin/python", "#!!"))) != again
 
 
+async def test_what_has_been_made_is_found_where_nothing_can_be_written_any_more(
+    tmp_path: Path,
+) -> None:
+    archive = packed(tmp_path / "env.tar.gz", file("bin/python"))
+    made = await unpack(archive)
+    lock = made.with_name(f"{made.name}.lock")
+    lock.unlink()
+    lock.mkdir()  # cannot be opened for writing, not even by root
+    assert await unpack(archive) == made
+
+
 async def test_links_to_the_systems_python_are_kept(tmp_path: Path) -> None:
     members = (link("bin/python3", "/usr/bin/python3"), link("bin/python", "python3"))
     found = await unpack(packed(tmp_path / "env.tar.gz", *members))

@@ -1,5 +1,6 @@
 """Which Python runs a model: its own if it has one, in a fixed order, else the gateway's."""
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -48,7 +49,7 @@ async def chosen(places: Places, **parameters: str) -> Environment:
 async def refusal(places: Places, **parameters: str) -> InferenceError:
     with pytest.raises(InferenceError) as refused:
         await chosen(places, **parameters)
-    assert str(places.kept.parent) not in refused.value.message
+    assert str(places.version.parents[2]) not in refused.value.message
     return refused.value
 
 
@@ -159,6 +160,22 @@ async def test_a_path_without_an_environment_is_refused_with_tritons_text(places
         error = await refusal(places, EXECUTION_ENV_PATH=path)
         assert error.code is Code.INTERNAL
         assert error.message == text
+
+
+async def test_without_a_place_to_make_it_only_what_must_be_made_is_refused(
+    places: Places, ready: Path
+) -> None:
+    nowhere = dataclasses.replace(places, kept=None)
+    (places.model / "requirements.txt").write_text("greeting\n")
+    error = await refusal(nowhere)
+    assert error.code is Code.UNAVAILABLE
+    assert error.message == (
+        "model 'm': there is no place to make its environment: set SLUICE_CACHE to a folder (HOME "
+        "is not set either)"
+    )
+    (places.model / "venv").symlink_to(ready)
+    found = await interpreter(ModelConfig(name="m"), nowhere)
+    assert found.python == places.model / "venv" / "bin" / "python"
 
 
 async def test_an_environment_without_an_interpreter_is_refused(places: Places) -> None:

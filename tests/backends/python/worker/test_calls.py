@@ -91,7 +91,7 @@ return [texts(caught(log.log, 5)[:9], caught(log.log, "x", 5)[:9])]
         *(["INFO", "a"], ["VERBOSE", "b"], ["INFO", "c"], ["WARNING", "d"], ["ERROR", "e"]),
         ["VERBOSE", "?"],
     ]
-    assert [each[3] for each in lines[:2]] == [3, 4]
+    assert [each[3] for each in lines[:2]] == [4, 5]
     assert lines[0][2] == "<string>"
 
 

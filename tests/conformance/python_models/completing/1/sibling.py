@@ -1,0 +1,5 @@
+"""A module beside the model."""
+
+
+def doubled(x):
+    return x * 2
