@@ -8,8 +8,8 @@ What is decided here are numbers only.
 
 from dataclasses import dataclass
 
-MOST_TURNS = 48
-PATIENCE = 12
+MOST_TURNS = 96
+PATIENCE = 24
 """So many turns in a row that bring nothing end the wait."""
 TRY_EVERY = 64
 """One in so many batches waits although the last wait brought nothing."""
