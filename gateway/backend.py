@@ -105,6 +105,9 @@ class Instance(ABC):
     async def close(self) -> None:
         """Release everything; called once, after the last execution has ended."""
 
+    def left(self, requests: Sequence[InferRequest]) -> None:  # noqa: B027 - few can use it
+        """Nobody waits any more for these of an execution, which goes on for others."""
+
     async def died(self) -> str:
         """Return why, once the instance can no longer execute; most instances never do."""
         await asyncio.Event().wait()
@@ -129,8 +132,9 @@ class Backend(ABC):
     time, but models load side by side, and imports by several threads give modules half made.
     What follows is given before anything else is called. `settings` is what `--backend-config`
     says for it. `kept` is a folder of its own, to keep what is slow to make; it may not exist yet,
-    and other gateways share it; None if this user has no place for it. `home` is the folder of a Python-based backend: the model.py there
-    serves every model that names this backend; None for all others.
+    and other gateways share it; None if this user has no place for it. `home` is the folder of a
+    Python-based backend: the model.py there serves every model that names this backend; None for
+    all others.
     `loads_side_by_side`: the instances of one model may be loaded at the same time.
     """
 

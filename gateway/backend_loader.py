@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Mapping
+from copy import copy
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -21,8 +22,9 @@ class BackendLoader:
     """The installed backends, found by the entry-point group `sluice.backends`.
 
     `settings` are those of `--backend-config` by backend; those under "" hold for every backend.
-    `kept` is where backends keep what they make, None if there is no place for it. A folder NAME with a model.py in `directory` is
-    the backend NAME, too: it is served by a `python` backend of its own.
+    `kept` is where backends keep what they make, None if there is no place for it. A folder NAME
+    with a model.py in `directory` is the backend NAME, too: it is served by a copy of the
+    backend `python`.
     """
 
     def __init__(
@@ -98,9 +100,15 @@ class BackendLoader:
                 self._loaded[name, home] = self._create(name, home)
             return self._loaded[name, home]
 
+    def _installed(self, name: str) -> Backend:
+        if (name, None) not in self._loaded:
+            self._loaded[name, None] = self._create(name, None)
+        return self._loaded[name, None]
+
     def _create(self, name: str, home: Path | None) -> Backend:
         runs_it = PYTHON if home else name
-        backend = _import(self.find(runs_it))
+        # A copy shares what the installed one keeps, such as the metrics that models make.
+        backend = copy(self._installed(PYTHON)) if home else _import(self.find(name))
         backend.settings = {**self._settings.get("", {}), **self._settings.get(name, {})}
         backend.kept = None if self._kept is None else self._kept / runs_it
         backend.home = home

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -123,7 +124,7 @@ class Core:
         async with asyncio.TaskGroup() as tasks:
             caching = tasks.create_task(_work(self._cache))
             control = RegistryControl(self._registry)
-            registry = tasks.create_task(self._registry.run(self.dataplane.infer, control))
+            registry = tasks.create_task(self._registry.run(self.dataplane.call, control))
             await listeners.open(tasks)
             failure = await self._loaded()
             if not failure:
@@ -144,13 +145,17 @@ class Core:
         return f"failed to load all models:\n{reasons}\n(--exit-on-error=false serves the others)"
 
     async def _drain(self, tasks: asyncio.TaskGroup, listeners: Listeners) -> None:
-        """Not ready, stop accepting, let requests end, then end the rest with an error."""
-        limit = self.settings.exit_timeout_secs
+        """Not ready; let sequences end, stop accepting, let requests end; others get an error."""
+        limit, time = self.settings.exit_timeout_secs, asyncio.get_running_loop().time
+        ends_at = time() + limit
         log.info("draining", extra={"requests": self.dataplane.in_flight, "limit_secs": limit})
         self.dataplane.refuse_requests()
-        listeners.stop_accepting(tasks, limit + LAST_ANSWERS_SECS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(ends_at):
+                await self.dataplane.sequences_ended()
+        listeners.stop_accepting(tasks, max(0, ends_at - time()) + LAST_ANSWERS_SECS)
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout_at(ends_at):
                 await self.dataplane.drained()
         except TimeoutError:
             log.warning("drain over", extra={"abandoned": self.dataplane.in_flight})

@@ -16,6 +16,10 @@ from gateway.shared_memory.regions import SharedMemory
 from gateway.stream import ResponseStream
 
 
+def _exiting() -> InferenceError:
+    return InferenceError(Code.UNAVAILABLE, "Server exiting")
+
+
 class DataPlane:
     """Resolves a request's model, has it checked, and submits it; knows how the server fares."""
 
@@ -34,6 +38,7 @@ class DataPlane:
         self._registry = registry
         self._strict_readiness = strict_readiness
         self._exiting = False
+        self._ending_sequences = False
 
     def infer(
         self, request: InferRequest, model: Model | None = None, trace: Trace | None = None
@@ -50,6 +55,13 @@ class DataPlane:
             if trace is not None:
                 trace.refused()
             raise
+
+    def call(self, request: InferRequest) -> ResponseStream:
+        """Submit a request that a model makes on behalf of one under way.
+
+        Like `infer`, but also when the server takes no more requests: those under way may end.
+        """
+        return self.model(request.model, request.version).submit(request)
 
     def model(self, name: str, version: str = "") -> Model:
         """The model a request with this name and version would go to; InferenceError if none."""
@@ -94,8 +106,13 @@ class DataPlane:
 
     @property
     def exiting(self) -> bool:
-        """Whether the server takes no more requests."""
+        """Whether the server takes no more requests, but for those of open sequences."""
         return self._exiting
+
+    @property
+    def taking_requests(self) -> bool:
+        """Whether there are requests that the server takes: any, or those of open sequences."""
+        return not self._exiting or self._ending_sequences
 
     @property
     def in_flight(self) -> int:
@@ -106,6 +123,14 @@ class DataPlane:
         """Take no more requests, and say so to every probe."""
         self._exiting = True
         self._registry.notify()
+
+    async def sequences_ended(self) -> None:
+        """Wait until every sequence has ended; meanwhile their requests are taken."""
+        self._ending_sequences = True
+        try:
+            await self._registry.sequences_ended()
+        finally:
+            self._ending_sequences = False
 
     async def changed(self) -> None:
         """Wait until `ready` may have changed."""
@@ -122,11 +147,14 @@ class DataPlane:
     def _submit(
         self, request: InferRequest, model: Model | None, trace: Trace | None
     ) -> ResponseStream:
-        self._refuse_if_exiting()
+        if not self.taking_requests:
+            raise _exiting()
         if model is None or model.retired:
             model = self.model(request.model, request.version)
+        if self._exiting and not model.continues(request):
+            raise _exiting()
         return model.submit(request, trace)
 
     def _refuse_if_exiting(self) -> None:
         if self._exiting:
-            raise InferenceError(Code.UNAVAILABLE, "Server exiting")
+            raise _exiting()

@@ -34,5 +34,12 @@ class InferenceError(Exception):
         return f"{self.code.value}: {self.message}"
 
 
+class AnsweredError(InferenceError):
+    """What a model itself answers a request with: to the client an error as any other.
+
+    In the statistics the request has been answered, as on Triton.
+    """
+
+
 UNEXPECTED = InferenceError(Code.INTERNAL, "internal error; the server's log says why")
 """What a client learns of a defect of ours, on every wire."""

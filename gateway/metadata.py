@@ -11,6 +11,7 @@ from gateway.observability.rows import statistics_row
 
 EXTENSIONS = (
     "classification",
+    "sequence",
     "system_shared_memory",
     "cuda_shared_memory",
     "model_repository",

@@ -187,5 +187,10 @@ class LoadedModels:
         """Requests in flight in all models."""
         return sum(each.in_flight for each in self._models)
 
+    async def sequences_ended(self) -> None:
+        """Wait until no sequence takes any more requests."""
+        for model in self._models:
+            await model.sequences_ended()
+
     def notify(self) -> None:
         """Nobody waits for changes here."""

@@ -1,13 +1,16 @@
 """Models that are Python programs (`model.py`), each instance in a worker process of its own."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from backends.python.business_logic import BusinessLogic
 from backends.python.completion import complete_message, completed_config
 from backends.python.environments.choice import Environment, Places, interpreter
+from backends.python.executions import Executions
 from backends.python.initialization import (
     code_identity,
     instance_name,
@@ -31,6 +34,10 @@ from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 
+log = logging.getLogger("sluice.python")
+
+REMIND_SECS = 30.0
+"""How often the log says that a model has not initialized yet."""
 COMPLETE_SECS = 120.0
 """How long `auto_complete_config` may take: nothing else would end it when the server ends."""
 
@@ -59,7 +66,7 @@ class PythonBackend(Backend):
         worker = await self._start(config, context.path, name, services, suspect)
         try:
             told = [ToWorker.LOAD, load_message(context, self.home)]
-            _, said = await worker.ask(told, ToGateway.LOADED)
+            said = await _initialized(worker, told, parameters.initialize_timeout_secs)
         except BaseException:
             await worker.stop()
             raise
@@ -74,7 +81,7 @@ class PythonBackend(Backend):
 
     async def _complete(self, config: ModelConfig, path: Path) -> ModelConfig:
         name = config.name
-        worker = await self._start(config, path, name, lambda _: LogOnly(LogLines({"model": name})))
+        worker = await self._start(config, path, name, _log_only)
         try:
             told = [ToWorker.COMPLETE, complete_message(config, path, self.home)]
             async with asyncio.timeout(COMPLETE_SECS):
@@ -94,7 +101,7 @@ class PythonBackend(Backend):
         config: ModelConfig,
         path: Path,
         name: str,
-        services: Callable[[Link], Services],
+        services: Callable[[Link, Executions], Services],
         on_death: Callable[[Sequence[InferRequest]], None] = lambda _: None,
     ) -> Worker:
         refuse_special_name(name)
@@ -114,16 +121,34 @@ class PythonBackend(Backend):
     async def _environment(self, config: ModelConfig, path: Path) -> Environment:
         return await interpreter(config, Places(version=path, backend=self.home, kept=self.kept))
 
-    def _services(self, context: ModelContext, link: Link) -> Services:
+    def _services(self, context: ModelContext, link: Link, executions: Executions) -> Services:
         control = context.control or NoOtherModels()
         about = {"model": context.config.name, "instance": instance_name(context)}
         return ServicesOfServer(
             link,
+            executions,
             LogLines(about),
             MetricCalls(link.control, self._metrics),
-            BusinessLogic(link, context.infer, control),
+            BusinessLogic(link, context.infer, control, executions.is_left),
             ModelManagement(link.control, control),
         )
+
+
+async def _initialized(worker: Worker, told: Sequence[Any], limit_secs: float) -> Any:
+    """What LOADED says; whoever waits long for that is told so in the log."""
+    asking = asyncio.ensure_future(worker.ask(told, ToGateway.LOADED))
+    try:
+        async with asyncio.timeout(limit_secs or None):
+            while not (await asyncio.wait([asking], timeout=REMIND_SECS))[0]:
+                log.warning("model still initializes", extra=worker.about)
+            return asking.result()[1]
+    except TimeoutError:
+        raise InferenceError(
+            Code.INTERNAL,
+            f"'{worker.name}' did not initialize within {limit_secs:g} s (initialize_timeout_secs)",
+        ) from None
+    finally:
+        asking.cancel()
 
 
 async def _started(model: str, environment: Environment) -> WorkerProcess:
@@ -140,6 +165,10 @@ async def _started(model: str, environment: Environment) -> WorkerProcess:
         raise InferenceError(
             Code.INTERNAL, f"the worker of model '{model}' cannot be started: {error.strerror}"
         ) from None
+
+
+def _log_only(_: Link, executions: Executions) -> Services:
+    return LogOnly(LogLines({"model": executions.model}))
 
 
 def _discard(starting: asyncio.Future[WorkerProcess]) -> None:

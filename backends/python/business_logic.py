@@ -1,12 +1,13 @@
 """A model calls other models of this server (python backend, business logic scripting)."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from backends.python.link import Link
 from backends.python.requests import to_json
 from backends.python.responses import describe_response
-from backends.python.tensors import TensorWriter
+from backends.python.tensors import MUCH_BYTES, TensorWriter, beside
 from backends.python.worker.sluice_worker.messages import ToWorker
 from gateway.backend import ModelControl
 from gateway.errors import Code, InferenceError
@@ -14,44 +15,94 @@ from gateway.messages import InferRequest, InferResponse
 from gateway.stream import ResponseStream
 
 Infer = Callable[[InferRequest], ResponseStream]
+Served = Sequence[int]
+"""The requests on whose behalf a call is made, by their numbers; none if that is not known."""
 
 LAST = InferResponse(final=True)
+NOBODY_WAITS = "Request was cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a model asks of another one; `number` is the worker's."""
+
+    number: int
+    request: InferRequest
+    decoupled: bool
+    served: Served
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    stream: ResponseStream
+    served: Served
+    task: asyncio.Task[None]
 
 
 class BusinessLogic:
-    """The calls of one worker that are under way, a task each; `end` cancels them."""
+    """The calls of one worker that are under way, a task each; `end` cancels them.
 
-    def __init__(self, link: Link, infer: Infer, control: ModelControl) -> None:
+    `is_left` says whether nobody waits any more for any of some requests: what is asked on their
+    behalf is cancelled. Each call is answered, and the last answer says that it is.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        infer: Infer,
+        control: ModelControl,
+        is_left: Callable[[Served], bool],
+    ) -> None:
         self._link = link
         self._infer = infer
         self._control = control
-        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._is_left = is_left
+        self._calls: dict[int, _UnderWay] = {}
 
-    def begin(self, call: int, request: InferRequest, *, decoupled: bool) -> None:
-        """Ask the other model; its answers go to the worker as they come."""
-        task = asyncio.get_running_loop().create_task(self._run(call, request, decoupled))
-        self._calls[call] = task
-        task.add_done_callback(lambda _: self._calls.pop(call))
+    def begin(self, call: Call) -> None:
+        """Ask the other model; its answers go to the worker as they come.
 
-    def cancel(self, call: int) -> None:
+        ValueError if a call of that number is under way.
+        """
+        if call.number in self._calls:
+            raise ValueError(f"call {call.number} is under way")
+        if self._is_left(call.served):
+            self._fail(call.number, NOBODY_WAITS)
+            return
+        try:
+            stream = self._submit(call.request, decoupled=call.decoupled)
+        except InferenceError as error:
+            self._fail(call.number, error.message)
+            return
+        task = asyncio.get_running_loop().create_task(self._run(call, stream))
+        self._calls[call.number] = _UnderWay(stream, call.served, task)
+        task.add_done_callback(lambda _: self._calls.pop(call.number))
+
+    def cancel(self, number: int) -> None:
         """The model wants no more answers to that call."""
-        if (task := self._calls.get(call)) is not None:
-            task.cancel()
+        if (call := self._calls.get(number)) is not None:
+            call.stream.cancel()
+
+    def cancel_left(self) -> None:
+        """Somebody has left: cancel what is asked on behalf of nobody any more."""
+        for call in tuple(self._calls.values()):
+            if self._is_left(call.served):
+                call.stream.cancel()
 
     def end(self) -> None:
         """Nobody waits for any answer any more."""
-        for task in tuple(self._calls.values()):
-            task.cancel()
+        for call in tuple(self._calls.values()):
+            call.stream.cancel()
 
-    async def _run(self, call: int, request: InferRequest, decoupled: bool) -> None:
+    async def _run(self, call: Call, stream: ResponseStream) -> None:
         try:
-            with self._submit(request, decoupled=decoupled) as stream:
-                if decoupled:
-                    await self._pass_all(call, stream)
+            with stream:
+                if call.decoupled:
+                    await self._pass_all(call.number, stream)
                 else:
-                    self._pass(call, await stream.only(), final=True)
+                    await self._pass(call.number, await stream.only(), final=True)
         except InferenceError as error:
-            self._fail(call, error.message)
+            self._fail(call.number, error.message)
 
     def _submit(self, request: InferRequest, *, decoupled: bool) -> ResponseStream:
         try:
@@ -77,28 +128,33 @@ class BusinessLogic:
                 "models.'",
             )
 
-    async def _pass_all(self, call: int, stream: ResponseStream) -> None:
+    async def _pass_all(self, number: int, stream: ResponseStream) -> None:
         final = False
         async for response in stream:
             final = response.final
-            self._pass(call, response, final=final)
-            await self._link.control.room()
+            await self._pass(number, response, final=final)
+        if stream.cancelled:
+            raise InferenceError(Code.CANCELLED, NOBODY_WAITS)
         if not final:
-            self._pass(call, LAST, final=True)
+            await self._pass(number, LAST, final=True)
 
-    def _pass(self, call: int, response: InferResponse, *, final: bool) -> None:
+    async def _pass(self, number: int, response: InferResponse, *, final: bool) -> None:
+        await self._link.control.room()
         tensors = TensorWriter(self._link.outgoing)
         try:
-            described = describe_response(response, tensors)
+            if sum([len(each.data) for each in response.outputs]) < MUCH_BYTES:
+                described = describe_response(response, tensors)
+            else:
+                described = await beside(lambda: describe_response(response, tensors), tensors)
         except OSError as error:
             tensors.give_back()
             raise InferenceError(
                 Code.INTERNAL, f"no memory can be shared with the worker: {error.strerror}"
             ) from None
-        header = to_json([ToWorker.INFERRED, call, described, final])
+        header = to_json([ToWorker.INFERRED, number, described, final])
         self._link.control.send(header, tensors.body)
 
-    def _fail(self, call: int, message: str) -> None:
+    def _fail(self, number: int, message: str) -> None:
         # As on Triton every failure of another model is INTERNAL to the one that asked.
         described = [[], [Code.INTERNAL.name, message], {}]
-        self._link.control.send(to_json([ToWorker.INFERRED, call, described, True]))
+        self._link.control.send(to_json([ToWorker.INFERRED, number, described, True]))

@@ -48,7 +48,7 @@ class Channel:
         self._frames = FrameReader()
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self._reading = False
         self._over = False
         self._closed = False
@@ -68,7 +68,10 @@ class Channel:
         while self._unsent_bytes > FULL_BYTES and not self._closed:
             waiter = self._loop.create_future()
             self._waiting.append(waiter)
-            await waiter
+            try:
+                await waiter
+            finally:  # one after the other: what this one sends may leave no room for the next
+                self._loop.call_soon(self._wake)
 
     def pause(self) -> None:
         """Read nothing for now: whoever writes is held back."""
@@ -152,7 +155,7 @@ class Channel:
             self._unsent.appendleft(data[sent:])
         if not self._unsent:
             self._drop_unsent()
-        elif self._unsent_bytes <= FULL_BYTES:
+        else:
             self._wake()
 
     def _drop_unsent(self) -> None:
@@ -163,7 +166,9 @@ class Channel:
         self._wake()
 
     def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
+        """Let the next one go on who waits for room, if there is some."""
+        while self._waiting and (self._unsent_bytes <= FULL_BYTES or self._closed):
+            waiter = self._waiting.popleft()
             if not waiter.done():
                 waiter.set_result(None)
+                return

@@ -12,14 +12,17 @@ class Execution:
     """Requests that a worker was handed together; one task takes their answers.
 
     They are numbered from `first` on; `indexes` are how their answers are to be told. `weight` is
-    how much waits for the task. It is `returned` once `execute` has, or never will.
+    how much waits for the task, `held` that its senders wait for that. It is `returned` once
+    `execute` has, or never will.
     """
 
     __slots__ = (
         "_answers",
+        "_first",
         "_freed",
         "_open",
         "_waiter",
+        "held",
         "lost",
         "requests",
         "returned",
@@ -31,9 +34,11 @@ class Execution:
         self, requests: Sequence[InferRequest], first: int, indexes: Sequence[int]
     ) -> None:
         self.requests = requests
+        self._first = first
         self._freed = False
         self.returned = False
         self.lost = False
+        self.held = False
         self.timer: asyncio.TimerHandle | None = None
         self.weight = 0
         self._open = dict(enumerate(indexes, first))
@@ -44,6 +49,15 @@ class Execution:
     def over(self) -> bool:
         """Whether nothing more will come, and the worker could take another execution."""
         return self.returned and not self._open
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of its requests."""
+        return range(self._first, self._first + len(self.requests))
+
+    def request(self, number: int) -> InferRequest:
+        """The request of that number."""
+        return self.requests[number - self._first]
 
     @property
     def open(self) -> list[int]:
@@ -100,6 +114,13 @@ class Execution:
         """End every request that is not done."""
         self._answers += [(index, error) for index in self._open.values()]
         self._open.clear()
+
+    def leave(self, requests: Sequence[InferRequest]) -> list[int]:
+        """Nobody waits for these any more; the numbers of those that were not done."""
+        left = [n for n in self._open if any(self.request(n) is each for each in requests)]
+        for number in left:
+            del self._open[number]
+        return left
 
     def abandon(self) -> None:
         """Nobody waits for any answer any more."""

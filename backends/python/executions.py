@@ -1,8 +1,7 @@
 """The executions of one worker: handed over, answered, held back, and ended."""
 
-import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,19 +10,21 @@ from backends.python.link import Link
 from backends.python.overlap import Overlap
 from backends.python.requests import RequestEncoder, to_json
 from backends.python.responses import read_response
-from backends.python.tensors import TensorReader, TensorWriter
+from backends.python.tensors import MUCH_BYTES, TensorReader, TensorWriter, beside
 from backends.python.worker.sluice_worker.messages import ToWorker
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases
 
 log = logging.getLogger("sluice.python")
 
-HELD_BYTES = 64 << 20
-"""Once so many bytes of answers wait to be taken, the worker is read no further."""
+HOLD_BYTES = 16 << 20
+"""Once so many bytes of answers to one execution wait to be taken, whoever sends them must wait."""
+HELD_BYTES = 256 << 20
+"""Once so many bytes of all answers wait to be taken, the worker is read no further."""
 ANSWER_BYTES = 64 << 10
 """What an answer weighs besides its tensors."""
-MUCH_BYTES = 4 << 20
-"""Requests of this size are copied into segments beside the event loop."""
+FLAG = InferResponse(final=True)
+"""That no more will come."""
 
 
 class Executions:
@@ -39,12 +40,18 @@ class Executions:
         self._about = about
         self._by_number: dict[int, Execution] = {}
         self._by_request: dict[int, Execution] = {}
+        self._left: set[int] = set()
         self._touched: set[Execution] = set()
         self._next = 1
         self._next_request = 1
         self._held = 0
         self._last: Execution | None = None
         self._ended: InferenceError | None = None
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self._encoder.model
 
     @property
     def busy(self) -> bool:
@@ -71,9 +78,11 @@ class Executions:
         tensors = TensorWriter(self._link.outgoing)
         encode = partial(self._encoder.encode, number, first, requests, tensors)
         try:
-            header = encode() if _size(requests) < MUCH_BYTES else await _beside(encode, tensors)
+            header = encode() if _size(requests) < MUCH_BYTES else await beside(encode, tensors)
         except OSError as error:
             tensors.give_back()
+            if self._ended is not None:
+                raise self._ended from None
             reason = f"no memory can be shared with its worker: {error.strerror}"
             raise InferenceError(
                 Code.INTERNAL, f"model '{self._encoder.model}': {reason}"
@@ -95,17 +104,37 @@ class Executions:
         if execution.weight:
             self._held -= execution.weight
             execution.weight = 0
+            if execution.held:
+                execution.held = False
+                self._tell(ToWorker.GO_ON, execution.open)
             if self._held < HELD_BYTES:
                 self._link.work.resume()
 
     def leave(self, execution: Execution) -> None:
         """Nobody waits for its answers; the worker is told, and may say what it likes."""
-        if left := execution.open:
-            self._link.control.send(to_json([ToWorker.CANCEL, *left]))
-        for number in left:
-            del self._by_request[number]
+        self._cancel(execution.open)
         execution.abandon()
         self.taken(execution)
+
+    def leave_some(self, requests: Sequence[InferRequest]) -> None:
+        """Nobody waits for these, though others of their execution may still be waited for."""
+        for execution in self._open:
+            if left := execution.leave(requests):
+                self._cancel(left)
+                execution.wake()
+
+    def is_left(self, numbers: Sequence[int]) -> bool:
+        """Whether requests have been left, and none of them is waited for any more."""
+        return not self._left.isdisjoint(numbers) and self._by_request.keys().isdisjoint(numbers)
+
+    def request(self, number: int) -> InferRequest | None:
+        """A request that is waited for."""
+        execution = self._by_request.get(number)
+        return None if execution is None else execution.request(number)
+
+    def is_first(self, execution: Execution) -> bool:
+        """Whether it is the one that the worker executes; others lie before it until then."""
+        return next(iter(self._by_number.values()), None) is execution
 
     # What the worker says.
 
@@ -113,7 +142,7 @@ class Executions:
         """RESPONSE: from a response sender, at any time."""
         _, number, described, final = found
         answer = _read(described, TensorReader(body, self._link.incoming), final=final)
-        self._answer(number, answer)
+        self._answer(number, answer, final=final)
 
     def take_executed(self, found: list[Any], body: memoryview) -> None:
         """EXECUTED: what `execute` has returned."""
@@ -124,7 +153,8 @@ class Executions:
             if rescheduled:
                 self._reschedule(request)
             else:
-                self._answer(request, _read(described, tensors, final=final, phases=phases))
+                answer = _read(described, tensors, final=final, phases=phases)
+                self._answer(request, answer, final=final)
         if error is not None:
             self._fail(execution, *error)
         execution.end()
@@ -138,6 +168,9 @@ class Executions:
         """All that came at once has been told: wake whoever waits, and hold the worker back."""
         for execution in self._touched:
             execution.wake()
+            if execution.weight >= HOLD_BYTES and not execution.held:
+                execution.held = True
+                self._tell(ToWorker.HOLD, execution.open)
         self._touched.clear()
         self._link.release()
         if self._held >= HELD_BYTES:
@@ -151,13 +184,19 @@ class Executions:
             execution.wake()
         self._by_number.clear()
         self._by_request.clear()
+        self._left.clear()
 
-    def _answer(self, number: int, answer: InferResponse | InferenceError | None) -> None:
+    def _answer(
+        self, number: int, answer: InferResponse | InferenceError | None, *, final: bool
+    ) -> None:
         execution = self._by_request.get(number)
         if execution is None or answer is None:
+            if final:
+                self._left.discard(number)
             return
         weight = ANSWER_BYTES + _weight(answer)
-        if execution.answer(number, answer, weight):
+        done = execution.answer(number, answer, weight)
+        if done or (final and execution.answer(number, FLAG, 0)):
             del self._by_request[number]
         self._held += weight
         self._touched.add(execution)
@@ -166,6 +205,17 @@ class Executions:
         execution = self._by_request.pop(number, None)
         if execution is not None:
             execution.reschedule(number)
+        self._left.discard(number)
+
+    def _cancel(self, numbers: Sequence[int]) -> None:
+        self._tell(ToWorker.CANCEL, numbers)
+        for number in numbers:
+            del self._by_request[number]
+        self._left.update(numbers)
+
+    def _tell(self, kind: ToWorker, numbers: Sequence[int]) -> None:
+        if numbers:
+            self._link.control.send(to_json([kind, *numbers]))
 
     def _free_if_room(self) -> None:
         """Let the instance have another execution, if only the last one keeps it."""
@@ -178,6 +228,7 @@ class Executions:
         log.error("execute failed", extra={**self._about, "reason": message, "trace": trace})
         for number in execution.open:
             del self._by_request[number]
+        self._left.difference_update(execution.numbers)
         execution.fail(InferenceError(Code.INTERNAL, f"{self._failed}{message}"))
 
 
@@ -203,13 +254,3 @@ def _weight(answer: InferResponse | InferenceError) -> int:
     if isinstance(answer, InferenceError):
         return 0
     return sum([len(tensor.data) for tensor in answer.outputs])
-
-
-async def _beside(encode: Callable[[], bytes], tensors: TensorWriter) -> bytes:
-    """Encode in a thread; whoever is cancelled meanwhile leaves nothing behind."""
-    encoding = asyncio.get_running_loop().run_in_executor(None, encode)
-    try:
-        return await asyncio.shield(encoding)
-    except asyncio.CancelledError:
-        encoding.add_done_callback(lambda _: tensors.give_back())
-        raise

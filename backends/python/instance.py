@@ -50,6 +50,9 @@ class PythonInstance(Instance):
             finally:
                 await self._leave(execution)
 
+    def left(self, requests: Sequence[InferRequest]) -> None:
+        self._worker.leave_some(requests)
+
     async def died(self) -> str:
         return await asyncio.shield(self._worker.died)
 
@@ -74,19 +77,27 @@ class PythonInstance(Instance):
     async def _leave(self, execution: Execution) -> None:
         """Nobody waits for what is left of it; the worker is busy until `execute` returns."""
         if not execution.over:
-            self._executions.leave(execution)
+            self._worker.leave(execution)
             await self._wait_abandoned(execution)
         if not execution.lost:
             self._quarantine.survived(self._code, execution.requests)
 
     async def _wait_abandoned(self, execution: Execution) -> None:
         limit = self._parameters.abandoned_execute_secs
+        while not await self._has_returned(execution, limit):
+            # What only lies behind another one in the worker is not to blame.
+            if self._executions.is_first(execution):
+                self._worker.kill(
+                    f"its execute did not return within {limit:g} s once nobody waited for it "
+                    "(abandoned_execute_secs)"
+                )
+                limit = 0
+
+    @staticmethod
+    async def _has_returned(execution: Execution, within_secs: float) -> bool:
         try:
-            async with asyncio.timeout(limit or None):
+            async with asyncio.timeout(within_secs or None):
                 await execution.has_returned()
         except TimeoutError:
-            self._worker.kill(
-                f"its execute did not return within {limit:g} s once nobody waited for it "
-                "(abandoned_execute_secs)"
-            )
-            await execution.has_returned()
+            return False
+        return True

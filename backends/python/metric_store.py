@@ -11,6 +11,7 @@ from gateway.errors import Code, InferenceError
 
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+OWN = re.compile(r"gateway_|nv_(inference|model|cache|cpu|gpu|power|energy|pinned)_")
 KINDS = ("counter", "gauge", "histogram")
 
 Labels = tuple[tuple[str, str], ...]
@@ -53,20 +54,20 @@ class MetricStore:
         self._families: dict[str, Family] = {}
 
     def family(self, name: str, description: str, kind: str, holder: object) -> Family:
-        """The family of that name; INVALID_ARG if there is another one, or it can be none."""
+        """The family of that name, whatever its description; INVALID_ARG if there can be none."""
         if not NAME.fullmatch(name) or kind not in KINDS:
             raise InferenceError(
-                Code.INVALID_ARG, f"metric family '{name}' of kind '{kind}' cannot be exposed"
+                Code.INVALID_ARG, f"Invalid metric name: '{name}' of kind '{kind}'"
+            )
+        if OWN.match(name):
+            raise InferenceError(
+                Code.INVALID_ARG, f"Invalid metric name: '{name}' may be one of the server's own"
             )
         family = self._families.get(name)
         if family is None:
             family = self._families[name] = Family(name, description, kind)
-        if (family.kind, family.description) != (kind, description):
-            raise InferenceError(
-                Code.INVALID_ARG,
-                f"metric family '{name}' exists already, with kind '{family.kind}' and description "
-                f"'{family.description}'",
-            )
+        if family.kind != kind:
+            raise InferenceError(Code.INVALID_ARG, "Family name already exists with different type")
         family.holders.append(holder)
         return family
 

@@ -19,11 +19,13 @@ MAX_SECS = 1e9
 class Parameters:
     """Of one model: seconds, 0 for no limit; and megabytes of private memory, 0 for no limit.
 
-    `execute_timeout_secs`: longest execution. `abandoned_execute_secs`: longest that nobody waits
-    for. `health_check_secs`: between two questions whether the worker lives; three that it does
-    not answer are its end.
+    `initialize_timeout_secs`: longest start of a model in its worker. `execute_timeout_secs`:
+    longest execution. `abandoned_execute_secs`: longest that nobody waits for.
+    `health_check_secs`: between two questions whether the worker lives; three that it does not
+    answer are its end.
     """
 
+    initialize_timeout_secs: float = 3600
     execute_timeout_secs: float = 0
     abandoned_execute_secs: float = 30
     worker_memory_limit_mb: int = 0
@@ -36,6 +38,7 @@ class Parameters:
         if forced not in ("yes", "no"):
             raise InferenceError(Code.UNSUPPORTED, f"Incorrect value for {FORCE_CPU}: {forced}'")
         return cls(
+            initialize_timeout_secs=_number(config, "initialize_timeout_secs", 3600),
             execute_timeout_secs=_number(config, "execute_timeout_secs", 0),
             abandoned_execute_secs=_number(config, "abandoned_execute_secs", 30),
             worker_memory_limit_mb=int(_number(config, "worker_memory_limit_mb", 0)),

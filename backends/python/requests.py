@@ -69,8 +69,10 @@ def to_json(header: list[Any]) -> bytes:
         return json.dumps(header).encode()
 
 
-def read_request(found: list[Any], tensors: TensorReader) -> InferRequest:
-    """A request that a model makes of another one."""
+def read_request(
+    found: list[Any], tensors: TensorReader, traced: InferRequest | None
+) -> InferRequest:
+    """A request that a model makes of another one; its trace is a part of that of `traced`."""
     (
         _,
         model,
@@ -94,6 +96,7 @@ def read_request(found: list[Any], tensors: TensorReader) -> InferRequest:
         sequence=_sequence(correlation, flags),
         priority=priority or 0,
         timeout_us=timeout or 0,
+        trace=None if traced is None else traced.trace,
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import orjson
 from prometheus_client.core import Metric
 
-from backends.python.channel import Channel
+from backends.python.channel import NOT_UNDERSTOOD, Channel
+from backends.python.execution import Execution
 from backends.python.executions import Executions
 from backends.python.health import Pulse, Readiness
 from backends.python.link import Link
@@ -37,6 +38,9 @@ class Services(Protocol):
     def shown(self) -> Iterable[Metric]:
         """The metrics that the worker's instance has to expose."""
 
+    def left(self) -> None:
+        """Somebody waits no more for what the model answers."""
+
     def end(self) -> None:
         """The worker has ended: nobody waits for any answer."""
 
@@ -52,7 +56,7 @@ class Worker:
         process: WorkerProcess,
         name: str,
         encoder: RequestEncoder,
-        services: Callable[[Link], Services],
+        services: Callable[[Link, Executions], Services],
         on_death: Callable[[Sequence[InferRequest]], None],
     ) -> None:
         process.descriptors.setblocking(False)
@@ -61,21 +65,22 @@ class Worker:
         self._process = process
         self._model = encoder.model
         self._on_death = on_death
-        self._about = {"model": encoder.model, "instance": name}
+        self.about = {"model": encoder.model, "instance": name}
         self._why = ""
         self._closing = False
         self._told: asyncio.Future[list[Any]] | None = None
         self._link = Link(
             Channel(process.work, self._take, self._after_read, self._lost),
-            Channel(process.control, self._take_control, _nothing, self._lost),
+            Channel(process.control, self._take_control, self._after_control, self._lost),
             IncomingSegments(process.descriptors),
             OutgoingSegments(process.descriptors),
         )
-        self.executions = Executions(encoder, name, self._link, self._about)
+        self.executions = Executions(encoder, name, self._link, self.about)
         self.readiness = Readiness(self._link.control, name)
-        self.services = services(self._link)
+        self.services = services(self._link, self.executions)
         self._pulse = Pulse(self._link.control, self._silent)
-        self._printed = Printed(process.output, self._about)
+        self._printed = Printed(process.output, self.about)
+        asyncio.get_running_loop().add_reader(process.descriptors, self._take_segment)
         watch_exit(process, self._exited)
 
     async def ask(self, header: Sequence[Any], answer: ToGateway) -> list[Any]:
@@ -89,7 +94,7 @@ class Worker:
         found = await self._told
         if found[0] == ToGateway.FAILED:
             _, message, trace = found
-            log.error("model failed", extra={**self._about, "reason": message, "trace": trace})
+            log.error("model failed", extra={**self.about, "reason": message, "trace": trace})
             raise InferenceError(Code.INTERNAL, message)
         if found[0] != answer:
             self.kill(f"it answered {found[0]}, expected {answer}")
@@ -103,6 +108,16 @@ class Worker:
             self.kill(f"it did not start within {within_secs:g} s (stub-timeout-seconds)")
             await asyncio.shield(self.died)
         self._refuse_if_ended()
+
+    def leave(self, execution: Execution) -> None:
+        """Nobody waits for any answer to it any more."""
+        self.executions.leave(execution)
+        self.services.left()
+
+    def leave_some(self, requests: Sequence[InferRequest]) -> None:
+        """Nobody waits for these any more."""
+        self.executions.leave_some(requests)
+        self.services.left()
 
     def watch(self, interval_secs: float) -> None:
         """Kill it when it does not answer any more; 0 is never."""
@@ -138,7 +153,7 @@ class Worker:
             error = [failed.message, ""]
         if error:
             told = {"reason": error[0], "trace": error[1]}
-            log.error("finalize failed", extra={**self._about, **told})
+            log.error("finalize failed", extra={**self.about, **told})
 
     # What it says.
 
@@ -166,6 +181,18 @@ class Worker:
         else:
             self._take(header, body)
 
+    def _take_segment(self) -> None:
+        """Before anybody looks for it: the worker waits once too many are on their way."""
+        try:
+            self._link.incoming.receive()
+        except BlockingIOError:
+            """Somebody has looked for it."""
+        except NOT_UNDERSTOOD:
+            asyncio.get_running_loop().remove_reader(self._process.descriptors)
+
+    def _after_control(self) -> None:
+        self._link.release()
+
     def _after_read(self) -> None:
         self.executions.after_read()
 
@@ -190,6 +217,7 @@ class Worker:
         error = InferenceError(Code.UNAVAILABLE, f"model '{self._model}' failed: {reason}")
         self._pulse.stop()
         self._link.close()
+        asyncio.get_running_loop().remove_reader(self._process.descriptors)
         self._process.descriptors.close()
         self._printed.close()
         self.services.end()
@@ -206,7 +234,3 @@ class Worker:
             raise InferenceError(
                 Code.UNAVAILABLE, f"model '{self._model}' failed: {self.died.result()}"
             )
-
-
-def _nothing() -> None:
-    """Control messages need nothing after them."""

@@ -6,7 +6,8 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from backends.python.business_logic import BusinessLogic
+from backends.python.business_logic import BusinessLogic, Call, Served
+from backends.python.executions import Executions
 from backends.python.link import Link
 from backends.python.metric_calls import MetricCalls
 from backends.python.model_management import ModelManagement, read_files
@@ -31,12 +32,14 @@ class ServicesOfServer:
     def __init__(
         self,
         link: Link,
+        executions: Executions,
         lines: "LogLines",
         metrics: MetricCalls,
         logic: BusinessLogic,
         management: ModelManagement,
     ) -> None:
         self._link = link
+        self._executions = executions
         self._lines = lines
         self._metrics = metrics
         self._logic = logic
@@ -47,9 +50,7 @@ class ServicesOfServer:
         values = found[1:]
         match kind:
             case ToGateway.INFER:
-                call, described, decoupled = values
-                request = read_request(described, TensorReader(body, self._link.incoming))
-                self._logic.begin(call, request, decoupled=decoupled)
+                self._logic.begin(self._call(body, *values))
             case ToGateway.CANCEL_INFER:
                 self._logic.cancel(*values)
             case ToGateway.LOG:
@@ -68,11 +69,22 @@ class ServicesOfServer:
         """The metrics that the worker's instance has to expose."""
         return self._metrics.shown()
 
+    def left(self) -> None:
+        """What was asked on behalf of whoever has left ends with them."""
+        self._logic.cancel_left()
+
     def end(self) -> None:
         """The worker has ended."""
         self._logic.end()
         self._management.end()
         self._metrics.end()
+
+    def _call(
+        self, body: memoryview, number: int, described: list[Any], decoupled: bool, served: Served
+    ) -> Call:
+        tensors = TensorReader(body, self._link.incoming)
+        request = read_request(described, tensors, self._executions.request(described[0]))
+        return Call(number=number, request=request, decoupled=decoupled, served=served)
 
 
 class LogOnly:
@@ -89,6 +101,9 @@ class LogOnly:
     def shown(self) -> Iterable[Metric]:
         """No metrics."""
         return ()
+
+    def left(self) -> None:
+        """Nothing is asked on behalf of anybody."""
 
     def end(self) -> None:
         """The worker has ended."""

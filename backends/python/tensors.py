@@ -1,6 +1,8 @@
 """Tensors on their way to a worker and back: small ones in the frame, large ones in segments."""
 
-from typing import Any
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from backends.python.worker.sluice_worker.frames import BrokenFrame
 from backends.python.worker.sluice_worker.segments import (
@@ -11,6 +13,12 @@ from backends.python.worker.sluice_worker.segments import (
 from gateway.tensor import Datatype, Tensor
 
 DATATYPES = {datatype.value: datatype for datatype in Datatype}
+MUCH_BYTES = 4 << 20
+"""Tensors of this size in all are copied into segments beside the event loop."""
+INLINE_BYTES = 16 << 20
+"""So much of what should be in segments may be in a frame, where there can be no more of them."""
+
+T = TypeVar("T")
 
 
 class TensorWriter:
@@ -28,11 +36,23 @@ class TensorWriter:
         data = memoryview(tensor.raw())
         size, segment = data.nbytes, 0
         if size >= SHARED_FROM_BYTES:
-            segment = self._segments.place(data)
-            self._placed.append(segment)
+            segment = self._place(data)
         elif size:
             self.body.append(data)
         return [tensor.name, tensor.datatype, tensor.shape, size, segment]
+
+    def _place(self, data: memoryview) -> int:
+        try:
+            segment = self._segments.place(data)
+        except OSError:
+            # So many are on their way that the worker must take some in first, or no file may be
+            # opened: a few tensors can do without.
+            if sum([each.nbytes for each in self.body]) + data.nbytes > INLINE_BYTES:
+                raise
+            self.body.append(data)
+            return 0
+        self._placed.append(segment)
+        return segment
 
     def give_back(self) -> None:
         """Nobody was told of these tensors."""
@@ -61,3 +81,13 @@ class TensorReader:
         if end > len(self._body):
             raise BrokenFrame(f"body of {len(self._body)} bytes, expected {end}")
         return self._body[start:end]
+
+
+async def beside(write: Callable[[], T], tensors: TensorWriter) -> T:
+    """Write in a thread; whoever is cancelled meanwhile leaves nothing behind."""
+    writing = asyncio.get_running_loop().run_in_executor(None, write)
+    try:
+        return await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        writing.add_done_callback(lambda _: tensors.give_back())
+        raise

@@ -51,8 +51,17 @@ class Model:
         return AsyncResponses(self._link, source, asked.request.id)
 
     def ready(self) -> bool:
-        """Whether it can serve; False for what is not known."""
-        return self._link.look(lambda: metadata.model_ready(self._dataplane, *self._id))
+        """Whether it can serve, and says so itself; False for what is not known.
+
+        On the server's own loop nothing can be asked of the model: that is `async_ready`.
+        """
+        if self._link.here:
+            return self._link.look(lambda: metadata.model_ready(self._dataplane, *self._id))
+        return self._link.ask(self._check_ready, "async_ready")
+
+    async def async_ready(self) -> bool:
+        """As `ready`."""
+        return await self._link.async_ask(self._check_ready)
 
     def metadata(self) -> dict[str, Any]:
         """Its versions, inputs and outputs, as the v2 protocol has them."""
@@ -66,6 +75,9 @@ class Model:
         """`model_stats` of its ready versions, as the v2 protocol has them."""
         rows = self._link.look(lambda: metadata.statistics(self._dataplane, *self._id))
         return {"model_stats": rows}
+
+    async def _check_ready(self) -> bool:
+        return await metadata.check_model_ready(self._dataplane, *self._id)
 
     @property
     def _id(self) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from gateway.messages import NO_PARAMETERS, InferRequest, RequestedOutput, Seque
 from gateway.tensor import Tensor
 
 MAX_CORRELATION_ID = 128
+MAX_UNSIGNED = 2**64 - 1
 RESERVED_PREFIX = "triton_"
 
 Value = npt.NDArray[Any] | Sequence[Any]
@@ -82,9 +83,9 @@ def draft(model: str, version: str, fields: RequestFields) -> Draft:
     request = InferRequest(
         model=model,
         version=version,
-        id=fields.get("request_id", ""),
+        id=_text(fields.get("request_id", ""), "request_id"),
         inputs=tensors,
-        outputs=tuple(map(RequestedOutput, fields.get("outputs", ()))),
+        outputs=_outputs(fields.get("outputs", ())),
         parameters=_parameters(fields.get("parameters")),
         sequence=_sequence(fields),
         priority=_unsigned(fields.get("priority", 0), "priority"),
@@ -99,7 +100,7 @@ def _inputs(given: Mapping[str, Value]) -> tuple[tuple[Tensor, ...], Mapping[str
         _refuse(f"inputs is {type(given).__name__}, expected a mapping from names to arrays")
     tensors, lists = [], {}
     for name, value in given.items():
-        tensor = typed_tensor(name, value)
+        tensor = typed_tensor(_text(name, "the name of an input"), value)
         if tensor is None:
             lists[name] = value
         else:
@@ -107,11 +108,19 @@ def _inputs(given: Mapping[str, Value]) -> tuple[tuple[Tensor, ...], Mapping[str
     return tuple(tensors), lists
 
 
+def _outputs(given: Sequence[str]) -> tuple[RequestedOutput, ...]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        _refuse(f"outputs is {given!r}, expected a sequence of names")
+    return tuple([RequestedOutput(_text(name, "the name of an output")) for name in given])
+
+
 def _parameters(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if not given:
         return NO_PARAMETERS
+    if not isinstance(given, Mapping):
+        _refuse(f"parameters is {type(given).__name__}, expected a mapping from names to values")
     for name in given:
-        if name.startswith(RESERVED_PREFIX):
+        if _text(name, "the name of a parameter").startswith(RESERVED_PREFIX):
             _refuse(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should "
                 "not be specified."
@@ -123,21 +132,39 @@ def _sequence(fields: RequestFields) -> SequenceTag | None:
     found = fields.get("correlation_id", 0)
     if not found:
         return None
-    if not isinstance(found, int | str) or (isinstance(found, int) and found < 0):
-        _refuse(f"correlation_id is {found!r}, expected a text or a whole number of at least 0")
+    if not isinstance(found, int | str) or (isinstance(found, int) and not _is_unsigned(found)):
+        _refuse(
+            f"correlation_id is {found!r}, expected a text or a whole number from 0 to 2^64 - 1"
+        )
     if isinstance(found, str) and len(found) > MAX_CORRELATION_ID:
         raise InferenceError(
             Code.UNSUPPORTED,
             f"string correlation ID cannot be longer than {MAX_CORRELATION_ID} characters",
         )
-    start, end = fields.get("sequence_start", False), fields.get("sequence_end", False)
-    return SequenceTag(found, start, end)
+    start = _flag(fields.get("sequence_start", False), "sequence_start")
+    return SequenceTag(found, start, _flag(fields.get("sequence_end", False), "sequence_end"))
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        _refuse(f"{name} is {value!r}, expected a str")
+    return value
+
+
+def _flag(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        _refuse(f"{name} is {value!r}, expected a bool")
+    return value
 
 
 def _unsigned(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        _refuse(f"{name} is {value!r}, expected a whole number of at least 0")
+    if isinstance(value, bool) or not isinstance(value, int) or not _is_unsigned(value):
+        _refuse(f"{name} is {value!r}, expected a whole number from 0 to 2^64 - 1")
     return value
+
+
+def _is_unsigned(value: int) -> bool:
+    return 0 <= value <= MAX_UNSIGNED
 
 
 def _refuse(message: str) -> NoReturn:

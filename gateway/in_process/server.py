@@ -137,8 +137,20 @@ class Server:
         return self._link is not None and not self._link.over and not self._dataplane.exiting
 
     def ready(self) -> bool:
-        """Whether the start-up models have been loaded, and with `strict_readiness` none failed."""
-        return self.live() and self._running.look(lambda: self._dataplane.ready)
+        """Whether the start-up models have been loaded, and with `strict_readiness` none failed
+        and each says that it is ready.
+
+        On the server's own loop nothing can be asked of models: that is `async_ready`.
+        """
+        if not self.live():
+            return False
+        if self._running.here:
+            return self._running.look(lambda: self._dataplane.ready)
+        return self._running.ask(self._check_ready, "async_ready")
+
+    async def async_ready(self) -> bool:
+        """As `ready`."""
+        return self.live() and await self._running.async_ask(self._check_ready)
 
     def metadata(self) -> dict[str, Any]:
         """Name, version and extensions, as the v2 protocol has them."""
@@ -199,6 +211,9 @@ class Server:
 
     # On the server's loop.
 
+    async def _check_ready(self) -> bool:
+        return await self._dataplane.check_ready()
+
     async def _metrics(self) -> str:
         return (await self._running.home.metrics.render()).decode()
 
@@ -211,6 +226,9 @@ class Server:
         }
 
     async def _load(self, name: str, parameters: Mapping[str, Any] | None) -> Model:
+        if not isinstance(name, str):
+            text = f"the model to load is a {type(name).__name__}, expected its name"
+            raise InferenceError(Code.INVALID_ARG, text)
         await self._dataplane.load(name, read_override(parameters))
         return self.model(name)
 

@@ -38,6 +38,9 @@ class HomeThread(threading.Thread):
     async def _live(self) -> None:
         try:
             home = Home(self._settings)
+        except InferenceError as error:
+            self._begun.set_exception(error)  # whoever starts the server is told, and nobody else
+            return
         except BaseException as error:
             self._begun.set_exception(error)
             raise

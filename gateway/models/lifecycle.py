@@ -11,7 +11,7 @@ from gateway.errors import Code, InferenceError
 from gateway.models.binding import Bindings, held
 from gateway.models.dependencies import Waits, dependents, members, orphans
 from gateway.models.identity import ModelId
-from gateway.models.load_failure import LoadFailure, failed, member_failed, unread
+from gateway.models.load_failure import cause, failed, member_failed, unread
 from gateway.models.loading import InPlaceUpdate, LoadedMembers
 from gateway.models.lookup import UNLOADED, Known, ModelTable, State, Status
 from gateway.models.model import Model
@@ -22,6 +22,8 @@ from gateway.models.running import RunningModels
 from gateway.models.version_loads import Loaded, VersionLoads, close_all
 
 log = logging.getLogger("sluice.lifecycle")
+
+INTERRUPTED = InferenceError(Code.UNAVAILABLE, "it was unloaded while it was being loaded")
 
 
 class Lifecycle:
@@ -110,8 +112,10 @@ class Lifecycle:
     async def unload(self, model: ModelId, *, unload_dependents: bool = False) -> None:
         """Take a model away from lookups at once; it ends when its last request has.
 
-        Models that need it go too, and with `unload_dependents` those that only it needed.
+        Models that need it go too, and with `unload_dependents` those that only it needed. If it
+        is being loaded, that ends at once.
         """
+        self._interrupt(model)
         async with self._lock(model):
             known = self._table.get(model)
             if known is None:
@@ -126,6 +130,12 @@ class Lifecycle:
         if unload_dependents and source is not None:
             for orphan in orphans(source.config, self._table):
                 await self.unload(orphan.id, unload_dependents=True)
+
+    def _interrupt(self, model: ModelId) -> None:
+        known = self._table.get(model)
+        if known is not None and known.loading is not None:
+            known.loading.reschedule(asyncio.get_running_loop().time())
+            known.loading = None
 
     def _lock(self, model: ModelId) -> asyncio.Lock:
         return self._locks.setdefault(model, asyncio.Lock())
@@ -189,7 +199,7 @@ class Lifecycle:
         known.trouble, known.readable = "", True
         _show_loading(known, numbers)
         with held(bound.values()):
-            outcomes = await self._loads.load(source, numbers, kept(known, source), bound)
+            outcomes = await self._load_versions(known, source, numbers, bound)
         errors = {n: each for n, each in outcomes.items() if isinstance(each, InferenceError)}
         if errors:
             _show_failed(known, errors)
@@ -199,6 +209,18 @@ class Lifecycle:
         self._swap(known, source, loaded)
         known.bound = frozenset(bound.values())
         _remember(known, None)
+
+    async def _load_versions(
+        self, known: Known, source: Source, numbers: Sequence[int], bound: LoadedMembers
+    ) -> Mapping[int, Loaded | InferenceError]:
+        """Each version, or why it cannot be loaded: an `unload` does not wait for them."""
+        try:
+            async with asyncio.timeout(None) as known.loading:
+                return await self._loads.load(source, numbers, kept(known, source), bound)
+        except TimeoutError:
+            return dict.fromkeys(numbers, INTERRUPTED)
+        finally:
+            known.loading = None
 
     # Ensembles.
 
@@ -233,8 +255,7 @@ class Lifecycle:
 
     def _note_invalid(self, known: Known, error: InferenceError) -> None:
         if not known.models:
-            why = error.why if isinstance(error, LoadFailure) else error.message
-            known.trouble, known.readable = f"{Code.INVALID_ARG.value}: {why}", False
+            known.trouble, known.readable = f"{Code.INVALID_ARG.value}: {cause(error)}", False
 
     async def _ripple(self, changed: Iterable[ModelId]) -> None:
         """Load anew the ensembles whose members have changed, and those that call these."""
@@ -258,7 +279,8 @@ class Lifecycle:
                     return False
                 await self._replace(known, source, bound)
             except InferenceError as error:
-                log.warning("ensemble out of service", extra=_extra(model, error))
+                about = {"model": str(model), "reason": cause(error)}
+                log.warning("ensemble out of service", extra=about)
                 return self._lose(known, source)
             finally:
                 self._notify()

@@ -28,6 +28,11 @@ def unread(name: str, why: str) -> LoadFailure:
     return LoadFailure(Code.INTERNAL, text, why)
 
 
+def cause(error: InferenceError) -> str:
+    """What is wrong, without what has become of the load."""
+    return error.why if isinstance(error, LoadFailure) else error.message
+
+
 def member_failed(ensemble: str, member: Known, error: InferenceError) -> LoadFailure:
     """What the failure of a member is for an ensemble that needs it."""
     circle = error.circle if isinstance(error, LoadFailure) else None
@@ -35,7 +40,7 @@ def member_failed(ensemble: str, member: Known, error: InferenceError) -> LoadFa
     if circle is not None and ensemble in circle.names:
         circle = circle.seen_from(ensemble)
         return failed(ensemble, circle.message, circle)
-    why = error.why if isinstance(error, LoadFailure) else error.message
+    why = cause(error)
     needs = f"ensemble '{ensemble}' depends on '{member.id.name}'"
     if member.members:
         how = f"which is not valid. Model '{member.id.name}' failed with error: {why}"

@@ -1,5 +1,6 @@
 """What is known of each model, and which loaded version does a request mean? Triton's texts."""
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -50,7 +51,8 @@ class Status:
 class Known:
     """What is known of one model: its versions, ascending, and what they were loaded from.
 
-    `seen` is the state of its folder at the last attempt to load it. `trouble` says why there is
+    `seen` is the state of its folder at the last attempt to load it; `loading` is that attempt's
+    limit of time, while versions are being loaded. `trouble` says why there is
     no version at all; `readable` is False if its configuration is what is wrong. `implicit`: it
     was loaded only because another model needs it. `failure` is what the last of the `attempts` to
     load it has ended with.
@@ -63,6 +65,7 @@ class Known:
     versions: dict[int, Status] = field(default_factory=dict)
     source: Source | None = None
     seen: Snapshot | None = None
+    loading: asyncio.Timeout | None = None
     trouble: str = ""
     readable: bool = True
     implicit: bool = False

@@ -174,6 +174,14 @@ class Model:
         """
         await self._crew.run(on_change, self.abandon)
 
+    def continues(self, request: InferRequest) -> bool:
+        """Whether a request goes on with a sequence that has begun, and not ended."""
+        return self._scheduler.continues(request)
+
+    async def sequences_ended(self) -> None:
+        """Wait until no sequence takes any more requests."""
+        await self._scheduler.sequences_ended()
+
     async def drained(self) -> None:
         """Wait until no request is in flight."""
         await self._idle.wait()

@@ -143,17 +143,17 @@ class ModelRegistry:
 
     def _require_explicit(self) -> None:
         if self._settings.control_mode is not ControlMode.EXPLICIT:
-            raise NOT_EXPLICIT
+            raise NOT_EXPLICIT.with_traceback(None)  # it would grow with each raise
 
     async def _perform(self, operation: Coroutine[None, None, None]) -> None:
         """Run an operation to its end, even if whoever asked for it has left."""
         if self._tasks is None:
             operation.close()
-            raise EXITING
+            raise EXITING.with_traceback(None)
         task = self._tasks.create_task(_outcome(operation))
         await asyncio.wait([task])
         if task.cancelled():
-            raise EXITING
+            raise EXITING.with_traceback(None)
         if (error := task.result()) is not None:
             raise error
 
@@ -212,6 +212,10 @@ class ModelRegistry:
     async def changed(self) -> None:
         """Wait until what is ready may have changed."""
         await self._changed.wait()
+
+    async def sequences_ended(self) -> None:
+        """Wait until no sequence takes any more requests in any model."""
+        await self._running.sequences_ended()
 
     async def drained(self) -> None:
         """Wait until no request is in flight in any model."""

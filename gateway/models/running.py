@@ -56,6 +56,12 @@ class RunningModels:
         """Requests in flight in all models, those that are ending included."""
         return sum(model.in_flight for model in self._lives)
 
+    async def sequences_ended(self) -> None:
+        """Wait until no sequence takes any more requests in any model that is not retired."""
+        for model in tuple(self._lives):
+            if not model.retired:
+                await model.sequences_ended()
+
     async def drained(self) -> None:
         """Wait until no request is in flight."""
         for model in tuple(self._lives):

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from gateway.errors import Code, InferenceError
+from gateway.errors import AnsweredError, Code, InferenceError
 from gateway.messages import InferResponse, Phases, Usage
 from gateway.observability.statistics import ModelStatistics, failure_reason
 from gateway.observability.trace import Trace
@@ -119,7 +119,7 @@ class Record:
             self._statistics.pending -= 1
             self._fail(now, error)
         elif error is not None:
-            self._fail(now, error)
+            self._fail_or_answer(now, error)
         elif self._hit_ns:
             self._succeed_from_cache(now)
         else:
@@ -127,6 +127,14 @@ class Record:
         if self.trace is not None:
             self._trace_end(self.trace, now)
         self._on_end(self)
+
+    def _fail_or_answer(self, now: int, error: InferenceError) -> None:
+        """An error that the model has answered is a success; a member's fails an ensemble."""
+        if not isinstance(error, AnsweredError) or self._statistics.composed:
+            self._fail(now, error)
+            return
+        self._count_failed_response(now, error)
+        self._succeed(now)
 
     def _answer_error(self, now: int) -> None:
         """An error in place of the first response is one, too."""
@@ -211,7 +219,11 @@ class Record:
         started = bool(self._started_ns) and not statistics.composed
         statistics.fail.add(now - self._received_ns)
         statistics.failures[failure_reason(error, started=started)] += 1
-        row = statistics.response(self._answers) if started else None
+        if started:
+            self._count_failed_response(now, error)
+
+    def _count_failed_response(self, now: int, error: InferenceError | None) -> None:
+        row = self._statistics.response(self._answers)
         if row is None:
             return
         if error is not None and error.code is Code.CANCELLED:

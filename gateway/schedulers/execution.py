@@ -5,10 +5,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from typing import NamedTuple
 
 from gateway.backend import Instance, Note
 from gateway.errors import Code, InferenceError
-from gateway.messages import Phases
+from gateway.messages import InferRequest, Phases
 from gateway.observability.record import within
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.scheduler import Entry
@@ -19,6 +20,20 @@ NOT_ITERATIVE = (
     "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not "
     "configured to handle such a flag."
 )
+
+
+class Terms(NamedTuple):
+    """What is special about an execution.
+
+    `unheard` are the rows that the instance adds to those of the entries, and nobody hears of.
+    `to_the_end`: it goes on when nobody waits any more, because what it leaves behind matters.
+    """
+
+    unheard: int = 0
+    to_the_end: bool = False
+
+
+PLAIN = Terms()
 
 
 def _not_freed() -> None:
@@ -37,24 +52,23 @@ async def execute(
     *,
     freed: Callable[[], None] = _not_freed,
     rescheduled: Callable[[Entry], None] = _not_rescheduled,
-    unheard: int = 0,
+    terms: Terms = PLAIN,
 ) -> None:
     """Run one execution; when it returns or is cancelled, all its streams are done.
 
     Entries that nobody waits for any more are left out. The task that runs it is cancelled once
-    readers have left and none is waiting. `freed` is called if the instance takes another
-    execution before this one has ended, `rescheduled` with an entry that is to be executed again:
-    whoever takes it must see to it that its stream ends. `unheard` are the rows that the instance
-    adds to those of the entries, and nobody hears of.
+    readers have left and none is waiting, unless its terms say otherwise. `freed` is called if the
+    instance takes another execution before this one has ended, `rescheduled` with an entry that is
+    to be executed again: whoever takes it must see to it that its stream ends.
     """
     present = dict(enumerate([entry for entry in entries if not entry.stream.done]))
     if not present:
         return
-    batch_size = unheard + sum([entry.record.batch_size for entry in present.values()])
+    batch_size = terms.unheard + sum([entry.record.batch_size for entry in present.values()])
     begin_ns = time.perf_counter_ns()
     phases: Phases | None = None
     delivery = _Delivery(present, freed, rescheduled)
-    delivery.watch()
+    delivery.watch(to_the_end=terms.to_the_end)
     try:
         phases = await delivery.deliver(instance)
     except asyncio.CancelledError:
@@ -80,7 +94,7 @@ class _Delivery:
     `_open` are the entries by their index, less those that are to be executed again.
     """
 
-    __slots__ = ("_freed", "_open", "_rescheduled", "_some_left", "_task")
+    __slots__ = ("_freed", "_instance", "_open", "_rescheduled", "_some_left", "_task", "_told")
 
     def __init__(
         self,
@@ -91,20 +105,24 @@ class _Delivery:
         self._open = entries
         self._freed = freed
         self._rescheduled = rescheduled
+        self._instance: Instance | None = None
         self._some_left = False
+        self._told: set[int] = set()
         self._task = asyncio.current_task()
 
-    def watch(self) -> None:
-        """Hear of everybody who leaves from now on."""
+    def watch(self, *, to_the_end: bool) -> None:
+        """Hear of everybody who leaves from now on, if that makes any difference."""
         left = self._left
         for entry in self._open.values():
             entry.record.started()
-            entry.stream.on_cancel(left)
+            if not to_the_end:
+                entry.stream.on_cancel(left)
 
     async def deliver(self, instance: Instance) -> Phases | None:
         """The execution's phases, if the backend has measured them."""
         phases: Phases | None = None
         requests = [entry.request for entry in self._open.values()]
+        self._instance = instance
         async with aclosing(instance.execute(requests)) as answers:
             async for index, answer in answers:
                 if isinstance(answer, Note):
@@ -142,6 +160,18 @@ class _Delivery:
         self._some_left = True
         if self._task is not None and self._all_done():
             self._task.cancel()
+        elif self._instance is not None:
+            self._instance.left(self._gone())
+
+    def _gone(self) -> list[InferRequest]:
+        """The requests of those who have left and of whom nobody has told the instance yet."""
+        gone = [
+            index
+            for index, entry in self._open.items()
+            if entry.stream.cancelled and index not in self._told
+        ]
+        self._told.update(gone)
+        return [self._open[index].request for index in gone]
 
     def _all_done(self) -> bool:
         return all(entry.stream.done for entry in self._open.values())

@@ -55,6 +55,8 @@ class FreeInstances:
         if self._offered is instance:
             self._offered = None
         self._forget_share(instance)
+        if not self._known:
+            self.rest()
 
     def take(self) -> Instance | None:
         """An instance that executes from now on; None if there is none, or not its turn."""

@@ -33,6 +33,14 @@ class Scheduler(ABC):
     def answered(self, stream: ResponseStream) -> None:  # noqa: B027 - most keep no order
         """Take note of a request that is not submitted, because its answer is there (a cache's)."""
 
+    def continues(self, request: InferRequest) -> bool:
+        """Whether it goes on with a sequence that has begun here, and not ended."""
+        return False
+
+    async def sequences_ended(self) -> None:
+        """Wait until no sequence takes any more requests; most schedulers have none."""
+        return
+
     async def prepare(self, instance: Instance) -> None:  # noqa: B027 - most need to know nothing
         """Learn from an idle instance what scheduling needs; comes before `add`."""
 

@@ -181,7 +181,7 @@ async def test_a_folder_of_the_backend_directory_serves_every_model_that_names_i
         await client.call("load_model", model)
     assert await said(client, "cat") == "CAT HERE"
     assert await said(client, "dog") == "DOG HERE"
-    assert (await client.config("cat"))["runtime"] == "model.py"  # as on Triton
+    assert (await client.config("cat")).runtime == "model.py"  # as on Triton
     (backends / "shout" / "loudness.py").write_text("louder = lambda text: text.upper() + '!'\n")
     try:
         await client.call("unload_model", "cat")

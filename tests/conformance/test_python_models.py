@@ -113,6 +113,44 @@ return [pb_utils.InferenceResponse(error=error)]
 
 
 @both_wires
+async def test_the_error_of_one_request_counts_as_its_answer(client: Client) -> None:
+    before = await counted(client)
+    await refusal(client, "return [pb_utils.InferenceResponse(error=pb_utils.TritonError('e'))]")
+    assert [now - then for now, then in zip(await counted(client), before, strict=True)] == [1, 0]
+    await refusal(client, "raise ValueError('no')")
+    assert [now - then for now, then in zip(await counted(client), before, strict=True)] == [1, 1]
+
+
+async def counted(client: Client) -> tuple[int, int]:
+    """How many requests to the probe have succeeded, and failed."""
+    found = (await client.statistics("probe")).model_stats[0].inference_stats
+    return found.success.count, found.fail.count
+
+
+@both_wires
+@pytest.mark.parametrize(
+    "code",
+    [
+        "return [pb_utils.InferenceResponse([])]",
+        SENDER + "sender.send(pb_utils.InferenceResponse([]), 1)\nreturn None",
+        SENDER + "sender.send(pb_utils.InferenceResponse([]))\nsender.send(flags=1)\nreturn None",
+    ],
+)
+async def test_a_response_may_have_no_outputs(client: Client, code: str) -> None:
+    answer = await client.call("infer", "probe", inputs(client, code))
+    assert answer.as_numpy("text") is None
+
+
+@pytest.mark.parametrize("route", ["generate", "generate_stream"])
+def test_generate_answers_a_response_without_outputs(http: httpx.Client, route: str) -> None:
+    body = {"code": "return [pb_utils.InferenceResponse([])]"}
+    answer = http.post(f"/v2/models/probe/{route}", json=body)
+    assert answer.status_code == 200
+    found = json.loads(answer.text.removeprefix("data: "))
+    assert found == {"model_name": "probe", "model_version": "1"}
+
+
+@both_wires
 async def test_outputs_are_sent_as_they_are_but_only_those_asked_for(client: Client) -> None:
     code = """
 outputs = {"y": np.ones((2, 2), np.int64), "nope": np.zeros(1), "text": np.array([b"t"])}
@@ -388,6 +426,8 @@ def streamed(server: Serving, code: str) -> list[Any]:
             found += [np.frombuffer(raw, np.float32) for raw in response.raw_output_contents]
             if answer.error_message:
                 found.append(answer.error_message)
+            elif not (response.outputs or response.parameters["triton_final_response"].bool_param):
+                found.append("empty")
             elif response.parameters["triton_final_response"].bool_param:
                 found.append("final")
     return [each if isinstance(each, str) else each.tolist() for each in found]
@@ -401,6 +441,7 @@ STREAMS = [
     ),
     (SENDER + "sender.send(numbers(1), 1)", [[1], "final"]),
     (SENDER + "sender.send(flags=1)", ["final"]),
+    (SENDER + "sender.send(pb_utils.InferenceResponse([]), 1)", ["empty", "final"]),
     (
         SENDER + "sender.send(numbers(1))\nraise ValueError('mid')",
         [[1], DECOUPLED + "ValueError: mid"],
@@ -440,7 +481,7 @@ def test_responses_of_a_decoupled_model_over_sse(
     with http.stream("POST", "/v2/models/probe_decoupled/generate_stream", json=body) as answer:
         text = "".join(answer.iter_text())
     found = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line]
-    values = [[each["y"]] if "y" in each else each["error"] for each in found if each]
+    values = [[each["y"]] if "y" in each else each.get("error", "empty") for each in found if each]
     assert values == [each for each in expected if each != "final"]
 
 

@@ -21,10 +21,10 @@ from tests.conformance.models import identity
 from tests.leaving import FAILURES, IN_FLIGHT, PENDING
 from tests.onnx_models import constant, model, node, tensor, write
 from tests.rpc import connected, streaming
-from tests.serving import Serving, series, wait_until, write_model
+from tests.serving import Serving, series, serving, wait_until, write_model
 
 FLAGS = ("--exit-on-error=false", "--strict-readiness=false", "--model-control-mode=explicit")
-FLAGS = (*FLAGS, "--load-model=*")
+FLAGS = (*FLAGS, "--load-model=*", "--exit-timeout-secs=2")
 WIRES = ("http.aio", "grpc.aio")
 INT64, INT32, FP32 = TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT
 BATCH = ("batch", 1)
@@ -38,6 +38,7 @@ CONTROLS = """control_input [
 IDLE = "max_sequence_idle_microseconds: 60000000"
 STARTED = "must specify the START flag on the first request of the sequence"
 ROW_US = 300_000
+SOON_SECS = 10
 
 
 def telling(element: int = TensorProto.UINT64) -> Any:
@@ -133,6 +134,74 @@ sequence_batching {{ {IDLE} state {{
 }} }}
 instance_group {{ count: 1 kind: KIND_CPU }}
 """
+ROUNDS = """import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.rounds = {}
+
+    def execute(self, requests):
+        for request in requests:
+            start, ready, count = (
+                int(pb_utils.get_input_tensor_by_name(request, name).as_numpy().item())
+                for name in ("START", "READY", "INPUT")
+            )
+            if ready:
+                self.answer(request, start, count)
+
+    def answer(self, request, start, count):
+        number = request.correlation_id()
+        self.rounds[number] = 1 if start else self.rounds[number] + 1
+        last = self.rounds[number] == count
+        tensor = pb_utils.Tensor("SUM", np.array([[self.rounds[number]]], np.int32))
+        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
+        request.get_response_sender().send(pb_utils.InferenceResponse([tensor]), flags=flags)
+        if not last:
+            request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+"""
+ADDING_IN_PYTHON = """import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        found = sum(
+            pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+            for name in ("INPUT", "SUM_IN")
+        )
+        return pb_utils.InferenceResponse(
+            [pb_utils.Tensor(name, found) for name in ("SUM", "SUM_OUT")]
+        )
+"""
+AROUND = """platform: "ensemble"
+max_batch_size: 4
+input { name: "INPUT" data_type: TYPE_INT32 dims: [1] }
+output { name: "SUM" data_type: TYPE_INT32 dims: [1] }
+ensemble_scheduling { step {
+  model_name: "adding" model_version: -1
+  input_map { key: "INPUT" value: "INPUT" } output_map { key: "SUM" value: "SUM" }
+} }
+"""
+
+
+def rounds(strategy: str) -> str:
+    return f"""backend: "python"
+max_batch_size: 4
+model_transaction_policy {{ decoupled: true }}
+input {{ name: "INPUT" data_type: TYPE_INT32 dims: [1] }}
+output {{ name: "SUM" data_type: TYPE_INT32 dims: [1] }}
+sequence_batching {{ iterative_sequence: true {IDLE} {strategy} {{ }} control_input [
+  {{ name: "START" control {{ kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] }} }},
+  {{ name: "READY" control {{ kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] }} }}
+] }}
+instance_group {{ count: 1 kind: KIND_CPU }}
+"""
+
+
 ZERO = 'initial_state { name: "zero" data_type: TYPE_INT32 dims: [1] zero_data: true }'
 TEN = 'initial_state { name: "ten" data_type: TYPE_INT32 dims: [1] data_file: "ten" }'
 SHOWN = ', { name: "SUM_OUT" data_type: TYPE_INT32 dims: [1] }'
@@ -179,6 +248,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder, "adding_oldest", adding(), adding_config(ZERO, strategy="oldest { }"))
     write(folder, "warm", adding(), warm_config())
     write(folder, "from_ten", adding(), adding_config(TEN, SHOWN))
+    for strategy in ("direct", "oldest"):
+        write_python(folder, f"rounds_{strategy}", rounds(strategy), ROUNDS)
+    python = f'backend: "python"\n{adding_config(ZERO)}'
+    write_python(folder, "adding_python", python, ADDING_IN_PYTHON)
+    write_model(folder, "around", AROUND)
     write(folder, "remembering", remembering(), REMEMBERING)
     write(folder, "quoting", quoting(), QUOTING)
     write(
@@ -193,6 +267,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state(folder, "short_file", "ten", b"\n")
     state(folder, "quoting", "first", b"\x02\x00\x00\x00hi")
     return folder
+
+
+def write_python(folder: Path, name: str, config: str, code: str) -> None:
+    write_model(folder, name, config)
+    (folder / name / "1" / "model.py").write_text(code)
 
 
 def warm_config() -> str:
@@ -562,3 +641,74 @@ async def test_a_reload_of_its_own_model_ends_a_sequence_after_what_it_has_queue
     await client.call("load_model", name)
     assert (await refusal(client, name, 41))[1].endswith(STARTED)
     assert [(await each).as_numpy("OUTPUT").item() for each in queued] == [2, 3]
+
+
+# Python models, and ensembles.
+
+
+@pytest.mark.parametrize("strategy", ["direct", "oldest"])
+async def test_a_python_model_may_ask_for_a_request_again_until_it_is_done(
+    stub: Any, strategy: str
+) -> None:
+    with streaming(stub) as rpc:
+        rpc.ask(*(message(f"rounds_{strategy}", 0, count, str(count)) for count in range(1, 9)))
+        found = rpc.rest()
+    told: dict[str, list[int]] = {}
+    for each in found:
+        assert not each.error_message
+        told.setdefault(each.infer_response.id, []).append(sum_of(each))
+    assert told == {str(count): list(range(1, count + 1)) for count in range(1, 9)}
+
+
+async def test_a_python_model_may_keep_a_state(client: Client) -> None:
+    sequences = range(10 * WIRES.index(client.wire) + 1, 10 * WIRES.index(client.wire) + 9)
+    found = await asyncio.gather(*(alone(client, "adding_python", each) for each in sequences))
+    assert found == [[each, 2 * each, 3 * each] for each in sequences]
+
+
+async def test_a_step_of_an_ensemble_belongs_to_the_sequence_of_its_request(client: Client) -> None:
+    first = 300 + 10 * WIRES.index(client.wire)
+    sequences = range(first, first + 6)
+    found = await asyncio.gather(*(alone(client, "around", each) for each in sequences))
+    assert found == [[each, 2 * each, 3 * each] for each in sequences]
+    assert (await refusal(client, "around", first))[1] == (
+        f"in ensemble 'around', inference request for sequence {first} to model 'adding' {STARTED}"
+    )
+
+
+# The end of the server.
+
+
+async def test_a_sequence_that_has_begun_may_end_while_the_server_drains(tmp_path: Path) -> None:
+    write(tmp_path, "adding", adding(), adding_config(ZERO))
+    with serving(tmp_path) as server:
+        async with connect(server, "http.aio") as http, connect(server, "grpc.aio") as rpc:
+            for sequence, client in enumerate((http, rpc), 1):
+                assert await added(client, "adding", sequence, 1, "start") == 1
+            server.begin_stop()
+            await asyncio.to_thread(server.wait_logged, "draining requests=")
+            for sequence, client in enumerate((http, rpc), 1):
+                for new in (sequence, 3):
+                    refused = await refusal(client, "adding", new, "start")
+                    assert refused == (client.code("UNAVAILABLE"), "Server exiting")
+                assert await added(client, "adding", sequence, 2) == 3
+            with connected(server.grpc) as stub, streaming(stub) as stream:
+                stream.ask(message("adding", 2, 4, "a"), message("adding", 3, 5, "b", "start"))
+                found = stream.rest()
+            assert [each.error_message for each in found] == ["", "Server exiting"]
+            assert sum_of(found[0]) == 7
+            assert await added(http, "adding", 1, 8, "end") == 11
+            assert await added(rpc, "adding", 2, 8, "end") == 15
+        assert server.wait_ended() == 0
+    assert not any("drain over" in line for line in server.log)
+
+
+async def test_a_sequence_that_nobody_ends_holds_the_server_until_the_limit(tmp_path: Path) -> None:
+    write(tmp_path, "adding", adding(), adding_config(ZERO))
+    with serving(tmp_path, "--exit-timeout-secs=1") as server:
+        async with connect(server, "grpc.aio") as client:
+            assert await added(client, "adding", 1, 1, "start") == 1
+            server.begin_stop()
+            await asyncio.to_thread(server.wait_logged, "draining requests=")
+            assert await added(client, "adding", 1, 1) == 2
+            assert await asyncio.to_thread(server.wait_ended, 1 + SOON_SECS) == 0

@@ -191,7 +191,9 @@ def test_a_folder_with_a_model_py_is_a_backend_of_its_own(
         monkeypatch, python, settings=settings, kept=tmp_path / "kept", directory=directory
     )
     shout, whisper = loader.of(config("shout")), loader.of(config("whisper"))
-    assert python.created == [shout, whisper]
+    # All are copies of one, and share what that keeps.
+    assert python.created == [loader.get("python")]
+    assert shout is not whisper
     assert (shout.home, whisper.home) == (directory / "shout", directory / "whisper")
     assert shout.kept == tmp_path / "kept" / "python"
     assert shout.settings == {"a": "0", "c": "2"}
@@ -208,7 +210,7 @@ def test_the_runtime_chooses_where_a_backend_is_installed_and_a_folder(
     directory = written_in_python(tmp_path, "quick")
     points = Creation("quick", Runtime), Creation("python", Runtime)
     found = loader_of(monkeypatch, *points, directory=directory).of(config("quick", runtime))
-    assert points[in_python].created == [found]
+    assert [len(each.created) for each in points] == [not in_python, in_python]
     assert (found.home is not None) is in_python
 
 

@@ -62,7 +62,7 @@ def test_check_shows_every_field_and_passes_what_is_honoured(
 @pytest.mark.parametrize(
     "wrong",
     [
-        "sequence_batching { }",
+        'output { name: "y" data_type: TYPE_INT64 dims: [ 1 ] is_shape_tensor: true }',
         'parameters { key: "max_in_flight" value { string_value: "many" } }',
     ],
 )

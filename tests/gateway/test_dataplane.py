@@ -8,9 +8,10 @@ import pytest
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest
+from gateway.messages import InferRequest, SequenceTag
 from gateway.models.registry import ModelRegistry
 from gateway.models.repository import ModelRepository
+from gateway.scheduling import SequenceBatching
 from gateway.settings import ControlMode, ModelSettings
 from tests.builders import (
     TEXT,
@@ -22,6 +23,8 @@ from tests.builders import (
     text_request,
 )
 from tests.conftest import Serve
+
+HOUR_US = 3_600_000_000
 
 
 def dataplane_of(models: LoadedModels, *, strict: bool = True) -> DataPlane:
@@ -135,6 +138,42 @@ async def test_a_strict_server_asks_its_models_whether_they_are_ready(
     assert dataplane.ready
     assert await dataplane.check_ready() is ready
     assert ("Model 'text' version 1 is not ready: not today" in caplog.text) is strict
+
+
+async def test_while_it_exits_the_requests_of_open_sequences_are_taken_until_these_have_ended(
+    serve: Serve,
+) -> None:
+    instance = ScriptedInstance(1)
+    batching = SequenceBatching(max_sequence_idle_microseconds=HOUR_US)
+    config = replace(TEXT, sequence_batching=batching)
+    dataplane = dataplane_of(LoadedModels(serve(instance, config=config)))
+    with dataplane.infer(text_request(sequence=SequenceTag(1, start=True))) as stream:
+        (await instance.begun()).finish("begun")
+        assert await soon(read_all(stream)) == ["begun"]
+    dataplane.refuse_requests()
+    assert not dataplane.taking_requests
+    ended = asyncio.create_task(dataplane.sequences_ended())
+    await settle()
+    assert dataplane.taking_requests
+    for new in (None, SequenceTag(1, start=True), SequenceTag(2)):
+        with pytest.raises(InferenceError, match="Server exiting"):
+            dataplane.infer(text_request(sequence=new))
+    with dataplane.infer(text_request(sequence=SequenceTag(1, end=True))) as stream:
+        await soon(ended)
+        assert not dataplane.taking_requests
+        (await instance.begun()).finish("ended")
+        assert await soon(read_all(stream)) == ["ended"]
+
+
+async def test_a_model_may_call_another_for_a_request_under_way_while_the_server_exits(
+    serve: Serve,
+) -> None:
+    instance = ScriptedInstance()
+    dataplane = dataplane_of(LoadedModels(serve(instance)))
+    dataplane.refuse_requests()
+    with dataplane.call(text_request()) as stream:
+        (await instance.begun()).finish("done")
+        assert await soon(read_all(stream)) == ["done"]
 
 
 async def test_models_without_an_opinion_are_ready(serve: Serve) -> None:

@@ -12,6 +12,8 @@ from gateway.errors import Code, InferenceError
 
 log = logging.getLogger("sluice.python")
 
+NO_ARCHIVE = "file could not be opened successfully"
+
 
 async def unpacked(archive: Path, model: str, kept: KeptFolders) -> Path:
     """The folder with what a tar archive holds, whatever it is compressed with.
@@ -78,4 +80,6 @@ def _reason(error: Exception) -> str:
         return f"'{error.tarinfo.name}' would not lie inside it"
     if isinstance(error, OSError):
         return error.strerror or str(error)
+    if str(error).startswith(NO_ARCHIVE):  # then come a dozen lines of what else it might have been
+        return "it is no tar archive, compressed by gzip, bzip2, xz or not at all"
     return str(error).partition("\n")[0]

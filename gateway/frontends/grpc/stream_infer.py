@@ -122,7 +122,7 @@ class StreamInfer:
 
     async def _answer_all(self, requests: AsyncIterable[Message]) -> None:
         async with asyncio.TaskGroup() as answers:
-            if not self._dataplane.exiting:
+            if self._dataplane.taking_requests:
                 self._reader = answers.create_task(self._read(requests, answers))
         await self._outgoing.put(None)
 

@@ -107,12 +107,15 @@ class ReadySlots(Ready):
         return [row.sequence for row in self._rows.values()]
 
     def decide(self, now_ns: int) -> Rows:
-        """One that differs in shape from the first is left for later, its row has no request."""
+        """Those that differ in shape from who is ready for longest are left for later.
+
+        Their rows have no request. Triton goes by the lowest slot instead: there a sequence that
+        has much queued keeps those of other shapes in higher slots waiting until it has nothing.
+        """
         if until_ns := self._wait_until(now_ns):
             return Rows(until_ns=until_ns)
-        numbers = sorted(self._rows)
-        key = self._rows[numbers[0]].waiting.key
-        found = [self._rows.get(number) for number in range(numbers[-1] + 1)]
+        key = next(iter(self._rows.values())).waiting.key
+        found = [self._rows.get(number) for number in range(max(self._rows) + 1)]
         return Rows([row if row and row.waiting.key == key else None for row in found])
 
     def take(self, rows: Sequence[Row | None]) -> list[OpenSequence]:

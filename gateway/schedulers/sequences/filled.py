@@ -21,6 +21,11 @@ class Filling:
         self._controls = Controls(config)
         self._states = states
 
+    @property
+    def to_the_end(self) -> bool:
+        """Whether an execution matters to who comes later: it leaves states behind."""
+        return bool(self._states)
+
     def execution(
         self, instance: Instance, rows: Sequence[Row | None]
     ) -> tuple[Instance, list[Entry]]:
@@ -95,6 +100,9 @@ class FilledInstance(Instance):
                     yield 0, answer
                 elif row is not None and index is not None:
                     yield index, self._without_states(answer, row)
+
+    def left(self, requests: Sequence[InferRequest]) -> None:
+        self._instance.left(requests)
 
     async def close(self) -> None:
         """What executes is closed by whoever has loaded it."""

@@ -10,7 +10,7 @@ from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.alarm import Alarm
-from gateway.schedulers.execution import execute
+from gateway.schedulers.execution import Terms, execute
 from gateway.schedulers.free_instances import FreeInstances, Hold
 from gateway.schedulers.ordering import Order
 from gateway.schedulers.rate_limiter import Share
@@ -124,9 +124,10 @@ class Lane:
         """The instance has died: what it executes gets the error, and it takes nothing more."""
         self._free.forget(self._instance)
         self._delay.clear()
-        for rows in tuple(self._running.values()):
+        for task, rows in tuple(self._running.items()):
             for row in rows:
                 row.waiting.entry.stream.abandon(error)
+            task.cancel()
 
     async def emptied(self) -> None:
         """Wait until no slot has a sequence and nothing is executed; then take nothing more."""
@@ -168,22 +169,20 @@ class Lane:
             try:
                 await self._execute(rows, freed)
             finally:
-                self._let_go(task)
-                del self._running[task]
-                self.notice_empty()
+                self._ended(task)
             if hold.ended or self._free.limited:  # the next execution needs another turn
                 return
 
     async def _execute(self, rows: Sequence[Row | None], freed: Callable[[], None]) -> None:
         assert self._filling is not None  # noqa: S101 - nobody executes before `open`
         instance, entries = self._filling.execution(self._instance, rows)
-        unheard = len(rows) - len(entries)
+        terms = Terms(len(rows) - len(entries), self._filling.to_the_end)
         if self._course.again is None:
-            await execute(instance, entries, self._statistics, freed=freed, unheard=unheard)
+            await execute(instance, entries, self._statistics, freed=freed, terms=terms)
             return
         again = partial(self._again, {row.waiting.entry.stream: row for row in rows if row})
         await execute(
-            instance, entries, self._statistics, freed=freed, rescheduled=again, unheard=unheard
+            instance, entries, self._statistics, freed=freed, rescheduled=again, terms=terms
         )
 
     def _take(self, task: Task) -> Sequence[Row | None]:
@@ -215,15 +214,16 @@ class Lane:
         self._course.again(rows[entry.stream])
 
     def _freed(self, hold: Hold, task: Task) -> None:
-        self._let_go(task)
+        """The instance is done with them, though not all is answered: their sequences may go on."""
+        self._course.executed(self._held.pop(task, ()))
         hold.end()
 
-    def _let_go(self, task: Task) -> None:
-        """Their sequences may go on: an execution has ended, or its instance is done with them."""
-        rows = self._held.pop(task, ())
+    def _ended(self, task: Task) -> None:
+        rows = self._running.pop(task)
         if self._order is not None:
             self._order.ended(row.waiting.entry.stream for row in rows)
-        self._course.executed(rows)
+        self._course.executed(self._held.pop(task, ()))
+        self.notice_empty()
 
     def _finished(self, hold: Hold, task: Task) -> None:
         if self._starting is task:

@@ -64,7 +64,9 @@ class SequenceScheduler(Scheduler):
         self._batching = batching
         self._statistics = statistics
         self._folder = folder
-        self._table = SequenceTable(batching.max_sequence_idle_microseconds)
+        self._none_open = asyncio.Event()
+        idle_us = batching.max_sequence_idle_microseconds
+        self._table = SequenceTable(idle_us, self._none_open.set)
         self._admission = Admission(config, self._table.knows)
         self._arrivals = Arrivals(config, QueueRules(DynamicBatching()), Padding.read(config))
         self._states = States(config, {})
@@ -87,6 +89,15 @@ class SequenceScheduler(Scheduler):
         if tag.start and self._table.knows(tag.correlation_id):
             self._warn_of_conflict(tag)
         self._push(entry, tag)
+
+    def continues(self, request: InferRequest) -> bool:
+        tag = request.sequence
+        return tag is not None and not tag.start and self._table.knows(tag.correlation_id)
+
+    async def sequences_ended(self) -> None:
+        while self._table.any_open:
+            self._none_open.clear()
+            await self._none_open.wait()
 
     async def prepare(self, instance: Instance) -> None:
         """Read what the states begin with; InferenceError with Triton's texts."""
@@ -126,6 +137,7 @@ class SequenceScheduler(Scheduler):
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
+                self._watch()
                 for lane in self._lanes.values():
                     lane.tasks = tasks
                     lane.consider()
@@ -150,7 +162,8 @@ class SequenceScheduler(Scheduler):
         oldest = self._batching.oldest
         if oldest is None:
             return ReadySlots(self._config, self._batching.direct or StrategyDirect()), None
-        order = Order() if oldest.preserve_ordering else None
+        in_order = oldest.preserve_ordering and not self._batching.iterative_sequence
+        order = Order() if in_order else None
         return ReadyCandidates(self._config, oldest), order
 
     # Who comes.
@@ -274,7 +287,7 @@ class SequenceScheduler(Scheduler):
         self._table.send_back(sorted(unbegun, key=_came))
 
     def _watch(self) -> None:
-        if idle_ns := self._table.idle_ns:
+        if self._tasks is not None and (idle_ns := self._table.idle_ns):
             self._idle.set(idle_ns)
 
     def _close_idle(self) -> None:

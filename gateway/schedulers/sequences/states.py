@@ -28,6 +28,7 @@ class States:
             for each in states
         }
         self._shown = frozenset(each.name for each in config.output)
+        self._every = tuple([RequestedOutput(each.name) for each in config.output])
         self._requested = tuple([RequestedOutput(name) for name in self._inputs])
         self._variable = tuple([each.input_name for each in states if -1 in each.dims])
 
@@ -44,10 +45,15 @@ class States:
         return tuple([states[name].shape for name in self._variable])
 
     def asked(self, request: InferRequest) -> tuple[RequestedOutput, ...]:
-        """The outputs that the model has to answer, its states among them."""
-        names = {output.name for output in request.outputs}
-        added = [each for each in self._requested if each.name not in names]
-        return (*request.outputs, *added) if names else ()
+        """The outputs that the model has to answer, its states among them.
+
+        Where there are states all are named: to some runtimes no name means those of the config.
+        """
+        if not self._inputs:
+            return request.outputs
+        asked = request.outputs or self._every
+        names = {output.name for output in asked}
+        return (*asked, *(each for each in self._requested if each.name not in names))
 
     def take(
         self, response: InferResponse, request: InferRequest, *, shared: bool

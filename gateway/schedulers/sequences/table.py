@@ -7,7 +7,7 @@ ends. One that has had no request for too long loses its slot; in the backlog no
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.messages import SequenceTag
@@ -50,11 +50,19 @@ class OpenSequence:
     deadline_ns: int = 0
 
 
-class SequenceTable:
-    """The sequences of one model, their slots and their backlog."""
+def _nobody_asks() -> None:
+    """The default: nobody wants to hear of the last sequence."""
 
-    def __init__(self, idle_us: int) -> None:
+
+class SequenceTable:
+    """The sequences of one model, their slots and their backlog.
+
+    `on_last` is called when the last one that took more requests takes no more.
+    """
+
+    def __init__(self, idle_us: int, on_last: Callable[[], None] = _nobody_asks) -> None:
         self._idle_ns = idle_us * NS_PER_US
+        self._on_last = on_last
         self._open: dict[int | str, OpenSequence] = {}
         self._resting: OrderedDict[OpenSequence, None] = OrderedDict()
         self._backlog: OrderedDict[OpenSequence, None] = OrderedDict()
@@ -65,6 +73,11 @@ class SequenceTable:
     def knows(self, correlation_id: int | str) -> bool:
         """Whether a request with that id may go on with its sequence."""
         return correlation_id in self._open
+
+    @property
+    def any_open(self) -> bool:
+        """Whether any sequence takes more requests."""
+        return bool(self._open)
 
     @property
     def idle_ns(self) -> int:
@@ -98,6 +111,8 @@ class SequenceTable:
             sequence.closed = True
             del self._open[sequence.correlation_id]
             self._resting.pop(sequence, None)
+            if not self._open:
+                self._on_last()
 
     def give_up(self, sequence: OpenSequence) -> list[Waiting]:
         """Close a sequence, and return what waited of it; its slot is to be released."""

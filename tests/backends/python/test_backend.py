@@ -1,14 +1,12 @@
 """Python models in real workers, driven as the schedulers drive any instance."""
 
 import asyncio
-import gc
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,52 +15,29 @@ from backends.python import backend as module
 from backends.python import executions
 from backends.python.backend import PythonBackend
 from backends.python.environments.choice import Environment, Places
-from gateway.backend import Answer, Instance, ModelContext, Note
+from gateway.backend import Instance, ModelContext, Note
 from gateway.config import (
     ModelConfig,
-    ModelInput,
-    ModelOutput,
-    TransactionPolicy,
 )
-from gateway.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, RequestedOutput, SequenceTag
 from gateway.scheduling import DynamicBatching
-from gateway.stream import ResponseStream
 from gateway.tensor import Datatype, array_tensor
+from tests.backends.python.loading import (
+    CONFIG,
+    DECOUPLED,
+    Load,
+    Others,
+    answers,
+    nobody,
+    request,
+    soon,
+    values,
+    write,
+)
 from tests.builders import settle
 from tests.serving import wait_until
 
-WAIT_SECS = 20.0
-CONFIG = ModelConfig(
-    name="m",
-    backend="python",
-    input=(ModelInput(name="x", data_type=DataType.TYPE_FP32, dims=(-1,)),),
-    output=(
-        ModelOutput(name="y", data_type=DataType.TYPE_FP32, dims=(-1,)),
-        ModelOutput(name="z", data_type=DataType.TYPE_FP32, dims=(-1,)),
-    ),
-)
-DECOUPLED = replace(CONFIG, model_transaction_policy=TransactionPolicy(decoupled=True))
-HEAD = """
-import json, os, pathlib, threading, time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-HERE = pathlib.Path(__file__).parent
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-
-
-def x(request):
-    return pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
-
-
-def response(array, name="y", **options):
-    return pb_utils.InferenceResponse([pb_utils.Tensor(name, array)], **options)
-
-
-class TritonPythonModel:
-"""
 TWICE = """
     def execute(self, requests):
         return [
@@ -81,74 +56,6 @@ MANY = """
                 sender.send(response(np.full(4, number, np.float32)))
             sender.send(flags=FINAL)
 """
-
-Load = Callable[..., Awaitable[Instance]]
-
-
-async def soon(wait: Awaitable[Any]) -> Any:
-    async with asyncio.timeout(WAIT_SECS):
-        return await wait
-
-
-@pytest.fixture
-async def load(tmp_path: Path) -> AsyncIterator[Load]:
-    """Loads models; each is closed at the end, and has left no process, descriptor or task."""
-    loaded: list[Instance] = []
-    backend = PythonBackend()
-    before = len(os.listdir("/proc/self/fd"))
-
-    async def one(code: str, config: ModelConfig = CONFIG, **fields: Any) -> Instance:
-        folder = write(tmp_path, code)
-        context = ModelContext(
-            config=config,
-            name=fields.pop("name", "m_0_0"),
-            path=folder,
-            store=tmp_path,
-            infer=fields.pop("infer", nobody),
-            wasted=lambda _: None,
-            **fields,
-        )
-        loaded.append(await soon(backend.load(context)))
-        return loaded[-1]
-
-    yield one
-    for instance in loaded:
-        await soon(instance.close())
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= before + 3  # the loop's own
-
-
-def write(tmp_path: Path, code: str) -> Path:
-    folder = tmp_path / "m" / "1"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.py").write_text(HEAD + code)
-    return folder
-
-
-def nobody(request: InferRequest) -> ResponseStream:
-    raise AssertionError("the model asks nobody")
-
-
-def request(*values: float, **fields: Any) -> InferRequest:
-    array = np.array(values, np.float32)
-    return InferRequest(model="m", inputs=(array_tensor("x", Datatype.FP32, array),), **fields)
-
-
-async def answers(instance: Instance, *requests: InferRequest) -> list[Answer]:
-    """What comes for the requests, but for the note that the instance is free."""
-
-    async def collect() -> list[Answer]:
-        found = [answer async for answer in instance.execute(requests)]
-        return [answer for answer in found if answer[1] is not Note.FREED]
-
-    return await soon(collect())
-
-
-def values(answer: Answer, name: str = "y") -> list[float]:
-    assert isinstance(answer[1], InferResponse), answer
-    output = answer[1].output(name)
-    assert output is not None
-    return output.array().tolist()
 
 
 async def test_a_batch_is_answered_request_by_request(load: Load) -> None:
@@ -472,37 +379,6 @@ ASK = """
 """
 
 
-class Others:
-    """The other models of a server, as the model under test sees them."""
-
-    def __init__(self, *, ready: bool = True, decoupled: bool = False) -> None:
-        self.is_ready, self.is_decoupled = ready, decoupled
-        self.streams: list[ResponseStream] = []
-        self.requests: list[InferRequest] = []
-        self.loads: list[tuple[str, str, Mapping[str, bytes]]] = []
-        self.asked = asyncio.Event()
-
-    def infer(self, request: InferRequest) -> ResponseStream:
-        self.requests.append(request)
-        self.streams.append(ResponseStream())
-        self.asked.set()
-        return self.streams[-1]
-
-    async def load(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        self.loads.append((name, config, files))
-        if name == "bad":
-            raise InferenceError(Code.INVALID_ARG, "failed to load 'bad'")
-
-    async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        self.loads.append((name, f"unload {unload_dependents}", {}))
-
-    def ready(self, name: str, version: str) -> bool:
-        return self.is_ready
-
-    def decoupled(self, name: str, version: str) -> bool:
-        return self.is_decoupled
-
-
 async def told(instance: Instance, asked: InferRequest) -> str:
     ((_, found),) = await answers(instance, asked)
     assert isinstance(found, InferResponse), found
@@ -765,3 +641,50 @@ def written(path: Path) -> str:
     """What a worker writes into a file, once it has."""
     wait_until(lambda: path.exists() and bool(path.read_text()), f"{path.name} is written")
     return path.read_text()
+
+
+async def test_more_segments_than_may_be_on_their_way_at_once(load: Load) -> None:
+    instance = await load("""
+    def execute(self, requests):
+        found = [pb_utils.Tensor("y", each.as_numpy() + 1) for each in requests[0].inputs()]
+        return [pb_utils.InferenceResponse(found)]
+""")
+    array = np.arange(16_384, dtype=np.float32)
+    inputs = tuple(array_tensor(f"x{n}", Datatype.FP32, array + n) for n in range(400))
+    ((_, found),) = await answers(instance, replace(request(1), inputs=inputs))
+    assert isinstance(found, InferResponse)
+    assert [each.array()[0] for each in found.outputs] == [n + 1 for n in range(400)]
+
+
+async def test_an_execution_that_fails_leaves_no_segment_behind(load: Load, tmp_path: Path) -> None:
+    instance = await load("""
+    def execute(self, requests):
+        (HERE / "segments").write_text(
+            str(sum("memfd:sluice" in line for line in open("/proc/self/maps")))
+        )
+        return [response(np.zeros(1 << 18, np.float32)), 5]
+""")
+    for _ in range(10):
+        for _, error in await answers(instance, request(1), request(2)):
+            assert isinstance(error, InferenceError)
+    assert int((tmp_path / "m" / "1" / "segments").read_text()) <= 1
+
+
+async def test_a_response_without_outputs_is_a_response(load: Load) -> None:
+    instance = await load("""
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([], parameters={"n": 1}) for each in requests]
+""")
+    (_, empty), (_, flag) = await answers(instance, request(1))
+    assert empty == InferResponse(parameters={"n": 1}, phases=empty.phases)
+    assert flag == InferResponse(final=True)
+
+
+async def test_initialize_may_have_a_limit_of_time(
+    load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "REMIND_SECS", 0.1)
+    config = replace(CONFIG, parameters={"initialize_timeout_secs": "0.5"})
+    with pytest.raises(InferenceError, match=r"'m_0_0' did not initialize within 0.5 s"):
+        await load("    def initialize(self, args):\n        time.sleep(600)\n", config)
+    assert "model still initializes" in caplog.text

@@ -67,17 +67,22 @@ def test_a_histogram_counts_in_cumulative_buckets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("two words", "counter"), ("", "counter"), ("a", "summary"), ("1a", "gauge")]
+    ("name", "kind"),
+    [
+        *(("two words", "counter"), ("", "counter"), ("a", "summary"), ("1a", "gauge")),
+        ("nv_inference_count", "counter"),
+    ],
 )
 def test_what_cannot_be_exposed_is_refused(name: str, kind: str) -> None:
-    with pytest.raises(InferenceError, match="cannot be exposed"):
+    with pytest.raises(InferenceError, match="Invalid metric name"):
         MetricStore().family(name, "", kind, ONE)
 
 
 def test_one_name_has_one_kind() -> None:
     store = MetricStore()
     store.family("requests", "How many", "counter", ONE)
-    with pytest.raises(InferenceError, match="exists already, with kind 'counter'"):
+    store.family("requests", "Described otherwise", "counter", TWO)
+    with pytest.raises(InferenceError, match="Family name already exists with different type"):
         store.family("requests", "How many", "gauge", TWO)
 
 

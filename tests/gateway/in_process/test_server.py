@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,6 +85,33 @@ def test_models_are_loaded_and_unloaded_by_name_and_by_override(models: Path) ->
             server.load("fp32", {"file:x": "no bytes"})
         with pytest.raises(InferenceError, match="failed to load 'absent'"):
             server.load("absent")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "text"),
+    [
+        (5, None, "the model to load is a int, expected its name"),
+        ("fp32", [1], "load parameters are list, expected a mapping"),
+        ("fp32", {1: b""}, "load parameter '1' is bytes, expected 'config' with JSON"),
+        ("fp32", {"config": {"name": object()}}, "'config' cannot be written as JSON: Object of"),
+    ],
+)
+def test_what_can_be_no_load_is_refused_and_the_server_goes_on(
+    models: Path, name: Any, parameters: Any, text: str
+) -> None:
+    with explicit(models, "fp32") as server:
+        with pytest.raises(InferenceError, match=text) as caught:
+            server.load(name, parameters)
+        assert caught.value.code is Code.INVALID_ARG
+        assert server.model("fp32").infer(inputs={"x": ONE}).only().outputs["y"] == [1]
+
+
+def test_a_repository_that_is_not_there_is_told_to_who_starts_the_server(tmp_path: Path) -> None:
+    before = threads()
+    with pytest.raises(InferenceError, match="folder 'absent' does not exist") as caught:
+        explicit(tmp_path / "absent").start()
+    assert caught.value.code is Code.NOT_FOUND
+    wait_until_only(before)
 
 
 def test_ports_are_open_only_if_they_are_asked_for(models: Path) -> None:

@@ -148,8 +148,8 @@ async def test_members_that_are_nowhere_are_named(tmp_path: Path, start: Start) 
     registry = await start(**EXPLICIT)
     assert await refusal(registry, "e") == (
         Code.INVALID_ARG,
-        "load failed for model 'e': ensemble e contains models that are not available or ambiguous: "
-        "absent, gone\n",
+        "load failed for model 'e': ensemble e contains models that are not available or "
+        "ambiguous: absent, gone\n",
     )
 
 
@@ -161,8 +161,8 @@ async def test_a_version_that_is_not_loaded_is_named(
     registry = await start(**EXPLICIT)
     assert await refusal(registry, "e") == (
         Code.INVALID_ARG,
-        f"load failed for model 'e': ensemble 'e' depends on 'a' whose required version {version} is "
-        "not loaded.\n",
+        "load failed for model 'e': ensemble 'e' depends on 'a' whose required version "
+        f"{version} is not loaded.\n",
     )
     assert await states(registry, "a") == {"a": ("READY", "")}
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,16 @@ async def test_load_requests_are_refused_without_explicit_control(
             "explicit model load / unload is not allowed if polling is enabled"
         )
     assert registry.find("a", "").ready
+
+
+async def test_a_refusal_does_not_keep_those_before_it(start: Start) -> None:
+    registry = await start(control_mode=ControlMode.NONE)
+    lengths = set()
+    for _ in range(3):
+        with pytest.raises(InferenceError) as caught:
+            await registry.load("a")
+        lengths.add(len(traceback.extract_tb(caught.value.__traceback__)))
+    assert len(lengths) == 1
 
 
 async def test_nothing_can_be_loaded_before_the_registry_runs(tmp_path: Path) -> None:
@@ -568,22 +579,29 @@ async def test_loads_of_one_model_wait_for_each_other_and_load_it_once(
     assert len(backend.instances["a 1"]) == 1
 
 
-async def test_an_unload_waits_for_the_load_before_it(
-    tmp_path: Path, start: Start, backend: ScriptedBackend
+@pytest.mark.parametrize("served", [False, True])
+async def test_an_unload_ends_the_load_before_it(
+    tmp_path: Path, start: Start, backend: ScriptedBackend, served: bool
 ) -> None:
     write(tmp_path, "a", 1)
     registry = await start(**EXPLICIT)
+    if served:
+        await soon(registry.load("a"))
+        await soon(backend.loading.get())
+        write(tmp_path, "a", 1, more="parameters { key: 'k' value { string_value: 'v' } }")
     backend.gate = asyncio.Semaphore(0)
     load = asyncio.create_task(registry.load("a"))
     await soon(backend.loading.get())
-    unload = asyncio.create_task(registry.unload("a"))
-    await settle()
-    assert not unload.done()
-    backend.gate.release()
-    await soon(asyncio.gather(load, unload))
-    await soon(backend.instances["a 1"][0].closed.wait())
-    await settle()
+    await soon(registry.unload("a"))
+    with pytest.raises(InferenceError, match="it was unloaded while it was being loaded"):
+        await soon(load)
+    if served:
+        await soon(backend.instances["a 1"][0].closed.wait())
+        await settle()
     assert await states(registry) == [("a", "1", "UNAVAILABLE", "unloaded")]
+    backend.gate = None
+    await soon(registry.load("a"))
+    assert await states(registry) == [("a", "1", "READY", "")]
 
 
 async def test_a_load_goes_on_when_whoever_asked_for_it_leaves(

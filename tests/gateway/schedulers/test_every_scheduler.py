@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.backend import Note
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.schedulers.rate_limiter import RateLimiter
@@ -274,6 +275,60 @@ async def test_a_withdrawn_instance_ends_what_it_executes_and_takes_nothing_more
     answers = [await soon(read_all(each.stream)) for each in (first, second, third)]
     assert answers == [["done a"], ["done b"], ["done c"]]
     assert (leaving.asked, staying.asked) == (["a"], ["b", "c"])
+
+
+async def test_an_instance_that_lets_go_early_takes_the_next_request_and_no_more(
+    queue: Queue,
+) -> None:
+    instance = ScriptedInstance(concurrency=1)
+    queue.add(instance)
+    entries = queue.submit("a", "b", "c")
+    first = await let_go(instance)
+    second = await instance.begun()
+    await settle()
+    assert instance.asked == ["a", "b"]
+    second.finish("done b")
+    (await instance.begun()).finish("done c")
+    first.finish("done a")
+    answers = [await soon(read_all(each.stream)) for each in entries]
+    assert answers == [["done a"], ["done b"], ["done c"]]
+
+
+async def let_go(instance: ScriptedInstance) -> Execution:
+    """An execution that goes on although its instance takes another one."""
+    execution = await instance.begun()
+    execution.steps.put_nowait((0, Note.FREED))
+    return execution
+
+
+async def test_what_a_dead_instance_had_let_go_of_gets_the_error_too(queue: Queue) -> None:
+    dead, replacement = ScriptedInstance(concurrency=1), ScriptedInstance(concurrency=1)
+    queue.add(dead)
+    entries = queue.submit("a", "b", "c")
+    executions = [await let_go(dead), await dead.begun()]
+    queue.scheduler.remove(dead, BROKEN)
+    for entry, execution in zip(entries, executions, strict=False):
+        with pytest.raises(InferenceError, match="broken"):
+            await soon(read_all(entry.stream))
+        await soon(execution.stopped.wait())
+    queue.add(replacement)
+    (await replacement.begun()).finish("done c")
+    assert await soon(read_all(entries[2].stream)) == ["done c"]
+
+
+async def test_an_instance_is_withdrawn_once_all_that_it_let_go_of_has_ended(queue: Queue) -> None:
+    instance = ScriptedInstance(concurrency=1)
+    queue.add(instance)
+    first, second = queue.submit("a", "b")
+    executions = [await let_go(instance), await let_go(instance)]
+    withdrawn = asyncio.create_task(queue.scheduler.withdraw(instance))
+    executions[1].finish("done b")
+    await settle()
+    assert not withdrawn.done()
+    executions[0].finish("done a")
+    await soon(withdrawn)
+    assert await soon(read_all(first.stream)) == ["done a"]
+    assert await soon(read_all(second.stream)) == ["done b"]
 
 
 async def test_an_idle_instance_is_withdrawn_at_once(queue: Queue) -> None:

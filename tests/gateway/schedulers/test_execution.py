@@ -8,7 +8,7 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.observability.statistics import FailureReason, ModelStatistics
-from gateway.schedulers.execution import execute
+from gateway.schedulers.execution import Terms, execute
 from gateway.stream import DEFAULT_LIMIT, ResponseStream
 from tests.builders import (
     FLAG,
@@ -325,7 +325,7 @@ async def test_rows_that_nobody_hears_of_count_in_the_batch_and_nowhere_else(
     instance: ScriptedInstance, statistics: ModelStatistics
 ) -> None:
     entry = new_entry(statistics, text_request("only"))
-    task = asyncio.create_task(execute(instance, [entry], statistics, unheard=2))
+    task = asyncio.create_task(execute(instance, [entry], statistics, terms=Terms(unheard=2)))
     (await instance.begun()).finish("done")
     assert await soon(read_all(entry.stream)) == ["done"]
     await soon(task)

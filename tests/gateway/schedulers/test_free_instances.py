@@ -1,5 +1,7 @@
 """Which instance takes the next execution, with and without turns."""
 
+import weakref
+
 import pytest
 
 from gateway.config import InstanceGroup
@@ -108,3 +110,14 @@ async def test_one_that_goes_while_it_waits_gets_no_turn() -> None:
     free.instances.take()
     await settle()
     assert free.taken == [replacement]
+
+
+async def test_a_limiter_keeps_nobody_whose_instances_have_gone() -> None:
+    limiter, free = RateLimiter(), Free()
+    instance = ScriptedInstance(1)
+    free.instances.add(instance, limiter.enrol(PLAIN, 0))
+    free.instances.take()
+    free.instances.forget(instance)
+    gone = weakref.ref(free.instances)
+    del free.instances
+    assert gone() is None

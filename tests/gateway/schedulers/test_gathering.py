@@ -3,9 +3,9 @@
 import asyncio
 
 from gateway.schedulers.gathering import CREDIT, MOST_TURNS, PATIENCE, TRY_EVERY, Gathering, Wait
-from tests.builders import settle
+from tests.builders import ScriptedInstance, read_all, settle, soon
 from tests.gateway.schedulers.conftest import Start
-from tests.gateway.schedulers.queues import asked, dynamic, finish
+from tests.gateway.schedulers.queues import Queue, asked, dynamic, finish
 
 
 def batches_until_worthwhile(gathering: Gathering) -> int:
@@ -66,14 +66,20 @@ def test_a_wait_ends_though_requests_keep_coming() -> None:
     assert turns({turn: turn + 1 for turn in range(1, 1000)}) == MOST_TURNS
 
 
-async def one_by_one(start: Start, patient: bool) -> list[list[str]]:
-    """What shares executions if three requests come two turns apart, after many single ones."""
+async def after_batches(start: Start, count: int) -> tuple[Queue, ScriptedInstance]:
+    """A queue that has had so many batches of one request each."""
     queue = start(dynamic(8))
-    instance = queue.employ()
-    for _ in range(TRY_EVERY - patient):
+    instance = queue.employ(concurrency=1)
+    for _ in range(count):
         queue.submit("-")
         finish(await instance.begun())
         await settle()
+    return queue, instance
+
+
+async def one_by_one(start: Start, patient: bool) -> list[list[str]]:
+    """What shares executions if three requests come two turns apart, after many single ones."""
+    queue, instance = await after_batches(start, TRY_EVERY - patient)
     found = []
     for text in "abc":
         queue.submit(text)
@@ -94,3 +100,25 @@ async def test_a_batch_that_waits_has_what_comes_a_few_turns_later(start: Start)
 
 async def test_a_batch_that_does_not_wait_has_what_is_there(start: Start) -> None:
     assert await one_by_one(start, patient=False) == [["a"], ["b", "c"]]
+
+
+async def test_an_instance_that_goes_while_its_batch_waits_takes_nothing(start: Start) -> None:
+    queue, leaving = await after_batches(start, TRY_EVERY - 1)
+    (entry,) = queue.submit("a")
+    await settle()
+    staying = queue.employ(concurrency=1)
+    await soon(queue.scheduler.withdraw(leaving))
+    finish(await staying.begun())
+    assert await soon(read_all(entry.stream)) == ["a"]
+    assert "a" not in leaving.asked
+
+
+async def test_whoever_leaves_while_its_batch_waits_is_not_executed(start: Start) -> None:
+    queue, instance = await after_batches(start, TRY_EVERY - 1)
+    gone, staying = queue.submit("gone", "staying")
+    await settle()
+    gone.stream.cancel()
+    execution = await instance.begun()
+    assert asked(execution) == ["staying"]
+    finish(execution)
+    assert await soon(read_all(staying.stream)) == ["staying"]

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import Any
 
@@ -13,6 +14,9 @@ from .messages import ToGateway
 from .packing import Packing
 from .response import InferenceResponse
 from .tensor import Tensor
+
+SERVED: ContextVar[Sequence[Any]] = ContextVar("SERVED", default=())
+"""The headers of the requests on whose behalf this code runs; none in threads of model.py's own."""
 
 
 class ResponseIterator:
@@ -58,13 +62,13 @@ class ResponseIterator:
 def ask(header: list[Any], inputs: Sequence[Tensor], decoupled: bool) -> Any:
     """Ask another model: its response, or an iterator over its responses."""
     asked = _allowed()
+    question = _Question(asked, header, inputs, decoupled)
     if decoupled:
         responses = ResponseIterator(asked)
-        _send(asked, responses.number, header, inputs, decoupled)
+        question.send(responses.number)
         return responses
     arrived: SimpleQueue[tuple[InferenceResponse, bool]] = SimpleQueue()
-    number = asked.calls.begin(_put_into(arrived))
-    _send(asked, number, header, inputs, decoupled)
+    question.send(asked.calls.begin(_put_into(arrived)))
     return arrived.get()[0]
 
 
@@ -86,9 +90,10 @@ def ask_soon(header: list[Any], inputs: Sequence[Tensor], decoupled: bool) -> An
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, response)
 
+    question = _Question(asked, header, inputs, decoupled)
     number = asked.calls.begin(answered)
     future.add_done_callback(lambda done: _cancelled(asked, number, done))
-    _send(asked, number, header, inputs, decoupled)
+    question.send(number)
     return future
 
 
@@ -111,9 +116,21 @@ def _cancelled(asked: Worker, number: int, future: "asyncio.Future[Any]") -> Non
         asked.connection.send([ToGateway.CANCEL_INFER, number])
 
 
-def _send(
-    asked: Worker, number: int, header: list[Any], inputs: Sequence[Tensor], decoupled: bool
-) -> None:
-    packing = Packing(asked.connection)
-    request = [*header, [packing.tensor(each) for each in inputs]]
-    asked.connection.send([ToGateway.INFER, number, request, decoupled], packing.buffers)
+class _Question:
+    """A request to another model, packed: what fails before it is sent leaves nothing behind."""
+
+    def __init__(
+        self, asked: Worker, header: list[Any], inputs: Sequence[Tensor], decoupled: bool
+    ) -> None:
+        self._connection, self._decoupled = asked.connection, decoupled
+        self._packing = Packing(asked.connection)
+        try:
+            self._request = [*header, [self._packing.tensor(each) for each in inputs]]
+        except BaseException:
+            self._packing.give_back()
+            raise
+
+    def send(self, number: int) -> None:
+        served = [each[0] for each in SERVED.get()]
+        header = [ToGateway.INFER, number, self._request, self._decoupled, served]
+        self._connection.send(header, self._packing.buffers)

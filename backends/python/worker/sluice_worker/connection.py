@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import threading
 from collections import deque
@@ -63,10 +64,10 @@ class Connection:
         self._send_late()
 
     def tell_released(self) -> None:
-        """Say which segments are free again, if any."""
+        """Say which segments are free again, if any; never waits for `work`, which may be full."""
         if released := self._released():
-            with self._work_lock:
-                _send(self._work, released)
+            with self._control_lock:
+                _send(self._control, released)
 
     def _released(self) -> bytes:
         freed, dropped = self.incoming.take_released(), self.outgoing.take_dropped()
@@ -99,4 +100,11 @@ def _send(to: socket.socket, data: bytes) -> None:
     try:
         to.sendall(data)
     except OSError:
-        os._exit(1)
+        end_group()
+
+
+def end_group() -> None:
+    """End this process, and with it whatever model.py has started."""
+    if os.getpgrp() == os.getpid():  # the gateway makes a worker the leader of a group
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

@@ -1,13 +1,11 @@
 """What the gateway says beside executions, heard by a thread of its own."""
 
-import os
-import signal
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from .calls import Calls
-from .connection import Connection
+from .connection import Connection, end_group
 from .frames import FrameReader
 from .messages import ToGateway, ToWorker
 from .open_requests import OpenRequests
@@ -28,6 +26,8 @@ class Control:
             ToWorker.IS_READY: self._is_ready,
             ToWorker.INFERRED: self._inferred,
             ToWorker.DONE: self._done,
+            ToWorker.HOLD: self._hold,
+            ToWorker.GO_ON: self._go_on,
         }
 
     def start(self) -> None:
@@ -43,11 +43,19 @@ class Control:
                     header = parsed(text)
                     self._heard[header[0]](header, body)
         finally:
-            _end_group()
+            end_group()
 
     def _cancel(self, header: list[Any], _: memoryview) -> None:
         if self.requests is not None:
             self.requests.cancel(header[1:])
+
+    def _hold(self, header: list[Any], _: memoryview) -> None:
+        if self.requests is not None:
+            self.requests.hold(header[1:])
+
+    def _go_on(self, header: list[Any], _: memoryview) -> None:
+        if self.requests is not None:
+            self.requests.go_on(header[1:])
 
     def _released(self, header: list[Any], _: memoryview) -> None:
         _, freed, dropped = header
@@ -69,10 +77,3 @@ class Control:
     def _done(self, header: list[Any], _: memoryview) -> None:
         _, call, error, value = header
         self._calls.answer(call, (error, value), final=True)
-
-
-def _end_group() -> None:
-    """End this process, and with it whatever model.py has started."""
-    if os.getpgrp() == os.getpid():  # the gateway makes a worker the leader of a group
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)

@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from .background import Background
+from .business_logic import SERVED
 from .connection import Connection
 from .errors import BadAnswer, told
 from .logger import Level
@@ -32,6 +33,7 @@ class Executions:
         """Execute the requests, and tell the gateway what came of it, in one message."""
         packing = Packing(self._connection)
         requests = self._received(headers, body)
+        SERVED.set(headers)
         started = time.perf_counter_ns()
         error: list[str] | None = None
         answers: list[Any] = []
@@ -42,6 +44,7 @@ class Executions:
             del returned
         except BaseException as failure:  # noqa: BLE001 - around one execution of anybody's code
             infer_ns = time.perf_counter_ns() - started
+            packing.give_back()
             error, answers, packing = told(failure), [], Packing(self._connection)
             for each in requests:
                 each.open_request.close()

@@ -39,7 +39,7 @@ class ToWorker(IntEnum):
     FINALIZE = 4
     """Nothing; answered by FINALIZED, and the worker ends."""
     CANCEL = 5
-    """`[number, ...]`: nobody waits for these requests any more."""
+    """`number, ...`: nobody waits for these requests any more."""
     RELEASED = 6
     """`freed, dropped`: segments of the worker's that are free again; of the gateway's, gone."""
     PING = 7
@@ -54,6 +54,10 @@ class ToWorker(IntEnum):
     The error is null or the core's text, which the worker puts behind `Failed to load model: ` and
     the like; value is of MODEL_READY and METRIC_VALUE.
     """
+    HOLD = 11
+    """`number, ...`: senders of these should wait, since much that was sent is not taken yet."""
+    GO_ON = 12
+    """`number, ...`: they need not any more."""
 
 
 class ToGateway(IntEnum):
@@ -81,15 +85,23 @@ class ToGateway(IntEnum):
     FINALIZED = 6
     """`error`: null, or what `finalize` raised."""
     RELEASED = 7
-    """`freed, dropped`: segments of the gateway's that are free again; of the worker's, gone."""
+    """`freed, dropped`: segments of the gateway's that are free again; of the worker's, gone.
+
+    It may come over either socket.
+    """
     PONG = 8
     """`call`."""
     READY = 9
     """`call, ready, error`: ready true or false, or null with the error's text."""
     INFER = 10
-    """`call, request, decoupled`: business logic asks another model."""
+    """`call, request, decoupled, served`: business logic asks another model.
+
+    The request's number is that of the one whose trace it belongs to, 0 for none. `served` are
+    the numbers of those on whose behalf it is made: once nobody waits for any of them, it is
+    cancelled. None are said where that is not known.
+    """
     CANCEL_INFER = 11
-    """`call`."""
+    """`call`; it is answered all the same, by an error if it was not over."""
     LOAD_MODEL = 12
     """`call, name, config, [[file, size], ...]`: the files' bytes stand in the body."""
     UNLOAD_MODEL = 13

@@ -1,5 +1,6 @@
 """The requests that the gateway still waits for, and what may yet be said of each."""
 
+import asyncio
 import threading
 import weakref
 from collections.abc import Container, Sequence
@@ -28,6 +29,8 @@ class OpenRequests:
         self._open: dict[int, weakref.ref[OpenRequest]] = {}
         self._early: set[int] = set()
         self._newest = 0
+        self._held: set[int] = set()
+        self._moved = threading.Condition()
 
     def add(self, number: int, wanted: Container[str]) -> "OpenRequest":
         """A request that has come."""
@@ -42,6 +45,8 @@ class OpenRequests:
     def forget(self, number: int) -> None:
         """Nothing more will be said of this one."""
         self._open.pop(number, None)
+        if self._held:
+            self.go_on([number])
 
     def cancel(self, numbers: Sequence[int]) -> None:
         """Nobody waits for these any more; one may come only after that has been said."""
@@ -52,6 +57,24 @@ class OpenRequests:
                 request.cancelled = True
             elif number > self._newest and len(self._early) < EARLY_LIMIT:
                 self._early.add(number)
+        self.go_on(numbers)
+
+    def hold(self, numbers: Sequence[int]) -> None:
+        """Have whoever sends for these wait."""
+        with self._moved:
+            self._held.update(number for number in numbers if number in self._open)
+
+    def go_on(self, numbers: Sequence[int]) -> None:
+        """Nobody needs to wait who sends for these."""
+        with self._moved:
+            self._held.difference_update(numbers)
+            self._moved.notify_all()
+
+    def room(self, number: int) -> None:
+        """Wait while a request is held; not in an event loop, where others wait for this thread."""
+        if number in self._held and not _in_event_loop():
+            with self._moved:
+                self._moved.wait_for(lambda: number not in self._held or number not in self._open)
 
 
 class OpenRequest:
@@ -88,12 +111,17 @@ class OpenRequest:
 
     def send(self, response: InferenceResponse | None, flags: int) -> None:
         """Send a response, a flag or both; TritonModelException if that breaks a rule."""
+        self._owner.room(self.number)
         with self._lock:
             self._check(flags, answered=response is not None)
+            packing = Packing(self._owner.connection)
+            # What cannot be packed has not been sent: another response may still be.
+            packed = None if response is None else packing.response(response, self.wanted)
             self._sent += 1
             if flags:
                 self._close()
-            self._send(response, final=bool(flags))
+            header = [ToGateway.RESPONSE, self.number, packed, bool(flags)]
+            self._owner.connection.send(header, packing.buffers)
 
     def _check(self, flags: int, *, answered: bool) -> None:
         if not self._owner.decoupled:
@@ -113,15 +141,6 @@ class OpenRequest:
         if self._closed:
             raise TritonModelException("Unable to send response. Response sender has been closed.")
 
-    def _send(self, response: InferenceResponse | None, *, final: bool) -> None:
-        connection = self._owner.connection
-        if response is None:
-            connection.send([ToGateway.RESPONSE, self.number, None, final])
-            return
-        packing = Packing(connection)
-        packed = packing.response(response, self.wanted)
-        connection.send([ToGateway.RESPONSE, self.number, packed, final], packing.buffers)
-
     def _close(self) -> None:
         self._closed = True
         self._owner.forget(self.number)
@@ -135,3 +154,11 @@ class OpenRequest:
         answered = self._sent and not self._owner.decoupled
         header = [ToGateway.RESPONSE, self.number, None if answered else error, True]
         self._owner.connection.send_from_finalizer(header)
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -10,14 +10,18 @@ from .response import InferenceResponse
 from .segments import SHARED_FROM_BYTES
 from .tensor import Tensor
 
+INLINE_BYTES = 16 << 20
+"""So much of what should be in segments may be in a message, where there can be no more of them."""
+
 
 class Packing:
     """What goes into the body of one message, in the order of its header."""
 
-    __slots__ = ("_connection", "buffers")
+    __slots__ = ("_connection", "_placed", "buffers")
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._placed: tuple[int, ...] = ()
         self.buffers: list[Buffer] = []
 
     def tensor(self, tensor: Tensor) -> list[Any]:
@@ -30,8 +34,24 @@ class Packing:
         if size < SHARED_FROM_BYTES:
             self.buffers.append(data)
             return [tensor.name(), datatype, shape, size, 0]
-        number = self._connection.outgoing.place(memoryview(data))
-        return [tensor.name(), datatype, shape, size, number]
+        return [tensor.name(), datatype, shape, size, self._place(data)]
+
+    def _place(self, data: Buffer) -> int:
+        try:
+            number = self._connection.outgoing.place(memoryview(data))
+        except OSError:
+            # Where no more files can be open, a few tensors can do without.
+            if sum([len(each) for each in self.buffers]) + len(data) > INLINE_BYTES:
+                raise
+            self.buffers.append(data)
+            return 0
+        self._placed += (number,)
+        return number
+
+    def give_back(self, begun: int = 0) -> None:
+        """Nobody is told of what has been placed since there were `begun` segments."""
+        self._connection.outgoing.freed(self._placed[begun:])
+        self._placed = self._placed[:begun]
 
     def response(self, response: InferenceResponse, wanted: Container[str]) -> list[Any]:
         """A response for the header, with the wanted ones of its outputs."""
@@ -39,13 +59,14 @@ class Packing:
         parameters = response.given_parameters
         if error is not None:
             return [[], [error.code().name, error.message()], parameters]
-        begun = len(self.buffers)
+        begun, placed = len(self.buffers), len(self._placed)
         try:
             outputs = [
                 self.tensor(each) for each in response.output_tensors() if each.name() in wanted
             ]
         except OSError as failure:
             del self.buffers[begun:]
+            self.give_back(placed)
             text = f"no memory to share for the outputs: {failure.strerror}"
             return [[], [ErrorCode.INTERNAL.name, text], parameters]
         return [outputs, None, parameters]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .calls import Calls
-from .connection import Connection
+from .connection import Connection, end_group
 from .control import Control
 from .current import Stage, Worker, set_worker
 from .errors import BadAnswer, told
@@ -51,7 +51,7 @@ class Process:
         while data := self._connection.receive_work():
             for text, body in reader.feed(data):
                 self._obey(parsed(text), body)
-        os._exit(0)
+        end_group()
 
     def _obey(self, header: list[Any], body: memoryview) -> None:
         kind = header[0]

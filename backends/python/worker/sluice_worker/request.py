@@ -19,7 +19,10 @@ from .tensor import Tensor
 class InferenceTrace:
     """The trace of a request; the requests that are given it belong to the same."""
 
-    __slots__ = ()
+    __slots__ = ("number",)
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
 
     def get_context(self) -> str | None:
         """The context of the request's span as JSON; None where it is not sampled."""
@@ -31,7 +34,7 @@ class InferenceRequest:
 
     __slots__ = (
         *("__weakref__", "_correlation", "_flags", "_id", "_inputs", "_model", "_open"),
-        *("_outputs", "_parameters", "_release", "_sender", "_timeout", "_version"),
+        *("_outputs", "_parameters", "_release", "_sender", "_timeout", "_trace", "_version"),
     )
 
     _open: OpenRequest | None
@@ -57,13 +60,16 @@ class InferenceRequest:
             ("requested_output_names", requested_output_names, (list, tuple, set)),
             ("model_name", model_name, str),
             ("model_version", model_version, int),
+            ("timeout", timeout, int),
+            ("trace", trace, (InferenceTrace, type(None))),
         )
         self._id, self._model, self._version = request_id, str(model_name), model_version
         self._correlation = _correlation(correlation_id)
         self._inputs = list(inputs or ())
         self._outputs: Collection[str] = list(requested_output_names or ())
-        self._flags, self._timeout = int(flags), int(timeout)
+        self._flags, self._timeout = int(flags), timeout
         self._parameters = checked(parameters)
+        self._trace = trace
         self._release = TRITONSERVER_REQUEST_RELEASE_ALL
         self._open = self._sender = None
         self._check()
@@ -117,7 +123,7 @@ class InferenceRequest:
 
     def trace(self) -> InferenceTrace:
         """To be passed to requests that belong to this one."""
-        return InferenceTrace()
+        return InferenceTrace(0 if self._open is None else self._open.number)
 
     def is_cancelled(self) -> bool:
         """Whether nobody waits for the answers any more."""
@@ -159,7 +165,8 @@ class InferenceRequest:
         """A request to another model as a message has it, without its inputs."""
         version = "" if self._version == -1 else str(self._version)
         return [
-            *(0, self._model, version, self._id, self._correlation or None, self._flags),
+            0 if self._trace is None else self._trace.number,
+            *(self._model, version, self._id, self._correlation or None, self._flags),
             *(self._timeout, 0, self._parameters or {}, list(self._outputs)),
         ]
 
@@ -167,6 +174,8 @@ class InferenceRequest:
         where = f"for request with id '{self._id}' and model name '{self._model}'"
         if any(each is None for each in self._inputs):
             raise TritonModelException(f"Input tensor {where} should not be empty.")
+        if not 0 <= self._timeout < 1 << 64:
+            raise TypeError(f"timeout must be microseconds in 64 bits, found {self._timeout}")
         if not all(self._outputs):
             raise TritonModelException(f"Requested output name {where} should not be empty.")
 
@@ -180,7 +189,7 @@ def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> 
 
 
 def _correlation(given: Any) -> int | str:
-    if isinstance(given, (int, str)):
+    if isinstance(given, str) or (isinstance(given, int) and 0 <= given < 1 << 64):
         return given
     raise TritonModelException("Correlation ID must be integer or string")
 

@@ -22,6 +22,8 @@ SHARED_FROM_BYTES = 64 << 10
 """Tensors from this size on go through a segment; smaller ones in the frame itself."""
 IDLE_BYTES = 256 << 20
 """Segments beyond this that nobody uses are let go."""
+IDLE_COUNT = 64
+"""So are segments beyond so many: each holds a file open at both ends."""
 ABOUT = struct.Struct("<QQ")
 """What accompanies a descriptor: the segment's number, its size in bytes."""
 
@@ -35,7 +37,7 @@ class OutgoingSegments:
         self._next = 1
         self._maps: dict[int, mmap.mmap] = {}
         self._idle: dict[int, list[int]] = {}
-        self._idle_bytes = 0
+        self._idle_bytes = self._idle_count = 0
         self._dropped: list[int] = []
 
     def place(self, data: memoryview) -> int:
@@ -74,11 +76,15 @@ class OutgoingSegments:
         with self._lock:
             if idle := self._idle.get(size):
                 self._idle_bytes -= size
+                self._idle_count -= 1
                 number = idle.pop()
                 return number, self._maps[number]
             number, self._next = self._next, self._next + 1
-            memory = self._maps[number] = self._create(number, size)
-            return number, memory
+        # Not under the lock: this may wait until the other end has taken in what it was sent.
+        memory = self._create(number, size)
+        with self._lock:
+            self._maps[number] = memory
+        return number, memory
 
     def _create(self, number: int, size: int) -> mmap.mmap:
         descriptor = _anonymous_file()
@@ -92,12 +98,13 @@ class OutgoingSegments:
 
     def _rest(self, number: int) -> None:
         size = len(self._maps[number])
-        if self._idle_bytes + size > IDLE_BYTES:
+        if self._idle_bytes + size > IDLE_BYTES or self._idle_count >= IDLE_COUNT:
             self._maps.pop(number).close()
             self._dropped.append(number)
             return
         self._idle.setdefault(size, []).append(number)
         self._idle_bytes += size
+        self._idle_count += 1
 
 
 class IncomingSegments:
@@ -123,6 +130,11 @@ class IncomingSegments:
         array = np.frombuffer(memory, np.uint8, size)
         weakref.finalize(array, self._released.append, number).atexit = False
         return array.data
+
+    def receive(self) -> None:
+        """Take in a segment that has been sent; raises as `view`, BlockingIOError if none has."""
+        with self._lock:
+            self._receive()
 
     def take_released(self) -> list[int]:
         """The numbers of the segments that nobody here looks at any more, each once per view."""

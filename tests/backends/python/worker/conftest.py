@@ -1,25 +1,63 @@
-"""Workers that serve the tests of one module each."""
+"""Workers that serve the tests of one module each, as long as no test leaves one busy."""
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from tests.backends.python.worker.gateway import PROBE, PlayedGateway, worker
 
 
+class Probes:
+    """A worker whose model runs the code it is sent, or another one if the last is still busy."""
+
+    def __init__(self, folder: Path, *, decoupled: bool = False) -> None:
+        self._folder, self._decoupled = folder, decoupled
+        self._opened = ExitStack()
+        self._one: PlayedGateway | None = None
+
+    def one(self) -> PlayedGateway:
+        """One that is idle: what a test has not heard must not fail those that follow."""
+        if self._one is None or not self._one.idle:
+            self.close()
+            loaded = worker(self._folder, PROBE, decoupled=self._decoupled)
+            self._one = self._opened.enter_context(loaded)
+        return self._one
+
+    def close(self) -> None:
+        """End it."""
+        self._one = None
+        self._opened.close()
+
+
 @pytest.fixture(scope="module")
-def probed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlayedGateway]:
+def probes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probes]:
+    """For `probed`."""
+    found = Probes(tmp_path_factory.mktemp("probe"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def decoupled_probes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probes]:
+    """For `decoupled`."""
+    found = Probes(tmp_path_factory.mktemp("probe"), decoupled=True)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def probed(probes: Probes) -> PlayedGateway:
     """A worker whose model runs the code it is sent."""
-    with worker(tmp_path_factory.mktemp("probe"), PROBE) as found:
-        yield found
+    return probes.one()
 
 
-@pytest.fixture(scope="module")
-def decoupled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlayedGateway]:
+@pytest.fixture
+def decoupled(decoupled_probes: Probes) -> PlayedGateway:
     """The same, and its model is decoupled."""
-    with worker(tmp_path_factory.mktemp("probe"), PROBE, decoupled=True) as found:
-        yield found
+    return decoupled_probes.one()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """A worker process for tests, and the gateway's end of what joins it."""
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -65,13 +67,13 @@ class PlayedGateway:
         self.outgoing = OutgoingSegments(self._descriptors)
         self._heard: dict[int, SimpleQueue[Heard]] = {kind: SimpleQueue() for kind in ToGateway}
         self.listening = [
-            threading.Thread(target=self._listen, args=(each,))
+            threading.Thread(target=self._listen, args=(each,), daemon=True)
             for each in (self.work, self.control)
         ]
         for each in self.listening:
             each.start()
         self.loaded: dict[str, bool] = {}
-        self._executions = 0
+        self._executions = self._executed = 0
 
     # What is said.
 
@@ -124,6 +126,7 @@ class PlayedGateway:
     def executed(self) -> list[Any]:
         """Error, answers and body of the next EXECUTED."""
         heard = self.hear(ToGateway.EXECUTED)
+        self._executed += 1
         assert heard.values[0] == self._executions
         assert heard.values[3] >= 0
         return [heard.values[1], heard.values[2], heard.body]
@@ -179,11 +182,25 @@ class PlayedGateway:
         self.say(ToWorker.PING, 1)
         assert self.hear(ToGateway.PONG).values == [1]
 
+    @property
+    def idle(self) -> bool:
+        """Whether all that was begun has been executed."""
+        return self._executed == self._executions and self.process.poll() is None
+
     def close(self) -> None:
-        """Go away; the worker ends."""
+        """Go away; the worker ends. One that does not is killed, and AssertionError raised."""
         for each in (self.work, self.control, self._descriptors):
             self.hang_up(each)
-        self.process.wait(WAIT_SECS)
+        try:
+            self.process.wait(WAIT_SECS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            raise AssertionError("the worker has not ended with its gateway") from None
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
         for thread in self.listening:
             thread.join(WAIT_SECS)
         for each in (self.work, self.control, self._descriptors):

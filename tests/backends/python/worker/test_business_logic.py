@@ -57,14 +57,16 @@ def text_of(gateway: PlayedGateway) -> str:
 
 
 def test_a_request_goes_out_as_it_was_made(probed: PlayedGateway, number: Number) -> None:
+    asking = number()
     begin(
         probed,
-        number(),
+        asking,
         "made = ask(1, 2, request_id='i', correlation_id='c', timeout=7, model_version=3, "
         "parameters={'k': 1})\nmade.set_flags(1)\nreturn [texts(repr(seen(made.exec())))]",
     )
     heard = probed.hear(ToGateway.INFER)
-    call, sent, decoupled = heard.values
+    call, sent, decoupled, served = heard.values
+    assert (sent[0], served) == (0, [asking])
     assert sent[1:] == [
         *("other", "3", "i", "c", 1, 7, 0, {"k": 1}, ["y"], [["x", "FP32", [2], 8, 0]])
     ]

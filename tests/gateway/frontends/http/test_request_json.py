@@ -24,9 +24,7 @@ def test_an_empty_body_is_refused(body: bytes) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "body", [b"{", b'{"a": 1,}', b'{"a": nope}', b"{a: 1}"]
-)
+@pytest.mark.parametrize("body", [b"{", b'{"a": 1,}', b'{"a": nope}', b"{a: 1}"])
 def test_a_malformed_body_is_refused_with_the_reason_and_the_offset(body: bytes) -> None:
     with pytest.raises(InferenceError) as caught:
         parse_json_object(body)

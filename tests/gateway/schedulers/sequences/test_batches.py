@@ -55,6 +55,17 @@ def test_the_first_that_is_ready_decides_who_fits() -> None:
     assert numbers(ready.decide(0)) == [None, 1, None, 3]
 
 
+def test_who_is_ready_for_longest_is_not_passed_over() -> None:
+    ready = slots()
+    narrow, wide = sequence(0, "narrow"), sequence(1, "wide")
+    for each in (narrow, wide):
+        ready.offer(each)
+    ready.take(ready.decide(0).rows)
+    narrow.waiting.extend(sequence(0, "narrow").waiting)
+    ready.offer(narrow)
+    assert numbers(ready.decide(0)) == [None, 1]
+
+
 def test_who_is_taken_is_busy_and_who_ends_needs_its_slot_no_more() -> None:
     ready = slots()
     going_on, ending = sequence(0), sequence(1, flags="end")

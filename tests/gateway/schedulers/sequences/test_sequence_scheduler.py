@@ -24,7 +24,15 @@ from tests.builders import (
 )
 from tests.gateway.schedulers.conftest import Start
 from tests.gateway.schedulers.queues import Queue, finish, word
-from tests.gateway.schedulers.sequences.parts import ask, control, direct, oldest, part, rows
+from tests.gateway.schedulers.sequences.parts import (
+    HOUR_US,
+    ask,
+    control,
+    direct,
+    oldest,
+    part,
+    rows,
+)
 
 NO_ID = SequenceTag(0)
 BROKEN = InferenceError(Code.UNAVAILABLE, "broken")
@@ -372,6 +380,23 @@ async def test_an_instance_that_lets_go_early_takes_the_next_of_a_sequence(
     assert await answer(first) == ["more follows", "late"]
 
 
+async def test_what_has_not_ended_holds_what_came_after_it_although_its_instance_is_free(
+    start: Start,
+) -> None:
+    queue = start(oldest(max_batch_size=1, preserve_ordering=True))
+    instance = queue.employ()
+    first, second = ask(queue, 1, "a", "start end"), ask(queue, 2, "b", "start end")
+    one = await instance.begun()
+    one.steps.put_nowait((0, Note.FREED))
+    finish(await instance.begun())
+    reading = asyncio.create_task(read_all(second.stream))
+    await settle()
+    assert not reading.done()
+    finish(one)
+    assert await answer(first) == ["a"]
+    assert await soon(reading) == ["b"]
+
+
 # Slots and backlog.
 
 
@@ -662,6 +687,59 @@ async def test_an_instance_is_withdrawn_once_its_sequences_have_ended(
     assert (leaving.asked, staying.asked) == (["a", "c"], ["b"])
 
 
+async def test_an_instance_is_withdrawn_when_the_last_that_waited_there_leaves(
+    start: Start,
+) -> None:
+    queue = start(oldest(max_queue_delay_microseconds=HOUR_US, preferred_batch_size=(2,)))
+    leaving = queue.employ()
+    for text in ("a", "b"):
+        ask(queue, ord(text), text, "start")
+    finish(await leaving.begun())
+    await settle()
+    ask(queue, ord("a"), "never executed", "end").stream.cancel()
+    last = ask(queue, ord("b"), "neither", "end")
+    withdrawn = asyncio.create_task(queue.scheduler.withdraw(leaving))
+    await settle()
+    assert not withdrawn.done()
+    last.stream.cancel()
+    await soon(withdrawn)
+
+
+async def test_only_requests_of_sequences_that_have_begun_go_on(
+    start: Start, config: ModelConfig
+) -> None:
+    queue = start(config)
+    instance = queue.employ()
+    await soon(queue.scheduler.sequences_ended())
+    for number in (1, 2):
+        ask(queue, number, str(number), "start")
+    goes_on = queue.scheduler.continues
+    assert [goes_on(part(1, "x")), goes_on(part(1, "x", "end"))] == [True, True]
+    assert not any(goes_on(each) for each in (part(1, "x", "start"), part(3, "x"), word("x")))
+    ended = asyncio.create_task(queue.scheduler.sequences_ended())
+    finish(await instance.begun())
+    ask(queue, 1, "a", "end")
+    finish(await instance.begun())
+    await settle()
+    assert (goes_on(part(1, "x")), ended.done()) == (False, False)
+    ask(queue, 2, "b", "end")
+    await soon(ended)
+    finish(await instance.begun())
+    await settle()
+
+
+async def test_an_idle_sequence_has_ended(start: Start, config: ModelConfig) -> None:
+    batching = config.sequence_batching
+    assert batching is not None
+    soon_idle = replace(batching, max_sequence_idle_microseconds=SOON_US)
+    queue = start(replace(config, sequence_batching=soon_idle))
+    instance = queue.employ()
+    ask(queue, 1, "a", "start")
+    finish(await instance.begun())
+    await soon(queue.scheduler.sequences_ended())
+    assert not queue.scheduler.continues(part(1, "b"))
+
+
 # Iterative sequences.
 
 
@@ -724,6 +802,19 @@ async def test_a_client_may_leave_between_two_rounds(start: Start) -> None:
     finish(await instance.begun())
     assert await answer(other) == ["b"]
     assert instance.asked == ["a", "b"]
+
+
+async def test_rounds_of_iterative_sequences_keep_no_order(start: Start) -> None:
+    queue = start(oldest(max_batch_size=1, iterative_sequence=True, preserve_ordering=True))
+    instance = queue.employ()
+    first, second = queue.ask(word("a", sequence=NO_ID)), queue.ask(word("b", sequence=NO_ID))
+    execution = await instance.begun()
+    execution.steps.put_nowait((0, Note.RESCHEDULED))
+    execution.end()
+    finish(await instance.begun())
+    assert await answer(second) == ["b"]
+    finish(await instance.begun())
+    assert await answer(first) == ["a"]
 
 
 async def test_only_iterative_sequences_are_executed_again(
@@ -791,6 +882,41 @@ async def test_a_failed_request_leaves_the_state_as_it_was(
     assert kept(execution) == ["kept"]
     execution.end()
     await settle()
+
+
+async def test_a_request_that_executes_leaves_its_state_although_its_client_has_gone(
+    start: Start, config: ModelConfig
+) -> None:
+    batching = config.sequence_batching
+    assert batching is not None
+    queue = start(replace(config, sequence_batching=replace(batching, state=(KEPT,))))
+    instance = queue.employ()
+    gone = ask(queue, 1, "a", "start")
+    execution = await instance.begun()
+    gone.stream.cancel()
+    following = ask(queue, 1, "b", "end")
+    await settle()
+    execution.answer(keeping("a", "kept"))
+    execution.end()
+    execution = await instance.begun()
+    assert kept(execution) == ["kept"]
+    execution.answer(keeping("b", "unused"))
+    execution.end()
+    assert await answer(following) == ["b"]
+
+
+async def test_what_leaves_a_state_is_stopped_if_its_instance_dies(
+    start: Start, config: ModelConfig
+) -> None:
+    batching = config.sequence_batching
+    assert batching is not None
+    queue = start(replace(config, sequence_batching=replace(batching, state=(KEPT,))))
+    dead = queue.employ()
+    entry = ask(queue, 1, "a", "start")
+    execution = await dead.begun()
+    queue.scheduler.remove(dead, BROKEN)
+    assert await refusal(entry) == (Code.UNAVAILABLE, "broken")
+    await soon(execution.stopped.wait())
 
 
 async def test_states_of_other_shapes_share_no_execution(start: Start, config: ModelConfig) -> None:

@@ -55,11 +55,26 @@ def test_given_values_come_first() -> None:
     assert States(config, {"in": given}).initial == {"in": given}
 
 
-def test_the_model_is_asked_for_states_where_it_is_asked_for_anything() -> None:
-    found = states(SUM, TEXT)
-    assert found.asked(asking()) == ()
-    assert [each.name for each in found.asked(asking("y"))] == ["y", "out", "is"]
-    assert [each.name for each in found.asked(asking("y", "is"))] == ["y", "is", "out"]
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ((), ["y", "z", "out", "is"]),
+        (("y",), ["y", "out", "is"]),
+        (("y", "is"), ["y", "is", "out"]),
+    ],
+)
+def test_the_model_is_asked_for_its_states_by_name(
+    asked: tuple[str, ...], found: list[str]
+) -> None:
+    every = states(SUM, TEXT, outputs=("y", "z")).asked(asking(*asked))
+    assert [each.name for each in every] == found
+
+
+def test_without_states_the_model_is_asked_for_what_the_client_asks_for() -> None:
+    assert [states().asked(asking(*names)) for names in ((), ("y",))] == [
+        (),
+        (RequestedOutput("y"),),
+    ]
 
 
 @pytest.mark.parametrize(

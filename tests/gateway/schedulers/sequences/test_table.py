@@ -178,6 +178,17 @@ def test_a_sequence_can_be_cut_at_any_request() -> None:
     assert place(sequence) == ("a", 0)
 
 
+def test_who_asks_hears_of_the_last_sequence_that_is_closed() -> None:
+    heard: list[str] = []
+    found = SequenceTable(IDLE_MS * 1000, lambda: heard.append("last"))
+    for number in (1, 2):
+        push(found, number, "start")
+    push(found, 1, "end")
+    assert (heard, found.any_open) == ([], True)
+    push(found, 2, "end")
+    assert (heard, found.any_open) == (["last"], False)
+
+
 def test_to_close_twice_is_to_close_once() -> None:
     found = table()
     found.add("a", 2)

@@ -1,0 +1,42 @@
+"""What loads a model.py in a worker of its own."""
+
+import gc
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.python.backend import PythonBackend
+from gateway.backend import Instance, ModelContext
+from gateway.config import ModelConfig
+from tests.backends.python.loading import CONFIG, Load, nobody, soon, write
+
+
+@pytest.fixture
+async def load(tmp_path: Path) -> AsyncIterator[Load]:
+    """Loads models; each is closed at the end, and has left no process, descriptor or task."""
+    loaded: list[Instance] = []
+    backend = PythonBackend()
+    before = len(os.listdir("/proc/self/fd"))
+
+    async def one(code: str, config: ModelConfig = CONFIG, **fields: Any) -> Instance:
+        folder = write(tmp_path, code)
+        context = ModelContext(
+            config=config,
+            name=fields.pop("name", "m_0_0"),
+            path=folder,
+            store=tmp_path,
+            infer=fields.pop("infer", nobody),
+            wasted=lambda _: None,
+            **fields,
+        )
+        loaded.append(await soon(backend.load(context)))
+        return loaded[-1]
+
+    yield one
+    for instance in loaded:
+        await soon(instance.close())
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before + 3  # the loop's own

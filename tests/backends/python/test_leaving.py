@@ -1,0 +1,210 @@
+"""Whoever leaves: their model sees it, and what it asks of others on their behalf ends."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from backends.python import executions
+from gateway.backend import Instance
+from gateway.messages import InferRequest, InferResponse
+from tests.backends.python.loading import (
+    CONFIG,
+    DECOUPLED,
+    Load,
+    Others,
+    answers,
+    request,
+    soon,
+    values,
+)
+from tests.builders import settle
+from tests.serving import wait_until
+
+ASKING = """
+    def execute(self, requests):
+        found = [self.ask(each) for each in requests]
+        (HERE / "told").write_text(" | ".join(found))
+        return [response(x(each)) for each in requests]
+
+    def ask(self, request):
+        found = pb_utils.InferenceRequest(
+            model_name="other", requested_output_names=["y"], inputs=request.inputs(),
+            trace=request.trace(),
+        ).exec()
+        return found.error().message() if found.has_error() else "answered"
+"""
+
+
+def begin(instance: Instance, *requests: InferRequest) -> "asyncio.Task[object]":
+    """Execute requests until the task is cancelled, as it is once their readers have left."""
+
+    async def run() -> None:
+        async for _ in instance.execute(requests):
+            """Nobody looks at the answers."""
+
+    return asyncio.ensure_future(run())
+
+
+async def test_what_a_model_asks_ends_with_the_client_it_asks_for(
+    load: Load, tmp_path: Path
+) -> None:
+    others = Others()
+    instance = await load(ASKING, infer=others.infer, control=others)
+    executing = begin(instance, request(1), request(2))
+    await soon(others.asked.wait())
+    executing.cancel()
+    await soon(asyncio.wait([executing]))
+    assert others.streams[0].cancelled
+    # What it would ask after that is not even begun.
+    told = (tmp_path / "m" / "1" / "told").read_text()
+    assert told == "Request was cancelled | Request was cancelled"
+    assert len(others.streams) == 1
+
+
+async def test_what_is_asked_for_several_goes_on_until_all_of_them_have_left(load: Load) -> None:
+    others = Others()
+    instance = await load(ASKING, infer=others.infer, control=others)
+    first, second = request(1), request(2)
+    executing = begin(instance, first, second)
+    await soon(others.asked.wait())
+    instance.left([first])
+    await settle()
+    assert not others.streams[0].cancelled
+    instance.left([second])
+    assert others.streams[0].cancelled
+    executing.cancel()
+    await soon(asyncio.wait([executing]))
+
+
+async def test_what_others_are_asked_is_part_of_the_trace(load: Load) -> None:
+    class Traced:
+        def child(self) -> "Traced":
+            return self
+
+    others, trace = Others(), Traced()
+    instance = await load(ASKING, infer=others.infer, control=others)
+    asking = asyncio.ensure_future(answers(instance, request(1, trace=trace)))
+    await soon(others.asked.wait())
+    assert others.requests[0].trace is trace
+    others.streams[0].put(InferResponse(final=True))
+    await soon(asking)
+
+
+async def test_an_iterator_ends_once_it_is_cancelled(load: Load, tmp_path: Path) -> None:
+    others = Others(decoupled=True)
+    code = """
+    def execute(self, requests):
+        found = pb_utils.InferenceRequest(
+            model_name="other", requested_output_names=["y"], inputs=requests[0].inputs()
+        ).exec(decoupled=True)
+        next(found)
+        found.cancel()
+        rest = [each.error().message() for each in found if each.has_error()]
+        return [response(x(requests[0]), parameters={"told": repr(rest)})]
+"""
+    instance = await load(code, infer=others.infer, control=others)
+    asking = asyncio.ensure_future(answers(instance, request(1)))
+    await soon(others.asked.wait())
+    others.streams[0].put(InferResponse(outputs=request(1).inputs))
+    ((_, found),) = await soon(asking)
+    assert isinstance(found, InferResponse)
+    assert found.parameters == {"told": "['Request was cancelled']"}
+    assert others.streams[0].cancelled
+
+
+BATCH = """
+    def execute(self, requests):
+        (HERE / "begun").touch()
+        first, second = requests
+        deadline = time.monotonic() + 20
+        while not first.is_cancelled() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        told = [first.is_cancelled(), second.is_cancelled()]
+        return [response(np.array(told, np.float32)) for each in requests]
+"""
+
+
+async def test_one_of_a_batch_that_leaves_is_seen_by_the_model(load: Load, tmp_path: Path) -> None:
+    instance = await load(BATCH)
+    first, second = request(1), request(1)
+    executing = asyncio.ensure_future(answers(instance, first, second))
+    begun = (tmp_path / "m" / "1" / "begun").exists
+    await asyncio.to_thread(wait_until, begun, "execute has begun")
+    instance.left([first])
+    ((index, found),) = await soon(executing)
+    assert (index, values((index, found))) == (1, [1, 0])
+
+
+async def test_who_lies_behind_another_and_has_left_does_not_end_the_worker(
+    load: Load, tmp_path: Path
+) -> None:
+    config = replace(CONFIG, parameters={"abandoned_execute_secs": "0.2"})
+    code = """
+    def execute(self, requests):
+        time.sleep(float(x(requests[0])[0]))
+        return [response(x(each)) for each in requests]
+"""
+    instance = await load(code, config)
+    for _ in range(20):
+        await answers(instance, request(0))
+    slow = asyncio.ensure_future(answers(instance, request(1)))
+    await settle()
+    behind = begin(instance, request(0))
+    await settle()
+    behind.cancel()
+    *_, served = await soon(slow)
+    assert values(served) == [1]
+
+
+STREAMS = """
+    def execute(self, requests):
+        (request,) = requests
+        sender = request.get_response_sender()
+        threading.Thread(target=self.send, args=(sender, int(x(request)[0]))).start()
+
+    def send(self, sender, count):
+        for number in range(count):
+            (HERE / "sent").write_text(str(number))
+            sender.send(response(np.full(30_000, number, np.float32)))
+        sender.send(flags=FINAL)
+"""
+
+
+async def test_a_slow_reader_holds_back_its_own_request_and_no_other(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executions, "HOLD_BYTES", 1 << 20)
+    instance = await load(STREAMS, DECOUPLED)
+    slow = instance.execute([request(300)])
+    await soon(anext(slow))
+    for _ in range(3):
+        assert len(await answers(instance, request(20))) == 21
+    assert len([answer async for answer in slow]) >= 300
+
+
+async def test_a_worker_that_is_held_back_answers_its_health_checks(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executions, "HELD_BYTES", 1 << 20)
+    config = replace(DECOUPLED, parameters={"health_check_secs": "0.1"})
+    code = """
+    def execute(self, requests):
+        count = int(x(requests[0])[0])
+        sender = requests[0].get_response_sender()
+        requests.clear()
+        for number in range(count):
+            sender.send(response(np.full(30_000, number, np.float32)))
+        sender.send(flags=FINAL)
+"""
+    instance = await load(code, config)
+    stream = instance.execute([request(*([2000.0] * 100_000))])
+    await soon(anext(stream))
+    died = asyncio.ensure_future(instance.died())
+    # Long enough for three health checks that go unanswered.
+    await asyncio.wait([died], timeout=1)
+    assert not died.done()
+    died.cancel()
+    found = [answer async for answer in stream]
+    assert len(found) >= 2000
