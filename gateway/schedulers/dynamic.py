@@ -179,9 +179,9 @@ class DynamicScheduler(Scheduler):
             batch = self._take(task, instance)
 
     async def _let_more_arrive(self) -> None:
-        before = self._queue.rows
-        wait = Wait(before)
-        while not wait.over(self._queue.rows, self._most_rows):  # noqa: ASYNC110 - turns, not time
+        before, clock = self._queue.rows, time.monotonic_ns
+        wait = Wait(before, clock())
+        while not wait.over(self._queue.rows, self._most_rows, clock()):  # noqa: ASYNC110 - turns
             await asyncio.sleep(0)
         self._gathering.waited(some_came=self._queue.rows > before)
 

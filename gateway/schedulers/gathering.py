@@ -8,7 +8,8 @@ What is decided here are numbers only.
 
 from dataclasses import dataclass
 
-MOST_TURNS = 96
+LIMIT_NS = 2_000_000
+"""The longest wait: turns take longer where the loop has much else to do."""
 PATIENCE = 24
 """So many turns in a row that bring nothing end the wait."""
 TRY_EVERY = 64
@@ -40,15 +41,15 @@ class Gathering:
 
 @dataclass(slots=True)
 class Wait:
-    """One wait: for how many more turns?"""
+    """One wait, begun at `began_ns` with so many rows: for how many more turns?"""
 
     rows: int
-    turns: int = -1
+    began_ns: int
     quiet: int = -1
 
-    def over(self, rows: int, enough: int) -> bool:
+    def over(self, rows: int, enough: int, now_ns: int) -> bool:
         """Whether to wait no more, now that so many rows are there and so many are enough."""
         self.quiet = self.quiet + 1 if rows == self.rows else 0
-        self.turns += 1
         self.rows = rows
-        return rows >= enough or self.quiet >= PATIENCE or self.turns >= MOST_TURNS
+        late = now_ns - self.began_ns >= LIMIT_NS
+        return rows >= enough or self.quiet >= PATIENCE or late

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.schedulers.gathering import CREDIT, MOST_TURNS, PATIENCE, TRY_EVERY, Gathering, Wait
+from gateway.schedulers.gathering import CREDIT, LIMIT_NS, PATIENCE, TRY_EVERY, Gathering, Wait
 from tests.builders import ScriptedInstance, read_all, settle, soon
 from tests.gateway.schedulers.conftest import Start
 from tests.gateway.schedulers.queues import Queue, asked, dynamic, finish
@@ -42,10 +42,10 @@ def test_waiting_ends_after_a_row_of_vain_waits() -> None:
     assert not gathering.worthwhile
 
 
-def turns(arrivals: dict[int, int], enough: int = 1000) -> int:
+def turns(arrivals: dict[int, int], enough: int = 1000, turn_ns: int = 1000) -> int:
     """For how many turns a wait goes on, with so many rows from those turns on."""
-    wait, rows, turn = Wait(1), 1, 0
-    while not wait.over(rows, enough):
+    wait, rows, turn = Wait(1, began_ns=7), 1, 0
+    while not wait.over(rows, enough, 7 + turn * turn_ns):
         turn += 1
         rows = arrivals.get(turn, rows)
     return turn
@@ -62,8 +62,10 @@ def test_a_wait_ends_when_enough_are_there() -> None:
     assert turns({}, enough=1) == 0
 
 
-def test_a_wait_ends_though_requests_keep_coming() -> None:
-    assert turns({turn: turn + 1 for turn in range(1, 1000)}) == MOST_TURNS
+def test_a_wait_ends_in_time_though_requests_keep_coming() -> None:
+    always = {turn: turn + 1 for turn in range(1, 100_000)}
+    assert turns(always, enough=100_000) == LIMIT_NS // 1000
+    assert turns(always, turn_ns=LIMIT_NS) == 1
 
 
 async def after_batches(start: Start, count: int) -> tuple[Queue, ScriptedInstance]:
