@@ -11,6 +11,9 @@ from gateway.messages import InferRequest, InferResponse
 class Execution:
     """Requests that a worker was handed together; one task takes their answers.
 
+    With `before`, an execution that the worker was handed earlier and that is not over, answers
+    are only given once those of that one have been taken; `behind` is who waits for this one.
+
     They are numbered from `first` on; `indexes` are how their answers are to be told. `weight` is
     how much waits for the task, `held` that its senders wait for that. It is `returned` once
     `execute` has, or never will.
@@ -22,6 +25,8 @@ class Execution:
         "_freed",
         "_open",
         "_waiter",
+        "before",
+        "behind",
         "held",
         "lost",
         "requests",
@@ -31,7 +36,11 @@ class Execution:
     )
 
     def __init__(
-        self, requests: Sequence[InferRequest], first: int, indexes: Sequence[int]
+        self,
+        requests: Sequence[InferRequest],
+        first: int,
+        indexes: Sequence[int],
+        before: "Execution | None" = None,
     ) -> None:
         self.requests = requests
         self._first = first
@@ -44,6 +53,20 @@ class Execution:
         self._open = dict(enumerate(indexes, first))
         self._answers: list[Answer] = []
         self._waiter: asyncio.Future[None] | None = None
+        self.behind: Execution | None = None
+        self.before = before
+        if before is not None:
+            before.behind = self
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is over, and all its answers have been taken."""
+        return self.over and not self._answers
+
+    @property
+    def untaken(self) -> bool:
+        """Whether answers are there to be taken."""
+        return bool(self._answers)
 
     @property
     def over(self) -> bool:
@@ -66,9 +89,10 @@ class Execution:
 
     async def answers(self) -> list[Answer]:
         """All answers that are there, at least one; none once it is over."""
-        while not self._answers and not self.over:
+        while self._must_wait or not (self._answers or self.over):
             await self._change()
         answers, self._answers = self._answers, []
+        self._let_others()
         return answers
 
     async def has_returned(self) -> None:
@@ -126,6 +150,7 @@ class Execution:
         """Nobody waits for any answer any more."""
         self._open.clear()
         self._answers.clear()
+        self._let_others()
 
     def wake(self) -> None:
         """Have the task look at what has come."""
@@ -136,6 +161,30 @@ class Execution:
         self.returned = True
         if self.timer is not None:
             self.timer.cancel()
+
+    @property
+    def _must_wait(self) -> bool:
+        before = self.before
+        while before is not None and not before.untaken:
+            before = before.before
+        return before is not None
+
+    def _let_others(self) -> None:
+        """Nothing of this one is there to be taken: those behind it need wait for it no longer."""
+        other = self.behind
+        while other is not None:
+            other.wake()
+            other = other.behind
+        if self.over or not self._open:
+            self._unlink()
+
+    def _unlink(self) -> None:
+        before, behind = self.before, self.behind
+        if before is not None:
+            before.behind = behind
+        if behind is not None:
+            behind.before = before
+        self.before = self.behind = None
 
     async def _change(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()

@@ -41,11 +41,12 @@ class Executions:
         self._by_number: dict[int, Execution] = {}
         self._by_request: dict[int, Execution] = {}
         self._left: set[int] = set()
-        self._touched: set[Execution] = set()
+        self._touched: dict[Execution, None] = {}
         self._next = 1
         self._next_request = 1
         self._held = 0
         self._last: Execution | None = None
+        self._latest: Execution | None = None
         self._ended: InferenceError | None = None
 
     @property
@@ -89,7 +90,7 @@ class Executions:
             ) from None
         if self._ended is not None:
             raise self._ended
-        execution = Execution(requests, first, indexes)
+        execution = self._latest = Execution(requests, first, indexes, self._before())
         self._by_number[number] = execution
         for request in execution.open:
             self._by_request[request] = execution
@@ -158,7 +159,7 @@ class Executions:
         if error is not None:
             self._fail(execution, *error)
         execution.end()
-        self._touched.add(execution)
+        self._touch(execution)
         self._overlap.measured(infer_ns)
         if self._last is execution:
             self._last = None
@@ -199,7 +200,7 @@ class Executions:
         if done or (final and execution.answer(number, FLAG, 0)):
             del self._by_request[number]
         self._held += weight
-        self._touched.add(execution)
+        self._touch(execution)
 
     def _reschedule(self, number: int) -> None:
         execution = self._by_request.pop(number, None)
@@ -217,11 +218,24 @@ class Executions:
         if numbers:
             self._link.control.send(to_json([kind, *numbers]))
 
+    def _touch(self, execution: Execution) -> None:
+        self._touched[execution] = None
+
+    def _before(self) -> Execution | None:
+        """The one whose answers must be taken before those of the next: clients expect an order.
+
+        A decoupled model has none, and must not be held back by one of its readers.
+        """
+        latest = self._latest
+        if latest is None or latest.settled or self._encoder.decoupled:
+            return None
+        return latest
+
     def _free_if_room(self) -> None:
         """Let the instance have another execution, if only the last one keeps it."""
         if self._last is not None and self._overlap.room(len(self._by_number)):
             self._last.free()
-            self._touched.add(self._last)
+            self._touch(self._last)
             self._last = None
 
     def _fail(self, execution: Execution, message: str, trace: str) -> None:

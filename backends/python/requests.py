@@ -18,12 +18,14 @@ ANY_VERSION = -1
 class RequestEncoder:
     """Writes the requests of one `model`; whoever names no outputs asks for all of them.
 
-    `alone` says that a request's execution may be chosen as soon as it comes.
+    `alone` says that a request's execution may be chosen as soon as it comes, `decoupled` that it
+    may have any number of responses.
     """
 
     def __init__(self, config: ModelConfig, version: int) -> None:
         self.model = config.name
         self.alone = _executes_alone(config)
+        self.decoupled = config.decoupled
         self._version = version
         self._outputs = [each.name for each in config.output]
 

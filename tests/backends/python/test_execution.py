@@ -88,3 +88,43 @@ async def test_the_timer_ends_with_execute() -> None:
 async def test_a_flag_alone_ends_a_request() -> None:
     found = execution(1)
     assert found.answer(10, InferResponse(final=True), 0)
+
+
+# Executions that a worker was handed while it was busy.
+
+
+async def test_answers_wait_until_those_of_an_earlier_execution_have_been_taken() -> None:
+    first = execution(1)
+    second = Execution([text_request()], 20, [0], first)
+    third = Execution([text_request()], 30, [0], second)
+    for number, each in ((10, first), (30, third)):
+        each.answer(number, LAST, 1)
+        each.end()
+    waiting = asyncio.create_task(third.answers())
+    await settle()
+    assert not waiting.done()
+    assert await soon(first.answers()) == [(0, LAST)]
+    assert await soon(waiting) == [(0, LAST)]
+
+
+async def test_an_earlier_execution_that_nobody_waits_for_holds_up_nobody() -> None:
+    first = execution(1)
+    second = Execution([text_request()], 20, [0], first)
+    first.answer(10, LAST, 1)
+    second.answer(20, LAST, 1)
+    waiting = asyncio.create_task(second.answers())
+    await settle()
+    assert not waiting.done()
+    first.abandon()
+    assert await soon(waiting) == [(0, LAST)]
+
+
+async def test_executions_that_are_over_hold_on_to_none_before_or_behind() -> None:
+    executions = [execution(1)]
+    for number in (20, 30):
+        executions.append(Execution([text_request()], number, [0], executions[-1]))
+    for number, each in zip((10, 20, 30), executions, strict=True):
+        each.answer(number, LAST, 1)
+        each.end()
+        assert await soon(each.answers()) == [(0, LAST)]
+    assert [(each.before, each.behind) for each in executions] == [(None, None)] * 3
