@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from backends.python.beginnings import Beginnings
 from backends.python.business_logic import BusinessLogic
 from backends.python.completion import complete_message, completed_config
 from backends.python.environments.choice import Environment, Places, interpreter
@@ -50,6 +51,7 @@ class PythonBackend(Backend):
     def __init__(self) -> None:
         self._metrics = MetricStore()
         self._quarantine = Quarantine()
+        self._beginnings = Beginnings()
 
     async def prepare(self, config: ModelConfig, path: Path) -> None:
         await self._environment(config, path)
@@ -66,7 +68,8 @@ class PythonBackend(Backend):
         worker = await self._start(config, context.path, name, services, suspect)
         try:
             told = [ToWorker.LOAD, load_message(context, self.home)]
-            said = await _initialized(worker, told, parameters.initialize_timeout_secs)
+            with self._beginnings.of(config.name):
+                said = await _initialized(worker, told, parameters.initialize_timeout_secs)
         except BaseException:
             await worker.stop()
             raise
@@ -130,7 +133,7 @@ class PythonBackend(Backend):
             LogLines(about),
             MetricCalls(link.control, self._metrics),
             BusinessLogic(link, context.infer, control, executions.is_left),
-            ModelManagement(link.control, control),
+            ModelManagement(link.control, control, context.config.name, self._beginnings),
         )
 
 

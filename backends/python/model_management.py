@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
+from backends.python.beginnings import Beginnings
 from backends.python.channel import Channel
 from backends.python.requests import to_json
 from backends.python.worker.sluice_worker.frames import BrokenFrame
@@ -15,16 +16,23 @@ NOT_HERE = InferenceError(Code.UNAVAILABLE, "Server not ready")
 
 
 class ModelManagement:
-    """The calls of one worker that are under way, a task each; `end` waits for none of them."""
+    """The calls of one worker that are under way, a task each; `end` waits for none of them.
 
-    def __init__(self, control_channel: Channel, control: ModelControl) -> None:
+    `model` is the one that asks.
+    """
+
+    def __init__(
+        self, control_channel: Channel, control: ModelControl, model: str, beginnings: Beginnings
+    ) -> None:
         self._channel = control_channel
         self._control = control
+        self._model = model
+        self._beginnings = beginnings
         self._calls: set[asyncio.Task[None]] = set()
 
     def load(self, call: int, name: str, config: str, files: Mapping[str, bytes]) -> None:
         """LOAD_MODEL."""
-        self._begin(call, self._control.load(name, config, files))
+        self._begin(call, self._load(name, config, files))
 
     def unload(self, call: int, name: str, unload_dependents: bool) -> None:
         """UNLOAD_MODEL."""
@@ -41,6 +49,10 @@ class ModelManagement:
         """Nobody waits for any answer any more; what has begun goes on."""
         for task in self._calls:
             task.cancel()
+
+    async def _load(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        with self._beginnings.waiting(self._model, name):
+            await self._control.load(name, config, files)
 
     def _begin(self, call: int, operation: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(self._run(call, operation))

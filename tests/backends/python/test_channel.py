@@ -155,3 +155,27 @@ async def test_sending_to_who_has_gone_is_harmless(ends: Ends) -> None:
     ends.channel.close()
     ends.channel.close()
     ends.channel.send(b"hello")
+
+
+async def test_those_who_wait_for_room_go_on_one_after_the_other(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FULL_BYTES", 10)
+    ends.channel.send(b"much", [bytes(4 << 20)])
+    sent: list[int] = []
+
+    async def send(number: int) -> None:
+        await ends.channel.room()
+        sent.append(number)
+        ends.channel.send(b"more", [bytes(100)])
+
+    sending = [asyncio.ensure_future(send(number)) for number in range(20)]
+    await settle()
+    assert sent == []
+    sending[3].cancel()
+    ends.other.settimeout(10)
+    async with asyncio.timeout(10):
+        while not all(each.done() for each in sending):
+            await asyncio.to_thread(ends.other.recv, 1 << 20)
+            await settle()
+    assert sent == [number for number in range(20) if number != 3]

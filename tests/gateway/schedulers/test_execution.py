@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.errors import Code, InferenceError
+from gateway.errors import AnsweredError, Code, InferenceError
+from gateway.messages import InferRequest
 from gateway.observability.statistics import FailureReason, ModelStatistics
 from gateway.schedulers.execution import Terms, execute
 from gateway.stream import DEFAULT_LIMIT, ResponseStream
@@ -167,6 +168,32 @@ async def test_cancelling_one_request_leaves_its_batch_alone(
     assert await soon(read_all(streams[0])) == []
     assert await soon(read_all(streams[1])) == ["answer 1"]
     assert await soon(read_all(streams[2])) == ["answer 2"]
+
+
+async def test_an_instance_is_told_once_of_each_who_leaves_before_the_others(
+    instance: ScriptedInstance, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[InferRequest] = []
+    monkeypatch.setattr(instance, "left", left.extend)
+    streams = start("first", "second", "third").streams
+    execution = await instance.begun()
+    streams[1].cancel()
+    assert left == [execution.requests[1]]
+    streams[0].cancel()
+    assert left == [execution.requests[1], execution.requests[0]]
+    await finish(execution, 2)
+    assert await soon(read_all(streams[2])) == ["answer 2"]
+
+
+async def test_an_error_that_a_model_answers_with_is_an_answer_to_the_statistics(
+    instance: ScriptedInstance, start: Start, statistics: ModelStatistics
+) -> None:
+    start("first", "second")
+    execution = await instance.begun()
+    execution.answer(AnsweredError(Code.NOT_FOUND, "nothing of that name"), 0)
+    execution.answer(BROKEN, 1)
+    await finish(execution)
+    assert (statistics.success.count, statistics.fail.count) == (1, 1)
 
 
 async def test_the_execution_stops_when_all_have_left(

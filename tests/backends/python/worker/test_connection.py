@@ -1,0 +1,48 @@
+"""What a worker says while the gateway does not read all of it."""
+
+import json
+import socket
+import threading
+
+import pytest
+
+from backends.python.worker.sluice_worker.connection import Connection
+from backends.python.worker.sluice_worker.frames import FrameReader
+from backends.python.worker.sluice_worker.messages import ToGateway
+from backends.python.worker.sluice_worker.segments import OutgoingSegments
+
+WAIT_SECS = 20.0
+
+
+@pytest.fixture
+def pairs() -> list[tuple[socket.socket, socket.socket]]:
+    """Work, control and descriptors; the gateway's end first."""
+    return [socket.socketpair() for _ in range(3)]
+
+
+def test_what_is_free_again_is_told_while_nothing_more_can_be_sent_over_work(
+    pairs: list[tuple[socket.socket, socket.socket]],
+) -> None:
+    (work, _), (control, _), (descriptors, _) = pairs
+    connection = Connection(*(theirs for _, theirs in pairs))
+    flooding = threading.Thread(target=connection.send, args=([0], [bytes(4 << 20)]))
+    flooding.start()
+    assert work.recv(1)  # it is being sent, and more than the socket holds
+    outgoing = OutgoingSegments(descriptors)
+    number = outgoing.place(memoryview(bytes(1 << 16)))
+    connection.incoming.view(number, 1 << 16)
+    telling = threading.Thread(target=connection.tell_released, daemon=True)
+    telling.start()
+    telling.join(WAIT_SECS)
+    told = not telling.is_alive()
+    received = control.recv(1 << 16) if told else b""
+    while flooding.is_alive():
+        work.recv(1 << 20)
+    assert told
+    ((header, _),) = FrameReader().feed(received)
+    assert json.loads(header) == [ToGateway.RELEASED, [number], []]
+    outgoing.close()
+    connection.incoming.close()
+    for pair in pairs:
+        for each in pair:
+            each.close()
