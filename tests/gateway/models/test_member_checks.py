@@ -1,6 +1,5 @@
 """Does `sluice check` see what is wrong with an ensemble before a server does?"""
 
-
 import pytest
 
 from gateway.models.check import check
