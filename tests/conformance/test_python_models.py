@@ -1,6 +1,7 @@
 """What model.py may do, over both wires; the answers are those of Triton 2.51 unless noted."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,15 @@ both_wires = pytest.mark.parametrize("client", ["http", "grpc"], indirect=True)
 
 
 @pytest.fixture(scope="module")
-def repository() -> Path:
-    """The models of this folder."""
-    return MODELS
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models of this folder; probes have what they share beside their model.py."""
+    folder = tmp_path_factory.mktemp("python") / "models"
+    shutil.copytree(MODELS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shared = folder / "probing.py"
+    for probe in folder.glob("probe*/1"):
+        shutil.copy(shared, probe)
+    shared.unlink()
+    return folder
 
 
 @pytest.fixture(scope="module")
