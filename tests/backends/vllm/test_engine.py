@@ -30,7 +30,6 @@ pytestmark = [
     pytest.mark.vllm,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(300),
-    pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\."),
     pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning"),
 ]
 

@@ -15,7 +15,6 @@ from tests.builders import soon
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(300),
-    pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\."),
 ]
 
 KNOWN_SECS = 2.0

@@ -14,7 +14,6 @@ from tests.backends.vllm.conftest import ANSWER, Llama, Write, ask
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(300),
-    pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\."),
 ]
 
 LAYERS, WIDTH = 30, 576

@@ -15,7 +15,6 @@ pytestmark = [
     pytest.mark.vllm,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(300),
-    pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\."),
 ]
 
 COUNTS = {"return_num_input_tokens": True, "return_num_output_tokens": True}

@@ -24,6 +24,7 @@ class Probes:
             self.close()
             loaded = worker(self._folder, PROBE, decoupled=self._decoupled)
             self._one = self._opened.enter_context(loaded)
+        self._one.forget()
         return self._one
 
     def close(self) -> None:

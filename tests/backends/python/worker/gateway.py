@@ -157,6 +157,10 @@ class PlayedGateway:
             self._heard[kind] = _Naming(kind.name, queue)  # type: ignore[assignment]
         return queue.get(timeout=WAIT_SECS)
 
+    def forget(self) -> None:
+        """Hear no response of those that have been sent so far."""
+        self.rest(ToGateway.RESPONSE)
+
     def rest(self, kind: ToGateway) -> list[list[Any]]:
         """The values of all messages of a kind that nobody has heard yet."""
         queue = self._heard[kind]
