@@ -96,19 +96,17 @@ class BackendLoader:
         if (name, home) in self._loaded:
             return self._loaded[name, home]
         with self._creating:
-            if (name, home) not in self._loaded:
-                self._loaded[name, home] = self._create(name, home)
-            return self._loaded[name, home]
+            return self._created(name, home)
 
-    def _installed(self, name: str) -> Backend:
-        if (name, None) not in self._loaded:
-            self._loaded[name, None] = self._create(name, None)
-        return self._loaded[name, None]
+    def _created(self, name: str, home: Path | None) -> Backend:
+        if (name, home) not in self._loaded:
+            self._loaded[name, home] = self._create(name, home)
+        return self._loaded[name, home]
 
     def _create(self, name: str, home: Path | None) -> Backend:
         runs_it = PYTHON if home else name
         # A copy shares what the installed one keeps, such as the metrics that models make.
-        backend = copy(self._installed(PYTHON)) if home else _import(self.find(name))
+        backend = copy(self._created(PYTHON, None)) if home else _import(self.find(name))
         backend.settings = {**self._settings.get("", {}), **self._settings.get(name, {})}
         backend.kept = None if self._kept is None else self._kept / runs_it
         backend.home = home

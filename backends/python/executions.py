@@ -102,6 +102,8 @@ class Executions:
 
     def taken(self, execution: Execution) -> None:
         """Its answers have been taken."""
+        if execution is self._latest and execution.settled:
+            self._latest = None  # it would keep its requests until the next one
         if execution.weight:
             self._held -= execution.weight
             execution.weight = 0

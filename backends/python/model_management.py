@@ -12,7 +12,10 @@ from backends.python.worker.sluice_worker.messages import ToWorker
 from gateway.backend import ModelControl
 from gateway.errors import Code, InferenceError
 
-NOT_HERE = InferenceError(Code.UNAVAILABLE, "Server not ready")
+
+def _not_here() -> InferenceError:
+    # Anew each time: an error that is raised again and again keeps every traceback.
+    return InferenceError(Code.UNAVAILABLE, "Server not ready")
 
 
 class ModelManagement:
@@ -76,19 +79,19 @@ class NoOtherModels:
 
     async def load(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         """UNAVAILABLE."""
-        raise NOT_HERE
+        raise _not_here()
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """UNAVAILABLE."""
-        raise NOT_HERE
+        raise _not_here()
 
     def ready(self, name: str, version: str) -> bool:
         """UNAVAILABLE."""
-        raise NOT_HERE
+        raise _not_here()
 
     def decoupled(self, name: str, version: str) -> bool:
         """UNAVAILABLE."""
-        raise NOT_HERE
+        raise _not_here()
 
 
 def read_files(described: list[list[Any]], body: memoryview) -> dict[str, bytes]:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.config import ModelConfig, ModelWarmup, WarmupInput
+from gateway.data_files import DataFiles
 from gateway.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, request_prefix
 from gateway.models.validation import RequestRules
 from gateway.tensor import LENGTH_BYTES, SIZES, Buffer, Datatype, Tensor
 
-FOLDER = "warmup"
 MAX_BYTES = 2**31 - 1
 """The most input bytes of a sample, as many as a message on gRPC has; it is made in memory."""
 LEAST_REQUEST_BYTES = 1024
@@ -42,13 +42,14 @@ def read_samples(config: ModelConfig, folder: Path) -> list[Sample]:
     `folder` is the model's, with its `warmup/`. Blocks. Raises InferenceError with Triton's
     texts: INVALID_ARG, or INTERNAL for a file that cannot be read.
     """
-    return [_sample(config, each, folder) for each in config.model_warmup if each.batch_size]
+    files = DataFiles(config.name, folder, "warmup", "warmup data")
+    return [_sample(config, each, files) for each in config.model_warmup if each.batch_size]
 
 
-def _sample(config: ModelConfig, setting: ModelWarmup, folder: Path) -> Sample:
+def _sample(config: ModelConfig, setting: ModelWarmup, files: DataFiles) -> Sample:
     _check_variable_dims(setting)
     _check_amount(config, setting)
-    tensors = (_tensor(config, name, each, folder) for name, each in setting.inputs.items())
+    tensors = (_tensor(config, name, each, files) for name, each in setting.inputs.items())
     request = InferRequest(model=config.name, inputs=tuple(tensors))
     _check_request(config, request)
     return Sample(setting.name, (request,) * setting.batch_size, max(1, setting.count))
@@ -97,7 +98,7 @@ def _check_request(config: ModelConfig, request: InferRequest) -> None:
     RequestRules(config).check(request)
 
 
-def _tensor(config: ModelConfig, name: str, given: WarmupInput, folder: Path) -> Tensor:
+def _tensor(config: ModelConfig, name: str, given: WarmupInput, files: DataFiles) -> Tensor:
     if not _has_type(given):
         wanted = {each.name: str(each.datatype) for each in config.input}
         raise _refused(
@@ -107,7 +108,7 @@ def _tensor(config: ModelConfig, name: str, given: WarmupInput, folder: Path) ->
     datatype = given.data_type.datatype
     shape = (1, *given.dims) if config.batching else given.dims
     if given.input_data_file is not None:
-        return Tensor(name, datatype, shape, _provided(config.name, given, datatype, folder))
+        return Tensor(name, datatype, shape, _provided(given, datatype, files))
     if given.zero_data is None and given.random_data is None:
         raise _refused(f"warmup setting expects input '{name}' to have input_data_type set")
     return Tensor(name, datatype, shape, _synthetic(given, datatype))
@@ -128,13 +129,13 @@ _TRUTHS = bytes(value & 1 for value in range(256))
 """A boolean that is neither 0 nor 1 is undefined behaviour in the runtimes."""
 
 
-def _provided(model: str, given: WarmupInput, datatype: Datatype, folder: Path) -> bytes:
+def _provided(given: WarmupInput, datatype: Datatype, files: DataFiles) -> bytes:
     """What the file has: of strings all, of others what is needed."""
     filename = given.input_data_file or ""
     if datatype is Datatype.BYTES:
-        return _read(model, folder, filename, MAX_BYTES)
+        return files.read(filename, MAX_BYTES)
     expected = _byte_size(given)
-    found = _read(model, folder, filename, expected)
+    found = files.read(filename, expected)
     if len(found) < expected:
         # The missing space is Triton's.
         raise _refused(
@@ -142,33 +143,6 @@ def _provided(model: str, given: WarmupInput, datatype: Datatype, folder: Path) 
             f"has {len(found)} bytes"
         )
     return found
-
-
-def _read(model: str, folder: Path, filename: str, size: int) -> bytes:
-    """At most that many bytes of a regular file in the model's `warmup`."""
-    try:
-        inside = (folder / FOLDER).resolve()
-        path = (inside / filename).resolve()
-        if not path.is_relative_to(inside):
-            raise InferenceError(
-                Code.INVALID_ARG,
-                f"warmup data file '{filename}' is outside the warmup directory of model '{model}'",
-            )
-        if path.exists() and not path.is_file():
-            raise _unreadable(model, filename, "Not a regular file")
-        with path.open("rb") as file:
-            return file.read(size)
-    except OSError as error:
-        raise _unreadable(model, filename, error.strerror) from None
-    except (ValueError, RuntimeError):  # a NUL in the name, a loop of links
-        raise _unreadable(model, filename, "Invalid name") from None
-
-
-def _unreadable(model: str, filename: str, reason: str | None) -> InferenceError:
-    return InferenceError(
-        Code.INTERNAL,
-        f"failed to open text file for read {model}/{FOLDER}/{filename}: {reason}",
-    )
 
 
 def _refused(text: str) -> InferenceError:

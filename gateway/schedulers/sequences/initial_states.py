@@ -4,12 +4,12 @@ import math
 from pathlib import Path
 
 from gateway.config import ModelConfig
+from gateway.data_files import DataFiles
 from gateway.errors import Code, InferenceError
 from gateway.schedulers.sequences.states import zeros
 from gateway.scheduling import InitialState, State
 from gateway.tensor import SIZES, Datatype, Tensor
 
-FOLDER = "initial_state"
 MAX_BYTES = 2**31 - 1
 """The most bytes of a state's file, as many as a message on gRPC has."""
 
@@ -33,7 +33,8 @@ def _read(config: ModelConfig, state: State, given: InitialState, folder: Path) 
     shape = (1, *given.dims) if config.batching else given.dims
     if given.data_file is None:
         return zeros(state.input_name, datatype, shape)
-    data = _file(config.name, folder, given.data_file)
+    files = DataFiles(config.name, folder, "initial_state", "initial state")
+    data = files.read(given.data_file, MAX_BYTES)
     tensor = Tensor(state.input_name, datatype, shape, data)
     if datatype is Datatype.BYTES:
         return _strings(tensor, given.data_file)
@@ -57,30 +58,3 @@ def _strings(tensor: Tensor, filename: str) -> Tensor:
             f"from {filename} has {len(elements)}",
         )
     return Tensor(tensor.name, tensor.datatype, tensor.shape, elements)
-
-
-def _file(model: str, folder: Path, filename: str) -> bytes:
-    """A regular file in the model's `initial_state`; links may not lead out of it."""
-    try:
-        inside = (folder / FOLDER).resolve()
-        path = (inside / filename).resolve()
-        if not path.is_relative_to(inside):
-            raise InferenceError(
-                Code.INVALID_ARG,
-                f"initial state file '{filename}' is outside the {FOLDER} directory of model "
-                f"'{model}'",
-            )
-        if path.exists() and not path.is_file():
-            raise _unreadable(model, filename, "Not a regular file")
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES)
-    except OSError as error:
-        raise _unreadable(model, filename, error.strerror) from None
-    except (ValueError, RuntimeError):  # a NUL in the name, a loop of links
-        raise _unreadable(model, filename, "Invalid name") from None
-
-
-def _unreadable(model: str, filename: str, reason: str | None) -> InferenceError:
-    return InferenceError(
-        Code.INTERNAL, f"failed to open text file for read {model}/{FOLDER}/{filename}: {reason}"
-    )
