@@ -8,8 +8,14 @@ READY := $(VENV)/ready
 PIP_ARGS ?=
 TEST ?= compare
 ARGS ?=
+MARKS ?=
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
+OR_NONE := || [ $$? -eq 5 ]  # pytest's status where ARGS chooses no such test
+OTHER_TRANSPORT := grpcio
+GRPC_TESTS := $(addprefix tests/conformance/test_, $(addsuffix .py, grpc_infer stream_infer infer \
+  management cancellation conversations resumption overload))
 
-.PHONY: setup serve test lint bench clean
+.PHONY: setup serve test lint bench gpu-check clean
 
 setup: $(READY)
 
@@ -43,13 +49,23 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+# Engines take the whole machine, so the tests that start them run one by one, and the others side by
+# side. What speaks gRPC runs once more on the transport that is not the default.
 test: lint
 	@$(BIN)/sluice fetch
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile -m "not vllm $(MARKS)" $(ARGS) $(OR_NONE)
+	$(BIN)/pytest -m "vllm $(MARKS)" $(ARGS) $(OR_NONE)
+ifeq ($(ARGS),)
+	$(BIN)/pytest -n 2 --dist loadfile --grpc-transport=$(OTHER_TRANSPORT) $(GRPC_TESTS)
+endif
 
 bench: $(READY)
 	@$(BIN)/sluice fetch
 	$(BIN)/python -m loadtests.$(TEST) $(ARGS)
+
+# Without an environment of its own: a machine with a GPU has what its owner put there.
+gpu-check:
+	@$(GPU_PYTHON) -m loadtests.gpu_check $(ARGS)
 
 clean:
 	rm -rf $(VENV)

@@ -87,10 +87,14 @@ class Instance(ABC):
     """One loaded, runnable copy of a model.
 
     `concurrency` is how many executions it takes at once; None means that it batches in flight
-    itself and takes every request as it comes.
+    itself and takes every request as it comes. `adapters` are further names that OpenAI's clients
+    may put into `model`; `max_model_len` is how many tokens prompt and answer may have together,
+    None where nobody counts them.
     """
 
     concurrency: int | None = 1
+    adapters: Sequence[str] = ()
+    max_model_len: int | None = None
 
     @abstractmethod
     def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:

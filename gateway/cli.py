@@ -1,23 +1,27 @@
-"""The command `sluice`: serve, fetch, check, config; every failure becomes one clear line."""
+"""The command `sluice` and its commands; every failure becomes one clear line."""
 
 import argparse
 import importlib
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
 
 from gateway import __version__
+from gateway.chat import options as chat_options
 from gateway.errors import InferenceError
 from gateway.flags import serve as flags
-from gateway.settings import ENVIRONMENT, Settings
+from gateway.flags.values import seconds
+from gateway.settings import ENVIRONMENT, Settings, netloc
 from gateway.storage.store import KEPT, ModelStore, StoreError, default_root
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+LOCAL = ("0.0.0.0", "127.0.0.1", "::")
 CHAT = (
     '{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
     '"stream": true, "parameters": {"max_tokens": 64, "temperature": 0}}'
@@ -59,6 +63,9 @@ def build_parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve the models of a repository")
     flags.add_flags(serve)
     serve.set_defaults(command=_serve)
+    chat = commands.add_parser("chat", help="chat with a model of a running server")
+    chat_options.add_flags(chat)
+    chat.set_defaults(command=_chat)
     fetch = commands.add_parser("fetch", help="store an embedded model in the user's cache")
     fetch.add_argument("names", nargs="*", metavar="NAME", help="models; none: all of them")
     fetch.set_defaults(command=_fetch)
@@ -66,6 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("repository", type=Path, metavar="REPOSITORY")
     check.set_defaults(command=_check)
     _add_config(commands.add_parser("config", help="write the config.pbtxt of a model file"))
+    _add_doctor(commands.add_parser("doctor", help="say what this machine can serve, and why not"))
     return parser
 
 
@@ -88,6 +96,18 @@ def _add_config(config: argparse.ArgumentParser) -> None:
     config.set_defaults(command=_config)
 
 
+def _add_doctor(doctor: argparse.ArgumentParser) -> None:
+    doctor.add_argument("--json", action="store_true", help="tell it as JSON")
+    doctor.add_argument(
+        "--limit-secs",
+        type=seconds,
+        default=60.0,
+        metavar="SECS",
+        help="how long the import of one backend may take (default: %(default)g)",
+    )
+    doctor.set_defaults(command=_doctor)
+
+
 def _serve(parsed: argparse.Namespace) -> None:
     settings = flags.settings(parsed)
     log = importlib.import_module("gateway.observability.log").Log(settings.log)
@@ -103,22 +123,37 @@ def _serve(parsed: argparse.Namespace) -> None:
 async def _run_server(settings: Settings, log: Any) -> None:
     server = importlib.import_module("gateway.server").Server(settings, log)
     try:
-        await server.run(_announce)
+        await server.run(partial(_announce, settings))
     except importlib.import_module("gateway.core").StartFailed as error:
         raise CommandFailed(str(error)) from None
 
 
-def _announce(ports: Mapping[str, int], models: Sequence[Any]) -> None:
+def _announce(settings: Settings, ports: Mapping[str, int], models: Sequence[Any]) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    for name, port in ports.items():
+    addresses = {each: getattr(settings, each).address for each in ports}
+    places = {name: netloc(_local(addresses[name]), port) for name, port in ports.items()}
+    for name, place in places.items():
         scheme = "" if name == "grpc" else "http://"
-        console.print(f"{name:>8}  {scheme}localhost:{port}")
+        console.print(f"{name:>8}  {scheme}{place}", markup=False)
     chats = [
         model.name for model in models if any(i.name == "messages" for i in model.config.input)
     ]
-    if chats and "http" in ports:
-        url = f"http://localhost:{ports['http']}/v2/models/{chats[0]}/generate_stream"
+    if chats and "http" in places:
+        url = f"http://{places['http']}/v2/models/{chats[0]}/generate_stream"
         console.print(f"\nStream tokens:\n\n  curl -N {url} -d '{CHAT}'\n", markup=False)
+
+
+def _local(address: str) -> str:
+    """How to call an address from this machine."""
+    return "localhost" if address in LOCAL else address
+
+
+def _chat(parsed: argparse.Namespace) -> None:
+    command = importlib.import_module("gateway.chat.command")
+    try:
+        command.run(chat_options.options(parsed))
+    except importlib.import_module("gateway.chat.server").ChatError as error:
+        raise CommandFailed(str(error)) from None
 
 
 def _fetch(parsed: argparse.Namespace) -> None:
@@ -160,6 +195,11 @@ def _kept() -> Path | None:
         return default_root(ENVIRONMENT) / KEPT
     except StoreError:
         return None
+
+
+def _doctor(parsed: argparse.Namespace) -> None:
+    if not importlib.import_module("gateway.doctor.command").run(parsed):
+        raise SystemExit(EXIT_FAILED)
 
 
 def _model_file(parsed: argparse.Namespace) -> Any:

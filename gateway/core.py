@@ -10,14 +10,17 @@ from typing import Any
 
 from gateway.cache.local import LocalCache
 from gateway.cache.response_cache import ResponseCache
+from gateway.cuda_driver import load_driver, usable_gpus
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
+from gateway.models.instance_groups import MINIMUM_COMPUTE_CAPABILITY
 from gateway.models.model_control import RegistryControl
 from gateway.models.registry import ModelRegistry
 from gateway.models.repository import ModelRepository
 from gateway.observability.log import Log
 from gateway.observability.metrics import CacheReading
 from gateway.observability.tracing import Tracer
+from gateway.resumption.recordings import Recordings
 from gateway.settings import CacheSettings, LocalCacheSettings, Settings
 from gateway.shared_memory.regions import SharedMemory
 
@@ -38,7 +41,7 @@ class Listeners(ABC):
     """
 
     ports: Mapping[str, int]
-    """The ports in use, by what answers there."""
+    """The ports in use, by what answers there; 0 for a Unix socket."""
 
     @abstractmethod
     async def open(self, tasks: asyncio.TaskGroup) -> None:
@@ -78,6 +81,7 @@ class Core:
         repository = ModelRepository(
             settings.models.repositories,
             settings.models.config_name,
+            usable_gpus(load_driver(), MINIMUM_COMPUTE_CAPABILITY),
             auto_complete=settings.models.auto_complete,
             namespacing=settings.models.namespacing,
         )
@@ -90,6 +94,7 @@ class Core:
             tracer=self._tracer,
             log=log_of_process,
         )
+        self.recordings = Recordings(settings.resumption)
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -150,6 +155,7 @@ class Core:
         ends_at = time() + limit
         log.info("draining", extra={"requests": self.dataplane.in_flight, "limit_secs": limit})
         self.dataplane.refuse_requests()
+        self.recordings.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout_at(ends_at):
                 await self.dataplane.sequences_ended()

@@ -1,8 +1,9 @@
 """The one way in: every frontend sends its requests here."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+from gateway.conversations.conversations import Conversations
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.models.index import IndexRow
@@ -12,6 +13,7 @@ from gateway.models.registry import ModelRegistry
 from gateway.observability.log import Log
 from gateway.observability.trace import Trace
 from gateway.observability.tracing import Tracer
+from gateway.running_requests import RequestName, RunningRequests
 from gateway.shared_memory.regions import SharedMemory
 from gateway.stream import ResponseStream
 
@@ -39,13 +41,16 @@ class DataPlane:
         self._strict_readiness = strict_readiness
         self._exiting = False
         self._ending_sequences = False
+        self._running = RunningRequests()
+        self._conversations = Conversations()
 
     def infer(
         self, request: InferRequest, model: Model | None = None, trace: Trace | None = None
     ) -> ResponseStream:
         """Submit a request; the caller reads the stream inside `with`, and so owns it.
 
-        A plain call: requests are queued in the order of the calls. `model` is the request's own
+        A plain call: requests are queued in the order of the calls. One that is a turn of a
+        conversation waits for the turns before it. `model` is the request's own
         if the caller has just looked it up, `trace` is told what happens to it. Raises
         InferenceError for whatever can be refused before anything is queued.
         """
@@ -55,6 +60,26 @@ class DataPlane:
             if trace is not None:
                 trace.refused()
             raise
+
+    def cancel(
+        self, name: RequestName, own: Collection[ResponseStream] = (), *, only_own: bool = False
+    ) -> None:
+        """Stop the requests of that model and id alone; who reads them is told so.
+
+        If the caller has some of that name, its `own`, or with `only_own`, no others. Raises
+        INVALID_ARG for a name without an id, NOT_FOUND if there is none that still runs.
+        """
+        if not name.id:
+            raise InferenceError(
+                Code.INVALID_ARG, "what is to be cancelled must be named: the id is missing"
+            )
+        chosen = own if own or only_own else self._running.streams(name)
+        interrupted = [stream.interrupt() for stream in chosen]
+        if not any(interrupted):
+            self.model(name.model, name.version)
+            raise InferenceError(
+                Code.NOT_FOUND, f"model '{name.model}' runs no request with the id '{name.id}'"
+            )
 
     def call(self, request: InferRequest) -> ResponseStream:
         """Submit a request that a model makes on behalf of one under way.
@@ -153,7 +178,13 @@ class DataPlane:
             model = self.model(request.model, request.version)
         if self._exiting and not model.continues(request):
             raise _exiting()
-        return model.submit(request, trace)
+        gate = None
+        if request.sequence is not None:
+            gate = self._conversations.turn(request, model)
+        stream = model.submit(request, trace, gate)
+        if request.id:
+            self._running.add(RequestName(model.name, model.version, request.id), stream)
+        return stream
 
     def _refuse_if_exiting(self) -> None:
         if self._exiting:

@@ -1,8 +1,8 @@
 """The text contract of LLM models: prompt and sampling in, text and finish reason out.
 
-Names and meanings are those of Triton's vLLM backend, plus the input `messages`. Nothing here
-knows a runtime: a backend reads a `GenerationRequest`, and tells a `Transcript` what its engine
-has added to the text.
+Names and meanings are those of Triton's vLLM backend, plus the input `messages`, and plus whole
+OpenAI requests, which `openai_exchange.py` reads. Nothing here knows a runtime: a backend reads a
+`GenerationRequest`, and tells a `Transcript` what its engine has added to the text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ from gateway.config import ModelInput, ModelOutput
 from gateway.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Usage
+from gateway.openai_exchange import ENDPOINT, REQUEST, RESPONSE
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 
 TEXT_INPUT = "text_input"
@@ -54,6 +55,8 @@ INPUTS = (
             (IMAGE, (-1,)),
             (SAMPLING_PARAMETERS, (1,)),
             (EMBEDDING_REQUEST, (1,)),
+            (REQUEST, (1,)),
+            (ENDPOINT, (1,)),
         )
     ),
     *(
@@ -61,7 +64,7 @@ INPUTS = (
         for name in (STREAM, EXCLUDE_INPUT, *_RETURN)
     ),
 )
-"""The inputs of an LLM model. All are optional, since any of three can carry the prompt."""
+"""The inputs of an LLM model. All are optional, since any of four can carry the prompt."""
 
 OUTPUTS = (
     ModelOutput(name=TEXT_OUTPUT, data_type=DataType.TYPE_STRING, dims=(-1,)),
@@ -70,8 +73,12 @@ OUTPUTS = (
     ModelOutput(name="logprobs", data_type=DataType.TYPE_STRING, dims=(-1,)),
     ModelOutput(name="num_input_tokens", data_type=DataType.TYPE_UINT32, dims=(1,)),
     ModelOutput(name="num_output_tokens", data_type=DataType.TYPE_UINT32, dims=(-1,)),
+    ModelOutput(name=RESPONSE, data_type=DataType.TYPE_STRING, dims=(1,)),
 )
-"""The outputs of an LLM model; all but the first come only when asked for."""
+"""The outputs of an LLM model; all but the first come only when asked for.
+
+The last is the only one of a request of OpenAI's, and comes with no other.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

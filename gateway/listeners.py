@@ -8,6 +8,7 @@ from gateway.frontends.grpc.server import GrpcServer
 from gateway.frontends.http.app import build_app
 from gateway.frontends.http.listener import HttpListener
 from gateway.frontends.http.metrics import build_metrics_app
+from gateway.frontends.http.playground.routes import PlaygroundRoutes
 from gateway.settings import Settings
 
 log = logging.getLogger("sluice.server")
@@ -16,7 +17,7 @@ log = logging.getLogger("sluice.server")
 class BoundListeners(Listeners):
     """HTTP, gRPC and the metrics page, as far as the settings ask for them.
 
-    Raises StartFailed if a port cannot be had.
+    Raises StartFailed if an address cannot be had.
     """
 
     def __init__(self, core: Core) -> None:
@@ -57,15 +58,19 @@ class BoundListeners(Listeners):
             self._health.cancel()
 
     def _bind(self, settings: Settings) -> None:
-        dataplane, http = self._core.dataplane, settings.http
+        dataplane, recordings = self._core.dataplane, self._core.recordings
+        http = settings.http
         if http.enabled:
-            app = build_app(dataplane, http, settings.id)
+            playground = PlaygroundRoutes(dataplane, settings) if http.playground else None
+            app = build_app(dataplane, http, settings.id, playground, recordings)
             self._http.append(HttpListener(app, http.address, http.port, http.send_timeout_secs))
             self.ports["http"] = self._http[-1].port
         if settings.metrics.enabled:
-            page = build_metrics_app(dataplane, settings.metrics, self._core.read_cache)
+            page = build_metrics_app(
+                dataplane, settings.metrics, self._core.read_cache, recordings.reading
+            )
             self._http.append(HttpListener(page, settings.metrics.address, settings.metrics.port))
             self.ports["metrics"] = self._http[-1].port
         if settings.grpc.enabled:
-            self._grpc = GrpcServer(dataplane, settings.grpc, settings.id)
+            self._grpc = GrpcServer(dataplane, settings.grpc, settings.id, recordings)
             self.ports["grpc"] = self._grpc.port

@@ -1,11 +1,12 @@
 """The values that travel between frontends and backends: requests and responses."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 from gateway.tensor import Tensor
+from gateway.value import keyword_value, value
 
 Parameter = bool | int | float | str
 """A parameter as the v2 protocol has them."""
@@ -17,7 +18,7 @@ def _no_parameters() -> Mapping[str, Any]:
     return NO_PARAMETERS
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SharedRegion:
     """A part of a registered shared memory region; offset and size in bytes.
 
@@ -30,7 +31,7 @@ class SharedRegion:
     memory: object | None = field(default=None, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestedOutput:
     """An output asked for by name.
 
@@ -42,7 +43,7 @@ class RequestedOutput:
     region: SharedRegion | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SequenceTag:
     """Where a request stands in its sequence. `correlation_id` 0 or "" means no sequence."""
 
@@ -58,7 +59,7 @@ class Lineage(Protocol):
         """The trace of a request that is made on behalf of this one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@keyword_value
 class InferRequest:
     """One request.
 
@@ -94,7 +95,7 @@ def request_prefix(request_id: str) -> str:
     return f"[request id: {request_id or '<id_unknown>'}] "
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Usage:
     """Tokens of one response: the request's prompt, and what this response adds."""
 
@@ -103,7 +104,7 @@ class Usage:
     finish_reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Phases:
     """How long the parts of an execution took, all in nanoseconds."""
 
@@ -112,7 +113,7 @@ class Phases:
     output_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@keyword_value
 class InferResponse:
     """One response; `final` says that no more will come for its request.
 

@@ -7,10 +7,16 @@ from gateway.dataplane import DataPlane
 from gateway.models.model import Model
 from gateway.observability.exposition import label, render
 from gateway.observability.machine import Machine
-from gateway.observability.metrics import CacheReading, ModelReading, families
+from gateway.observability.metrics import (
+    CacheReading,
+    ModelReading,
+    RecordingsReading,
+    families,
+)
 from gateway.settings import MetricsSettings
 
 CacheReader = Callable[[], CacheReading | None]
+RecordingsReader = Callable[[], RecordingsReading | None]
 
 
 def no_cache() -> CacheReading | None:
@@ -18,21 +24,32 @@ def no_cache() -> CacheReading | None:
     return None
 
 
+def no_recordings() -> RecordingsReading | None:
+    """What a server without clients that could come back has to tell of them."""
+    return None
+
+
 class MetricsPage:
     """Every family of every model, of the response cache and of this machine."""
 
     def __init__(
-        self, dataplane: DataPlane, settings: MetricsSettings, cache: CacheReader = no_cache
+        self,
+        dataplane: DataPlane,
+        settings: MetricsSettings,
+        cache: CacheReader = no_cache,
+        recordings: RecordingsReader = no_recordings,
     ) -> None:
         self._dataplane = dataplane
         self._settings = settings
         self._cache = cache
+        self._recordings = recordings
         self._machine = Machine(settings)
 
     async def render(self) -> bytes:
         """The page in Prometheus' text format."""
         readings = [_reading(model) for model in self._dataplane.models()]
-        found = families(readings, self._settings, self._cache()) + self._machine.families()
+        found = families(readings, self._settings, self._cache(), self._recordings())
+        found += self._machine.families()
         if self._machine.gpus is not None:
             found += await asyncio.to_thread(self._machine.gpus.families)
         return render(found)

@@ -10,7 +10,7 @@ from gateway.core import Core
 from gateway.listeners import BoundListeners
 from gateway.models.model import Model
 from gateway.observability.log import Log
-from gateway.settings import Settings
+from gateway.settings import Settings, netloc
 
 log = logging.getLogger("sluice.server")
 
@@ -46,7 +46,7 @@ def _tell_started(settings: Settings, ports: Mapping[str, int]) -> None:
         ("metrics", "Metrics Service", settings.metrics.address),
     ):
         if name in ports:
-            log.info("Started %s at %s:%d", service, address, ports[name])
+            log.info("Started %s at %s", service, netloc(address, ports[name]))
 
 
 def _freeze() -> None:

@@ -14,10 +14,11 @@ ENVIRONMENT: Mapping[str, str] = os.environ
 class HttpSettings:
     """The HTTP frontend. Port 0 picks a free one; sizes are bytes, times seconds.
 
-    `header_forward_pattern` is a regular expression, "" for none.
+    `header_forward_pattern` is a regular expression, "" for none. `playground` is the page at `/`.
     """
 
     enabled: bool = True
+    playground: bool = True
     address: str = "0.0.0.0"
     port: int = 8000
     max_input_size: int = 64 * 1024 * 1024
@@ -27,18 +28,87 @@ class HttpSettings:
     send_timeout_secs: float = 30.0
 
 
+UNIX = "unix:"
+"""Before the path in the address of a Unix socket, as gRPC writes it."""
+
+
+def netloc(address: str, port: int) -> str:
+    """Where a listener is, as in a URL; of a Unix socket its address, which has no port."""
+    if address.startswith(UNIX):
+        return address
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+class GrpcTransport(StrEnum):
+    """Whose HTTP/2 carries gRPC: hyper's (httpunk), or that of grpcio."""
+
+    HYPER = "hyper"
+    GRPCIO = "grpcio"
+
+
+class CompressionLevel(StrEnum):
+    """How much answers are compressed: the higher, the smaller and slower."""
+
+    NONE = "none"
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcTlsSettings:
+    """Paths of PEM files.
+
+    If it is `mutual`, clients must show a certificate of an authority in `root`, which else may
+    be "".
+    """
+
+    cert: str
+    key: str
+    root: str = ""
+    mutual: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcKeepaliveSettings:
+    """How long a connection lasts, and who may ping whom, by gRPC's rules.
+
+    A client is pinged after `time_ms` of silence, NEVER_MS for not at all. Of the two numbers of
+    pings 0 is any number, an age of 0 is any age.
+    """
+
+    time_ms: int = 7_200_000
+    timeout_ms: int = 20_000
+    permit_without_calls: bool = False
+    max_pings_without_data: int = 2
+    min_recv_ping_interval_ms: int = 300_000
+    max_ping_strikes: int = 2
+    max_connection_age_ms: int = 0
+    max_connection_age_grace_ms: int = 0
+
+
+NEVER_MS = 2**31 - 1
+"""What gRPC takes for a time that does not come."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcSettings:
     """The gRPC frontend; port 0 picks a free one.
 
+    `address` may also be `unix:` and the path of a socket, which needs no port.
     `header_forward_pattern` is a regular expression, "" for none.
     """
 
     enabled: bool = True
+    transport: GrpcTransport = GrpcTransport.HYPER
     address: str = "0.0.0.0"
     port: int = 8001
+    reuse_port: bool = False
     send_timeout_secs: float = 30.0
     header_forward_pattern: str = ""
+    compression: CompressionLevel = CompressionLevel.NONE
+    tls: GrpcTlsSettings | None = None
+    keepalive: GrpcKeepaliveSettings = field(default_factory=GrpcKeepaliveSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +253,19 @@ CacheSettings = LocalCacheSettings | RedisCacheSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResumptionSettings:
+    """Streams that a client can come back to.
+
+    Each waits for its client for the grace period, and keeps `buffer_size` bytes at most; all of
+    them take no more than `total_size`.
+    """
+
+    grace_secs: float = 30.0
+    buffer_size: int = 1024 * 1024
+    total_size: int = 512 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything a server is told from outside."""
 
@@ -191,6 +274,7 @@ class Settings:
     allow_client_shm: bool = False
     cache: CacheSettings | None = None
     models: ModelSettings = field(default_factory=ModelSettings)
+    resumption: ResumptionSettings = field(default_factory=ResumptionSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)

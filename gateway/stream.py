@@ -1,8 +1,9 @@
 """The responses to one request, on their way from a backend to one reader."""
 
 import asyncio
+from abc import abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -10,6 +11,27 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse
 
 DEFAULT_LIMIT = 64
+CANCELLED = "cancelled"
+"""The parameter of the response that ends a request which was interrupted."""
+
+INTERRUPTED = InferResponse(parameters={CANCELLED: True}, final=True)
+"""The last response of a request that was interrupted. Nothing but the flag, yet never left out."""
+
+
+def has_data(response: InferResponse) -> bool:
+    """Whether a response says more than that none will follow."""
+    return bool(response.outputs) or not response.final or response == INTERRUPTED
+
+
+class Interrupted(InferenceError):
+    """What a request that must have exactly one response says instead, when it was interrupted.
+
+    `answers` are those that it had produced before.
+    """
+
+    def __init__(self, answers: Sequence[InferResponse] = ()) -> None:
+        super().__init__(Code.CANCELLED, "Request was cancelled")
+        self.answers = answers
 
 
 class StreamRecorder(Protocol):
@@ -28,15 +50,39 @@ class StreamRecorder(Protocol):
         """The stream is over: complete, failed, or cancelled. Called exactly once."""
 
 
-class ResponseStream:
+class Leavable:
+    """What is left by `cancel` at the end of a `with` block, however that ends."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Say that nobody waits any more; idempotent."""
+
+
+class ResponseStream(Leavable):
     """Bounded mailbox for the answers to one request; read by one task inside `with`.
 
     Producers call `put`, `fail` and `end`, which never wait; a producer that can wait holds back
     while `full` by awaiting `room`. Leaving the `with` block cancels what is left, and
     `on_cancel` is told at once. An error is raised to the reader after the responses before it.
+    `interrupt` stops the producer likewise, while the reader stays. `cancelled` says that one of
+    the two has happened.
     """
 
     __slots__ = (
+        "__weakref__",
         "_abandoned",
         "_done",
         "_error",
@@ -142,17 +188,6 @@ class ResponseStream:
 
     # For the one who reads.
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.cancel()
-
     def cancel(self) -> None:
         """Say that nobody waits any more; idempotent, and safe before the first read."""
         if self.cancelled:
@@ -165,6 +200,24 @@ class ResponseStream:
         self.release()
         self._wake_reader()
         self._tell_producer(self._on_cancel)
+
+    def interrupt(self) -> bool:
+        """Stop the request as if its reader had gone, and tell the reader so; False if it is over.
+
+        The reader gets all that was produced before, without delay, and then INTERRUPTED.
+        """
+        if self._done:
+            return False
+        self.cancelled = True
+        # The wait for this response says nothing about the model.
+        self._taken = self._taken or not self._responses
+        self._responses.append(INTERRUPTED)
+        self._finish(InferenceError(Code.CANCELLED, "Request was cancelled"))
+        self.release()
+        self._wake_reader()
+        self._wake_writer()
+        self._tell_producer(self._on_cancel)
+        return True
 
     async def batch(self) -> list[InferResponse]:
         """All responses that are there, at least one unless the stream is over (then empty)."""
@@ -206,14 +259,17 @@ class ResponseStream:
     async def only(self) -> InferResponse:
         """The one response of a request that has exactly one.
 
-        Raises INTERNAL if it has none or more, CANCELLED once nobody waits for it any more.
+        Raises INTERNAL if it has none or more, CANCELLED once nobody waits for it any more, and
+        Interrupted if it was.
         """
         answers: list[InferResponse] = []
         while (taken := self.take()) != []:
             if taken is None:
                 await self._change()
-            else:
-                answers += [answer for answer in taken if answer.outputs or not answer.final]
+                continue
+            answers += [answer for answer in taken if answer.outputs or not answer.final]
+            if taken[-1] is INTERRUPTED:
+                raise Interrupted(answers)
         if self.cancelled:
             raise InferenceError(Code.CANCELLED, "Request was cancelled")
         if len(answers) != 1:

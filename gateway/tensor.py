@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.errors import Code, InferenceError
+from gateway.value import value
 
 Buffer = bytes | bytearray | memoryview
 LENGTH_BYTES = 4
@@ -56,7 +56,7 @@ SIZES = {datatype: dtype.itemsize for datatype, dtype in NUMPY_TYPES.items()} | 
 """Bytes per element; BYTES is absent because its elements vary."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Tensor:
     """One named tensor; it never copies its data on the way through.
 

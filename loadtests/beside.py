@@ -91,7 +91,7 @@ def _beside(load: Load, found: Results, per_sec: float, server: Server) -> Mappi
 
 
 def _tokens_per_sec(load: Load, seed: int, server: Server) -> float:
-    door = doors.gateway(MODEL)
+    door = doors.generate(MODEL)
     questions = prompts(PROMPT_WORDS, seed)
     return load.tokens / put(load, Address(server.ports.http), door.encode, questions).secs
 

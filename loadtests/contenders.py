@@ -20,7 +20,7 @@ class Contender:
     launch: Callable[[], Launch]
 
 
-def gateway(repository: Path) -> Contender:
+def gateway(repository: Path, name: str = GATEWAY, *flags: str) -> Contender:
     """The gateway, serving a repository."""
 
     def launch() -> Launch:
@@ -31,10 +31,11 @@ def gateway(repository: Path) -> Contender:
             *("--http-port", str(ports.http)),
             *("--grpc-port", str(ports.grpc)),
             *("--metrics-port", str(ports.metrics)),
+            *flags,
         ]
-        return Launch(name=GATEWAY, command=command, ports=ports)
+        return Launch(name=name, command=command, ports=ports)
 
-    return Contender(GATEWAY, launch)
+    return Contender(name, launch)
 
 
 def triton(command: str, repository: Path) -> Contender:

@@ -33,26 +33,33 @@ class Door:
         return TokenCounters(server.ports.metrics, self.prompt_counter, self.completion_counter)
 
 
-def gateway(model: str) -> Door:
-    """The generate extension."""
+GATEWAY_COUNTERS = ("gateway_prompt_tokens_total", "gateway_completion_tokens_total")
+VLLM_COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+
+
+def generate(model: str) -> Door:
+    """The gateway's generate extension."""
 
     def question(prompt: str, sampling: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"text_input": prompt, "stream": True, "parameters": sampling}
 
-    return Door(
-        f"/v2/models/{model}/generate_stream",
-        question,
-        "gateway_prompt_tokens_total",
-        "gateway_completion_tokens_total",
-    )
+    return Door(f"/v2/models/{model}/generate_stream", question, *GATEWAY_COUNTERS)
 
 
-def vllm(model: str) -> Door:
-    """OpenAI's completions."""
+def completions(model: str) -> Door:
+    """OpenAI's completions of vLLM."""
 
     def question(prompt: str, sampling: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"model": model, "prompt": prompt, "stream": True, **sampling}
 
-    return Door(
-        "/v1/completions", question, "vllm:prompt_tokens_total", "vllm:generation_tokens_total"
-    )
+    return Door("/v1/completions", question, *VLLM_COUNTERS)
+
+
+def chat(model: str, counters: tuple[str, str]) -> Door:
+    """OpenAI's chat, of a server with these counters."""
+
+    def question(prompt: str, sampling: Mapping[str, Any]) -> Mapping[str, Any]:
+        messages = [{"role": "user", "content": prompt}]
+        return {"model": model, "messages": messages, "stream": True, **sampling}
+
+    return Door("/v1/chat/completions", question, *counters)

@@ -64,10 +64,11 @@ async def _put(
 
 
 async def _ask(address: Address, requests: Sequence[bytes]) -> Sequence[Timing]:
-    return [await _ask_once(address, request) for request in requests]
+    return [await ask_once(address, request) for request in requests]
 
 
-async def _ask_once(address: Address, request: bytes) -> Timing:
+async def ask_once(address: Address, request: bytes) -> Timing:
+    """One request on a connection of its own; StreamFailed unless it ends well."""
     transport, timer = await connect(address, lambda: EventTimer(request))
     try:
         return await timer.done

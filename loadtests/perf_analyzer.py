@@ -29,7 +29,10 @@ TRIES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Which requests are sent, over which wire (`http` or `grpc`), by how many clients at once."""
+    """Which requests are sent, over which wire (`http` or `grpc`), by how many clients at once.
+
+    With 0 clients the `extra` flags say how many there are.
+    """
 
     model: str
     wire: str
@@ -117,7 +120,7 @@ def _flags(
     return [
         *("-m", traffic.model),
         *("-u", f"127.0.0.1:{port}", "-i", traffic.wire),
-        *("--concurrency-range", str(traffic.clients)),
+        *(("--concurrency-range", str(traffic.clients)) if traffic.clients else ()),
         *("-p", str(int(asked.window_secs * 1000)), "-r", str(WINDOWS), "-s", str(STABLE_PERCENT)),
         *("-f", str(report)),
         *traffic.extra,

@@ -47,11 +47,22 @@ def of_triton(folder: Path, onnx: Path, threads: int) -> Path:
     return folder
 
 
-def write_texts(path: Path, count: int) -> None:
-    """A file for perf_analyzer's `--input-data`: texts of log-normal lengths, always the same."""
+def with_ensemble(folder: Path) -> Path:
+    """A repository for the gateway with the ensemble and what it is made of, and nothing else."""
+    for name in (ENSEMBLE, ENCODER, *STEPS):
+        shutil.copytree(OURS / name, folder / name)
+    return folder
+
+
+def texts(count: int) -> list[str]:
+    """Texts of log-normal lengths, always the same."""
     random_ = random.Random(SEED)
-    texts = (" ".join(random_.choices(WORDS, k=length)) for length in lengths(count))
-    data = [{"text": {"content": [text], "shape": [1]}} for text in texts]
+    return [" ".join(random_.choices(WORDS, k=length)) for length in lengths(count)]
+
+
+def write_texts(path: Path, count: int) -> None:
+    """A file for perf_analyzer's `--input-data` with these texts."""
+    data = [{"text": {"content": [text], "shape": [1]}} for text in texts(count)]
     path.write_text(json.dumps({"data": data}))
 
 

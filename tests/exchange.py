@@ -1,7 +1,7 @@
 """One HTTP exchange driven by hand: the test is the client, as slow or as rude as it likes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -14,11 +14,19 @@ from tests.builders import soon
 class Exchange:
     """Inside `async with` the application answers; leaving it means that the client leaves."""
 
-    def __init__(self, app: ASGIApp, path: str = "/", body: bytes = b"") -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        path: str = "/",
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        method: str = "POST",
+    ) -> None:
         self.reads = asyncio.Event()
         self.reads.set()
         self._app = app
-        self._scope = _scope(path)
+        self._scope = _scope(path, method)
+        self._scope["headers"] = [(k.encode(), v.encode()) for k, v in (headers or {}).items()]
         self._scope["state"] = {WATCH: self._watch}
         self._leave: Callable[[], None] | None = None
         self._body: bytes | None = body
@@ -105,12 +113,12 @@ class Exchange:
         self._sent.put_nowait(message)
 
 
-def _scope(path: str) -> Scope:
+def _scope(path: str, method: str) -> Scope:
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
         "http_version": "1.1",
-        "method": "POST",
+        "method": method,
         "scheme": "http",
         "path": path,
         "raw_path": path.encode(),

@@ -85,11 +85,15 @@ class Connection:
         self.line()
         return data
 
+    def rest(self) -> bytes:
+        """A chunked body to its end."""
+        return b"".join(iter(self.chunk, b""))
+
     def answer(self) -> Answer:
         """A whole response."""
         head = self.head()
         if head.headers.get("transfer-encoding") == "chunked":
-            body = b"".join(iter(self.chunk, b""))
+            body = self.rest()
         else:
             body = self.read(int(head.headers.get("content-length", "0")))
         return Answer(head.status, head.headers, body)

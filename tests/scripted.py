@@ -21,8 +21,8 @@ ROOT = Path(__file__).parent.parent
 class ScriptedInstance(Instance):
     """Answers every request with the steps of a script, each a JSON object with one of these.
 
-    `text`: a response, with `parameters` if it has any (or those of the request if it says
-    `echo_parameters`), the last one if `final`; `pause`: seconds;
+    `text`: a response, in `output` if it names one, with `parameters` if it has any (or those of
+    the request if it says `echo_parameters`), the last one if `final`; `pause`: seconds;
     `error`: a failure with its `code`; `raise`: an exception that no backend should let slip.
     """
 
@@ -47,7 +47,8 @@ class ScriptedInstance(Instance):
 def _answer(step: Mapping[str, Any], request: InferRequest) -> InferResponse | InferenceError:
     if "error" in step:
         return InferenceError(Code[step.get("code", "INTERNAL")], step["error"])
-    outputs = (text_tensor("text_output", [step["text"]]),) if "text" in step else ()
+    name = step.get("output", "text_output")
+    outputs = (text_tensor(name, [step["text"]]),) if "text" in step else ()
     parameters = request.parameters if "echo_parameters" in step else step.get("parameters", {})
     return InferResponse(outputs=outputs, parameters=parameters, final=step.get("final", False))
 
@@ -66,10 +67,16 @@ class ScriptedBackend(Backend):
 
 
 def installed(folder: Path) -> dict[str, str]:
-    """Install this backend into a folder; the environment with which a server finds it there."""
+    """Install this backend, and `chatting`, into a folder; with the environment returned a server
+    finds them there.
+    """
     metadata = folder / "scripted-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: scripted\nVersion: 1.0\n")
-    points = "[sluice.backends]\nscripted = tests.scripted:ScriptedBackend\n"
+    points = (
+        "[sluice.backends]\n"
+        "scripted = tests.scripted:ScriptedBackend\n"
+        "chatting = tests.chatting:ChattingBackend\n"
+    )
     (metadata / "entry_points.txt").write_text(points)
     return {"PYTHONPATH": f"{folder}:{ROOT}"}

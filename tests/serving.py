@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Self
 
 ROOT = Path(__file__).parent.parent
+EVERY_SERVER: list[str] = []
+"""Flags that every server gets before its own."""
+
 START_SECS = 120.0
 STOP_SECS = 60.0
-WAIT_SECS = 10.0
+WAIT_SECS = 20.0
 POLL_SECS = 0.01
-ANNOUNCED = re.compile(r"^\s*(http|grpc|metrics)\s+(?:http://)?localhost:(\d+)\s*$")
+ANNOUNCED = re.compile(r"^\s*(http|grpc|metrics)\s+(?:http://)?(?:\S+:\d+|unix:\S+)\s*$")
 LISTENING = re.compile(r"listening for=(http|grpc|metrics) port=(\d+)")
 
 
@@ -41,6 +44,7 @@ class Serving:
                 *(sys.executable, "-m", "gateway", "serve", f"--model-repository={repository}"),
                 *("--http-port=0", "--grpc-port=0", "--metrics-port=0"),
                 *("--http-address=127.0.0.1", "--grpc-address=127.0.0.1"),
+                *EVERY_SERVER,
                 *flags,
             ],
             stdout=subprocess.PIPE,

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from backends.python.channel import Channel
 from backends.python.link import Link
 from backends.python.requests import to_json
 from backends.python.responses import describe_response
@@ -24,12 +25,16 @@ NOBODY_WAITS = "Request was cancelled"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What a model asks of another one; `number` is the worker's."""
+    """What a model asks of another one; `number` is the worker's.
+
+    It is answered over `control`, or if it says so over `work`.
+    """
 
     number: int
     request: InferRequest
     decoupled: bool
     served: Served
+    over_work: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +72,12 @@ class BusinessLogic:
         if call.number in self._calls:
             raise ValueError(f"call {call.number} is under way")
         if self._is_left(call.served):
-            self._fail(call.number, NOBODY_WAITS)
+            self._fail(call, NOBODY_WAITS)
             return
         try:
             stream = self._submit(call.request, decoupled=call.decoupled)
         except InferenceError as error:
-            self._fail(call.number, error.message)
+            self._fail(call, error.message)
             return
         task = asyncio.get_running_loop().create_task(self._run(call, stream))
         self._calls[call.number] = _UnderWay(stream, call.served, task)
@@ -98,11 +103,11 @@ class BusinessLogic:
         try:
             with stream:
                 if call.decoupled:
-                    await self._pass_all(call.number, stream)
+                    await self._pass_all(call, stream)
                 else:
-                    await self._pass(call.number, await stream.only(), final=True)
+                    await self._pass(call, await stream.only(), final=True)
         except InferenceError as error:
-            self._fail(call.number, error.message)
+            self._fail(call, error.message)
 
     def _submit(self, request: InferRequest, *, decoupled: bool) -> ResponseStream:
         try:
@@ -128,18 +133,19 @@ class BusinessLogic:
                 "models.'",
             )
 
-    async def _pass_all(self, number: int, stream: ResponseStream) -> None:
+    async def _pass_all(self, call: Call, stream: ResponseStream) -> None:
         final = False
         async for response in stream:
             final = response.final
-            await self._pass(number, response, final=final)
+            await self._pass(call, response, final=final)
         if stream.cancelled:
             raise InferenceError(Code.CANCELLED, NOBODY_WAITS)
         if not final:
-            await self._pass(number, LAST, final=True)
+            await self._pass(call, LAST, final=True)
 
-    async def _pass(self, number: int, response: InferResponse, *, final: bool) -> None:
-        await self._link.control.room()
+    async def _pass(self, call: Call, response: InferResponse, *, final: bool) -> None:
+        channel = self._channel(call)
+        await channel.room()
         tensors = TensorWriter(self._link.outgoing)
         try:
             if sum([len(each.data) for each in response.outputs]) < MUCH_BYTES:
@@ -151,10 +157,12 @@ class BusinessLogic:
             raise InferenceError(
                 Code.INTERNAL, f"no memory can be shared with the worker: {error.strerror}"
             ) from None
-        header = to_json([ToWorker.INFERRED, number, described, final])
-        self._link.control.send(header, tensors.body)
+        channel.send(to_json([ToWorker.INFERRED, call.number, described, final]), tensors.body)
 
-    def _fail(self, number: int, message: str) -> None:
+    def _fail(self, call: Call, message: str) -> None:
         # As on Triton every failure of another model is INTERNAL to the one that asked.
         described = [[], [Code.INTERNAL.name, message], {}]
-        self._link.control.send(to_json([ToWorker.INFERRED, number, described, True]))
+        self._channel(call).send(to_json([ToWorker.INFERRED, call.number, described, True]))
+
+    def _channel(self, call: Call) -> Channel:
+        return self._link.work if call.over_work else self._link.control

@@ -18,9 +18,14 @@ from gateway.messages import InferRequest, InferResponse, Phases
 log = logging.getLogger("sluice.python")
 
 HOLD_BYTES = 16 << 20
-"""Once so many bytes of answers to one execution wait to be taken, whoever sends them must wait."""
+"""Once so many bytes of answers to one execution wait to be taken, whoever sends them must wait.
+
+It is sooner once much waits of others.
+"""
 HELD_BYTES = 256 << 20
 """Once so many bytes of all answers wait to be taken, the worker is read no further."""
+SHARES = 16
+"""Which part of the room that is left one execution may fill."""
 ANSWER_BYTES = 64 << 10
 """What an answer weighs besides its tensors."""
 FLAG = InferResponse(final=True)
@@ -171,7 +176,7 @@ class Executions:
         """All that came at once has been told: wake whoever waits, and hold the worker back."""
         for execution in self._touched:
             execution.wake()
-            if execution.weight >= HOLD_BYTES and not execution.held:
+            if execution.weight >= self._share() and not execution.held:
                 execution.held = True
                 self._tell(ToWorker.HOLD, execution.open)
         self._touched.clear()
@@ -239,6 +244,13 @@ class Executions:
             self._last.free()
             self._touch(self._last)
             self._last = None
+
+    def _share(self) -> int:
+        """How much of one execution may wait: less, the more waits of all.
+
+        So those whose readers have stopped never fill the room that the others need.
+        """
+        return max(1, min(HOLD_BYTES, (HELD_BYTES - self._held) // SHARES))
 
     def _fail(self, execution: Execution, message: str, trace: str) -> None:
         log.error("execute failed", extra={**self._about, "reason": message, "trace": trace})

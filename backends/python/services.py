@@ -80,11 +80,23 @@ class ServicesOfServer:
         self._metrics.end()
 
     def _call(
-        self, body: memoryview, number: int, described: list[Any], decoupled: bool, served: Served
+        self,
+        body: memoryview,
+        number: int,
+        described: list[Any],
+        decoupled: bool,
+        served: Served,
+        over_work: bool,
     ) -> Call:
         tensors = TensorReader(body, self._link.incoming)
         request = read_request(described, tensors, self._executions.request(described[0]))
-        return Call(number=number, request=request, decoupled=decoupled, served=served)
+        return Call(
+            number=number,
+            request=request,
+            decoupled=decoupled,
+            served=served,
+            over_work=over_work,
+        )
 
 
 class LogOnly:

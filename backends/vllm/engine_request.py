@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from vllm.exceptions import VLLMError
 
+from backends.vllm.grammars import check_constraint
 from backends.vllm.output import count_tokens, failed
 from gateway.errors import Code, InferenceError
 
@@ -40,16 +41,23 @@ class EngineRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        await self.leave()
+
+    async def leave(self) -> None:
+        """What the end of the block does, for those who cannot use one."""
         if self._outputs is not None and not self.finished and not self._engine.errored:
             await self._abort()
 
-    async def submit(self, prompt: Any, parameters: Any, lora: Any) -> None:
-        """Hand the request to the engine, which checks it first and raises what is wrong."""
-        self._constrained = getattr(parameters, "structured_outputs", None) is not None
+    async def submit(self, prompt: Any, parameters: Any, **options: Any) -> None:
+        """Hand the request to the engine, which checks it first and raises what is wrong.
+
+        The options are those of `AsyncLLM.add_request`.
+        """
+        constraint = getattr(parameters, "structured_outputs", None)
+        self._constrained = constraint is not None
+        check_constraint(constraint)
         try:
-            self._outputs = await self._engine.add_request(
-                self._id, prompt, parameters, lora_request=lora
-            )
+            self._outputs = await self._engine.add_request(self._id, prompt, parameters, **options)
         except BaseException:
             # It may be registered already, and then only the abort by this id forgets it.
             await self._engine.abort(self._id)

@@ -40,7 +40,7 @@ class Failures:
     """Turns what goes wrong in one model into what its clients read."""
 
     def __init__(self, model: str, folders: Mapping[str, str]) -> None:
-        self._model = model
+        self.model = model
         self._folders = folders
 
     def explain(self, error: Exception) -> InferenceError:
@@ -48,7 +48,7 @@ class Failures:
         if isinstance(error, EngineDeadError):
             return InferenceError(
                 Code.UNAVAILABLE,
-                f"model '{self._model}': its engine has stopped; retry shortly",
+                f"model '{self.model}': its engine has stopped; retry shortly",
             )
         if isinstance(error, LoraRefusal):
             return error

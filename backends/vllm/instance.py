@@ -1,6 +1,7 @@
 """One engine, serving requests."""
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, get_type_hints
@@ -17,16 +18,31 @@ from backends.vllm.metrics import EngineMetrics
 from backends.vllm.output import read_output
 from backends.vllm.prompt import PromptRenderer
 from backends.vllm.sampling import SamplingRules, casts_of
+from backends.vllm.serving.refusals import Refusals
+from backends.vllm.serving.serving import OpenAiServing
 from backends.vllm.startup import stop_engine
 from backends.vllm.watch import STOPPED, Watch
 from gateway.backend import Answer, Instance
-from gateway.generation import GenerationRequest, Transcript, invalid, read_generation
-from gateway.messages import InferRequest
+from gateway.errors import InferenceError
+from gateway.generation import (
+    EMBEDDING_REQUEST,
+    MESSAGES,
+    TEXT_INPUT,
+    GenerationRequest,
+    Transcript,
+    invalid,
+    read_generation,
+)
+from gateway.messages import InferRequest, InferResponse
+from gateway.openai_exchange import REQUEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningEngine:
-    """A running AsyncLLM, and what belongs to it; `tasks` are those that its model supports."""
+    """A running AsyncLLM, and what belongs to it; `tasks` are those that its model supports.
+
+    `handlers` is the state of vLLM's own server, with its handlers of OpenAI's requests.
+    """
 
     model: str
     llm: Any
@@ -34,7 +50,9 @@ class RunningEngine:
     tasks: frozenset[str]
     prompts: PromptRenderer
     adapters: Adapters
+    handlers: Any
     failures: Failures
+    refusals: Refusals
     metrics: EngineMetrics | None
 
 
@@ -49,13 +67,40 @@ class VllmInstance(Instance):
         self._wasted = wasted
         self._watch = engine.watch
         self._prompts = engine.prompts
+        self.adapters = tuple(engine.adapters.by_name or ())
+        self.max_model_len = engine.llm.model_config.max_model_len
         self._rules = SamplingRules(
             casts_of(get_type_hints(SamplingParams)), engine.llm.model_config.max_model_len
         )
         self._numbers = count(1)
+        self._serving = OpenAiServing(
+            engine.llm, engine.handlers, engine.refusals, new_id=self._new_id, wasted=wasted
+        )
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         (request,) = requests  # without a limit of executions, each execution has one request
+        openai = request.input(REQUEST) is not None
+        try:
+            async with aclosing(
+                self._serve(request) if openai else self._generate(request)
+            ) as responses:
+                async for response in responses:
+                    yield 0, response
+        except InferenceError as error:
+            yield 0, error
+        finally:
+            if self._llm.errored:
+                self._watch.report(STOPPED)
+
+    def _serve(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        """The responses to a request of OpenAI's."""
+        for name in (TEXT_INPUT, MESSAGES, EMBEDDING_REQUEST):
+            if request.input(name) is not None:
+                raise invalid(f"expected one of the inputs '{name}' and '{REQUEST}', got both")
+        return self._serving.answer(request)
+
+    async def _generate(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        """The responses to a text, a conversation, or an embedding request."""
         try:
             asked = read_generation(request)
             async with EngineRequest(self._llm, self._new_id(), self._wasted) as running:
@@ -63,17 +108,11 @@ class VllmInstance(Instance):
                 while not running.finished:
                     output = await running.next()
                     deltas = read_output(output, logprobs=asked.optional.logprobs)
-                    yield (
-                        0,
-                        transcript.respond(
-                            deltas, len(output.prompt_token_ids), final=output.finished
-                        ),
+                    yield transcript.respond(
+                        deltas, len(output.prompt_token_ids), final=output.finished
                     )
         except FAILURES as error:
-            yield 0, self._engine.failures.explain(error)
-        finally:
-            if self._llm.errored:
-                self._watch.report(STOPPED)
+            raise self._engine.failures.explain(error) from error
 
     async def close(self) -> None:
         self._watch.close()
@@ -96,7 +135,7 @@ class VllmInstance(Instance):
         with refusals():
             parameters = SamplingParams(**read, output_kind=kind, skip_clone=True)
             prompt = await self._prompts.render(asked)
-            await running.submit(prompt, parameters, adapter)
+            await running.submit(prompt, parameters, lora_request=adapter)
         text = asked.text if asked.text is not None else prompt.get("prompt", "")
         return Transcript(asked, parameters.n, text)
 
@@ -107,7 +146,7 @@ class VllmInstance(Instance):
         with refusals():
             parameters = PoolingParams(task="embed", **_pooling(embedding))
             prompt = await self._prompts.render_prompt(_embedded(embedding))
-            await running.submit(prompt, parameters, None)
+            await running.submit(prompt, parameters)
         return Transcript(asked)
 
     def _adapter(self, sampling: dict[str, Any]) -> LoRARequest | None:
@@ -124,8 +163,8 @@ class VllmInstance(Instance):
 
 
 def lora_request(adapter: Adapter) -> LoRARequest:
-    """What the engine takes as an adapter."""
-    return LoRARequest(str(adapter.number), adapter.number, adapter.path)
+    """What the engine takes as an adapter, the same for requests of every kind."""
+    return LoRARequest(adapter.name, adapter.number, adapter.path)
 
 
 def _embedded(embedding: Mapping[str, Any]) -> str | list[int]:

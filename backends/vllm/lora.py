@@ -10,6 +10,7 @@ import orjson
 from gateway.errors import Code, InferenceError
 
 FILE = "multi_lora.json"
+ENABLED = "enable_lora"
 PARAMETER = "lora_name"
 
 
@@ -52,9 +53,7 @@ def read_adapters(folder: Path, *, model: str) -> Adapters:
     try:
         content = orjson.loads((folder / FILE).read_bytes())
     except FileNotFoundError:
-        raise _invalid(
-            model, f"'enable_lora' is set, but its version folder has no {FILE}"
-        ) from None
+        raise _invalid(model, f"'{ENABLED}' is set, but its version folder has no {FILE}") from None
     except orjson.JSONDecodeError as error:
         raise _invalid(model, f"its {FILE} is not valid JSON: {error}") from None
     if not isinstance(content, dict) or not all(isinstance(p, str) for p in content.values()):

@@ -29,19 +29,30 @@ PARTS = {
 class EngineMetrics:
     """vLLM's own series of one engine, with two labels more: `model` and `version`, as Triton's.
 
-    `triton_names` adds the one series of Triton's backend that vLLM has under another name.
+    `triton_names` adds the one series of Triton's backend that vLLM has under another name. Until
+    `begin` nothing is counted: what the engine does before is not for clients.
     """
 
     def __init__(self, model: str, version: str, *, triton_names: bool) -> None:
         self._labels = {"model": model, "version": version}
         self._registry = CollectorRegistry()
         self._latency = self._triton_latency() if triton_names else None
+        self._begun = False
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self._begun = True
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything is counted."""
+        return self._begun
 
     def logger(self) -> Any:
         """The class of the stat logger to give to AsyncLLM."""
         kinds = _kinds(self._registry)
         parts = {name: _within(part, kinds) for name, part in PARTS.items()}
-        latency = self._latency
+        latency, metrics = self._latency, self
 
         class Logger(loggers.PrometheusStatLogger):  # type: ignore[misc]  # vllm is not typed
             """vLLM's logger; also observes for Triton's name."""
@@ -49,6 +60,8 @@ class EngineMetrics:
             def record(
                 self, scheduler_stats: Any, iteration_stats: Any, *rest: Any, **named: Any
             ) -> None:
+                if not metrics.begun:
+                    return
                 super().record(scheduler_stats, iteration_stats, *rest, **named)
                 if latency is not None and iteration_stats is not None:
                     for secs in iteration_stats.inter_token_latencies_iter:

@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
 import orjson
 
+from backends.vllm.lora import ENABLED
+from backends.vllm.openai_settings import OpenAiSettings, read_openai_settings
 from gateway.backend import ModelContext
 from gateway.config import InstanceKind
 from gateway.errors import Code, InferenceError
@@ -27,6 +29,7 @@ class EngineModel:
     `arguments` go to AsyncEngineArgs. `source` is the model as `model.json` names it; when it is no
     folder here, `local` is false. `folders` are the host's folders that a message must not show,
     each with what to show instead. `cpu_cores` are those the engine may use, none for all.
+    `openai` says how it serves requests of OpenAI's.
     """
 
     name: str
@@ -35,6 +38,7 @@ class EngineModel:
     local: bool
     folders: Mapping[str, str]
     cpu_cores: frozenset[int] = frozenset()
+    openai: OpenAiSettings = field(default_factory=OpenAiSettings)
 
     @property
     def log_fields(self) -> dict[str, str]:
@@ -65,9 +69,11 @@ def read_engine_model(context: ModelContext) -> EngineModel:
     if not isinstance(source, str) or not source:
         _refuse(name, f"its {FILE} must name a model: the key 'model' is missing or no string")
     found = _find(source, context)
+    openai = read_openai_settings(context.config, context.path)
+    derived = {"model": found or source} | openai.engine_arguments(arguments)
     return EngineModel(
         name=name,
-        arguments=arguments | {"model": found or source} | _device(arguments, context),
+        arguments=arguments | derived | _device(arguments, context),
         source=source,
         local=found is not None,
         folders={
@@ -77,7 +83,18 @@ def read_engine_model(context: ModelContext) -> EngineModel:
             str(context.store): "the model store",
         },
         cpu_cores=_cores(context.config.parameters.get(CORES, ""), model=name),
+        openai=openai,
     )
+
+
+def lora_enabled(arguments: Mapping[str, Any]) -> bool:
+    """Whether these engine arguments switch LoRA on."""
+    return is_true(arguments.get(ENABLED, False))
+
+
+def is_true(value: Any) -> bool:
+    """Whether a setting is on: by a boolean, or as Triton by a text."""
+    return value is True or (isinstance(value, str) and value.lower() == "true")
 
 
 def check_names(arguments: Mapping[str, Any], known: Collection[str], *, model: str) -> None:

@@ -1,20 +1,26 @@
 """From `model.json` to an instance that serves."""
 
-import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
+
+from vllm.exceptions import VLLMError
 
 from backends.vllm.failures import Failures
 from backends.vllm.instance import RunningEngine, VllmInstance, lora_request
 from backends.vllm.lora import Adapters, read_adapters
 from backends.vllm.metrics import EngineMetrics
-from backends.vllm.model_json import EngineModel
+from backends.vllm.model_json import EngineModel, is_true, lora_enabled
 from backends.vllm.prompt import PromptRenderer
-from backends.vllm.startup import start_engine, stop_engine
+from backends.vllm.serving.refusals import Refusals
+from backends.vllm.serving.state import Served, check_parsers, handlers
+from backends.vllm.startup import MISTAKES, start_engine, stop_engine
+from backends.vllm.warm_up import GENERATE, warm_up
 from backends.vllm.watch import Watch
 from gateway.backend import Instance, ModelContext
 from gateway.errors import Code, InferenceError
+from gateway.openai_exchange import further_names
 
 log = logging.getLogger("sluice.vllm")
 
@@ -22,6 +28,7 @@ log = logging.getLogger("sluice.vllm")
 async def open_instance(model: EngineModel, context: ModelContext) -> Instance:
     """Start the engine of a model and put an instance before it."""
     adapters = _adapters(model, context)
+    check_parsers(model)
     metrics = _metrics(model, context)
     began = time.monotonic()
     log.info("starting engine", extra={"model": model.name})
@@ -33,17 +40,23 @@ async def open_instance(model: EngineModel, context: ModelContext) -> Instance:
         tasks = await watch.unless_ended(llm.get_supported_tasks())
         # An engine that has lost a worker says so long before its process has ended.
         watch.add_task(resources.output_queue_task)
+        failures = Failures(model.name, model.folders)
+        await _load_adapters(llm, watch, adapters, failures)
+        served = _served(model, context, adapters)
+        state = await watch.unless_ended(_handlers(llm, served, tasks, failures))
         engine = RunningEngine(
             model=model.name,
             llm=llm,
             watch=watch,
             tasks=frozenset(tasks),
-            prompts=await _prompts(llm),
+            prompts=PromptRenderer(llm, state.online_renderer),
             adapters=adapters,
-            failures=Failures(model.name, model.folders),
+            handlers=state,
+            failures=failures,
+            refusals=Refusals(failures, model.folders),
             metrics=metrics,
         )
-        await _load_adapters(engine)
+        await _warm_up(engine)
     except BaseException:
         watch.close()
         await stop_engine(llm)
@@ -52,41 +65,61 @@ async def open_instance(model: EngineModel, context: ModelContext) -> Instance:
     return VllmInstance(engine, context.wasted)
 
 
-async def _prompts(llm: Any) -> PromptRenderer:
-    prompts = PromptRenderer(llm)
-    await asyncio.to_thread(prompts.warm_up)
-    return prompts
+def _served(model: EngineModel, context: ModelContext, adapters: Adapters) -> Served:
+    offered = adapters.by_name or {}
+    others = [each for each in further_names(context.config) if each not in offered]
+    return Served(
+        names=(model.name, *others), adapters=tuple(offered.values()), settings=model.openai
+    )
 
 
-async def _load_adapters(engine: RunningEngine) -> None:
+async def _handlers(llm: Any, served: Served, tasks: Sequence[str], failures: Failures) -> Any:
+    try:
+        return await handlers(llm, served, tasks)
+    except MISTAKES as error:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"model '{served.names[0]}': its settings for OpenAI's requests cannot be used: "
+            f"{failures.clean(error)}",
+        ) from error
+
+
+async def _load_adapters(llm: Any, watch: Watch, adapters: Adapters, failures: Failures) -> None:
     """Load each adapter once: a broken one would take the engine down when a request names it."""
-    for adapter in (engine.adapters.by_name or {}).values():
+    for adapter in (adapters.by_name or {}).values():
         try:
-            await engine.watch.unless_ended(engine.llm.add_lora(lora_request(adapter)))
+            await watch.unless_ended(llm.add_lora(lora_request(adapter)))
         except Exception as error:
             # Around a part of one model load: a failed call into the engine has no other type.
-            reason = engine.failures.clean(error)
             raise InferenceError(
                 Code.INVALID_ARG,
-                f"model '{engine.model}': its adapter '{adapter.name}' cannot be loaded: {reason}",
+                f"model '{failures.model}': its adapter '{adapter.name}' cannot be loaded: "
+                f"{failures.clean(error)}",
             ) from error
+
+
+async def _warm_up(engine: RunningEngine) -> None:
+    if GENERATE in engine.tasks:
+        try:
+            warming = warm_up(engine.llm, engine.prompts, model=engine.model)
+            await engine.watch.unless_ended(warming)
+        except VLLMError as error:
+            raise engine.failures.explain(error) from error
+    if engine.metrics is not None:
+        engine.metrics.begin()
 
 
 def _metrics(model: EngineModel, context: ModelContext) -> EngineMetrics | None:
     if model.arguments.get("disable_log_stats", False):
         return None
-    triton_names = _is_true(context.config.parameters.get("REPORT_CUSTOM_METRICS", ""))
+    triton_names = is_true(context.config.parameters.get("REPORT_CUSTOM_METRICS", ""))
     return EngineMetrics(model.name, context.path.name, triton_names=triton_names)
 
 
 def _adapters(model: EngineModel, context: ModelContext) -> Adapters:
-    if not _is_true(model.arguments.get("enable_lora", False)):
+    if not lora_enabled(model.arguments):
         return Adapters()
     return read_adapters(context.path, model=model.name)
-
-
-def _is_true(value: Any) -> bool:
-    return value is True or (isinstance(value, str) and value.lower() == "true")
 
 
 def _tell_ready(engine: RunningEngine, secs: float) -> None:

@@ -11,29 +11,21 @@ from PIL import Image, UnidentifiedImageError
 from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.renderers.inputs.preprocess import parse_model_prompt
-from vllm.renderers.online_renderer import OnlineRenderer
 
 from backends.vllm.validation import first_mistake
 from gateway.generation import IMAGE, MESSAGES, TEXT_INPUT, GenerationRequest, invalid
 
 
 class PromptRenderer:
-    """Renders prompts with vLLM's own renderer; templates and tokenizer run in its threads."""
+    """Renders prompts with vLLM's own renderer; templates and tokenizer run in its threads.
 
-    def __init__(self, engine: Any) -> None:
+    `chat` is the renderer of vLLM's handlers: whoever asks, a conversation has one template.
+    """
+
+    def __init__(self, engine: Any, chat: Any) -> None:
         self._model_config = engine.model_config
         self._renderer = engine.renderer
-        self._chat = OnlineRenderer(
-            engine.model_config,
-            engine.renderer,
-            request_logger=None,
-            chat_template=None,
-            chat_template_content_format="auto",
-        )
-
-    def warm_up(self) -> None:
-        """Compile the chat template, so that the first conversation need not."""
-        self._chat.warmup()
+        self._chat = chat
 
     async def render(self, request: GenerationRequest) -> Any:
         """The engine's input for a request; raises InferenceError, or what vLLM raises."""
@@ -64,7 +56,11 @@ class PromptRenderer:
             raise invalid(
                 f"the input '{MESSAGES}' is no conversation: {first_mistake(error)}"
             ) from None
-        rendered = await self._chat.render_chat(conversation)
+        try:
+            rendered = await self._chat.render_chat(conversation)
+        except RuntimeError as error:
+            # So vLLM refuses an image that lies in a file of this host.
+            raise invalid(str(error)) from error
         if not isinstance(rendered, tuple):
             raise invalid(rendered.error.message)
         (prompt,) = rendered[1]

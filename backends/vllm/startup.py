@@ -30,6 +30,8 @@ ENGINE_PROCESS = "EngineCore"
 KNOWN_ARGUMENTS = frozenset(field.name for field in fields(AsyncEngineArgs))
 LOG_ARGUMENTS = frozenset({"log_level", "log_config_file", "logging_config"})
 
+REDIRECTS = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
+
 CONTEXT = UsageContext.OPENAI_API_SERVER
 """Decides the default limits of a batch: those of a server."""
 
@@ -97,6 +99,7 @@ def _start(model: EngineModel, metrics: EngineMetrics | None) -> Any:
     if model.cpu_cores:
         # Of this thread alone; the processes it starts inherit it, and vLLM stays within.
         os.sched_setaffinity(0, model.cpu_cores)
+    _refuse_redirects()
     cli_env_setup()  # as `vllm serve`: processes are started afresh, not forked from this one
     arguments = AsyncEngineArgs(**engine_arguments(model))
     config = arguments.create_engine_config(usage_context=CONTEXT)
@@ -109,6 +112,12 @@ def _start(model: EngineModel, metrics: EngineMetrics | None) -> Any:
         enable_log_requests=arguments.enable_log_requests,
         disable_log_stats=arguments.disable_log_stats,
     )
+
+
+def _refuse_redirects() -> None:
+    """An image comes from a host that is allowed, or not at all."""
+    if not envs.is_set(REDIRECTS):
+        setattr(envs, REDIRECTS, False)
 
 
 async def _abandon(starting: asyncio.Future[Any], before: Collection[BaseProcess]) -> None:

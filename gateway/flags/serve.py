@@ -4,23 +4,22 @@ import argparse
 from dataclasses import replace
 
 from gateway.flags import cache as cache_flags
+from gateway.flags import grpc as grpc_flags
 from gateway.flags import models as model_flags
+from gateway.flags import resumption as resumption_flags
 from gateway.flags import telemetry as telemetry_flags
-from gateway.flags.values import count, pattern, port, seconds, truth
-from gateway.settings import (
-    ENVIRONMENT,
-    GrpcSettings,
-    HttpSettings,
-    Settings,
-)
+from gateway.flags.listener import add_listener, add_truth
+from gateway.flags.values import count, pattern, seconds
+from gateway.settings import ENVIRONMENT, HttpSettings, Settings
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add every flag of `sluice serve`."""
     model_flags.add_flags(parser)
     _add_http_flags(parser)
-    _add_grpc_flags(parser)
+    grpc_flags.add_flags(parser)
     _add_process_flags(parser)
+    resumption_flags.add_flags(parser)
     cache_flags.add_flags(parser)
     telemetry_flags.add_flags(parser)
 
@@ -33,9 +32,11 @@ def settings(flags: argparse.Namespace) -> Settings:
         exit_timeout_secs=flags.exit_timeout_secs,
         allow_client_shm=flags.allow_client_shm,
         cache=cache_flags.cache_settings(flags, ENVIRONMENT),
+        resumption=resumption_flags.resumption_settings(flags),
         models=replace(model_flags.model_settings(flags), summaries=metrics.summary_latencies),
         http=HttpSettings(
             enabled=flags.allow_http,
+            playground=flags.playground,
             address=flags.http_address,
             port=flags.http_port,
             max_input_size=flags.http_max_input_size,
@@ -44,13 +45,7 @@ def settings(flags: argparse.Namespace) -> Settings:
             keep_alive_secs=flags.http_keep_alive_secs,
             send_timeout_secs=flags.send_timeout_secs,
         ),
-        grpc=GrpcSettings(
-            enabled=flags.allow_grpc,
-            address=flags.grpc_address,
-            port=flags.grpc_port,
-            send_timeout_secs=flags.send_timeout_secs,
-            header_forward_pattern=flags.grpc_header_forward_pattern,
-        ),
+        grpc=grpc_flags.grpc_settings(flags),
         metrics=metrics,
         log=telemetry_flags.log_settings(flags),
         trace=telemetry_flags.trace_settings(flags),
@@ -59,7 +54,10 @@ def settings(flags: argparse.Namespace) -> Settings:
 
 def _add_http_flags(parser: argparse.ArgumentParser) -> None:
     group, defaults = parser.add_argument_group("HTTP"), HttpSettings()
-    _add_listener(group, "http", defaults.address, defaults.port)
+    add_listener(group, "http", defaults.address, defaults.port)
+    add_truth(
+        group, "--playground", defaults.playground, "serve the page at / and the state it shows"
+    )
     group.add_argument(
         "--http-max-input-size",
         type=count,
@@ -91,29 +89,9 @@ def _add_http_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_grpc_flags(parser: argparse.ArgumentParser) -> None:
-    group, defaults = parser.add_argument_group("gRPC"), GrpcSettings()
-    _add_listener(group, "grpc", defaults.address, defaults.port)
-    group.add_argument(
-        "--grpc-header-forward-pattern",
-        type=pattern,
-        default=defaults.header_forward_pattern,
-        metavar="REGEX",
-        help="metadata whose names match become parameters of the request (default: none)",
-    )
-    group.add_argument(
-        "--send-timeout-secs",
-        type=seconds,
-        default=defaults.send_timeout_secs,
-        metavar="SECS",
-        help="a client that takes nothing for so long is gone, on gRPC and on HTTP streams "
-        "(default: %(default)s)",
-    )
-
-
 def _add_process_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("process")
-    _add_truth(
+    add_truth(
         group,
         "--allow-client-shm",
         Settings().allow_client_shm,
@@ -128,33 +106,4 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
         default=Settings().exit_timeout_secs,
         metavar="SECS",
         help="how long requests may go on after SIGTERM (default: %(default)s)",
-    )
-
-
-def _add_listener(
-    group: "argparse._ArgumentGroup", wire: str, address: str, default_port: int
-) -> None:
-    _add_truth(group, f"--allow-{wire}", True, "serve it")
-    group.add_argument(
-        f"--{wire}-address",
-        default=address,
-        metavar="ADDR",
-        help="address to listen on (default: %(default)s)",
-    )
-    group.add_argument(
-        f"--{wire}-port",
-        type=port,
-        default=default_port,
-        metavar="PORT",
-        help="0 picks a free one (default: %(default)s)",
-    )
-
-
-def _add_truth(group: "argparse._ArgumentGroup", flag: str, default: bool, text: str) -> None:
-    group.add_argument(
-        flag,
-        type=truth,
-        default=default,
-        metavar="true|false",
-        help=f"{text} (default: {str(default).lower()})",
     )

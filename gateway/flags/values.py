@@ -46,6 +46,15 @@ def natural(text: str) -> int:
     raise argparse.ArgumentTypeError(f"'{text}': expected a whole number of at least 0")
 
 
+def milliseconds(text: str) -> int:
+    """A whole number of milliseconds, as large as an int of Triton's."""
+    if text.isascii() and text.isdigit() and int(text) < 2**31:
+        return int(text)
+    raise argparse.ArgumentTypeError(
+        f"'{text}': expected a whole number of milliseconds, 0 to {2**31 - 1}"
+    )
+
+
 def pattern(text: str) -> str:
     """A regular expression."""
     try:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from gateway.in_process.arrays import to_array
 from gateway.messages import InferResponse, Parameter, Usage
+from gateway.stream import INTERRUPTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,5 +38,5 @@ def responses_of(answers: Iterable[InferResponse], request_id: str) -> list[Resp
             answer.usage,
         )
         for answer in answers
-        if answer.outputs or not answer.final
+        if answer.outputs or not answer.final or answer == INTERRUPTED
     ]

@@ -11,7 +11,7 @@ from gateway.in_process.link import Link, value_of
 from gateway.in_process.request import Draft
 from gateway.in_process.response import Response
 from gateway.messages import InferResponse
-from gateway.stream import ResponseStream
+from gateway.stream import CANCELLED, ResponseStream
 
 
 class Source(Protocol):
@@ -101,7 +101,12 @@ def cancelled() -> InferenceError:
 
 
 def single(responses: Sequence[Response]) -> Response:
-    """The only one of the first two responses; INTERNAL if there is none, or another."""
+    """The only one of the first two responses; INTERNAL if there is none, or another.
+
+    CANCELLED if the request was cancelled by its id.
+    """
+    if responses and not responses[-1].outputs and CANCELLED in responses[-1].parameters:
+        raise cancelled()
     if len(responses) != 1:
         found = "several" if responses else "0"
         raise InferenceError(Code.INTERNAL, f"expected a single response, got {found}")

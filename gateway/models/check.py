@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.table import Table
@@ -13,6 +13,7 @@ from gateway.errors import InferenceError
 from gateway.models.limits import Limits
 from gateway.models.member_checks import check_members
 from gateway.models.pbtxt import find_mistake, parse
+from gateway.models.platforms import resolve_backend
 from gateway.models.repository import ConfigFile, ModelRepository
 from gateway.models.scanner import ScannedField, scan
 from gateway.models.schema import FieldShape, FieldTree, field_tree, shapes
@@ -63,7 +64,7 @@ def _check_model(repository: ModelRepository, name: str) -> list[Finding]:
         file = repository.config_file(name)
     except InferenceError as error:
         return [_refusal(name, name, error.message)]
-    findings = _check_fields(name, file)
+    findings = _check_fields(name, file, _backend(repository, name, file))
     if not any(each.verdict is Verdict.REFUSED for each in findings):
         findings += _check_whole(repository, name, file)
     return findings or [
@@ -71,7 +72,7 @@ def _check_model(repository: ModelRepository, name: str) -> list[Finding]:
     ]
 
 
-def _check_fields(model: str, file: ConfigFile) -> list[Finding]:
+def _check_fields(model: str, file: ConfigFile, backend: str) -> list[Finding]:
     written = _written(file)
     findings = [
         Finding(
@@ -83,7 +84,7 @@ def _check_fields(model: str, file: ConfigFile) -> list[Finding]:
             why=support.why,
         )
         for scanned in scan(file.text)
-        if (support := _judge(scanned, written))
+        if (support := _judge(scanned, written, backend))
     ]
     findings += _check_parameters(model, file, written)
     return findings + _check_text(model, file, findings)
@@ -139,6 +140,17 @@ def _refusal(model: str, path: str, why: str, line: int = 0) -> Finding:
     return Finding(model=model, path=path, line=line, verdict=Verdict.REFUSED, why=why)
 
 
+def _backend(repository: ModelRepository, name: str, file: ConfigFile) -> str:
+    """Which backend serves it; "" if its configuration cannot be read."""
+    written = _written(file)
+    try:
+        if written and (written.backend or written.platform):
+            return resolve_backend(replace(written, name=name), frozenset()).backend
+        return repository.read(name).backend
+    except InferenceError:
+        return ""
+
+
 def _written(file: ConfigFile) -> ModelConfig | None:
     try:
         return parse(file.text, file.source)
@@ -146,7 +158,7 @@ def _written(file: ConfigFile) -> ModelConfig | None:
         return None
 
 
-def _judge(scanned: ScannedField, written: ModelConfig | None) -> Support | None:
+def _judge(scanned: ScannedField, written: ModelConfig | None, backend: str) -> Support | None:
     """The verdict; None for a field that is judged with the one above it, or by those below."""
     siblings = _siblings(scanned)
     if siblings is None:
@@ -156,7 +168,7 @@ def _judge(scanned: ScannedField, written: ModelConfig | None) -> Support | None
     support = SUPPORT.get(".".join(scanned.names))
     if support and support.verdict is Verdict.REFUSED and written:
         return THE_DEFAULT if _is_default(scanned, written) else support
-    return support
+    return support.by(backend) if support else None
 
 
 def _siblings(scanned: ScannedField) -> FieldTree | None:

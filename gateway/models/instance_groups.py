@@ -9,10 +9,15 @@ from gateway.errors import Code, InferenceError
 CPU_COUNTS = {"onnxruntime": 2, "tensorflow": 2}
 """Instances of a group on the CPU that does not say how many; 1 for every other backend."""
 
+SPREAD_THEMSELVES = {"vllm", "tensorrtllm"}
+"""Backends whose engines choose their GPUs: a group that names neither a kind nor a GPU is one
+engine, and not one on each GPU."""
+
 MOST_INSTANCES = 1024
 """Of one group on one device; a number that nobody meant would take all memory."""
 
-MINIMUM_COMPUTE_CAPABILITY = "6.000000"
+MINIMUM_COMPUTE_CAPABILITY = (6, 0)
+"""Of a GPU that is used, as in Triton's builds."""
 
 
 def fill_instance_groups(config: ModelConfig, gpus: Sequence[int]) -> tuple[InstanceGroup, ...]:
@@ -29,7 +34,7 @@ def fill_instance_groups(config: ModelConfig, gpus: Sequence[int]) -> tuple[Inst
 
 
 def _filled(group: InstanceGroup, backend: str, gpus: Sequence[int]) -> InstanceGroup:
-    kind = _resolved(group, gpus)
+    kind = _resolved(group, backend, gpus)
     default_count = CPU_COUNTS.get(backend, 1) if kind is InstanceKind.KIND_CPU else 1
     default_gpus = tuple(gpus) if kind is InstanceKind.KIND_GPU else ()
     return replace(
@@ -40,9 +45,11 @@ def _filled(group: InstanceGroup, backend: str, gpus: Sequence[int]) -> Instance
     )
 
 
-def _resolved(group: InstanceGroup, gpus: Sequence[int]) -> InstanceKind:
+def _resolved(group: InstanceGroup, backend: str, gpus: Sequence[int]) -> InstanceKind:
     if group.kind is not InstanceKind.KIND_AUTO:
         return group.kind
+    if backend in SPREAD_THEMSELVES and not group.gpus:
+        return InstanceKind.KIND_MODEL
     usable = bool(gpus) and all(gpu in gpus for gpu in group.gpus)
     return InstanceKind.KIND_GPU if usable else InstanceKind.KIND_CPU
 
@@ -62,11 +69,12 @@ def _gpu_problem(group: InstanceGroup, gpus: Sequence[int]) -> str:
         return f"has kind {group.kind} but specifies one or more GPUs" if group.gpus else ""
     if not group.gpus:
         return "has kind KIND_GPU but no GPUs are available"
+    major, minor = MINIMUM_COMPUTE_CAPABILITY
     for gpu in group.gpus:
         if gpu not in gpus:
             return (
                 f"specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum "
-                f"required CUDA compute compatibility of {MINIMUM_COMPUTE_CAPABILITY} are: "
+                f"required CUDA compute compatibility of {major + minor / 10:f} are: "
                 f"{','.join(map(str, gpus))}"
             )
     return ""

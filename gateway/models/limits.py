@@ -1,4 +1,4 @@
-"""What does a model's configuration say of load and of restarts?"""
+"""What does a model's configuration say of load, of restarts and of conversations?"""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,9 @@ from gateway.errors import Code, InferenceError
 
 DEFAULT_MAX_IN_FLIGHT = 1024
 DEFAULT_RESTART_TRIES = 3
+DEFAULT_TURNS = 64
+DEFAULT_IDLE_SECS = 600
+DEFAULT_CONVERSATIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,30 @@ class Limits:
         return cls(
             max_in_flight=_number(config, "max_in_flight", DEFAULT_MAX_IN_FLIGHT, least=1),
             restart_tries=_number(config, "restart_tries", DEFAULT_RESTART_TRIES, least=0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationLimits:
+    """What a model's config says of conversations, in its `parameters`.
+
+    `turns` and `tokens` of one (no tokens: any number), how long one is kept that has no turn, and
+    how many are kept; none means that the model is told correlation ids instead.
+    """
+
+    turns: int = DEFAULT_TURNS
+    tokens: int = 0
+    idle_secs: int = DEFAULT_IDLE_SECS
+    count: int = DEFAULT_CONVERSATIONS
+
+    @classmethod
+    def read(cls, config: ModelConfig) -> "ConversationLimits":
+        """The limits of a config; InferenceError names a value that is no number."""
+        return cls(
+            turns=_number(config, "conversation_max_turns", DEFAULT_TURNS, least=1),
+            tokens=_number(config, "conversation_max_tokens", 0, least=0),
+            idle_secs=_number(config, "conversation_idle_secs", DEFAULT_IDLE_SECS, least=1),
+            count=_number(config, "conversation_max", DEFAULT_CONVERSATIONS, least=0),
         )
 
 

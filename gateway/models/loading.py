@@ -104,6 +104,7 @@ class ModelLoader:
         await fill(slots, side_by_side=backend.loads_side_by_side)
         await _prepare(model, slots)
         model.load_secs = time.monotonic() - began
+        model.loaded_at = time.time()
         return model
 
     async def update(self, model: Model, source: Source) -> InPlaceUpdate:

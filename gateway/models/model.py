@@ -13,13 +13,15 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, InferRequest
 from gateway.models.cached_request import CachedRequest, ModelCache
 from gateway.models.crew import Crew
+from gateway.models.gate import Gate
 from gateway.models.labels import Labels
-from gateway.models.limits import Limits
+from gateway.models.limits import ConversationLimits, Limits
 from gateway.models.slots import Slot
 from gateway.models.validation import RequestRules
 from gateway.observability.record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.observability.trace import Trace
+from gateway.openai_exchange import further_names
 from gateway.schedulers.choice import build_scheduler
 from gateway.schedulers.scheduler import Entry
 from gateway.stream import ResponseStream
@@ -32,7 +34,10 @@ class Model:
 
     Each slot's `load` makes another instance when its own has died. `prepare` comes before the
     first request; one task runs `run`; `close` comes after it. `labels` are those of its outputs,
-    `load_secs` is how long it took to load, `namespace` its repository if names are not unique.
+    `load_secs` is how long it took to load, `loaded_at` when that was (seconds since the epoch),
+    `namespace` its repository if names are not unique. `further_names` are those that OpenAI's
+    clients may use besides its own, `max_model_len` is how many tokens prompt and answer may have
+    together: both as its instances have said, once it is prepared.
     Once `retired`, it serves what it has been given, and must be given nothing more.
     """
 
@@ -50,11 +55,15 @@ class Model:
         self.statistics = statistics
         self.labels = labels
         self.load_secs = 0.0
+        self.loaded_at = 0.0
+        self.further_names = further_names(config)
+        self.max_model_len: int | None = None
         self.namespace = ""
         self.retired = False
         self._scheduler = build_scheduler(config, statistics, folder)
         self._crew = Crew(config, slots, self._scheduler, folder, statistics)
         self._limits = Limits.read(config)
+        self.conversation_limits = ConversationLimits.read(config)
         self._rules = RequestRules(config)
         self._streams: dict[Record, ResponseStream] = {}
         self._cache: ModelCache | None = None
@@ -63,6 +72,7 @@ class Model:
         self._holders = 0
         self._free = asyncio.Event()
         self._free.set()
+        self._on_close: list[Callable[[], None]] = []
 
     @property
     def name(self) -> str:
@@ -120,7 +130,11 @@ class Model:
 
         `slots` are new ones for `exchange`, or else all the model was made with.
         """
-        await self._crew.prepare(self._crew.slots if slots is None else slots)
+        filled = self._crew.slots if slots is None else slots
+        await self._crew.prepare(filled)
+        for instance in (slot.instance for slot in filled if slot.instance is not None):
+            self.further_names = tuple(dict.fromkeys((*self.further_names, *instance.adapters)))
+            self.max_model_len = instance.max_model_len
 
     def exchange(self, config: ModelConfig, slots: Sequence[Slot]) -> None:
         """Go on with other instances: prepared new ones, and those to keep (in-place update).
@@ -131,25 +145,29 @@ class Model:
         self.config = config
         self._crew.exchange(config, slots)
 
-    def submit(self, request: InferRequest, trace: Trace | None = None) -> ResponseStream:
-        """Check a request and hand it to the scheduler, in one plain step.
+    def submit(
+        self, request: InferRequest, trace: Trace | None = None, gate: Gate | None = None
+    ) -> ResponseStream:
+        """Check a request and hand it to the scheduler or the gate before it, in one plain step.
 
-        A request whose answer the cache has takes no place in any queue. Raises InferenceError:
-        INVALID_ARG from validation, UNAVAILABLE when no instance is alive or the limit of requests
-        in flight is reached.
+        A request whose answer the cache has takes no place in any queue; one with a gate is not
+        looked for there. Raises InferenceError: INVALID_ARG from validation, UNAVAILABLE when no
+        instance is alive or the limit of requests in flight is reached.
         """
-        return self._submit(request, trace, limited=True)
+        return self._submit(request, trace, gate, limited=True)
 
     def call(self, request: InferRequest) -> ResponseStream:
         """Like `submit`, for a step of an ensemble: that has a limit of requests of its own."""
-        return self._submit(request, None, limited=False)
+        return self._submit(request, None, None, limited=False)
 
     def _submit(
-        self, request: InferRequest, trace: Trace | None, *, limited: bool
+        self, request: InferRequest, trace: Trace | None, gate: Gate | None, *, limited: bool
     ) -> ResponseStream:
         batch_size = self._rules.check(request)
         self._refuse_if_unable()
-        cached = None if self._cache is None else CachedRequest(self._cache, request)
+        cached: CachedRequest | None = None
+        if self._cache is not None and gate is None:
+            gate = cached = CachedRequest(self._cache, request)
         self._admit(request, cached, limited=limited)
         if trace is None and isinstance(request.trace, Trace):
             trace = request.trace.child()
@@ -157,14 +175,14 @@ class Model:
             request = replace(request, trace=trace)
             trace.accepted(self.name, self.version, request)
         record = Record(self.statistics, batch_size, request.received_ns, self._left, trace)
-        stream = ResponseStream(record if cached is None else cached.recorder(record))
+        stream = ResponseStream(record if gate is None else gate.recorder(record))
         self._streams[record] = stream
         self._idle.clear()
         entry = Entry(request, stream, record)
-        if cached is None:
+        if gate is None:
             self._scheduler.submit(entry)
         else:
-            cached.submit(entry, self._scheduler)
+            gate.submit(entry, self._scheduler)
         return stream
 
     async def run(self, on_change: Callable[[], None]) -> None:
@@ -208,9 +226,15 @@ class Model:
         for stream in tuple(self._streams.values()):
             stream.abandon(error)
 
+    def when_closed(self, callback: Callable[[], None]) -> None:
+        """Have a plain function called once no request is left because the model is closed."""
+        self._on_close.append(callback)
+
     async def close(self) -> None:
         """Release the instances; what is still in flight or queued ends with an error."""
         self.abandon(InferenceError(Code.UNAVAILABLE, f"model '{self.name}' is being closed"))
+        while self._on_close:
+            self._on_close.pop()()
         await self._crew.close()
 
     def _refuse_if_unable(self) -> None:

@@ -198,7 +198,7 @@ class ModelRepository:
             check_tensors(config)
         require_supported(replace(written, name=entry.name))
         _warn(entry, config.version_policy)
-        for path, why in ignored(written):
+        for path, why in ignored(written, config.backend):
             log.warning("field ignored", extra={"model": entry.name, "field": path, "why": why})
         return config
 

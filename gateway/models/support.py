@@ -20,15 +20,21 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """The verdict on a field and on everything below it, and why."""
+    """The verdict on a field and on everything below it, and why; one backend may honour it."""
 
     verdict: Verdict
     why: str = ""
+    honoured_by: str = ""
+
+    def by(self, backend: str) -> "Support":
+        """The verdict where that backend serves the model."""
+        return HONOURED if self.honoured_by and backend == self.honoured_by else self
 
 
 HONOURED = Support(Verdict.HONOURED)
-TENSORRT_ONLY = Support(Verdict.REFUSED, "only TensorRT has such tensors")
-TENSORRT_HINT = Support(Verdict.IGNORED, "a hint about speed for TensorRT")
+TENSORRT_HINT = Support(Verdict.IGNORED, "a hint about speed for TensorRT", "tensorrt")
+UNUSED_HINT = Support(Verdict.IGNORED, "a hint about speed that makes no difference here")
+VECTORISED = Support(Verdict.REFUSED, "tensors in vectorised formats are not served")
 STATE_MEMORY = Support(Verdict.IGNORED, "a hint about memory; states are never copied twice")
 PINNED = Support(Verdict.IGNORED, "a hint about speed; runtimes copy to their devices themselves")
 
@@ -53,17 +59,17 @@ SUPPORT = {
     "input.format": HONOURED,
     "input.dims": HONOURED,
     "input.reshape": HONOURED,
-    "input.is_shape_tensor": TENSORRT_ONLY,
+    "input.is_shape_tensor": HONOURED,
     "input.allow_ragged_batch": HONOURED,
     "input.optional": HONOURED,
-    "input.is_non_linear_format_io": TENSORRT_ONLY,
+    "input.is_non_linear_format_io": VECTORISED,
     "output.name": HONOURED,
     "output.data_type": HONOURED,
     "output.dims": HONOURED,
     "output.reshape": HONOURED,
     "output.label_filename": HONOURED,
-    "output.is_shape_tensor": TENSORRT_ONLY,
-    "output.is_non_linear_format_io": TENSORRT_ONLY,
+    "output.is_shape_tensor": HONOURED,
+    "output.is_non_linear_format_io": VECTORISED,
     "batch_input": HONOURED,
     "batch_output": HONOURED,
     "optimization.graph": HONOURED,
@@ -72,8 +78,8 @@ SUPPORT = {
     "optimization.execution_accelerators": HONOURED,
     "optimization.input_pinned_memory": PINNED,
     "optimization.output_pinned_memory": PINNED,
-    "optimization.gather_kernel_buffer_threshold": TENSORRT_HINT,
-    "optimization.eager_batching": TENSORRT_HINT,
+    "optimization.gather_kernel_buffer_threshold": UNUSED_HINT,
+    "optimization.eager_batching": UNUSED_HINT,
     "dynamic_batching": HONOURED,
     "sequence_batching.direct": HONOURED,
     "sequence_batching.oldest": HONOURED,
@@ -99,11 +105,13 @@ SUPPORT = {
     "instance_group.rate_limiter": HONOURED,
     "instance_group.gpus": HONOURED,
     "instance_group.secondary_devices": _refused("no backend has secondary devices"),
-    "instance_group.profile": _refused("only TensorRT has profiles"),
+    "instance_group.profile": HONOURED,
     "instance_group.passive": HONOURED,
     "instance_group.host_policy": _ignored("instances are not pinned to cores or memory"),
     "default_model_filename": HONOURED,
-    "cc_model_filenames": _ignored("the default model file is used on every device"),
+    "cc_model_filenames": Support(
+        Verdict.IGNORED, "the default model file is used on every device", "tensorrt"
+    ),
     "metric_tags": HONOURED,
     "parameters": HONOURED,
     "model_warmup": HONOURED,
@@ -132,11 +140,15 @@ def require_supported(config: ModelConfig) -> None:
             )
 
 
-def ignored(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """The fields and keys of `parameters` that the config sets for nothing, each with the why."""
+def ignored(config: ModelConfig, backend: str = "") -> Iterator[tuple[str, str]]:
+    """The fields and keys of `parameters` that the config sets for nothing, each with the why.
+
+    `backend` serves the model, whether the config as it was written names it or not.
+    """
     for path in _paths_set(config):
-        if SUPPORT[path].verdict is Verdict.IGNORED:
-            yield path, SUPPORT[path].why
+        support = SUPPORT[path].by(backend)
+        if support.verdict is Verdict.IGNORED:
+            yield path, support.why
     for key in config.parameters:
         if key in PARAMETERS:
             yield f"parameters.{key}", PARAMETERS[key].why

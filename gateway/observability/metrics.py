@@ -88,15 +88,29 @@ OWN_HISTOGRAMS = {
     "gateway_overhead_seconds": "Seconds of a request's first response spent in the gateway, "
     "outside the engine",
 }
+RECORDING_GAUGES = {
+    "gateway_recordings": "Streams that a client can come back to",
+    "gateway_recorded_bytes": "Bytes that are kept of these streams",
+}
+RECORDING_COUNTERS = {
+    "gateway_resumed_total": "Streams that a client has come back to",
+    "gateway_joined_total": "Requests that joined another one with their idempotency key",
+    "gateway_expired_total": "Streams that were left because nobody came back in time",
+}
 KINDS = {
-    "counter": COUNTERS | LATENCY_COUNTERS | MODEL_CACHE_COUNTERS | OWN_COUNTERS,
-    "gauge": GAUGES | CACHE_GAUGES | OWN_GAUGES,
+    "counter": COUNTERS
+    | LATENCY_COUNTERS
+    | MODEL_CACHE_COUNTERS
+    | OWN_COUNTERS
+    | RECORDING_COUNTERS,
+    "gauge": GAUGES | CACHE_GAUGES | OWN_GAUGES | RECORDING_GAUGES,
     "histogram": FIRST_RESPONSE | OWN_HISTOGRAMS,
     "summary": SUMMARIES,
 }
 ORDER = (
     *(*COUNTERS, *LATENCY_COUNTERS, *MODEL_CACHE_COUNTERS, *GAUGES, *CACHE_GAUGES),
     *(*FIRST_RESPONSE, *SUMMARIES, *OWN_COUNTERS, *OWN_GAUGES, *OWN_HISTOGRAMS),
+    *(*RECORDING_GAUGES, *RECORDING_COUNTERS),
 )
 DOCUMENTED = {name: text for kind in KINDS.values() for name, text in kind.items()} | MACHINE
 """Every family of the gateway's own, with its help text."""
@@ -138,15 +152,27 @@ class CacheReading:
     insertion_us: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingsReading:
+    """The streams that a client can come back to, as metrics see them."""
+
+    recordings: int
+    byte_size: int
+    resumed: int
+    joined: int
+    expired: int
+
+
 def families(
     readings: Iterable[ModelReading],
     settings: MetricsSettings,
     cache: CacheReading | None = None,
+    recordings: RecordingsReading | None = None,
 ) -> list[Metric]:
     """All families: the gateway's own, then the runtimes', those of one name merged."""
     kinds = {name: kind for kind, names in KINDS.items() for name in names}
     by_name = {name: Metric(name, DOCUMENTED[name], kinds[name]) for name in ORDER}
-    for name, value in _cache_values(cache):
+    for name, value in (*_cache_values(cache), *_recording_values(recordings)):
         by_name[name].add_sample(name, {}, value)
     for reading in readings:
         for name, samples in _samples(reading, settings):
@@ -175,6 +201,16 @@ def _cache_values(cache: CacheReading | None) -> Iterator[tuple[str, float]]:
         yield "nv_cache_num_evictions", cache.evictions
     yield "nv_cache_lookup_duration", cache.lookup_us
     yield "nv_cache_insertion_duration", cache.insertion_us
+
+
+def _recording_values(found: RecordingsReading | None) -> Iterator[tuple[str, float]]:
+    if found is None:
+        return
+    yield "gateway_recordings", found.recordings
+    yield "gateway_recorded_bytes", found.byte_size
+    yield "gateway_resumed_total", found.resumed
+    yield "gateway_joined_total", found.joined
+    yield "gateway_expired_total", found.expired
 
 
 def _samples(

@@ -11,7 +11,7 @@ from gateway.schedulers.rate_limiter import Share
 from gateway.stream import ResponseStream
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Entry:
     """A request on its way to an instance; it carries its own stream and account."""
 

@@ -3,21 +3,16 @@
 import ctypes
 import weakref
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
+from gateway.cuda_driver import CudaFailed, call, load_driver
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Buffer
 
 HANDLE_BYTES = 64
 """The size of a cudaIpcMemHandle_t."""
 
-LIBRARIES = ("libcuda.so.1", "nvcuda.dll")
 LAZY_PEER_ACCESS = 1
-
-
-class CudaFailed(Exception):
-    """A call of the CUDA driver has failed with this number."""
 
 
 class _IpcHandle(ctypes.Structure):
@@ -135,19 +130,6 @@ def open_cuda(name: str, raw_handle: bytes, device_id: int, byte_size: int) -> C
     return region
 
 
-@cache
-def load_driver() -> Any | None:
-    """The CUDA driver, or None on a machine without a GPU."""
-    for library in LIBRARIES:
-        try:
-            driver = ctypes.CDLL(library)
-            call(driver, "cuInit", 0)
-        except (OSError, CudaFailed):
-            continue
-        return driver
-    return None
-
-
 def open_device(driver: Any, device_id: int) -> CudaDevice:
     """A GPU with its primary context, which the process keeps; CudaFailed if there is none."""
     device = ctypes.c_int()
@@ -155,9 +137,3 @@ def open_device(driver: Any, device_id: int) -> CudaDevice:
     context = ctypes.c_void_p()
     call(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
     return CudaDevice(driver, context)
-
-
-def call(driver: Any, function: str, *arguments: Any) -> None:
-    """Call a function of the driver; CudaFailed unless it succeeds."""
-    if status := getattr(driver, function)(*arguments):
-        raise CudaFailed(f"{function} failed with CUDA error {status}")

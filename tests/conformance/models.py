@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.chatting import CHATTING
 from tests.serving import write_model
 
 NUMERIC = (
@@ -112,6 +113,13 @@ CATALOGUE = {
     "stuck": identity("BYTES", "1", delay_us=NEVER_US),
     "endless": identity("BYTES", "1", delay_us=NEVER_US, concurrency=0) + DECOUPLED,
     "taking_turns": identity("BYTES", "1", delay_us=500_000),
+    "chatting": CHATTING + with_parameters({"delay_us": 10_000}) + DECOUPLED,
+    "chatting_once": CHATTING,
+    "chatting_briefly": CHATTING
+    + DECOUPLED
+    + with_parameters(
+        {"conversation_max_turns": 2, "conversation_idle_secs": 1, "conversation_max": 3}
+    ),
     "two_at_once": REPEAT + with_parameters({"max_in_flight": 2}),
     "two_single": identity("BYTES", "1", delay_us=NEVER_US, max_in_flight=2),
 }

@@ -310,7 +310,12 @@ def test_reflection_lists_the_services(channel: grpc.Channel) -> None:
     request = reflection_pb2.ServerReflectionRequest(list_services="")
     (answer,) = stub.ServerReflectionInfo(iter([request]), timeout=WAIT_SECS)
     found = {service.name for service in answer.list_services_response.service}
-    assert found == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    assert found == {
+        SERVICE,
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
 
 
 def test_an_unknown_method_of_the_service_is_unimplemented(channel: grpc.Channel) -> None:
@@ -323,7 +328,7 @@ def test_an_unknown_method_of_the_service_is_unimplemented(channel: grpc.Channel
     "path",
     [
         *("/v2/", "/v2/models/repeat/", "/v2/health/live/", "/v2/models/repeat/versions/1/"),
-        *("/", "/v2/models", "/V2", "/v2/models/repeat/versions/abc", "/v2//models/repeat"),
+        *("/v1", "/v2/models", "/V2", "/v2/models/repeat/versions/abc", "/v2//models/repeat"),
     ],
 )
 def test_paths_match_exactly(http: httpx.Client, path: str) -> None:

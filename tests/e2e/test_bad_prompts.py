@@ -107,6 +107,10 @@ CONSTRAINTS = {
     "an open grammar": (shaped(grammar="root ::= ("), "grammar"),
     "a grammar without end": (shaped(grammar="root ::= root"), "structured_outputs"),
     "no choice": (shaped(choice=[]), "hoice"),
+    "a pattern that repeats ten thousand times": (
+        shaped(json={"type": "string", "pattern": "^[a-z]{1,10000}$"}),
+        "takes too long to prepare",
+    ),
     "a tag that is no JSON": (shaped(structural_tag="oops"), "grammar"),
 }
 REFUSED = {

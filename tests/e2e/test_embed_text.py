@@ -1,6 +1,7 @@
 """The ensemble of the model repository that turns text into embeddings, by the official clients."""
 
 import asyncio
+import base64
 import shutil
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -9,6 +10,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import openai
 import pytest
 import tritonclient.grpc
 import tritonclient.http
@@ -128,3 +130,22 @@ def test_generate_takes_plain_json(server: Serving, expected: Array) -> None:
     )
     assert answer.status_code == 200, answer.text
     np.testing.assert_allclose(answer.json()["embedding"], expected[1], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_openais_client_gets_the_same_embeddings(
+    server: Serving, stored: Path, expected: Array, encoding: Any
+) -> None:
+    with openai.OpenAI(base_url=f"{server.http}/v1", api_key="none", max_retries=0) as client:
+        found = client.embeddings.create(
+            model=ENSEMBLE, input=list(SENTENCES), encoding_format=encoding
+        )
+    rows: list[Any] = [each.embedding for each in found.data]
+    if encoding == "base64":
+        rows = [np.frombuffer(base64.b64decode(row), "<f4") for row in rows]
+    np.testing.assert_allclose(rows, expected, atol=TOLERANCE)
+    assert found.usage.prompt_tokens == sum(_tokens(stored, text) for text in SENTENCES)
+
+
+def _tokens(stored: Path, text: str) -> int:
+    return int(encode(stored, text)["attention_mask"].sum())

@@ -15,7 +15,7 @@ import pytest
 
 from tests.conformance.models import identity
 from tests.e2e.figures import figures
-from tests.e2e.llama import ANSWER, ENDLESS, FRANCE, Llama, streamed, write_llama
+from tests.e2e.llama import ANSWER, ENDLESS, FRANCE, QUESTION, Llama, streamed, write_llama
 from tests.e2e.processes import ENGINE, WORKER, Processes
 from tests.raw import Connection
 from tests.rpc import StreamRpc, connected, streaming
@@ -27,14 +27,18 @@ NOTICED_SECS = 2.0
 RESTARTED_SECS = 120.0
 ORPHANED_SECS = 10.0
 STORY = streamed("Once upon a time", **ENDLESS)
+CHAT = "/v1/chat/completions"
+TALE = {"messages": QUESTION, "stream": True, **ENDLESS}
+"""No model is named: there is only one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """What was seen when an engine was killed while two clients read streams of it.
+    """What was seen when an engine was killed while three clients read streams of it.
 
     `noticed_secs` is how long the model, or the server, was still called ready. `meanwhile` has
-    the status of other requests while the engine was away, `refusal` the answer to one for it.
+    the status of other requests while the engine was away, `refusals` the answers to those for it,
+    by the door.
     `killed` and `back` are the processes of the engine before and after, `left` those that outlived
     the gateway, which was killed in the end.
     """
@@ -42,7 +46,7 @@ class Incident:
     errors: Mapping[str, str]
     noticed_secs: float
     meanwhile: Mapping[str, int]
-    refusal: httpx.Response
+    refusals: Mapping[str, httpx.Response]
     answer: str
     before: Mapping[str, float]
     after: Mapping[str, float]
@@ -59,7 +63,10 @@ def incident(stored_model: Path, tmp_path_factory: pytest.TempPathFactory) -> In
         processes = Processes(server)
         before, killed = figures(server), processes.engines()
         errors, noticed_secs = kill_under_streams(server, processes.titled(ENGINE))
-        refusal = llama.post("/generate", FRANCE)
+        refusals = {
+            "v2": llama.post("/generate", FRANCE),
+            "openai": httpx.post(f"{server.http}{CHAT}", json={"messages": QUESTION}),
+        }
         meanwhile = {"live": status(server, "/v2/health/live"), "echo": ask_echo(server)}
         wait_until(lambda: ready(server), "the engine is back", RESTARTED_SECS)
         after, back = figures(server), processes.engines()
@@ -69,7 +76,7 @@ def incident(stored_model: Path, tmp_path_factory: pytest.TempPathFactory) -> In
             errors=errors,
             noticed_secs=noticed_secs,
             meanwhile=meanwhile,
-            refusal=refusal,
+            refusals=refusals,
             answer=answer,
             before=before,
             after=after,
@@ -79,7 +86,7 @@ def incident(stored_model: Path, tmp_path_factory: pytest.TempPathFactory) -> In
         )
 
 
-@pytest.mark.parametrize("wire", ["http", "grpc"])
+@pytest.mark.parametrize("wire", ["http", "grpc", "openai"])
 def test_streams_of_a_killed_engine_end_with_a_clear_error(incident: Incident, wire: str) -> None:
     assert "model 'llama'" in incident.errors[wire]
     assert "its engine has stopped" in incident.errors[wire]
@@ -89,11 +96,15 @@ def test_nothing_is_called_ready_once_an_engine_has_died(incident: Incident) -> 
     assert incident.noticed_secs < NOTICED_SECS
 
 
-def test_requests_are_refused_until_the_engine_is_back(incident: Incident) -> None:
-    assert incident.refusal.status_code == 503
-    assert incident.refusal.headers["retry-after"]
-    assert "its engine has stopped" in incident.refusal.json()["error"]
-    assert "restart" in incident.refusal.json()["error"]
+@pytest.mark.parametrize("door", ["v2", "openai"])
+def test_requests_are_refused_until_the_engine_is_back(incident: Incident, door: str) -> None:
+    refusal = incident.refusals[door]
+    assert refusal.status_code == 503
+    assert refusal.headers["retry-after"]
+    error = refusal.json()["error"]
+    message = error["message"] if door == "openai" else error
+    assert "its engine has stopped" in message
+    assert "restart" in message
 
 
 def test_other_models_are_served_while_an_engine_is_away(incident: Incident) -> None:
@@ -151,14 +162,22 @@ def test_an_engine_ends_when_its_gateway_is_killed_at_its_start(
 
 
 def kill_under_streams(server: Serving, process: Sequence[int]) -> tuple[dict[str, str], float]:
-    """Kill the process while two streams are read: their last errors, and when it was noticed."""
+    """Kill the process while streams are read: their last errors, and when it was noticed."""
     (pid,) = process
-    with two_streams(server) as (connection, rpc):
+    with two_streams(server) as (connection, rpc), Connection(server.ports["http"]) as openai:
+        openai.ask(CHAT, TALE)
+        openai.head()
+        assert openai.chunk()
         began = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not ready(server), "it is not ready", WAIT_SECS)
         noticed_secs = time.monotonic() - began
-        return {"http": last_event(connection), "grpc": last_message(rpc)}, noticed_secs
+        errors = {
+            "http": last_event(connection),
+            "grpc": last_message(rpc),
+            "openai": last_error(openai),
+        }
+        return errors, noticed_secs
 
 
 def left_over(processes: Processes) -> list[int]:
@@ -197,6 +216,13 @@ def last_event(connection: Connection) -> str:
     """The error that ends a stream of events."""
     *_, last = iter(connection.chunk, b"")
     return str(json.loads(last.split(b"data: ")[-1])["error"])
+
+
+def last_error(connection: Connection) -> str:
+    """The error at the end of a stream of OpenAI's."""
+    *_, last, done = b"".join(iter(connection.chunk, b"")).strip().split(b"\n\n")
+    assert done == b"data: [DONE]"
+    return str(json.loads(last.removeprefix(b"data: "))["error"]["message"])
 
 
 def last_message(rpc: StreamRpc) -> str:

@@ -38,6 +38,7 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
         (("serve", "--model-repository=x", "--nope"), "--nope"),
         (("serve", "--model-repository=x", "--http-port=x"), "'x' is no port"),
         (("check", "no-such-folder"), "no-such-folder"),
+        (("doctor", "--limit-secs=0"), "'0' is no duration"),
         (("fetch", "no-such-model"), "smollm2-135m-instruct"),
     ],
 )
@@ -62,7 +63,7 @@ def test_check_shows_every_field_and_passes_what_is_honoured(
 @pytest.mark.parametrize(
     "wrong",
     [
-        'output { name: "y" data_type: TYPE_INT64 dims: [ 1 ] is_shape_tensor: true }',
+        'output { name: "y" data_type: TYPE_INT64 dims: [ 1 ] is_non_linear_format_io: true }',
         'parameters { key: "max_in_flight" value { string_value: "many" } }',
     ],
 )

@@ -216,7 +216,9 @@ class TestTranscript:
 def test_outputs_have_the_datatypes_of_the_contract() -> None:
     transcript = Transcript(GenerationRequest(text="hi", optional=ALL))
     response = transcript.respond([Delta("a", 1)], 1, final=True)
-    declared = {output.name: output.datatype for output in OUTPUTS}
+    *declared_outputs, of_openai = OUTPUTS
+    declared = {output.name: output.datatype for output in declared_outputs}
+    assert (of_openai.name, of_openai.datatype) == ("openai_response", "BYTES")
     assert {output.name: output.datatype for output in response.outputs} == declared
     assert OUTPUTS[0].name == "text_output"
 
@@ -230,4 +232,5 @@ def test_every_input_is_optional_and_has_the_contracts_datatype() -> None:
         *(f"return_{n}" for n in OptionalOutputs.__slots__),
     }
     texts = {"text_input", "messages", "image", "sampling_parameters", "embedding_request"}
+    texts |= {"openai_request", "openai_endpoint"}
     assert kinds == dict.fromkeys(flags, "BOOL") | dict.fromkeys(texts, "BYTES")

@@ -2,35 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 
 import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse
 from gateway.stream import ResponseStream
-from tests.builders import FLAG, read_all, settle, soon, text_response, texts
+from tests.builders import FLAG, Notebook, read_all, settle, soon, text_response, texts
 
 BROKEN = InferenceError(Code.INTERNAL, "broken")
-
-
-@dataclass
-class Notebook:
-    """Writes down what a stream tells its recorder."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def responded(self, response: InferResponse) -> None:
-        self.lines.append("responded")
-
-    def taken(self) -> None:
-        self.lines.append("taken")
-
-    def wasted(self, response: InferResponse) -> None:
-        self.lines.append("wasted")
-
-    def ended(self, error: InferenceError | None) -> None:
-        self.lines.append(f"ended: {error.reason if error else 'complete'}")
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ from typing import Any
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.inputs import InputReader
-from gateway.frontends.grpc.parameters import HeaderForwarding, Metadata, read_parameters
+from gateway.frontends.grpc.parameters import HeaderForwarding, read_parameters
 from gateway.frontends.grpc.regions import read_region
+from gateway.frontends.grpc.rpc import Metadata
 from gateway.messages import InferRequest, RequestedOutput
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.shared_memory.regions import SharedMemory

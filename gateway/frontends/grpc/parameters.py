@@ -1,24 +1,25 @@
 """Request parameters of gRPC, told apart into scheduling and the client's own (protocol 18.4)."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.errors import Code, InferenceError
+from gateway.frontends.grpc.rpc import Metadata
 from gateway.messages import Parameter, SequenceTag
 from gateway.protos import grpc_service_pb2 as pb
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
+CANCEL = "cancel"
+"""True in a message of ModelStreamInfer that asks for nothing but the end of another request."""
+
 RESERVED_PREFIX = "triton_"
 MAX_CORRELATION_ID = 128
 
 OF_HTTP = ("headers", "binary_data_output")
 """Names that the protocol reserves for HTTP's sake: no metadata becomes a parameter of them."""
-
-Metadata = Iterable[tuple[str, str | bytes]]
-"""The metadata of an RPC: names in lower case, values as text unless the name ends in `-bin`."""
 
 
 @dataclass(slots=True)
@@ -92,6 +93,11 @@ def wants_empty_final(message: pb.ModelInferRequest) -> bool:
     return (
         message.parameters[EMPTY_FINAL].bool_param if EMPTY_FINAL in message.parameters else False
     )
+
+
+def wants_cancel(message: pb.ModelInferRequest) -> bool:
+    """Whether a message cancels the requests of its id, and asks for nothing itself."""
+    return CANCEL in message.parameters and message.parameters[CANCEL].bool_param
 
 
 def set_parameter(target: pb.InferParameter, value: Parameter) -> None:

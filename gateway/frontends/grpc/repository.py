@@ -4,22 +4,21 @@ from collections.abc import Mapping
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.errors import Context
+from gateway.frontends.grpc.rpc import Call
 from gateway.models.override import FILE_PREFIX, Override
 from gateway.protos import grpc_service_pb2 as pb
-from gateway.protos.grpc_service_pb2_grpc import GRPCInferenceServiceServicer
 
 CONFIG = "config"
 UNLOAD_DEPENDENTS = "unload_dependents"
 
 
-class RepositoryServicer(GRPCInferenceServiceServicer):
+class RepositoryServicer:
     """The part of GRPCInferenceService that controls models; raises InferenceError."""
 
     _dataplane: DataPlane
 
     async def RepositoryIndex(
-        self, request: pb.RepositoryIndexRequest, context: Context
+        self, request: pb.RepositoryIndexRequest, call: Call
     ) -> pb.RepositoryIndexResponse:
         _refuse_repository(request.repository_name)
         rows = await self._dataplane.index(ready=request.ready)
@@ -33,14 +32,14 @@ class RepositoryServicer(GRPCInferenceServiceServicer):
         )
 
     async def RepositoryModelLoad(
-        self, request: pb.RepositoryModelLoadRequest, context: Context
+        self, request: pb.RepositoryModelLoadRequest, call: Call
     ) -> pb.RepositoryModelLoadResponse:
         _refuse_repository(request.repository_name)
         await self._dataplane.load(request.model_name, _override(request.parameters))
         return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(
-        self, request: pb.RepositoryModelUnloadRequest, context: Context
+        self, request: pb.RepositoryModelUnloadRequest, call: Call
     ) -> pb.RepositoryModelUnloadResponse:
         _refuse_repository(request.repository_name)
         unload_dependents = _unload_dependents(request.parameters)

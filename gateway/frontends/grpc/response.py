@@ -1,7 +1,6 @@
 """An InferResponse to the bytes of a ModelInferResponse (protocol 18.5); no I/O."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 from gateway.classification import classify
@@ -13,11 +12,12 @@ from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Buffer, Datatype, Tensor
+from gateway.value import value
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Encoder:
     """Encodes the responses to one request, each output as the request asked for it.
 
@@ -90,8 +90,8 @@ def _described(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes:
 
 def _parameters(parameters: Mapping[str, Parameter]) -> bytes:
     message = pb.ModelInferResponse()
-    for key, value in parameters.items():
-        set_parameter(message.parameters[key], value)
+    for key, found in parameters.items():
+        set_parameter(message.parameters[key], found)
     return message.SerializeToString()
 
 

@@ -1,21 +1,17 @@
 """The v2 service over gRPC: one short method per RPC."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
-
-import grpc
-from google.protobuf.message import DecodeError
 
 from gateway import metadata
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.codec import RequestDecoder
-from gateway.frontends.grpc.errors import Context, abort
-from gateway.frontends.grpc.methods import UNPARSABLE
+from gateway.frontends.grpc.errors import rpc_error
 from gateway.frontends.grpc.parameters import HeaderForwarding
 from gateway.frontends.grpc.repository import RepositoryServicer
 from gateway.frontends.grpc.response import Encoder
+from gateway.frontends.grpc.rpc import Call, RpcError, Status
 from gateway.frontends.grpc.settings import SettingsServicer
 from gateway.frontends.grpc.shared_memory import SharedMemoryServicer
 from gateway.frontends.grpc.stream_infer import Outlet, StreamInfer, StrictError
@@ -24,6 +20,7 @@ from gateway.frontends.grpc.wire import Message
 from gateway.models import pbtxt
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb
+from gateway.resumption.recordings import Recordings
 from gateway.settings import GrpcSettings
 
 log = logging.getLogger("sluice.grpc")
@@ -34,12 +31,19 @@ STRICT_MODE = ("triton_grpc_error", "true")
 class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
     """GRPCInferenceService.
 
-    Methods raise InferenceError; what stands before them makes it the RPC's status. The two that
+    Methods raise InferenceError or RpcError; what stands before them ends the RPC so. The two that
     infer take parsed messages with their raw contents, and give the bytes of their responses.
     """
 
-    def __init__(self, dataplane: DataPlane, settings: GrpcSettings, server_id: str) -> None:
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        settings: GrpcSettings,
+        server_id: str,
+        recordings: Recordings | None = None,
+    ) -> None:
         self._dataplane = dataplane
+        self._recordings = recordings or Recordings()
         self._server_id = server_id
         self._send_timeout_secs = settings.send_timeout_secs
         self._forwarding = HeaderForwarding(settings.header_forward_pattern)
@@ -50,91 +54,79 @@ class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
         for stream in self._streams:
             stream.stop_reading()
 
-    async def ServerLive(
-        self, request: pb.ServerLiveRequest, context: Context
-    ) -> pb.ServerLiveResponse:
+    async def ServerLive(self, request: pb.ServerLiveRequest, call: Call) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=not self._dataplane.exiting)
 
     async def ServerReady(
-        self, request: pb.ServerReadyRequest, context: Context
+        self, request: pb.ServerReadyRequest, call: Call
     ) -> pb.ServerReadyResponse:
         return pb.ServerReadyResponse(ready=await self._dataplane.check_ready())
 
     async def ServerMetadata(
-        self, request: pb.ServerMetadataRequest, context: Context
+        self, request: pb.ServerMetadataRequest, call: Call
     ) -> pb.ServerMetadataResponse:
         return pb.ServerMetadataResponse(**metadata.server_metadata(self._server_id))
 
-    async def ModelReady(
-        self, request: pb.ModelReadyRequest, context: Context
-    ) -> pb.ModelReadyResponse:
+    async def ModelReady(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
         ready = await metadata.check_model_ready(self._dataplane, request.name, request.version)
         return pb.ModelReadyResponse(ready=ready)
 
     async def ModelMetadata(
-        self, request: pb.ModelMetadataRequest, context: Context
+        self, request: pb.ModelMetadataRequest, call: Call
     ) -> pb.ModelMetadataResponse:
         found = metadata.model_metadata(self._dataplane, request.name, request.version)
         return pb.ModelMetadataResponse(**found)
 
     async def ModelConfig(
-        self, request: pb.ModelConfigRequest, context: Context
+        self, request: pb.ModelConfigRequest, call: Call
     ) -> pb.ModelConfigResponse:
         model = self._dataplane.model(request.name, request.version)
         return pb.ModelConfigResponse(config=pbtxt.to_message(model.config))
 
     async def ModelStatistics(
-        self, request: pb.ModelStatisticsRequest, context: Context
+        self, request: pb.ModelStatisticsRequest, call: Call
     ) -> pb.ModelStatisticsResponse:
         rows = metadata.statistics(self._dataplane, request.name, request.version)
         return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**row) for row in rows])
 
-    async def ModelInfer(self, request: Message, context: Context) -> bytes:
+    async def ModelInfer(self, request: Message, call: Call) -> bytes:
         message, raw = request
         model = self._dataplane.model(message.model_name, message.model_version)
         _refuse_decoupled(model)
-        infer_request = self._decoder(context).decode(message, raw, model.config)
+        infer_request = self._decoder(call).decode(message, raw, model.config)
         trace = begin(self._dataplane.tracer, infer_request)
         try:
             with self._dataplane.infer(infer_request, model, trace) as stream:
                 response = await stream.only()
         finally:
             if trace is not None:
-                follow(trace, context)
+                follow(trace, call)
         return Encoder(infer_request, model, self._dataplane.shared_memory).encode(response)
 
-    async def ModelStreamInfer(
-        self, request_iterator: AsyncIterator[Message], context: Context
-    ) -> None:
-        strict = STRICT_MODE in (context.invocation_metadata() or ())
-        outlet = Outlet(context.write, self._send_timeout_secs)
-        decoder = self._decoder(context)
-        stream = StreamInfer(self._dataplane, decoder, outlet, strict=strict)
+    async def ModelStreamInfer(self, requests: AsyncIterator[Message], call: Call) -> None:
+        outlet = Outlet(call.send, self._send_timeout_secs)
+        strict = STRICT_MODE in call.metadata
+        stream = StreamInfer(
+            self._dataplane,
+            self._decoder(call),
+            outlet,
+            strict=strict,
+            recordings=self._recordings,
+        )
         self._streams.add(stream)
         try:
-            await stream.run(request_iterator)
+            await stream.run(requests)
         except StrictError as error:
-            await abort(context, error.error)
+            raise rpc_error(error.error) from None
         except TimeoutError:
             log.warning("client stopped reading", extra={"secs": self._send_timeout_secs})
-            await _abort_stalled(context)
-        except DecodeError:
-            await context.abort(grpc.StatusCode.INTERNAL, UNPARSABLE)
+            raise RpcError(Status.CANCELLED, "the client stopped reading") from None
         finally:
             self._streams.discard(stream)
 
-    def _decoder(self, context: Context) -> RequestDecoder:
-        headers = context.invocation_metadata() or () if self._forwarding.enabled else ()
-        return RequestDecoder(self._dataplane.shared_memory, self._forwarding, headers)
-
-
-async def _abort_stalled(context: Context) -> None:
-    """End the RPC of a client that takes nothing: it gets the status once it reads again."""
-    try:
-        await context.abort(grpc.StatusCode.CANCELLED, "the client stopped reading")
-    except grpc.aio.InternalError:
-        # It has left instead.
-        raise asyncio.CancelledError from None
+    def _decoder(self, call: Call) -> RequestDecoder:
+        metadata = call.metadata if self._forwarding.enabled else ()
+        return RequestDecoder(self._dataplane.shared_memory, self._forwarding, metadata)
 
 
 def _refuse_decoupled(model: Model) -> None:

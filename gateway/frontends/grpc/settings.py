@@ -4,10 +4,9 @@ from typing import Any
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.errors import Context
+from gateway.frontends.grpc.rpc import Call
 from gateway.observability import log_settings, trace_settings
 from gateway.protos import grpc_service_pb2 as pb
-from gateway.protos.grpc_service_pb2_grpc import GRPCInferenceServiceServicer
 
 KINDS = {
     **dict.fromkeys(log_settings.BOOLEANS, ("bool_param", "boolean")),
@@ -19,13 +18,13 @@ KINDS = {
 VARIANTS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
 
 
-class SettingsServicer(GRPCInferenceServiceServicer):
+class SettingsServicer:
     """The part of GRPCInferenceService that knows settings; raises InferenceError."""
 
     _dataplane: DataPlane
 
     async def LogSettings(
-        self, request: pb.LogSettingsRequest, context: Context
+        self, request: pb.LogSettingsRequest, call: Call
     ) -> pb.LogSettingsResponse:
         log = self._dataplane.log
         wanted = {name: _log_value(name, value) for name, value in request.settings.items()}
@@ -36,7 +35,7 @@ class SettingsServicer(GRPCInferenceServiceServicer):
         return response
 
     async def TraceSetting(
-        self, request: pb.TraceSettingRequest, context: Context
+        self, request: pb.TraceSettingRequest, call: Call
     ) -> pb.TraceSettingResponse:
         model = request.model_name
         if model:

@@ -1,19 +1,18 @@
 """The shared memory RPCs: status, register, unregister (protocol 12)."""
 
 from gateway.dataplane import DataPlane
-from gateway.frontends.grpc.errors import Context
+from gateway.frontends.grpc.rpc import Call
 from gateway.protos import grpc_service_pb2 as pb
-from gateway.protos.grpc_service_pb2_grpc import GRPCInferenceServiceServicer
 from gateway.shared_memory.regions import Kind
 
 
-class SharedMemoryServicer(GRPCInferenceServiceServicer):
+class SharedMemoryServicer:
     """The part of GRPCInferenceService that knows regions; raises InferenceError."""
 
     _dataplane: DataPlane
 
     async def SystemSharedMemoryStatus(
-        self, request: pb.SystemSharedMemoryStatusRequest, context: Context
+        self, request: pb.SystemSharedMemoryStatusRequest, call: Call
     ) -> pb.SystemSharedMemoryStatusResponse:
         response = pb.SystemSharedMemoryStatusResponse()
         for region in self._dataplane.shared_memory.system_status(request.name):
@@ -23,7 +22,7 @@ class SharedMemoryServicer(GRPCInferenceServiceServicer):
         return response
 
     async def SystemSharedMemoryRegister(
-        self, request: pb.SystemSharedMemoryRegisterRequest, context: Context
+        self, request: pb.SystemSharedMemoryRegisterRequest, call: Call
     ) -> pb.SystemSharedMemoryRegisterResponse:
         self._dataplane.shared_memory.register_system(
             request.name, request.key, request.offset, request.byte_size
@@ -31,13 +30,13 @@ class SharedMemoryServicer(GRPCInferenceServiceServicer):
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def SystemSharedMemoryUnregister(
-        self, request: pb.SystemSharedMemoryUnregisterRequest, context: Context
+        self, request: pb.SystemSharedMemoryUnregisterRequest, call: Call
     ) -> pb.SystemSharedMemoryUnregisterResponse:
         self._dataplane.shared_memory.unregister(Kind.SYSTEM, request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def CudaSharedMemoryStatus(
-        self, request: pb.CudaSharedMemoryStatusRequest, context: Context
+        self, request: pb.CudaSharedMemoryStatusRequest, call: Call
     ) -> pb.CudaSharedMemoryStatusResponse:
         response = pb.CudaSharedMemoryStatusResponse()
         for region in self._dataplane.shared_memory.cuda_status(request.name):
@@ -47,7 +46,7 @@ class SharedMemoryServicer(GRPCInferenceServiceServicer):
         return response
 
     async def CudaSharedMemoryRegister(
-        self, request: pb.CudaSharedMemoryRegisterRequest, context: Context
+        self, request: pb.CudaSharedMemoryRegisterRequest, call: Call
     ) -> pb.CudaSharedMemoryRegisterResponse:
         self._dataplane.shared_memory.register_cuda(
             request.name, request.raw_handle, request.device_id, request.byte_size
@@ -55,7 +54,7 @@ class SharedMemoryServicer(GRPCInferenceServiceServicer):
         return pb.CudaSharedMemoryRegisterResponse()
 
     async def CudaSharedMemoryUnregister(
-        self, request: pb.CudaSharedMemoryUnregisterRequest, context: Context
+        self, request: pb.CudaSharedMemoryUnregisterRequest, call: Call
     ) -> pb.CudaSharedMemoryUnregisterResponse:
         self._dataplane.shared_memory.unregister(Kind.CUDA, request.name)
         return pb.CudaSharedMemoryUnregisterResponse()

@@ -2,24 +2,30 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-
-from google.protobuf.message import DecodeError
+from functools import partial
 
 from gateway.dataplane import DataPlane
-from gateway.errors import UNEXPECTED, InferenceError
+from gateway.errors import UNEXPECTED, Code, InferenceError
 from gateway.frontends.grpc.codec import RequestDecoder
 from gateway.frontends.grpc.held import HeldAnswers
-from gateway.frontends.grpc.parameters import FINAL, wants_empty_final
+from gateway.frontends.grpc.parameters import FINAL, wants_cancel, wants_empty_final
 from gateway.frontends.grpc.response import Encoder
+from gateway.frontends.grpc.resumable import marked, recorded, resumed, resumes
+from gateway.frontends.grpc.rpc import ClientGone, RpcError
 from gateway.frontends.grpc.tracing import begin
 from gateway.frontends.grpc.wire import Message
-from gateway.messages import InferResponse
+from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.observability.trace import Trace
 from gateway.protos import grpc_service_pb2 as pb
-from gateway.stream import ResponseStream
+from gateway.resumption.reader import Responses, recorded_stream
+from gateway.resumption.recordings import Recordings
+from gateway.resumption.wish import without_wish
+from gateway.running_requests import RequestName
+from gateway.stream import INTERRUPTED, Interrupted, ResponseStream, has_data
 
 log = logging.getLogger("sluice.grpc")
 
@@ -29,15 +35,18 @@ OUTGOING_BATCHES = 16
 REFUSALS = 64
 """Refusals that wait for a slow client, or for their turn, before no more requests are read."""
 
+REMEMBERED = 64
+"""Requests of an RPC that have ended and whose ids are still known to have been its own."""
 
-Write = Callable[[bytes], Awaitable[None]]
+
+Send = Callable[[Sequence[bytes]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Outlet:
     """Where the messages of an RPC go, and how long its client may take none."""
 
-    write: Write
+    send: Send
     timeout_secs: float
 
 
@@ -49,7 +58,7 @@ class StrictError(Exception):
         self.error = error
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Turn:
     """One place in the order of answers: after the place before it, until it is `over`."""
 
@@ -62,7 +71,7 @@ class Turn:
             await self.before.wait()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Asked:
     """One request of the stream: where its answers come from and how they are labelled.
 
@@ -70,7 +79,7 @@ class Asked:
     """
 
     message: pb.ModelInferRequest
-    stream: ResponseStream
+    stream: Responses
     encoder: Encoder
     turn: Turn | None
     empty_final: bool
@@ -82,17 +91,25 @@ class StreamInfer:
 
     Requests of models that are not decoupled, or not known, are answered in the order they came
     (protocol: gRPC streaming, ordering). When the RPC ends, however it ends, every stream it owns
-    is left.
+    is left; to those that are recorded another RPC can come back.
     """
 
     def __init__(
-        self, dataplane: DataPlane, decoder: RequestDecoder, outlet: Outlet, *, strict: bool
+        self,
+        dataplane: DataPlane,
+        decoder: RequestDecoder,
+        outlet: Outlet,
+        *,
+        strict: bool,
+        recordings: Recordings | None = None,
     ) -> None:
         self._dataplane = dataplane
+        self._recordings = recordings or Recordings()
         self._decoder = decoder
         self._outlet = outlet
         self._strict = strict
-        self._owned: set[ResponseStream] = set()
+        self._owned: dict[Responses, RequestName] = {}
+        self._ended: deque[int] = deque(maxlen=REMEMBERED)
         self._outgoing: asyncio.Queue[Sequence[bytes] | None] = asyncio.Queue(OUTGOING_BATCHES)
         self._refusals = asyncio.Semaphore(REFUSALS)
         self._held = HeldAnswers()
@@ -102,14 +119,15 @@ class StreamInfer:
     async def run(self, requests: AsyncIterable[Message]) -> None:
         """Serve the RPC until the client half-closes and every request is answered.
 
-        Raises StrictError in strict mode, TimeoutError when the client stopped reading, DecodeError
-        when it sent what is no message; cancellation cancels every request of the stream.
+        Raises StrictError in strict mode, TimeoutError when the client stopped reading, RpcError
+        when it sent what is no message, ClientGone when it has left; cancellation cancels every
+        request.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._answer_all(requests))
                 await self._send_answers()
-        except* (StrictError, TimeoutError, DecodeError) as group:
+        except* (StrictError, TimeoutError, RpcError, ClientGone) as group:
             raise _first(group) from None
         finally:
             for stream in self._owned:
@@ -128,17 +146,35 @@ class StreamInfer:
 
     async def _read(self, requests: AsyncIterable[Message], answers: asyncio.TaskGroup) -> None:
         async for message in requests:
+            if wants_cancel(message[0]):
+                await self._cancel(message[0], answers)
+                continue
             found = self._find(message[0])
-            decoupled = isinstance(found, Model) and found.config.decoupled
-            turn = None if decoupled else self._next_turn()
+            turn = None if _streams(message[0], found) else self._next_turn()
             try:
                 asked = self._ask(message, found, turn)
             except InferenceError as error:
+                if not _names_another(message[0], error):
+                    self._remember(message[0])
                 await self._refusals.acquire()
                 answers.create_task(self._refuse(_refusal(message[0].id, error), turn))
             else:
                 answers.create_task(self._answer(asked))
             await self._held.room()
+
+    async def _cancel(self, message: pb.ModelInferRequest, answers: asyncio.TaskGroup) -> None:
+        """Stop the requests that a message names: those of this RPC, or else of any client.
+
+        One that comes too late for a request of this RPC never stops somebody else's.
+        """
+        name = RequestName(message.model_name, message.model_version, message.id)
+        own = [recorded_stream(each) for each, found in self._owned.items() if name.means(found)]
+        late = hash((name.model, name.id)) in self._ended
+        try:
+            self._dataplane.cancel(name, own, only_own=late)
+        except InferenceError as error:
+            await self._refusals.acquire()
+            answers.create_task(self._refuse(_refusal(message.id, error), None))
 
     def _find(self, message: pb.ModelInferRequest) -> Model | InferenceError:
         try:
@@ -152,20 +188,50 @@ class StreamInfer:
         return turn
 
     def _ask(self, request: Message, model: Model | InferenceError, turn: Turn | None) -> Asked:
+        message, raw = request
+        if resumes(message):
+            return self._resume(message)
         if isinstance(model, InferenceError):
             raise model
-        message, raw = request
-        infer_request = self._decoder.decode(message, raw, model.config)
-        trace = begin(self._dataplane.tracer, infer_request)
-        stream = self._dataplane.infer(infer_request, model, trace)
-        self._owned.add(stream)
+        decoded = self._decoder.decode(message, raw, model.config)
+        infer_request, resumable = without_wish(decoded)
+        begun: list[Trace] = []
+        submit = partial(self._submit, infer_request, model, begun)
+        stream: Responses = (
+            recorded(self._recordings, message, infer_request, model, submit)
+            if resumable
+            else submit()
+        )
+        self._owned[stream] = RequestName(model.name, model.version, message.id)
         return Asked(
             message=message,
             stream=stream,
             encoder=Encoder(infer_request, model, self._dataplane.shared_memory),
             turn=turn,
             empty_final=wants_empty_final(message),
-            trace=trace,
+            trace=begun[0] if begun else None,
+        )
+
+    def _submit(
+        self, infer_request: InferRequest, model: Model, begun: list[Trace]
+    ) -> ResponseStream:
+        trace = begin(self._dataplane.tracer, infer_request)
+        if trace is not None:
+            begun.append(trace)
+        return self._dataplane.infer(infer_request, model, trace)
+
+    def _resume(self, message: pb.ModelInferRequest) -> Asked:
+        reader = resumed(self._recordings, message)
+        model = reader.asked.model
+        self._owned[reader] = RequestName(model.name, model.version, message.id)
+        # What is said now goes under the id of the message that asks for it.
+        request = replace(reader.asked.request, id=message.id)
+        return Asked(
+            message=message,
+            stream=reader,
+            encoder=Encoder(request, model, self._dataplane.shared_memory),
+            turn=None,
+            empty_final=wants_empty_final(message),
         )
 
     async def _refuse(self, refusal: bytes, turn: Turn | None) -> None:
@@ -194,15 +260,25 @@ class StreamInfer:
             finally:
                 if asked.trace is not None:
                     asked.trace.sent()
-        self._owned.discard(asked.stream)
+        self._owned.pop(asked.stream, None)
+        self._remember(asked.message)
         if asked.turn is not None:
             asked.turn.over.set()
+
+    def _remember(self, message: pb.ModelInferRequest) -> None:
+        """That its id was one of this RPC's own; by its hash, since ids may be long."""
+        if message.id:
+            self._ended.append(hash((message.model_name, message.id)))
 
     async def _forward(self, asked: Asked) -> None:
         complete = False
         while batch := await asked.stream.batch():
-            complete = batch[-1].final and (bool(batch[-1].outputs) or asked.empty_final)
-            messages = [_encode(asked, each) for each in batch if _is_sent(asked, each)]
+            complete = batch[-1].final and _is_sent(asked, batch[-1])
+            messages = [
+                _encode(asked, shown)
+                for each, shown in zip(batch, marked(asked.stream, batch), strict=True)
+                if _is_sent(asked, each)
+            ]
             if messages:
                 with self._held.holding(messages):
                     await self._send(asked, messages)
@@ -214,6 +290,8 @@ class StreamInfer:
         messages: list[bytes] = []
         try:
             messages = [_encode(asked, replace(await asked.stream.only(), final=True))]
+        except Interrupted as found:
+            messages = [_encode(asked, each) for each in (*found.answers, INTERRUPTED)]
         except InferenceError as found:
             error = found
         with self._held.holding(messages):
@@ -243,8 +321,17 @@ class StreamInfer:
     async def _send_answers(self) -> None:
         while (messages := await self._outgoing.get()) is not None:
             async with asyncio.timeout(self._outlet.timeout_secs):
-                for message in messages:
-                    await self._outlet.write(message)
+                await self._outlet.send(messages)
+
+
+def _streams(message: pb.ModelInferRequest, model: Model | InferenceError) -> bool:
+    """Whether its answers come as they come, in no order among those of other requests."""
+    return resumes(message) or (isinstance(model, Model) and model.config.decoupled)
+
+
+def _names_another(message: pb.ModelInferRequest, error: InferenceError) -> bool:
+    """Whether the id of a refused message may well be that of a request made elsewhere."""
+    return resumes(message) or error.code is Code.ALREADY_EXISTS
 
 
 def _encode(asked: Asked, response: InferResponse) -> bytes:
@@ -252,7 +339,7 @@ def _encode(asked: Asked, response: InferResponse) -> bytes:
 
 
 def _is_sent(asked: Asked, response: InferResponse) -> bool:
-    return bool(response.outputs) or not response.final or asked.empty_final
+    return asked.empty_final or has_data(response)
 
 
 def _refusal(request_id: str, error: InferenceError) -> bytes:

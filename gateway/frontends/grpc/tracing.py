@@ -1,6 +1,6 @@
 """What the traces of requests over gRPC learn of receiving and sending."""
 
-from gateway.frontends.grpc.errors import Context
+from gateway.frontends.grpc.rpc import Call
 from gateway.messages import InferRequest
 from gateway.observability.trace import Trace
 from gateway.observability.tracing import Tracer
@@ -17,12 +17,12 @@ def begin(tracer: Tracer, request: InferRequest) -> Trace | None:
     return trace
 
 
-def follow(trace: Trace, context: Context) -> None:
+def follow(trace: Trace, call: Call) -> None:
     """The RPC's answer is about to be sent: tell the trace once that is done."""
 
-    def sent(_: Context) -> None:
+    def sent() -> None:
         trace.stamp("GRPC_SEND_END")
         trace.sent()
 
     trace.stamp("GRPC_SEND_START")
-    context.add_done_callback(sent)  # type: ignore[arg-type] # the stubs' callback is a class
+    call.on_end(sent)

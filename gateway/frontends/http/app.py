@@ -10,22 +10,34 @@ from starlette.types import ASGIApp
 from gateway import __version__
 from gateway.dataplane import DataPlane
 from gateway.errors import UNEXPECTED, InferenceError
+from gateway.frontends.http.cancel import CancelRoutes
 from gateway.frontends.http.control import ControlRoutes
 from gateway.frontends.http.errors import error_response, plain_error, refused
 from gateway.frontends.http.generate import GenerateRoutes
 from gateway.frontends.http.infer import InferRoute
 from gateway.frontends.http.log import LogRoutes
+from gateway.frontends.http.openai.errors import error_json, openai_error, openai_refused
+from gateway.frontends.http.openai.paths import is_openai
+from gateway.frontends.http.openai.routes import OpenAiRoutes
+from gateway.frontends.http.playground.routes import PlaygroundRoutes
 from gateway.frontends.http.repository import RepositoryRoutes
 from gateway.frontends.http.shared_memory import SharedMemoryRoutes
 from gateway.frontends.http.trace import TraceRoutes
 from gateway.frontends.http.tracing import TracedApp
+from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings
 
 
-def build_app(dataplane: DataPlane, settings: HttpSettings, server_id: str) -> ASGIApp:
+def build_app(
+    dataplane: DataPlane,
+    settings: HttpSettings,
+    server_id: str,
+    playground: PlaygroundRoutes | None = None,
+    recordings: Recordings | None = None,
+) -> ASGIApp:
     """A FastAPI application whose hot routes are plain ones, and infer in front of it.
 
-    The page at /docs needs nothing from other servers.
+    The page at /docs needs nothing from other servers. Without `playground` there is none at /.
     """
     app = FastAPIOffline(
         title="Sluice",
@@ -38,22 +50,33 @@ def build_app(dataplane: DataPlane, settings: HttpSettings, server_id: str) -> A
             Exception: _unexpected,
         },
     )
-    app.router.routes.extend(GenerateRoutes(dataplane, settings).routes())
+    recordings = recordings or Recordings()
+    app.router.routes.extend(GenerateRoutes(dataplane, settings, recordings).routes())
+    openai = OpenAiRoutes(dataplane, settings, recordings)
+    app.router.routes.extend(openai.routes())
+    app.include_router(openai.router(), tags=["OpenAI"])
     app.include_router(ControlRoutes(dataplane, server_id).router(), tags=["server and models"])
+    app.include_router(CancelRoutes(dataplane).router(), tags=["server and models"])
     app.include_router(RepositoryRoutes(dataplane, settings).router(), tags=["repository"])
     app.include_router(SharedMemoryRoutes(dataplane, settings).router(), tags=["shared memory"])
     app.include_router(LogRoutes(dataplane, settings).router(), tags=["log"])
     app.include_router(TraceRoutes(dataplane, settings).router(), tags=["traces"])
-    return TracedApp(InferRoute(dataplane, settings, app), dataplane.tracer)
+    if playground is not None:
+        app.router.routes.extend(playground.routes())
+    return TracedApp(InferRoute(dataplane, settings, app, recordings), dataplane.tracer)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, InferenceError)  # noqa: S101 - what this handler is registered for
+    if is_openai(request.url.path):
+        return openai_refused(request, error)
     return refused(request.url.path, error)
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - what this handler is registered for
+    if is_openai(request.url.path):
+        return openai_error(request, error.status_code, error_json(error.status_code, error.detail))
     return plain_error(error.status_code, error.detail)
 
 
@@ -63,4 +86,6 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     # Starlette logs the traceback where it catches the exception; the client learns nothing of it.
+    if is_openai(request.url.path):
+        return openai_refused(request, UNEXPECTED)
     return error_response(UNEXPECTED)

@@ -8,15 +8,19 @@ from typing import Any
 import orjson
 
 from gateway.config import ModelConfig, ModelInput
+from gateway.conversations.rules import converses
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.json_data import pack, values_of
-from gateway.messages import InferRequest, InferResponse, request_prefix
+from gateway.frontends.http.request_parameters import read_parameters
+from gateway.messages import InferRequest, InferResponse, SequenceTag, request_prefix
 from gateway.tensor import Datatype, Tensor
 
 NESTED = "parameters"
 """The member whose members count as if they stood outside."""
 STRUCTURED_INPUT = "sampling_parameters"
 """A model with this input follows the generation contract: its parameters may be any JSON."""
+TAGS = ("sequence_id", "sequence_start", "sequence_end")
+"""Where a request stands in its conversation; of other models parameters as any, as on Triton."""
 
 
 def decode_generate(
@@ -28,13 +32,24 @@ def decode_generate(
     """
     reader = _GenerateReader(config, _request_id(members, config))
     reader.read(members)
+    sequence = _take_tag(reader.parameters, config)
     return InferRequest(
         model=config.name,
         version=version,
         id=reader.request_id,
         inputs=tuple(reader.inputs.values()),
         parameters=reader.parameters,
+        sequence=sequence,
     )
+
+
+def _take_tag(parameters: dict[str, Any], config: ModelConfig) -> SequenceTag | None:
+    tags = {name: parameters[name] for name in TAGS if name in parameters}
+    if not tags or not converses(config):
+        return None
+    for name in tags:
+        del parameters[name]
+    return read_parameters({"parameters": tags}).sequence
 
 
 def _request_id(members: Mapping[str, Any], config: ModelConfig) -> str:
@@ -197,11 +212,6 @@ class ResponseEncoder:
             return orjson.dumps(members, option=orjson.OPT_SORT_KEYS)
         # JSON has no NaN or infinity; Triton writes Python's literals, and so do we.
         return json.dumps(members, sort_keys=True, separators=(",", ":")).encode()
-
-
-def has_data(response: InferResponse) -> bool:
-    """Whether a response is more than the flag that none will follow."""
-    return bool(response.outputs) or not response.final
 
 
 def _string(element: bytes) -> bytes:

@@ -1,11 +1,13 @@
 """From an error's code to an HTTP status and body."""
 
 import logging
+from collections.abc import Mapping
 
 import orjson
 from starlette.responses import Response
 
 from gateway.errors import Code, InferenceError
+from gateway.resumption.keys import KeyReused
 
 log = logging.getLogger("sluice.http")
 
@@ -28,27 +30,42 @@ STATUS = {
     Code.CANCELLED: 400,
 }
 """The v2 protocol's status for each code; every code has one."""
+KEY_REUSED = 422
+"""Idempotency-Key HTTP header field, draft 06, section 2.7: another request had the key."""
 
 
 def error_body(message: str) -> bytes:
     """The body of every error on every v2 endpoint; of a very long message without the middle."""
-    if len(message) > MAX_MESSAGE:
-        half = MAX_MESSAGE // 2
-        message = f"{message[:half]}...{message[-half:]}"
-    return orjson.dumps({"error": message})
+    return orjson.dumps({"error": shortened(message)})
+
+
+def shortened(message: str) -> str:
+    """The message, of a very long one without the middle."""
+    half = MAX_MESSAGE // 2
+    return message if len(message) <= MAX_MESSAGE else f"{message[:half]}...{message[-half:]}"
 
 
 def refused(path: str, error: InferenceError) -> Response:
     """The answer to a request that has failed, which is logged."""
+    log_refusal(path, error)
+    return error_response(error)
+
+
+def log_refusal(path: str, error: InferenceError) -> None:
+    """One line for a request that has failed."""
     reason = error.message[:MAX_LOGGED]
     log.warning("request refused", extra={"path": path, "code": error.code.name, "reason": reason})
-    return error_response(error)
 
 
 def error_response(error: InferenceError) -> Response:
     """An error before any part of an answer has been sent."""
     headers = {"Retry-After": RETRY_AFTER_SECS} if error.code is Code.UNAVAILABLE else None
-    return plain_error(STATUS[error.code], error.message, headers)
+    return plain_error(status_of(error, STATUS), error.message, headers)
+
+
+def status_of(error: InferenceError, statuses: Mapping[Code, int]) -> int:
+    """The status of an error, by its code if it has none of its own."""
+    return KEY_REUSED if isinstance(error, KeyReused) else statuses[error.code]
 
 
 def plain_error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:

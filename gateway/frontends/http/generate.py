@@ -1,11 +1,13 @@
 """The generate extension: JSON in, one JSON object or server-sent events out."""
 
-import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from http import HTTPStatus
+from typing import NamedTuple
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -13,15 +15,22 @@ from starlette.routing import Route
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.body import OnDisconnect, read_body
-from gateway.frontends.http.codec import ResponseEncoder, decode_generate, has_data
+from gateway.frontends.http.codec import ResponseEncoder, decode_generate
 from gateway.frontends.http.errors import JSON, error_body
 from gateway.frontends.http.paths import MODEL, VERSION, version_of
 from gateway.frontends.http.request_json import parse_json_object
-from gateway.frontends.http.sse import StreamedResponse
-from gateway.frontends.http.tracing import begin
+from gateway.frontends.http.resumable import LAST_EVENT_ID, key_of, replay_headers, resumed
+from gateway.frontends.http.sse import StreamedResponse, first_batch
+from gateway.frontends.http.tracing import infer
 from gateway.messages import InferRequest, InferResponse
+from gateway.models.model import Model
+from gateway.resumption.keys import Key
+from gateway.resumption.reader import Reader, Responses
+from gateway.resumption.recording import Asked
+from gateway.resumption.recordings import Recordings
+from gateway.resumption.wish import RESUMABLE, without_wish
 from gateway.settings import HttpSettings
-from gateway.stream import ResponseStream
+from gateway.stream import INTERRUPTED, Interrupted, has_data
 
 NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that "
@@ -29,73 +38,122 @@ NOT_ONE = (
 )
 
 
-class GenerateRoutes:
-    """`POST /v2/models/{model}[/versions/{version}]/generate` and `generate_stream`."""
+class _Call(NamedTuple):
+    """One request as it has been read; `key` and `resumable` say whether it is recorded."""
 
-    def __init__(self, dataplane: DataPlane, settings: HttpSettings) -> None:
+    model: Model
+    request: InferRequest
+    key: Key | None
+    resumable: bool
+
+
+class GenerateRoutes:
+    """`POST /v2/models/{model}[/versions/{version}]/generate` and `generate_stream`.
+
+    A stream that can be resumed is asked for again under its own path, by POST or by GET.
+    """
+
+    def __init__(
+        self, dataplane: DataPlane, settings: HttpSettings, recordings: Recordings | None = None
+    ) -> None:
         self._dataplane = dataplane
         self._settings = settings
+        self._recordings = recordings or Recordings()
 
     def routes(self) -> list[Route]:
         """The plain routes, without FastAPI's per-request models."""
         return [
-            Route(f"{path}/{name}", endpoint, methods=["POST"])
+            Route(f"{path}/{name}", endpoint, methods=methods)
             for path in (MODEL, VERSION)
-            for name, endpoint in (
-                ("generate", self.generate),
-                ("generate_stream", self.generate_stream),
+            for name, endpoint, methods in (
+                ("generate", self.generate, ["POST"]),
+                ("generate_stream", self.generate_stream, ["POST", "GET"]),
             )
         ]
 
     async def generate(self, request: Request) -> Response:
         """Answer with exactly one JSON object."""
-        infer_request, encoder = await self._decode(request)
-        stream = self._infer(request, infer_request)
+        call = await self._read(request)
+        if call.resumable:
+            raise _not_a_stream()
+        stream = self._infer(request, call)
         with stream, OnDisconnect(request.scope, stream.cancel):
             response = await _single(stream)
         # Triton answers 200 here: the status was decided when the model began to respond.
-        body = encoder.encode(response) if response is not None else error_body(NOT_ONE)
-        return Response(body, media_type=JSON)
+        encode = _encoder(stream, call).encode
+        body = encode(response) if response is not None else error_body(NOT_ONE)
+        return Response(body, headers=replay_headers(stream), media_type=JSON)
 
     async def generate_stream(self, request: Request) -> Response:
         """Answer with one event per response; an error before the first is a plain error."""
-        infer_request, encoder = await self._decode(request)
+        if request.headers.get(LAST_EVENT_ID) and request.method in ("GET", "POST"):
+            return await self._resume(request)
+        if request.method != "POST":
+            raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED)
+        call = await self._read(request)
         with ExitStack() as owner:
-            stream = owner.enter_context(self._infer(request, infer_request))
-            with OnDisconnect(request.scope, stream.cancel):
-                first = await self._first_batch(stream)
-            response = StreamedResponse(stream, first, encoder, self._settings)
+            stream = self._infer(request, call)
+            owner.enter_context(stream)
+            first = await first_batch(stream, request.scope, self._settings.first_response_secs)
+            response = StreamedResponse(stream, first, _encoder(stream, call), self._settings)
             owner.pop_all()
         return response
 
-    def _infer(self, request: Request, infer_request: InferRequest) -> ResponseStream:
-        trace = begin(self._dataplane.tracer, request.scope, infer_request)
-        return self._dataplane.infer(infer_request, trace=trace)
+    async def _resume(self, request: Request) -> Response:
+        await read_body(request, self._settings.max_input_size)
+        with ExitStack() as owner:
+            reader = owner.enter_context(resumed(self._recordings, request.scope))
+            first = await first_batch(reader, request.scope, self._settings.first_response_secs)
+            if first is not None and reader.finished and not any(map(has_data, first)):
+                # Server-sent events, 9.2.2: who gets this does not come back once more.
+                return Response(status_code=HTTPStatus.NO_CONTENT)
+            asked = reader.asked
+            encoder = ResponseEncoder(asked.request.model, asked.model.version, asked.request.id)
+            response = StreamedResponse(reader, first, encoder, self._settings)
+            owner.pop_all()
+        return response
 
-    async def _decode(self, request: Request) -> tuple[InferRequest, ResponseEncoder]:
+    def _infer(self, request: Request, call: _Call) -> Responses:
+        submit = partial(infer, self._dataplane, request.scope, call.request)
+        if call.key is None and not call.resumable:
+            return submit()
+        asked = Asked(request.scope["path"], call.model, call.request, call.key)
+        return self._recordings.open(asked, submit)
+
+    async def _read(self, request: Request) -> _Call:
         received_ns = time.perf_counter_ns()
-        model_name = request.path_params["model"]
         version = version_of(request)
-        model = self._dataplane.model(model_name, version)
+        model = self._dataplane.model(request.path_params["model"], version)
         _refuse_encoding(request)
         body = await read_body(request, self._settings.max_input_size)
         decoded = decode_generate(parse_json_object(body), model.config, version)
-        infer_request = replace(decoded, received_ns=received_ns)
-        return infer_request, ResponseEncoder(model_name, model.version, infer_request.id)
-
-    async def _first_batch(self, stream: ResponseStream) -> Sequence[InferResponse] | None:
-        """What the model answers first, or None if that takes longer than clients should wait."""
-        try:
-            async with asyncio.timeout(self._settings.first_response_secs):
-                return await stream.batch()
-        except TimeoutError:
-            return None
+        wanted, resumable = without_wish(replace(decoded, received_ns=received_ns))
+        return _Call(model, wanted, key_of(request.scope, body), resumable)
 
 
-async def _single(stream: ResponseStream) -> InferResponse | None:
-    """The one response with data; None as soon as it is clear that there are none or several."""
+def _encoder(stream: Responses, call: _Call) -> ResponseEncoder:
+    # Who joins an earlier request gets the answer of the version that it was made to.
+    model = stream.asked.model if isinstance(stream, Reader) else call.model
+    return ResponseEncoder(call.request.model, model.version, call.request.id)
+
+
+def _not_a_stream() -> InferenceError:
+    return InferenceError(
+        Code.INVALID_ARG,
+        f"parameter '{RESUMABLE}' is for generate_stream; a generate request that has lost its "
+        "connection gets its answer if it is made again with the same Idempotency-Key",
+    )
+
+
+async def _single(stream: Responses) -> InferResponse | None:
+    """The one response with data; None as soon as it is clear that there are none or several.
+
+    Raises Interrupted if the request was.
+    """
     found: list[InferResponse] = []
     while batch := await stream.batch():
+        if batch[-1] == INTERRUPTED:
+            raise Interrupted
         found += [response for response in batch if has_data(response)]
         if len(found) > 1:
             return None

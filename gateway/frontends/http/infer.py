@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from starlette.responses import Response
@@ -28,15 +29,21 @@ from gateway.frontends.http.one_write import SEND_WHOLE, SendWhole
 from gateway.frontends.http.paths import is_version
 from gateway.frontends.http.requested_outputs import OutputForms
 from gateway.frontends.http.response_codec import EncodedResponse, ResponseEncoder
-from gateway.frontends.http.tracing import TRACES, begin
+from gateway.frontends.http.resumable import IDEMPOTENCY_KEY, REPLAYED, key_of
+from gateway.frontends.http.tracing import TRACES, infer
 from gateway.messages import InferRequest
 from gateway.models.model import Model
+from gateway.resumption.reader import Reader
+from gateway.resumption.recording import Asked
+from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings
 from gateway.tensor import Buffer
 
 log = logging.getLogger("sluice.http")
 
 PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+KEY_HEADER = IDEMPOTENCY_KEY.encode()
+AS_REPLAYED = (REPLAYED.lower().encode(), b"true")
 AS_JSON = (b"content-type", JSON.encode())
 AS_BINARY = (b"content-type", b"application/octet-stream")
 JOINED_BYTES = 64 * 1024
@@ -79,8 +86,15 @@ class InferRoute:
     request that comes thousands of times a second.
     """
 
-    def __init__(self, dataplane: DataPlane, settings: HttpSettings, app: ASGIApp) -> None:
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        settings: HttpSettings,
+        app: ASGIApp,
+        recordings: Recordings | None = None,
+    ) -> None:
         self._dataplane = dataplane
+        self._recordings = recordings or Recordings()
         self._limit = settings.max_input_size
         self._filter = HeaderFilter(settings.header_forward_pattern)
         self._app = app
@@ -123,12 +137,35 @@ class InferRoute:
         # Reading can take long: what is asked now decides.
         model = self._dataplane.model(call.model, call.version)
         request, forms = self._decode(call, model, body)
-        trace = begin(self._dataplane.tracer, call.scope, request)
-        stream = self._dataplane.infer(request, model, trace)
+        if KEY_HEADER in call.headers:
+            reader = self._infer_once(call, model, request, body)
+            return await self._answer_once(call, reader, forms)
+        stream = infer(self._dataplane, call.scope, request, model)
         with stream, OnDisconnect(call.scope, stream.cancel):
             response = await stream.only()
         encoded = self._encoder.encode(model, request.id, response, forms)
         return await _written(encoded, call.headers.get(b"accept-encoding"))
+
+    async def _answer_once(self, call: _Call, reader: Reader, forms: OutputForms) -> _Answer:
+        with reader, OnDisconnect(call.scope, reader.cancel):
+            response = await reader.only()
+        asked = reader.asked
+        encoded = self._encoder.encode(asked.model, asked.request.id, response, forms)
+        answer = await _written(encoded, call.headers.get(b"accept-encoding"))
+        if reader.replayed:
+            answer.headers.append(AS_REPLAYED)
+        return answer
+
+    def _infer_once(
+        self, call: _Call, model: Model, request: InferRequest, body: InferBody
+    ) -> Reader:
+        """The request, or the one that was made before with its idempotency key."""
+        header, binary = body
+        length = b"" if header is None else b"%d" % len(header)
+        key = key_of(call.scope, length, header or b"", binary)
+        asked = Asked(call.scope["path"], model, request, key)
+        submit = partial(infer, self._dataplane, call.scope, request, model)
+        return self._recordings.open(asked, submit)
 
     def _decode(
         self, call: _Call, model: Model, body: InferBody

@@ -8,7 +8,13 @@ from starlette.routing import Route
 
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.errors import plain_error
-from gateway.metrics_page import CacheReader, MetricsPage, no_cache
+from gateway.metrics_page import (
+    CacheReader,
+    MetricsPage,
+    RecordingsReader,
+    no_cache,
+    no_recordings,
+)
 from gateway.observability.exposition import CONTENT_TYPE
 from gateway.settings import MetricsSettings
 
@@ -17,12 +23,13 @@ def build_metrics_app(
     dataplane: DataPlane,
     settings: MetricsSettings,
     cache: CacheReader = no_cache,
+    recordings: RecordingsReader = no_recordings,
 ) -> Starlette:
     """An application with one page; what it shows is read when it is asked for.
 
     Every other path is, as on Triton, an empty page.
     """
-    page = MetricsPage(dataplane, settings, cache)
+    page = MetricsPage(dataplane, settings, cache, recordings)
 
     async def show(request: Request) -> Response:
         return Response(await page.render(), media_type=CONTENT_TYPE)

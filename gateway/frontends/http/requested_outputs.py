@@ -1,7 +1,7 @@
 """Which outputs a request asks for, and in which form each is to be sent."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http import members
@@ -9,9 +9,10 @@ from gateway.frontends.http.input_reader import read_region
 from gateway.frontends.http.members import Members
 from gateway.messages import NO_PARAMETERS, RequestedOutput, SharedRegion
 from gateway.shared_memory.regions import SharedMemory
+from gateway.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OutputForms:
     """The outputs that are asked for, by name; none means all of them.
 

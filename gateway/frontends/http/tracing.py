@@ -4,9 +4,12 @@ from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.dataplane import DataPlane
 from gateway.messages import InferRequest
+from gateway.models.model import Model
 from gateway.observability.trace import Trace
 from gateway.observability.tracing import Tracer
+from gateway.stream import ResponseStream
 
 TRACES = "sluice.traces"
 """Where a request's scope has its traces; it is there only while requests are traced."""
@@ -41,7 +44,14 @@ class TracedApp:
                 trace.sent()
 
 
-def begin(tracer: Tracer, scope: Scope, request: InferRequest) -> Trace | None:
+def infer(
+    dataplane: DataPlane, scope: Scope, request: InferRequest, model: Model | None = None
+) -> ResponseStream:
+    """As `DataPlane.infer`; the request's trace, if it is sampled, learns what HTTP does."""
+    return dataplane.infer(request, model, _begin(dataplane.tracer, scope, request))
+
+
+def _begin(tracer: Tracer, scope: Scope, request: InferRequest) -> Trace | None:
     """The trace of a request that has been received, if it is sampled."""
     traces: list[Trace] | None = scope.get(TRACES)
     if traces is None:

@@ -9,7 +9,10 @@ from tokenizers import Tokenizer
 
 
 class TritonPythonModel:
-    """`text` BYTES [batch, 1] becomes ids, mask and types, INT64 [batch, length]."""
+    """`text` BYTES [batch, 1] becomes ids, mask and types, INT64 [batch, length].
+
+    `num_input_tokens` UINT32 [batch, 1] is how many tokens each sentence has.
+    """
 
     def initialize(self, args):
         """Read tokenizer.json of the stored model, or on Triton of the folder that is named."""
@@ -36,6 +39,7 @@ class TritonPythonModel:
             "attention_mask": [each.attention_mask for each in found],
             "token_type_ids": [each.type_ids for each in found],
         }
-        return pb_utils.InferenceResponse(
-            [pb_utils.Tensor(name, np.array(row, np.int64)) for name, row in rows.items()]
-        )
+        tensors = [pb_utils.Tensor(name, np.array(row, np.int64)) for name, row in rows.items()]
+        counts = [[sum(each.attention_mask)] for each in found]
+        tensors.append(pb_utils.Tensor("num_input_tokens", np.array(counts, np.uint32)))
+        return pb_utils.InferenceResponse(tensors)

@@ -172,6 +172,24 @@ STREAMS = """
 """
 
 
+PACED = STREAMS.replace("sender.send(r", "time.sleep(0.005); sender.send(r").replace("30_000", "10")
+
+
+async def test_many_readers_that_stop_leave_room_for_another(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executions, "HOLD_BYTES", 4 << 20)
+    monkeypatch.setattr(executions, "HELD_BYTES", 64 << 20)
+    instance = await load(PACED, DECOUPLED)
+    stopped = [instance.execute([request(100)]) for _ in range(24)]
+    for each in stopped:
+        await soon(anext(each))
+    for _ in range(4):
+        assert len(await soon(answers(instance, request(100)))) == 101
+    for each in stopped:
+        await each.aclose()
+
+
 async def test_a_slow_reader_holds_back_its_own_request_and_no_other(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

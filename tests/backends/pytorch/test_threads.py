@@ -14,7 +14,7 @@ import torch
 from backends.pytorch.threads import Threads
 from tests import torch_models as models
 
-WAIT_SECS = 5.0
+WAIT_SECS = 20.0
 BUDGET = 4
 ROOT = Path(__file__).parents[3]
 

@@ -43,6 +43,15 @@ def ask(text: str | None = QUESTION, /, **given: Any) -> InferRequest:
     return InferRequest(model="llama", inputs=tuple(inputs), parameters=parameters)
 
 
+def openai(body: Any, endpoint: str = "", /) -> InferRequest:
+    """A request of OpenAI's; a body that is a text goes as it is."""
+    content = body if isinstance(body, str) else json.dumps(body)
+    inputs = [text_tensor("openai_request", [content])]
+    if endpoint:
+        inputs.append(text_tensor("openai_endpoint", [endpoint]))
+    return InferRequest(model="llama", inputs=tuple(inputs))
+
+
 @dataclass(slots=True)
 class Llama:
     """A loaded instance, and what it reports as wasted."""
@@ -60,6 +69,16 @@ class Llama:
             found.append(answer)
         assert [response.final for response in found] == [False] * (len(found) - 1) + [True]
         return found
+
+    async def chunks(self, request: InferRequest) -> list[Any]:
+        """What each response to a request of OpenAI's has as JSON."""
+        responses = await self.answers(request)
+        return [json.loads(strings(each, "openai_response")[0]) for each in responses]
+
+    async def whole(self, request: InferRequest) -> Any:
+        """The one answer to a request of OpenAI's that does not stream."""
+        (answer,) = await self.chunks(request)
+        return answer
 
     async def say(self, request: InferRequest) -> str:
         """The text of all responses."""

@@ -22,6 +22,7 @@ from gateway.config import (
 from gateway.data_type import DataType
 from gateway.errors import InferenceError
 from gateway.generation import INPUTS, OUTPUTS
+from gateway.openai_exchange import serves_openai
 
 LLAMA = ModelConfig(name="llama", backend="vllm")
 RUNTIME = "backends.vllm.opening"
@@ -51,6 +52,7 @@ def test_an_empty_config_gets_the_whole_contract() -> None:
     config = complete(LLAMA)
     assert (config.input, config.output) == (INPUTS, OUTPUTS)
     assert config.decoupled
+    assert serves_openai(config)
     assert config.max_batch_size == 0
     assert [group.kind for group in config.instance_group] == [InstanceKind.KIND_MODEL]
 

@@ -9,12 +9,14 @@ import pytest
 
 from backends.vllm.backend import VllmBackend
 from gateway.errors import Code, InferenceError
-from tests.backends.vllm.conftest import CONTEXT, Llama, Write, ask, engine_processes
+from gateway.messages import InferRequest
+from tests.backends.vllm.conftest import CONTEXT, Llama, Write, ask, engine_processes, openai
 from tests.builders import soon
 
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning"),
 ]
 
 KNOWN_SECS = 2.0
@@ -31,10 +33,20 @@ async def llama(write: Write) -> AsyncIterator[Llama]:
     assert engine_processes() == []
 
 
-async def failure(llama: Llama, *, stream: bool) -> InferenceError:
+async def failure(llama: Llama, request: InferRequest) -> InferenceError:
     with pytest.raises(InferenceError) as caught:
-        await llama.answers(ask(stream=stream, max_tokens=CONTEXT, ignore_eos=True))
+        await llama.answers(request)
     return caught.value
+
+
+def requests() -> list[InferRequest]:
+    """One of each kind that takes long."""
+    messages = [{"role": "user", "content": "Count."}]
+    body = {"messages": messages, "max_tokens": CONTEXT - 100, "ignore_eos": True}
+    return [
+        *(ask(stream=stream, max_tokens=CONTEXT, ignore_eos=True) for stream in (True, False)),
+        *(openai({**body, "stream": stream}) for stream in (True, False)),
+    ]
 
 
 @pytest.mark.parametrize("victim", ["EngineCore", "Worker"])
@@ -42,9 +54,9 @@ async def test_its_death_is_known_its_requests_fail_and_it_can_be_closed(
     llama: Llama, victim: str
 ) -> None:
     died = asyncio.create_task(llama.instance.died())
-    failures = [asyncio.create_task(failure(llama, stream=stream)) for stream in (True, False)]
+    failures = [asyncio.create_task(failure(llama, request)) for request in requests()]
     async with asyncio.timeout(10):
-        while llama.metric("vllm:num_requests_running") < 2:  # noqa: ASYNC110 - a gauge
+        while llama.metric("vllm:num_requests_running") < 4:  # noqa: ASYNC110 - a gauge
             await asyncio.sleep(0.01)
     next(each for each in engine_processes() if victim in each.name()).kill()
     began = time.monotonic()
@@ -52,7 +64,7 @@ async def test_its_death_is_known_its_requests_fail_and_it_can_be_closed(
     assert (await soon(died)).startswith("its engine has stopped")
     errors = await soon(asyncio.gather(*failures))
     assert time.monotonic() - began < KNOWN_SECS
-    errors.append(await soon(failure(llama, stream=True)))
+    errors += [await soon(failure(llama, request)) for request in requests()]
     assert {error.code for error in errors} == {Code.UNAVAILABLE}
     assert {error.message for error in errors} == {
         "model 'llama': its engine has stopped; retry shortly"

@@ -13,7 +13,7 @@ from tests.backends.vllm.conftest import Write
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
-GONE_SECS = 10.0
+GONE_SECS = 30.0
 SPAWNED = "multiprocessing.spawn"
 """What is on the command line of a process that multiprocessing has started afresh."""
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from backends.vllm.model_json import EngineModel, check_names, hide_folders, read_engine_model
+from backends.vllm.openai_settings import NOWHERE
 from gateway.backend import ModelContext
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError
@@ -62,7 +63,7 @@ def on_gpus(*gpus: int) -> ModelConfig:
 def test_arguments_pass_through_untouched(repository: Repository) -> None:
     given = {"model": "org/name", "enforce_eager": "true", "seed": "5", "unheard_of": [1]}
     model = repository.read(**given)
-    assert model.arguments == given
+    assert model.arguments == given | {"allowed_media_domains": [NOWHERE]}
     assert not model.local
 
 

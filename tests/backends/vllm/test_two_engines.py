@@ -1,20 +1,25 @@
 """A second engine in the same process, of another kind: embeddings."""
 
 import json
+from base64 import b64decode
 from collections.abc import AsyncIterator
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 
 from backends.vllm.backend import VllmBackend
 from gateway.errors import Code, InferenceError
-from tests.backends.vllm.conftest import ANSWER, Llama, Write, ask, numbers, strings
+from gateway.messages import Usage
+from gateway.openai_exchange import OpenAiRefusal
+from tests.backends.vllm.conftest import ANSWER, Llama, Write, ask, numbers, openai, strings
 
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:ORJSONResponse is deprecated"),
 ]
 
 COUNTS = {"return_num_input_tokens": True, "return_num_output_tokens": True}
@@ -83,3 +88,71 @@ async def test_a_wrong_embedding_request_is_refused(
         await both[1].answers(ask(None, embedding_request=embedding))
     assert caught.value.code is Code.INVALID_ARG
     assert said in caught.value.message
+
+
+async def test_openais_embeddings_are_those_of_the_embedding_request(
+    both: tuple[Llama, Llama],
+) -> None:
+    texts = ["The sky is blue.", "Grass is green."]
+    (response,) = await both[1].answers(openai({"input": texts}, "embeddings"))
+    answer = json.loads(strings(response, "openai_response")[0])
+    (native,) = await both[1].answers(ask(None, embedding_request={"input": texts[0]}))
+    vector = json.loads(strings(native, "text_output")[0])
+    assert [each["index"] for each in answer["data"]] == [0, 1]
+    assert answer["data"][0]["embedding"] == pytest.approx(vector, abs=1e-2)
+    assert (answer["model"], response.final) == ("embedder", True)
+    assert response.usage == Usage(prompt_tokens=answer["usage"]["prompt_tokens"])
+
+
+async def test_embeddings_may_be_base64(both: tuple[Llama, Llama]) -> None:
+    asked = {"input": "The sky is blue.", "model": "embedder"}
+    floats, packed = [
+        (await both[1].whole(openai({**asked, "encoding_format": form}, "embeddings")))["data"][0]
+        for form in ("float", "base64")
+    ]
+    unpacked = np.frombuffer(b64decode(packed["embedding"]), "<f4")
+    assert unpacked.tolist() == pytest.approx(floats["embedding"], abs=1e-5)
+
+
+async def test_texts_are_scored_and_ranked(both: tuple[Llama, Llama]) -> None:
+    pair = {"text_1": "The sky is blue.", "text_2": ["The sky is blue.", "iron"]}
+    same, other = (await both[1].whole(openai(pair, "score")))["data"]
+    assert same["score"] == pytest.approx(1, abs=2e-2)
+    assert same["score"] > other["score"]
+    ranking = {"query": "The sky is blue.", "documents": ["iron", "The sky is blue."]}
+    best, worst = (await both[1].whole(openai(ranking, "rerank")))["results"]
+    assert (best["index"], worst["index"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "status", "said"),
+    [
+        ("chat/completions", {"messages": []}, 501, "does not support Chat Completions API"),
+        ("completions", {"prompt": "a"}, 501, "does not support Completions API"),
+        ("responses", {"input": "a"}, 501, "does not support Responses API"),
+        ("embeddings", {"input": "a", "model": "llama"}, 404, "model `llama` does not exist"),
+        ("embeddings", {"input": []}, 400, "at least one prompt"),
+        ("embeddings", {"input": ""}, 400, "cannot be empty"),
+        ("embeddings", {"input": ["a"] * 2049}, 400, "2048"),
+        ("embeddings", {"input": "word " * 2000}, 400, "maximum context length"),
+        ("embeddings", {"input": "a", "dimensions": 64}, 400, "Matryoshka"),
+        ("embeddings", {"input": "a", "encoding_format": "hex"}, 400, "(at encoding_format)"),
+        ("score", {"text_1": "a"}, 400, "Field required"),
+        ("rerank", {"query": "a", "documents": []}, 400, ""),
+    ],
+)
+async def test_what_an_encoder_cannot_do_is_refused_in_openais_form(
+    both: tuple[Llama, Llama], endpoint: str, body: dict[str, Any], status: int, said: str
+) -> None:
+    with pytest.raises(OpenAiRefusal) as caught:
+        await both[1].answers(openai(body, endpoint))
+    assert caught.value.status == status, caught.value
+    assert said in caught.value.message
+    assert await both[1].whole(openai({"input": "a"}, "embeddings"))
+
+
+async def test_embeddings_in_bytes_are_refused(both: tuple[Llama, Llama]) -> None:
+    asked = {"input": "a", "encoding_format": "bytes"}
+    with pytest.raises(InferenceError, match="ask for 'float' or 'base64'") as caught:
+        await both[1].answers(openai(asked, "embeddings"))
+    assert caught.value.code is Code.UNSUPPORTED

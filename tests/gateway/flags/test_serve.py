@@ -60,5 +60,10 @@ def test_a_bad_value_is_refused_with_what_was_found(flag: str, value: str) -> No
         parse(f"{flag}={value}")
 
 
+def test_the_playground_is_there_unless_it_is_turned_off() -> None:
+    assert parse().http.playground
+    assert not parse("--playground=false").http.playground
+
+
 def test_port_0_is_allowed() -> None:
     assert parse("--http-port=0").http.port == 0

@@ -62,6 +62,14 @@ def test_every_field_has_a_verdict_and_a_line(tmp_path: Path) -> None:
     assert findings[-1].why == "the default model file is used on every device"
 
 
+@pytest.mark.parametrize("named", ['backend: "tensorrt"', 'platform: "tensorrt_plan"'])
+def test_what_only_one_backend_honours_is_honoured_for_its_models(
+    tmp_path: Path, named: str
+) -> None:
+    text = f"{named}\noptimization {{ cuda {{ graphs: true }} }}"
+    assert (2, "optimization.cuda", HONOURED) in brief(findings_of(tmp_path, text))
+
+
 def test_parameters_of_tritons_that_do_nothing_are_told(tmp_path: Path) -> None:
     path = "TRITON_BATCH_STRATEGY_PATH"
     text = f"""\
@@ -82,11 +90,12 @@ parameters {{
 
 
 def test_a_refused_field_that_is_set_to_its_default_does_no_harm(tmp_path: Path) -> None:
-    text = 'backend: "x"\ninput [ { is_shape_tensor: false },\n { is_shape_tensor: true } ]'
+    flag = "is_non_linear_format_io"
+    text = f'backend: "x"\ninput [ {{ {flag}: false }},\n {{ {flag}: true }} ]'
     assert brief(findings_of(tmp_path, text)) == [
         (1, "backend", HONOURED),
-        (2, "input.is_shape_tensor", HONOURED),
-        (3, "input.is_shape_tensor", REFUSED),
+        (2, f"input.{flag}", HONOURED),
+        (3, f"input.{flag}", REFUSED),
     ]
 
 

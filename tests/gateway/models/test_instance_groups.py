@@ -59,6 +59,18 @@ def test_a_count_that_is_given_stays() -> None:
     assert group.count == 1
 
 
+@pytest.mark.parametrize("backend", ["vllm", "tensorrtllm"])
+@pytest.mark.parametrize("usable", [(), (0, 1)])
+def test_an_engine_that_chooses_its_gpus_is_there_once(
+    backend: str, usable: tuple[int, ...]
+) -> None:
+    for groups in ((), (InstanceGroup(),)):
+        [group] = filled(*groups, gpus=usable, backend=backend)
+        assert (group.kind, group.gpus, group.count) == (MODEL, (), 1)
+    [group] = filled(InstanceGroup(gpus=(1,)), gpus=(0, 1), backend=backend)
+    assert (group.kind, group.gpus) == (GPU, (1,))
+
+
 @pytest.mark.parametrize(
     ("listed", "usable", "kind", "gpus"),
     [

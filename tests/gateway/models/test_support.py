@@ -10,10 +10,12 @@ from gateway.config import (
     ModelInput,
     ModelOutput,
     ModelResponseCache,
+    SecondaryDevice,
 )
 from gateway.errors import Code, InferenceError
 from gateway.models.schema import FieldTree, field_tree
 from gateway.models.support import PARAMETERS, SUPPORT, Verdict, ignored, require_supported
+from gateway.optimization import Cuda, OptimizationPolicy
 from gateway.scheduling import EnsembleScheduling, EnsembleStep
 
 
@@ -62,16 +64,19 @@ def test_whatever_is_not_honoured_says_why() -> None:
             "ensemble_scheduling.step.model_namespace",
         ),
         (
-            ModelConfig(name="m", input=(ModelInput(), ModelInput(is_shape_tensor=True))),
-            "input.is_shape_tensor",
+            ModelConfig(name="m", input=(ModelInput(), ModelInput(is_non_linear_format_io=True))),
+            "input.is_non_linear_format_io",
         ),
         (
-            ModelConfig(name="m", output=(ModelOutput(is_shape_tensor=True),)),
-            "output.is_shape_tensor",
+            ModelConfig(name="m", output=(ModelOutput(is_non_linear_format_io=True),)),
+            "output.is_non_linear_format_io",
         ),
         (
-            ModelConfig(name="m", instance_group=(InstanceGroup(profile=("0",)),)),
-            "instance_group.profile",
+            ModelConfig(
+                name="m",
+                instance_group=(InstanceGroup(secondary_devices=(SecondaryDevice(),)),),
+            ),
+            "instance_group.secondary_devices",
         ),
     ],
 )
@@ -111,10 +116,24 @@ def test_whatever_is_ignored_is_named_with_the_reason() -> None:
     assert list(ignored(ModelConfig(name="m"))) == []
 
 
+def test_what_one_backend_honours_is_ignored_by_the_others() -> None:
+    config = ModelConfig(
+        cc_model_filenames={"7.5": "model.plan"},
+        optimization=OptimizationPolicy(cuda=Cuda(graphs=True), eager_batching=True),
+    )
+    unused = ("optimization.eager_batching", "a hint about speed that makes no difference here")
+    assert list(ignored(config, "tensorrt")) == [unused]
+    assert [path for path, _ in ignored(config, "onnxruntime")] == [
+        "optimization.cuda",
+        "optimization.eager_batching",
+        "cc_model_filenames",
+    ]
+
+
 def test_a_refused_field_may_be_set_to_its_default() -> None:
     require_supported(
         ModelConfig(
-            input=(ModelInput(is_shape_tensor=False),),
-            instance_group=(InstanceGroup(profile=(), passive=False),),
+            input=(ModelInput(is_non_linear_format_io=False),),
+            instance_group=(InstanceGroup(secondary_devices=(), passive=False),),
         )
     )

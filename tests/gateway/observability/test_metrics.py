@@ -21,6 +21,7 @@ from gateway.observability.metrics import (
     SUMMARIES,
     CacheReading,
     ModelReading,
+    RecordingsReading,
     families,
 )
 from gateway.observability.statistics import FailureReason, ModelStatistics, Summaries
@@ -50,6 +51,7 @@ def reading(
 
 
 EVERYTHING = MetricsSettings(histogram_latencies=True, summary_latencies=True)
+RECORDED = RecordingsReading(recordings=1, byte_size=2, resumed=3, joined=4, expired=5)
 
 
 def page(*readings: ModelReading, settings: MetricsSettings = EVERYTHING) -> str:
@@ -135,8 +137,22 @@ def test_a_family_has_its_type(name: str, kind: str) -> None:
 def test_the_page_has_what_is_documented_and_nothing_else() -> None:
     plain = reading("a", statistics=ModelStatistics(summaries=Summaries()), load_secs=1.5)
     cached = reading("b", statistics=ModelStatistics(summaries=Summaries()), cached=True)
-    found = families([plain, cached], EVERYTHING, CacheReading(utilization=0.5))
+    cache = CacheReading(utilization=0.5)
+    found = families([plain, cached], EVERYTHING, cache, RECORDED)
     assert {family.name for family in found} == set(DOCUMENTED) - set(MACHINE)
+
+
+def test_streams_that_can_be_resumed_are_counted() -> None:
+    found = render(families([], EVERYTHING, recordings=RECORDED)).decode().splitlines()
+    assert [line for line in found if not line.startswith("#")] == [
+        "gateway_recordings 1",
+        "gateway_recorded_bytes 2",
+        "gateway_resumed_total 3",
+        "gateway_joined_total 4",
+        "gateway_expired_total 5",
+    ]
+    assert "# TYPE gateway_recordings gauge" in found
+    assert "# TYPE gateway_expired_total counter" in found
 
 
 def test_tritons_counters_have_no_suffix_and_no_time_of_creation() -> None:

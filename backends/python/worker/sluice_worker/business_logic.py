@@ -68,8 +68,10 @@ def ask(header: list[Any], inputs: Sequence[Tensor], decoupled: bool) -> Any:
         question.send(responses.number)
         return responses
     arrived: SimpleQueue[tuple[InferenceResponse, bool]] = SimpleQueue()
-    question.send(asked.calls.begin(_put_into(arrived)))
-    return arrived.get()[0]
+    over_work = asked.work.is_read_here
+    question.send(asked.calls.begin(_put_into(arrived)), over_work=over_work)
+    response, _ = asked.work.wait(arrived) if over_work else arrived.get()
+    return response
 
 
 def ask_soon(header: list[Any], inputs: Sequence[Tensor], decoupled: bool) -> Any:
@@ -130,7 +132,7 @@ class _Question:
             self._packing.give_back()
             raise
 
-    def send(self, number: int) -> None:
+    def send(self, number: int, *, over_work: bool = False) -> None:
         served = [each[0] for each in SERVED.get()]
-        header = [ToGateway.INFER, number, self._request, self._decoupled, served]
+        header = [ToGateway.INFER, number, self._request, self._decoupled, served, over_work]
         self._connection.send(header, self._packing.buffers)

@@ -38,6 +38,15 @@ class Connection:
         """What comes next over `work`; nothing once the gateway has gone."""
         return _receive(self._work)
 
+    def receive_work_now(self) -> bytes | None:
+        """What has come over `work`; None if nothing has."""
+        try:
+            return self._work.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
     def receive_control(self) -> bytes:
         """What comes next over `control`; nothing once the gateway has gone."""
         return _receive(self._control)

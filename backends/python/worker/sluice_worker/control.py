@@ -9,8 +9,9 @@ from .connection import Connection, end_group
 from .frames import FrameReader
 from .messages import ToGateway, ToWorker
 from .open_requests import OpenRequests
-from .packing import Unpacking, parsed
+from .packing import parsed
 from .readiness import Readiness
+from .work import take_inferred
 
 
 class Control:
@@ -70,9 +71,7 @@ class Control:
         self._readiness.ask(header[1])
 
     def _inferred(self, header: list[Any], body: memoryview) -> None:
-        _, call, response, final = header
-        unpacked = Unpacking(self._connection, body).response(response)
-        self._calls.answer(call, unpacked, final)
+        take_inferred(self._connection, self._calls, header, body)
 
     def _done(self, header: list[Any], _: memoryview) -> None:
         _, call, error, value = header

@@ -6,6 +6,7 @@ from enum import IntEnum
 from .calls import Calls
 from .connection import Connection
 from .errors import TritonModelException
+from .work import Work
 
 
 class Stage(IntEnum):
@@ -24,6 +25,7 @@ class Worker:
 
     connection: Connection
     calls: Calls
+    work: Work
     stage: Stage = Stage.STARTING
     model_folder: str = ""
 

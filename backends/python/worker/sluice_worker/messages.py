@@ -47,7 +47,7 @@ class ToWorker(IntEnum):
     IS_READY = 8
     """`call`; READY."""
     INFERRED = 9
-    """`call, response, final`: an answer to INFER; the last is final."""
+    """`call, response, final`: an answer to INFER, over the socket it named; the last is final."""
     DONE = 10
     """`call, error, value`: the answer to any call but INFER and those of ToWorker.
 
@@ -94,8 +94,10 @@ class ToGateway(IntEnum):
     READY = 9
     """`call, ready, error`: ready true or false, or null with the error's text."""
     INFER = 10
-    """`call, request, decoupled, served`: business logic asks another model.
+    """`call, request, decoupled, served, over_work`: business logic asks another model.
 
+    It is answered over `control`, or over `work` if it says so: then whoever reads that waits for
+    the answer, and need not be woken by another thread.
     The request's number is that of the one whose trace it belongs to, 0 for none. `served` are
     the numbers of those on whose behalf it is made: once nobody waits for any of them, it is
     cancelled. None are said where that is not known.

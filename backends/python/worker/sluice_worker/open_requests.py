@@ -3,7 +3,8 @@
 import asyncio
 import threading
 import weakref
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from functools import partial
 from typing import Any
 
 from .connection import Connection
@@ -30,6 +31,7 @@ class OpenRequests:
         self._early: set[int] = set()
         self._newest = 0
         self._held: set[int] = set()
+        self._waiting: dict[int, list[Callable[[], object]]] = {}
         self._moved = threading.Condition()
 
     def add(self, number: int, wanted: Container[str]) -> "OpenRequest":
@@ -69,12 +71,27 @@ class OpenRequests:
         with self._moved:
             self._held.difference_update(numbers)
             self._moved.notify_all()
+            waiting = [call for number in numbers for call in self._waiting.pop(number, ())]
+        for call in waiting:
+            call()
 
     def room(self, number: int) -> None:
         """Wait while a request is held; not in an event loop, where others wait for this thread."""
-        if number in self._held and not _in_event_loop():
+        if self.is_held(number) and not _in_event_loop():
             with self._moved:
                 self._moved.wait_for(lambda: number not in self._held or number not in self._open)
+
+    def is_held(self, number: int) -> bool:
+        """Whether whoever sends for it must wait."""
+        return number in self._held
+
+    def when_room(self, number: int, call: Callable[[], object]) -> None:
+        """Call once the request is not held: at once, or later and from another thread."""
+        with self._moved:
+            if number in self._held:
+                self._waiting.setdefault(number, []).append(call)
+                return
+        call()
 
 
 class OpenRequest:
@@ -122,6 +139,14 @@ class OpenRequest:
                 self._close()
             header = [ToGateway.RESPONSE, self.number, packed, bool(flags)]
             self._owner.connection.send(header, packing.buffers)
+
+    async def room(self) -> None:
+        """Wait while the request is held, and let others use this thread meanwhile."""
+        if not self._owner.is_held(self.number):
+            return
+        moved, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._owner.when_room(self.number, partial(loop.call_soon_threadsafe, moved.set))
+        await moved.wait()
 
     def _check(self, flags: int, *, answered: bool) -> None:
         if not self._owner.decoupled:

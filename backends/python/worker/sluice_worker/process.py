@@ -19,13 +19,12 @@ from .control import Control
 from .current import Stage, Worker, set_worker
 from .errors import BadAnswer, told
 from .execution import Executions
-from .frames import FrameReader
 from .messages import ToGateway, ToWorker
 from .model_config import ModelConfig
 from .open_requests import OpenRequests
-from .packing import parsed
 from .readiness import Readiness
 from .source import Source
+from .work import Work
 
 LINGER_SECS = 5.0
 """How long coroutines in the background may go on before `finalize`."""
@@ -36,7 +35,8 @@ class Process:
 
     def __init__(self, connection: Connection) -> None:
         calls = Calls(connection)
-        self._worker = Worker(connection, calls)
+        self._work = Work(connection, calls)
+        self._worker = Worker(connection, calls, self._work)
         self._connection = connection
         self._readiness = Readiness(connection)
         self._control = Control(connection, calls, self._readiness)
@@ -47,10 +47,8 @@ class Process:
     def run(self) -> None:
         """Serve until the gateway says or goes; the process ends here."""
         self._control.start()
-        reader = FrameReader()
-        while data := self._connection.receive_work():
-            for text, body in reader.feed(data):
-                self._obey(parsed(text), body)
+        while (message := self._work.next()) is not None:
+            self._obey(*message)
         end_group()
 
     def _obey(self, header: list[Any], body: memoryview) -> None:

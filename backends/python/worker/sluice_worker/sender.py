@@ -26,6 +26,13 @@ class InferenceResponseSender:
             )
         self._request.send(response, flags)
 
+    async def room(self) -> None:
+        """Wait, in an event loop, while the reader lags too far behind; `send` does not there.
+
+        Ours alone: Triton's senders have no such method.
+        """
+        await self._request.room()
+
     def is_cancelled(self) -> bool:
         """Whether nobody waits for the answers any more."""
         return self._request.cancelled

@@ -66,6 +66,7 @@ class PlayedGateway:
         self.incoming = IncomingSegments(self._descriptors)
         self.outgoing = OutgoingSegments(self._descriptors)
         self._heard: dict[int, SimpleQueue[Heard]] = {kind: SimpleQueue() for kind in ToGateway}
+        self._answered_over_work: set[int] = set()
         self.listening = [
             threading.Thread(target=self._listen, args=(each,), daemon=True)
             for each in (self.work, self.control)
@@ -78,10 +79,12 @@ class PlayedGateway:
     # What is said.
 
     def say(self, kind: ToWorker, *values: Any, buffers: Sequence[bytes] = ()) -> None:
-        """A message over the socket that its kind belongs to."""
+        """A message over the socket that its kind belongs to, or that was asked for."""
         over_work = kind in (
             *(ToWorker.COMPLETE, ToWorker.LOAD, ToWorker.EXECUTE, ToWorker.FINALIZE),
         )
+        if kind is ToWorker.INFERRED:
+            over_work = values[0] in self._answered_over_work
         target = self.work if over_work else self.control
         target.sendall(frame(json.dumps([kind, *values]).encode(), buffers))
 
@@ -130,6 +133,10 @@ class PlayedGateway:
         assert heard.values[0] == self._executions
         assert heard.values[3] >= 0
         return [heard.values[1], heard.values[2], heard.body]
+
+    def took(self, executed: int) -> None:
+        """So many EXECUTED have been heard one by one."""
+        self._executed += executed
 
     def failure(self, *requests: list[Any]) -> str:
         """The message that all requests of an execution fail with."""
@@ -229,6 +236,8 @@ class PlayedGateway:
         while data := source.recv(1 << 18):
             for header, body in reader.feed(data):
                 kind, *values = json.loads(header)
+                if kind == ToGateway.INFER and values[4]:
+                    self._answered_over_work.add(values[0])
                 self._heard[kind].put(Heard(values, body))
 
 

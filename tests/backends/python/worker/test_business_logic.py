@@ -65,8 +65,8 @@ def test_a_request_goes_out_as_it_was_made(probed: PlayedGateway, number: Number
         "parameters={'k': 1})\nmade.set_flags(1)\nreturn [texts(repr(seen(made.exec())))]",
     )
     heard = probed.hear(ToGateway.INFER)
-    call, sent, decoupled, served = heard.values
-    assert (sent[0], served) == (0, [asking])
+    call, sent, decoupled, served, over_work = heard.values
+    assert (sent[0], served, over_work) == (0, [asking], True)
     assert sent[1:] == [
         *("other", "3", "i", "c", 1, 7, 0, {"k": 1}, ["y"], [["x", "FP32", [2], 8, 0]])
     ]
@@ -81,6 +81,36 @@ def test_a_failure_is_a_response(probed: PlayedGateway, number: Number) -> None:
     call = probed.hear(ToGateway.INFER).values[0]
     probed.say(ToWorker.INFERRED, call, [[], ["NOT_FOUND", "no such model"], None], True)
     assert text_of(probed) == "('NOT_FOUND', 'no such model')"
+
+
+def test_executions_that_come_before_the_answer_are_kept(
+    probed: PlayedGateway, number: Number
+) -> None:
+    begin(probed, number(), "return [texts(repr(seen(ask(1).exec())))]")
+    call = probed.hear(ToGateway.INFER).values[0]
+    header, data = code("return [texts('second')]")
+    probed.begin(request(number(), header), buffers=[data])
+    assert probed.rest(ToGateway.EXECUTED) == []
+    answer(probed, call, 7)
+    first, second = (probed.hear(ToGateway.EXECUTED) for _ in range(2))
+    probed.took(2)
+    assert b"7.0" in bytes(first.body)
+    assert b"second" in bytes(second.body)
+
+
+def test_a_thread_of_the_models_own_is_answered_beside_executions(
+    probed: PlayedGateway, number: Number
+) -> None:
+    text = """
+import concurrent.futures
+with concurrent.futures.ThreadPoolExecutor() as threads:
+    return [texts(repr(seen(threads.submit(ask(1).exec).result())))]
+"""
+    begin(probed, number(), text)
+    heard = probed.hear(ToGateway.INFER)
+    assert heard.values[4] is False
+    answer(probed, heard.values[0], 3)
+    assert text_of(probed) == "[('y', [3.0])]"
 
 
 def test_large_answers_are_read_in_place_and_let_go(probed: PlayedGateway, number: Number) -> None:

@@ -1,8 +1,11 @@
 """What a worker says while the gateway does not read all of it."""
 
+import itertools
 import json
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -15,9 +18,13 @@ WAIT_SECS = 20.0
 
 
 @pytest.fixture
-def pairs() -> list[tuple[socket.socket, socket.socket]]:
+def pairs() -> Iterator[list[tuple[socket.socket, socket.socket]]]:
     """Work, control and descriptors; the gateway's end first."""
-    return [socket.socketpair() for _ in range(3)]
+    with ExitStack() as opened:
+        made = [socket.socketpair() for _ in range(3)]
+        for each in itertools.chain.from_iterable(made):
+            opened.enter_context(each)
+        yield made
 
 
 def test_what_is_free_again_is_told_while_nothing_more_can_be_sent_over_work(
@@ -36,13 +43,12 @@ def test_what_is_free_again_is_told_while_nothing_more_can_be_sent_over_work(
     telling.join(WAIT_SECS)
     told = not telling.is_alive()
     received = control.recv(1 << 16) if told else b""
+    work.settimeout(0.1)
     while flooding.is_alive():
-        work.recv(1 << 20)
+        with suppress(TimeoutError):  # the thread may end after its last byte was read
+            work.recv(1 << 20)
     assert told
     ((header, _),) = FrameReader().feed(received)
     assert json.loads(header) == [ToGateway.RELEASED, [number], []]
     outgoing.close()
     connection.incoming.close()
-    for pair in pairs:
-        for each in pair:
-            each.close()

@@ -1,9 +1,17 @@
 """Response senders: their rules, and that they outlive the execution."""
 
+import asyncio
+import threading
 from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
+from backends.python.worker.sluice_worker.open_requests import OpenRequests
+from backends.python.worker.sluice_worker.sender import InferenceResponseSender
 from tests.backends.python.worker.gateway import PlayedGateway, probe, told
+from tests.builders import settle
 
 Number = Callable[[], int]
 CLOSED = "TritonModelException: Unable to send response. Response sender has been closed."
@@ -184,3 +192,21 @@ def test_a_cancellation_may_come_before_its_request(
     code = "requests[0].get_response_sender().send(texts(repr(requests[0].is_cancelled())), 1)"
     probe(decoupled, asked, code)
     assert b"True" in bytes(decoupled.hear(ToGateway.RESPONSE).body)
+
+
+@pytest.mark.parametrize("freed", ["go_on", "cancel", "forget"])
+async def test_whoever_sends_in_an_event_loop_can_wait_for_room(freed: str) -> None:
+    connection: Any = None
+    opened = OpenRequests(connection, "m", decoupled=True)
+    request = opened.add(1, ())
+    sender = InferenceResponseSender(request)
+    async with asyncio.timeout(20):
+        await sender.room()
+        opened.hold([1])
+        waiting = asyncio.create_task(sender.room())
+        await settle()
+        assert not waiting.done()
+        numbers = 1 if freed == "forget" else [1]
+        threading.Thread(target=getattr(opened, freed), args=(numbers,)).start()
+        await waiting
+    request.close()

@@ -5,10 +5,17 @@ import pytest
 
 from gateway.errors import Code
 from gateway.frontends.grpc.errors import STATUS
+from gateway.frontends.grpc.rpc import Status
 
 
 def test_every_code_has_a_status() -> None:
     assert STATUS.keys() == set(Code)
+
+
+def test_statuses_are_those_of_grpc() -> None:
+    assert {each.name: each.value for each in Status} == {
+        each.name: each.value[0] for each in grpc.StatusCode
+    }
 
 
 @pytest.mark.parametrize(
@@ -25,5 +32,4 @@ def test_every_code_has_a_status() -> None:
     ],
 )
 def test_a_code_becomes_tritons_status(code: Code, number: int) -> None:
-    status: grpc.StatusCode = STATUS[code]
-    assert status.value[0] == number
+    assert STATUS[code] == number

@@ -1,116 +1,161 @@
 """What stands before a method: its bytes, its errors, and what the client learns of a defect."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-import grpc
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.methods import UNPARSABLE, Methods
+from gateway.frontends.grpc.methods import UNPARSABLE, Method, Parse, methods
+from gateway.frontends.grpc.rpc import Call, ClientGone, RpcError, Status
 from gateway.protos import grpc_service_pb2 as pb
 
+SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 READY = pb.ModelReadyRequest(name="m").SerializeToString()
-Method = Callable[[Any, Any], Awaitable[Any]]
+NO_CALL: Any = None
 
 
-class Server:
-    """Keeps the handlers that are added to it."""
+class Servicer:
+    """Has a method of every name of the service; each is the same."""
 
-    def __init__(self) -> None:
-        self.handlers: dict[str, Any] = {}
+    def __init__(self, method: Any) -> None:
+        self._method = method
 
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        self.handlers.update(handlers)
-
-
-class Aborted(grpc.aio.AbortError):
-    """The end of an RPC."""
+    def __getattr__(self, name: str) -> Any:
+        return self._method
 
 
-class Context:
-    """Notes how an RPC ended."""
+class Sent:
+    """Keeps what a method sends."""
 
     def __init__(self) -> None:
-        self.ended: tuple[grpc.StatusCode, str] | None = None
+        self.messages: list[bytes] = []
 
-    async def abort(self, code: grpc.StatusCode, details: str) -> None:
-        self.ended = (code, details)
-        raise Aborted
-
-
-def added(method: Method, parsers: Mapping[str, Any] | None = None) -> Any:
-    server: Any = Server()
-    handler = grpc.unary_unary_rpc_method_handler(
-        method, pb.ModelReadyRequest.FromString, pb.ModelReadyResponse.SerializeToString
-    )
-    Methods(server, parsers or {}).add_registered_method_handlers("s", {"ModelReady": handler})
-    return server.handlers["ModelReady"]
+    async def send(self, messages: Sequence[bytes]) -> None:
+        self.messages += messages
 
 
-async def ending(method: Method, data: bytes = READY) -> tuple[grpc.StatusCode, str] | None:
-    context = Context()
-    with pytest.raises(Aborted):
-        await added(method).unary_unary(data, context)
-    return context.ended
+def found(name: str, method: Any, in_bytes: dict[str, Parse] | None = None) -> Method:
+    return dict(methods(SERVICE, Servicer(method), in_bytes))[f"/{SERVICE.full_name}/{name}"]
 
 
-async def answer(request: pb.ModelReadyRequest, context: Any) -> pb.ModelReadyResponse:
+async def ending(method: Any, data: bytes = READY) -> tuple[Status, str]:
+    with pytest.raises(RpcError) as caught:
+        await found("ModelReady", method).answer(data, NO_CALL)
+    return caught.value.status, caught.value.details
+
+
+async def answer(request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
     return pb.ModelReadyResponse(ready=request.name == "m")
 
 
-def raising(error: Exception) -> Method:
-    async def method(request: Any, context: Any) -> None:
+def raising(error: Exception) -> Any:
+    async def method(request: Any, call: Call) -> None:
         raise error
 
     return method
 
 
+async def sent(*messages: bytes) -> AsyncIterator[bytes]:
+    for message in messages:
+        yield message
+
+
+async def run(method: Method, *messages: bytes) -> list[bytes]:
+    call: Any = Sent()
+    await method.run(sent(*messages), call)
+    return list(call.messages)
+
+
+def test_every_method_of_the_service_has_a_path() -> None:
+    paths = dict(methods(SERVICE, Servicer(answer)))
+    assert len(paths) == len(SERVICE.methods)
+    assert {path.split("/")[1] for path in paths} == {"inference.GRPCInferenceService"}
+
+
 async def test_a_method_takes_and_gives_messages() -> None:
-    handler = added(answer)
-    assert handler.request_deserializer is None
-    assert handler.response_serializer is None
-    data = await handler.unary_unary(READY, Context())
-    assert pb.ModelReadyResponse.FromString(data).ready
+    method = found("ModelReady", answer)
+    assert method.unary
+    assert pb.ModelReadyResponse.FromString(await method.answer(READY, NO_CALL)).ready
 
 
 async def test_a_method_with_a_parser_gives_bytes() -> None:
-    async def reverse(data: bytes, context: Any) -> bytes:
+    async def reverse(data: bytes, call: Call) -> bytes:
         return data[::-1]
 
-    handler = added(reverse, {"ModelReady": bytes.upper})
-    assert await handler.unary_unary(b"abc", Context()) == b"CBA"
+    method = found("ModelReady", reverse, {"ModelReady": bytes.upper})
+    assert await method.answer(b"abc", NO_CALL) == b"CBA"
+
+
+async def test_a_method_that_streams_takes_an_iterator_and_sends_its_answers() -> None:
+    async def echo(messages: AsyncIterator[bytes], call: Call) -> None:
+        async for message in messages:
+            await call.send([message, message])
+
+    method = found("ModelStreamInfer", echo, {"ModelStreamInfer": bytes.upper})
+    assert not method.unary
+    assert await run(method, b"a", b"b") == [b"A", b"A", b"B", b"B"]
+
+
+async def test_a_method_to_which_the_client_streams_may_give_one_message() -> None:
+    async def joined(messages: AsyncIterator[bytes], call: Call) -> bytes:
+        return b"".join([message async for message in messages])
+
+    assert await run(Method(joined, bytes, bytes, client_streams=True), b"a", b"b") == [b"ab"]
+
+
+async def test_a_method_that_streams_may_take_one_message() -> None:
+    async def told(message: bytes, call: Call) -> None:
+        await call.send([message])
+
+    method = Method(told, bytes, bytes, server_streams=True)
+    assert await run(method, b"a") == [b"a"]
+    with pytest.raises(RpcError, match="no message") as caught:
+        await run(method)
+    assert caught.value.status is Status.UNIMPLEMENTED
 
 
 async def test_what_cannot_be_parsed_is_refused() -> None:
-    assert await ending(answer, b"\xff") == (grpc.StatusCode.INTERNAL, UNPARSABLE)
+    assert await ending(answer, b"\xff") == (Status.INTERNAL, UNPARSABLE)
+
+
+async def test_what_cannot_be_parsed_in_a_stream_is_refused() -> None:
+    async def read(messages: AsyncIterator[Any], call: Call) -> None:
+        async for _ in messages:
+            pass
+
+    with pytest.raises(RpcError, match=UNPARSABLE):
+        await run(found("ModelStreamInfer", read), b"\xff")
 
 
 async def test_an_error_becomes_the_status() -> None:
     error = InferenceError(Code.NOT_FOUND, "no such model")
-    assert await ending(raising(error)) == (grpc.StatusCode.NOT_FOUND, "no such model")
+    assert await ending(raising(error)) == (Status.NOT_FOUND, "no such model")
 
 
 @pytest.mark.parametrize(("character", "kept"), [("a", 6144), ("ü", 512), ("\n", 512)])
 async def test_a_long_message_is_cut(character: str, kept: int) -> None:
     error = InferenceError(Code.INVALID_ARG, character * 10_000)
-    found = await ending(raising(error))
-    assert found == (grpc.StatusCode.INVALID_ARGUMENT, character * kept)
+    assert await ending(raising(error)) == (Status.INVALID_ARGUMENT, character * kept)
 
 
 async def test_a_defect_is_logged_once_and_tells_the_client_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.ERROR):
-        found = await ending(raising(KeyError("/secret/path")))
-    assert found == (grpc.StatusCode.INTERNAL, "internal error; the server's log says why")
+        ended = await ending(raising(KeyError("/secret/path")))
+    assert ended == (Status.INTERNAL, "internal error; the server's log says why")
     (record,) = caplog.records
     assert record.exc_info is not None
 
 
 async def test_a_method_may_end_the_rpc_itself() -> None:
-    async def method(request: Any, context: Any) -> None:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not here")
+    error = RpcError(Status.UNIMPLEMENTED, "not here")
+    assert await ending(raising(error)) == (Status.UNIMPLEMENTED, "not here")
 
-    assert await ending(method) == (grpc.StatusCode.UNIMPLEMENTED, "not here")
+
+async def test_a_client_that_is_gone_is_no_defect(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ClientGone):
+        await found("ModelReady", raising(ClientGone())).answer(READY, NO_CALL)
+    assert not caplog.records

@@ -1,7 +1,7 @@
 """ModelStreamInfer without a wire: order, errors, leaving, and slow clients."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -54,7 +54,7 @@ class Call:
         self._answers: asyncio.Queue[pb.ModelStreamInferResponse] = asyncio.Queue()
         dataplane = DataPlane(LoadedModels(*models))  # type: ignore[arg-type]
         decoder = RequestDecoder(dataplane.shared_memory, HeaderForwarding(""), ())
-        outlet = Outlet(self._write, send_timeout_secs)
+        outlet = Outlet(self._send, send_timeout_secs)
         self.rpc = StreamInfer(dataplane, decoder, outlet, strict=strict)
         self._task: asyncio.Task[None] | None = None
 
@@ -85,6 +85,12 @@ class Call:
         )
         if empty_final:
             message.parameters["triton_enable_empty_final_response"].bool_param = True
+        self._asked.put_nowait(message)
+
+    def cancel_request(self, model: str, request_id: str, *, wanted: bool = True) -> None:
+        """Ask for the end of a request."""
+        message = pb.ModelInferRequest(model_name=model, id=request_id)
+        message.parameters["cancel"].bool_param = wanted
         self._asked.put_nowait(message)
 
     def half_close(self) -> None:
@@ -126,10 +132,11 @@ class Call:
         while (message := await self._asked.get()) is not None:
             yield message, message.raw_input_contents
 
-    async def _write(self, message: bytes) -> None:
-        self.taken += 1
-        await self.reads.wait()
-        self._answers.put_nowait(pb.ModelStreamInferResponse.FromString(message))
+    async def _send(self, messages: Sequence[bytes]) -> None:
+        for message in messages:
+            self.taken += 1
+            await self.reads.wait()
+            self._answers.put_nowait(pb.ModelStreamInferResponse.FromString(message))
 
 
 def final_flag(message: pb.ModelStreamInferResponse) -> bool | None:
@@ -571,3 +578,73 @@ async def test_answers_that_wait_for_their_turn_keep_more_requests_from_being_re
         assert [await call.said() for _ in expected] == [(name, name) for name in expected]
         (await one.begun()).finish("too many")
         assert await call.said() == ("too many", "too many")
+
+
+async def test_a_request_is_cancelled_by_its_id_and_what_it_had_said_comes_before(
+    models: list[Model], many: ScriptedInstance
+) -> None:
+    async with Call(*models) as call:
+        call.ask("many", "r1")
+        execution = await many.begun()
+        execution.answer(text_response("one"))
+        await settle()
+        call.cancel_request("many", "r1")
+        await soon(execution.stopped.wait())
+        assert await call.said() == ("r1", "one")
+        last = await call.answer()
+        assert (last.infer_response.id, last.error_message, final_flag(last)) == ("r1", "", True)
+        assert last.infer_response.parameters["cancelled"].bool_param
+        call.half_close()
+        await call.ended()
+        assert call.silent
+
+
+async def test_a_client_that_does_not_read_can_cancel_and_gets_all_that_was_said(
+    models: list[Model], many: ScriptedInstance
+) -> None:
+    async with Call(*models) as call:
+        call.reads.clear()
+        call.ask("many", "r1")
+        execution = await many.begun()
+        for number in range(3 * OUTGOING_BATCHES * DEFAULT_LIMIT):
+            execution.answer(text_response(str(number)))
+        for _ in range(100):
+            await settle()
+        call.cancel_request("many", "r1")
+        await soon(execution.stopped.wait())
+        call.reads.set()
+        heard = []
+        while not final_flag(answer := await call.answer()):
+            heard.append(int(answer.infer_response.raw_output_contents[0][4:]))
+        assert heard == list(range(len(heard)))
+        assert len(heard) > DEFAULT_LIMIT
+
+
+async def test_in_strict_mode_cancelling_a_request_does_not_end_the_rpc(
+    models: list[Model], many: ScriptedInstance, one: ScriptedInstance
+) -> None:
+    async with Call(*models, strict=True) as call:
+        call.ask("many", "r1")
+        call.ask("one", "r2")
+        await many.begun()
+        for model, request_id in (("many", "r1"), ("one", "r2"), ("one", "r2")):
+            call.cancel_request(model, request_id)
+        found = [await call.answer() for _ in range(3)]
+        assert sorted(each.infer_response.id for each in found) == ["r1", "r2", "r2"]
+        call.ask("one", "r3")
+        await one.begun()
+        (await one.begun()).finish("alive")
+        assert await call.said() == ("r3", "alive")
+
+
+async def test_cancelling_is_not_what_any_other_value_of_the_parameter_means(
+    models: list[Model], many: ScriptedInstance
+) -> None:
+    async with Call(*models) as call:
+        call.ask("many", "r1")
+        execution = await many.begun()
+        call.cancel_request("many", "r1", wanted=False)
+        refused = await call.answer()
+        assert "expected 1 inputs" in refused.error_message
+        execution.finish("done")
+        assert await call.said() == ("r1", "done")

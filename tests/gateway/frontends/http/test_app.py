@@ -1,7 +1,6 @@
 """The HTTP application over a real data plane: routes, errors, and who decides the status."""
 
 import re
-from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from tests.builders import (
 )
 from tests.conftest import Serve, tasks_left
 from tests.exchange import Exchange
+from tests.gateway.frontends.http.conftest import Open
 
 REPEAT = RepeatBackend().complete(ModelConfig(name="repeat", backend="repeat"), Path())
 LLM = replace(TEXT, name="llm", model_transaction_policy=DECOUPLED)
@@ -47,24 +47,6 @@ ASK = {"text_input": "hi"}
 
 def app_of(*models: Model, settings: HttpSettings = SETTINGS) -> ASGIApp:
     return build_app(DataPlane(LoadedModels(*models)), settings, "triton")  # type: ignore[arg-type]
-
-
-Open = Callable[[ASGIApp], httpx.AsyncClient]
-
-
-@pytest.fixture
-async def connect() -> AsyncIterator[Open]:
-    """Clients of applications; what an application raises becomes its answer, as in a server."""
-    clients: list[httpx.AsyncClient] = []
-
-    def open_client(app: ASGIApp) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        clients.append(httpx.AsyncClient(transport=transport, base_url="http://test", timeout=5))
-        return clients[-1]
-
-    yield open_client
-    for client in clients:
-        await client.aclose()
 
 
 def identity(**behaviour: Any) -> IdentityInstance:

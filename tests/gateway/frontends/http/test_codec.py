@@ -14,9 +14,10 @@ from gateway.frontends.http.codec import (
     ResponseEncoder,
     decode_generate,
     fit_shape,
-    has_data,
 )
-from gateway.messages import InferRequest, InferResponse
+from gateway.messages import InferRequest, InferResponse, SequenceTag
+from gateway.scheduling import SequenceBatching
+from gateway.stream import INTERRUPTED, has_data
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 from tests.builders import FLAG, TEXT, text_response
 
@@ -416,3 +417,64 @@ def test_an_encoder_serves_many_responses() -> None:
 )
 def test_the_flag_alone_is_no_data(response: InferResponse, data: bool) -> None:
     assert has_data(response) is data
+
+
+# Conversations.
+
+
+CHAT = replace(
+    LLM,
+    input=(*LLM.input, ModelInput(name="messages", data_type=DataType.TYPE_STRING, dims=(1,))),
+)
+
+
+@pytest.mark.parametrize("conversation", [7, "x"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_chat_model_is_told_where_a_request_stands_in_its_conversation(
+    conversation: int | str, nested: bool
+) -> None:
+    tags = {"sequence_id": conversation, "sequence_start": True, "sequence_end": False}
+    members = {"parameters": {**tags, "temperature": 0}} if nested else {**tags, "temperature": 0}
+    request = decode(CHAT, messages="[]", **members)
+    assert request.sequence == SequenceTag(conversation, start=True, end=False)
+    assert request.parameters == {"temperature": 0}
+
+
+@pytest.mark.parametrize("tags", [{"sequence_id": 0}, {"sequence_id": ""}, {"sequence_end": True}])
+def test_without_an_id_there_is_no_conversation(tags: dict[str, Any]) -> None:
+    request = decode(CHAT, messages="[]", **tags)
+    assert (request.sequence, request.parameters) == (None, {})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LLM,
+        replace(CHAT, sequence_batching=SequenceBatching()),
+        replace(CHAT, parameters={"conversation_max": "0"}),
+        replace(CHAT, output=()),
+    ],
+    ids=["no messages", "sequence batcher", "none kept", "no text"],
+)
+def test_for_other_models_these_are_parameters_as_any(config: ModelConfig) -> None:
+    request = decode(config, text_input="x", sequence_id=7, sequence_start=True)
+    assert request.sequence is None
+    assert request.parameters == {"sequence_id": 7, "sequence_start": True}
+
+
+@pytest.mark.parametrize(
+    ("tags", "code"),
+    [
+        ({"sequence_id": 1.5}, Code.INTERNAL),
+        ({"sequence_id": "x" * 129}, Code.UNSUPPORTED),
+        ({"sequence_id": 1, "sequence_start": 1}, Code.INTERNAL),
+    ],
+)
+def test_a_tag_of_another_kind_is_refused(tags: dict[str, Any], code: Code) -> None:
+    assert refusal(CHAT, messages="[]", **tags)[0] is code
+
+
+def test_that_a_request_was_interrupted_is_data() -> None:
+    assert has_data(INTERRUPTED)
+    encoded = json.loads(ResponseEncoder("m", "1", "a").encode(INTERRUPTED))
+    assert encoded == {"cancelled": True, "id": "a", "model_name": "m", "model_version": "1"}

@@ -1,0 +1,97 @@
+"""TensorRT's plans on NVIDIA GPUs."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from backends.tensorrt.captures import captures
+from backends.tensorrt.checks import check
+from backends.tensorrt.completion import complete, is_complete, with_batching
+from backends.tensorrt.cuda import Cuda
+from backends.tensorrt.engines import Engine, Engines
+from backends.tensorrt.failures import load_failure
+from backends.tensorrt.gpu import Gpu
+from backends.tensorrt.instance import TensorRtInstance
+from backends.tensorrt.library import Library
+from backends.tensorrt.parameters import (
+    allocation,
+    cuda_hints,
+    profile_indices,
+    require_gpu,
+    urgency,
+)
+from backends.tensorrt.plan_on_gpu import PlanOnGpu, Wanted
+from gateway.backend import Backend, Description, Instance, ModelContext
+from gateway.config import InstanceGroup, ModelConfig
+
+
+class TensorRtBackend(Backend):
+    """Backend `tensorrt`: the instances of a model on one GPU share its weights.
+
+    ImportError says what is missing of TensorRT, or of CUDA's binding.
+    """
+
+    def __init__(self) -> None:
+        self._library = Library.find()
+        self._cuda = Cuda(self._library.cuda)
+        self._engines = Engines(self._library)
+
+    def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
+        groups = config.instance_group or (InstanceGroup(name=config.name),)
+        require_gpu(config, groups[0])
+        return self._completed(config, path, groups)
+
+    def describe(self, config: ModelConfig, path: Path) -> Description:
+        """What the plan says on a GPU of this machine, wherever the config places its instances."""
+        groups = config.instance_group or (InstanceGroup(name=config.name),)
+        return Description(self._completed(config, path, groups))
+
+    def _completed(
+        self, config: ModelConfig, path: Path, groups: Sequence[InstanceGroup]
+    ) -> ModelConfig:
+        if is_complete(config):
+            return with_batching(config)
+        engine = self._open(config, path, next(iter(groups[0].gpus), 0))
+        count = len(engine.signature.profiles)
+        named = {index for group in groups for index in profile_indices(group, config.name, count)}
+        return complete(config, engine.signature, sorted(named))
+
+    async def load(self, context: ModelContext) -> Instance:
+        require_gpu(context.config, context.group)
+        return await asyncio.to_thread(self._load, context)
+
+    def _open(self, config: ModelConfig, path: Path, device: int) -> Engine:
+        self._engines.settings = self.settings
+        return self._engines.open(config, path, device)
+
+    def _load(self, context: ModelContext) -> Instance:
+        config, name = context.config, context.name or context.config.name
+        engine = self._open(config, context.path, context.device)
+        signature = engine.signature
+        indices = profile_indices(context.group, config.name, len(signature.profiles))
+        check(config, signature, indices)
+        return self._place(context, engine, _wanted(config, name, engine, indices))
+
+    def _place(self, context: ModelContext, engine: Engine, wanted: Wanted) -> Instance:
+        """The instance; what failed is freed."""
+        self._library.ear.forget()
+        with load_failure(engine.subject), ExitStack() as opened:
+            gpu = Gpu(self._cuda, context.device, wanted.urgency, spins=wanted.spins)
+            opened.callback(gpu.close)
+            plan = PlanOnGpu(engine, gpu, self._library.ear, wanted)
+            opened.callback(plan.close)
+            instance = TensorRtInstance(context, engine, gpu, plan)  # starts a thread: comes last
+            opened.pop_all()
+            return instance
+
+
+def _wanted(config: ModelConfig, name: str, engine: Engine, indices: Sequence[int]) -> Wanted:
+    profiles = engine.signature.profiles
+    return Wanted(
+        name=name,
+        captures={index: captures(config, profiles[index]) for index in indices},
+        allocation=allocation(config, name),
+        urgency=urgency(config),
+        spins=cuda_hints(config).busy_wait_events,
+    )

@@ -1,0 +1,98 @@
+"""From a plan to an engine on a GPU, which all instances there share."""
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+from backends.tensorrt.cuda import Cuda, Properties
+from backends.tensorrt.failures import Subject, load_failure
+from backends.tensorrt.library import Library
+from backends.tensorrt.parameters import PLUGINS, version_compatible
+from backends.tensorrt.plan_file import find_plan
+from backends.tensorrt.signature import Signature
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError
+from gateway.messages import NO_PARAMETERS
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Engine:
+    """One plan in the memory of one GPU; it goes with its last instance.
+
+    `plan` is the library's engine, `api` its module; the runtime must stay as long as they do.
+    """
+
+    api: Any
+    runtime: Any
+    plan: Any
+    signature: Signature
+    subject: Subject
+
+
+class Engines:
+    """Opens plans, one at a time: TensorRT does not read several at once.
+
+    Instances of one file on one device share an engine, so that its weights are there once.
+    Plugins are loaded before the first; `settings` are those of `--backend-config`.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self.settings = NO_PARAMETERS
+        self._library = library
+        self._cuda = Cuda(library.cuda)
+        self._lock = threading.Lock()
+        self._ready = False
+        self._shared: WeakValueDictionary[tuple[object, ...], Engine] = WeakValueDictionary()
+
+    def open(self, config: ModelConfig, folder: Path, device: int) -> Engine:
+        """The engine of a version on a device, which this thread uses from now on.
+
+        Blocks for as long as it takes to read it. Raises InferenceError naming the model, the
+        device and what to do.
+        """
+        with self._lock:
+            properties = self._use(config, device)
+            file = find_plan(config, folder, properties.capability)
+            status = file.stat()
+            key = (file, status.st_ino, status.st_mtime_ns, status.st_size, device)
+            engine = self._shared.get(key)
+            if engine is None:
+                self._prepare()
+                subject = Subject(config.name, device, properties)
+                engine = self._shared[key] = self._read(file, subject)
+            return engine
+
+    def _use(self, config: ModelConfig, device: int) -> Properties:
+        with load_failure(Subject(config.name, device)):
+            count = self._cuda.count()
+            if device >= count:
+                raise InferenceError(
+                    Code.INVALID_ARG,
+                    f"unable to load model '{config.name}': there is no GPU {device}, CUDA finds "
+                    f"{count}; correct `gpus` of its instance_group, or CUDA_VISIBLE_DEVICES",
+                )
+            self._cuda.use(device)
+            return self._cuda.properties(device)
+
+    def _prepare(self) -> None:
+        if not self._ready:
+            self._library.load_plugins(self.settings.get(PLUGINS, ""))
+            self._ready = True
+
+    def _read(self, file: Path, subject: Subject) -> Engine:
+        library = self._library
+        allowed = version_compatible(self.settings)
+        with load_failure(subject):
+            library.ear.forget()
+            try:
+                runtime = library.api.Runtime(library.logger)
+            except TypeError as error:  # what the binding makes of null
+                raise subject.uncreated("TensorRT runtime", library.ear.last) from error
+            runtime.engine_host_code_allowed = allowed
+            found = runtime.deserialize_cuda_engine(file.read_bytes())
+            if found is None:
+                raise subject.unreadable(library)
+            signature = Signature.of(found, library.api, subject.model)
+            return Engine(library.api, runtime, found, signature, subject)

@@ -1,0 +1,93 @@
+"""What do a config and `--backend-config` ask of this backend?"""
+
+from collections.abc import Mapping
+from enum import Enum
+
+from gateway.config import InstanceGroup, InstanceKind, ModelConfig
+from gateway.errors import Code, InferenceError
+from gateway.optimization import Cuda, OptimizationPolicy, OptimizationPriority
+
+BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+VERSION_COMPATIBLE = "version-compatible"
+PLUGINS = "plugins"
+STRATEGY = "execution_context_allocation_strategy"
+URGENCY = {
+    OptimizationPriority.PRIORITY_DEFAULT: 0,
+    OptimizationPriority.PRIORITY_MAX: 1,
+    OptimizationPriority.PRIORITY_MIN: -1,
+}
+
+
+class Allocation(Enum):
+    """For which profiles an instance has room to compute in."""
+
+    STATIC = "STATIC"
+    """All that the engine has."""
+    ON_PROFILE_CHANGE = "ON_PROFILE_CHANGE"
+    """Those of the instance."""
+
+
+def allocation(config: ModelConfig, instance: str) -> Allocation:
+    """The strategy that the model asks for; INVALID_ARG, in Triton's words, if there is none."""
+    text = config.parameter(STRATEGY, Allocation.STATIC.value)
+    try:
+        return Allocation(text)
+    except ValueError:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"Invalid value for '{STRATEGY}': '{text}' for model instance '{instance}'",
+        ) from None
+
+
+def version_compatible(settings: Mapping[str, str]) -> bool:
+    """Whether plans may bring the runtime that executes them, which is code of theirs."""
+    text = settings.get(VERSION_COMPATIBLE, "false")
+    if text.lower() not in BOOLEANS:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"--backend-config=tensorrt,{VERSION_COMPATIBLE}: failed to convert '{text}' to "
+            "boolean",
+        )
+    return BOOLEANS[text.lower()]
+
+
+def profile_indices(group: InstanceGroup, model: str, count: int) -> tuple[int, ...]:
+    """The profiles that a group names, each once; the first of the engine's if it names none.
+
+    Raises InferenceError INVALID_ARG for one that the engine, which has `count`, does not have.
+    """
+    found = dict.fromkeys(_index(name, model, count) for name in group.profile)
+    return tuple(sorted(found)) or (0,)
+
+
+def _index(name: str, model: str, count: int) -> int:
+    if name.strip().isdecimal() and int(name) < count:
+        return int(name)
+    raise InferenceError(
+        Code.INVALID_ARG,
+        f"instance_group of model '{model}' specifies invalid profile '{name}'. Number of profiles "
+        f"supported by TensorRT engine: {count}; expected one of "
+        f"{', '.join(map(repr, map(str, range(count))))}",
+    )
+
+
+def cuda_hints(config: ModelConfig) -> Cuda:
+    """`optimization { cuda { ... } }`, with defaults for what is not given."""
+    policy = config.optimization
+    return (policy and policy.cuda) or Cuda()
+
+
+def urgency(config: ModelConfig) -> int:
+    """`optimization { priority }`: 1 before other models, -1 behind them."""
+    return URGENCY[(config.optimization or OptimizationPolicy()).priority]
+
+
+def require_gpu(config: ModelConfig, group: InstanceGroup) -> None:
+    """Raise INVALID_ARG, in Triton's words, for instances that are not to be on a GPU."""
+    if group.kind is not InstanceKind.KIND_GPU:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"unable to load model '{config.name}', TensorRT backend supports only GPU device: "
+            f"instance group '{group.name}' has kind {group.kind}, expected KIND_GPU (or KIND_AUTO "
+            "on a machine whose GPU the server finds)",
+        )

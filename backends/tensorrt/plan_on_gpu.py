@@ -1,0 +1,219 @@
+"""One copy of a plan on a GPU: its contexts, graphs, stream and memory."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from backends.tensorrt.bound_profile import BoundProfile
+from backends.tensorrt.captured_graph import CapturedGraph
+from backends.tensorrt.captures import Capture, find
+from backends.tensorrt.cuda import CudaError
+from backends.tensorrt.engines import Engine
+from backends.tensorrt.gpu import Gpu
+from backends.tensorrt.listening import Ear, LibraryError
+from backends.tensorrt.memory import DeviceMemory
+from backends.tensorrt.outputs import OutputRoom
+from backends.tensorrt.parameters import Allocation
+from backends.tensorrt.profiles import closest, refusals
+from backends.tensorrt.signature import Shape
+from backends.tensorrt.tensors import Tensors, with_rows
+from gateway.tensor import Tensor
+
+log = logging.getLogger("sluice.tensorrt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """How an instance is to use an engine; `captures` by the profile they are meant for."""
+
+    name: str
+    captures: Mapping[int, Sequence[Capture]]
+    allocation: Allocation
+    urgency: int
+    spins: bool
+
+
+class PlanOnGpu:
+    """Executes on a stream of its own, for one thread at a time, whichever it is.
+
+    Opening and executing raise CudaError and LibraryError; what was opened is closed again if
+    opening fails. Its memory for intermediate results is shared by all its contexts.
+    """
+
+    def __init__(self, engine: Engine, gpu: Gpu, ear: Ear, wanted: Wanted) -> None:
+        self._engine = engine
+        self._gpu = gpu
+        self._ear = ear
+        signature = engine.signature
+        self._profiles = {index: signature.profiles[index] for index in wanted.captures}
+        self._rooms: dict[str, OutputRoom] = {}
+        self._bound: dict[int, BoundProfile] = {}
+        self._graphs: dict[int, list[CapturedGraph]] = {}
+        with ExitStack() as opened:
+            self._scratch = DeviceMemory(gpu)
+            opened.callback(self._scratch.close)
+            self._scratch_size = self._size_of_scratch(wanted.allocation)
+            self._tensors = Tensors(signature, gpu)
+            opened.callback(self._tensors.close)
+            opened.callback(self._bound.clear)
+            for index in self._profiles:
+                self._bound[index] = self._bind(index)
+            self._capture_all(wanted, opened)
+            self._opened = opened.pop_all()
+
+    def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Tensor]:
+        """The named outputs, in that order; InferenceError if no profile allows the inputs."""
+        self._gpu.use()
+        self._ear.forget()
+        shapes = {
+            name: self._tensors.engine_shape(tensor)
+            for name, tensor in inputs.items()
+            if name in self._tensors.staging
+        }
+        subject = self._engine.subject
+        index = closest(self._profiles, shapes, f"model '{subject.model}' on {subject.gpu}")
+        found = self._launch(index, inputs, shapes) or self._execute(index, inputs, shapes)
+        for name in outputs:
+            self._tensors.fetch(name, found[name])
+        self._gpu.wait()
+        return {name: self._tensors.fetched(name, found[name]) for name in outputs}
+
+    def shrink(self) -> None:
+        """Give back the memory of tensors, unless graphs know it; nothing may be under way."""
+        if not self._graphs:
+            self._tensors.close()
+
+    def close(self) -> None:
+        """Free everything but the engine, which others may share, even if waiting fails."""
+        with self._opened:
+            self._gpu.use().wait()
+
+    def _execute(
+        self, index: int, inputs: Mapping[str, Tensor], shapes: Mapping[str, Shape]
+    ) -> dict[str, Shape]:
+        """Give the stream an execution; the shapes of all outputs."""
+        bound = self._bound[index]
+        sent = {
+            name: self._tensors.send(tensor, shapes.get(name, ()))
+            for name, tensor in inputs.items()
+        }
+        bound.set_inputs(shapes, sent)
+        found = bound.output_shapes()
+        rooms = self._make_room(bound, found)
+        try:
+            bound.enqueue()
+        except LibraryError as error:
+            raise next((room.failure for room in rooms.values() if room.failure), error) from error
+        if rooms:
+            self._gpu.wait()
+            found.update({name: room.shape for name, room in rooms.items()})
+        return found
+
+    def _make_room(
+        self, bound: BoundProfile, shapes: Mapping[str, Shape]
+    ) -> Mapping[str, OutputRoom]:
+        """Room for all outputs; what is returned has the shapes that only the execution tells."""
+        rooms: dict[str, OutputRoom] = {}
+        for name, shape in shapes.items():
+            if -1 in shape:
+                rooms[name] = self._room(name)
+                bound.set_allocator(name, rooms[name].allocator)
+            else:
+                bound.set_output(name, self._tensors.reserve(name, shape))
+        return rooms
+
+    def _room(self, name: str) -> OutputRoom:
+        if name not in self._rooms:
+            base = self._engine.api.IOutputAllocator
+            self._rooms[name] = OutputRoom(base, self._tensors.staging[name])
+        return self._rooms[name]
+
+    # Opening.
+
+    def _size_of_scratch(self, allocation: Allocation) -> int:
+        plan = self._engine.plan
+        if allocation is Allocation.STATIC:
+            return int(plan.device_memory_size_v2)
+        sizes = (plan.get_device_memory_size_for_profile_v2(index) for index in self._profiles)
+        return int(max(sizes))
+
+    def _bind(self, index: int) -> BoundProfile:
+        bound = BoundProfile(self._engine, index, self._gpu, self._ear)
+        bound.use_scratch(self._scratch, self._scratch_size)
+        return bound
+
+    # CUDA graphs.
+
+    def _launch(
+        self, index: int, inputs: Mapping[str, Tensor], shapes: Mapping[str, Shape]
+    ) -> dict[str, Shape] | None:
+        """Give the stream a graph that serves these shapes; None if there is none."""
+        graphs = {id(each.capture): each for each in self._graphs.get(index, ())}
+        capture = find((each.capture for each in graphs.values()), shapes)
+        if capture is None:
+            return None
+        graph = graphs[id(capture)]
+        if any(self._tensors.address(name) != there for name, there in graph.addresses.items()):
+            return None  # a tensor has outgrown the room that the graph knows
+        for name, tensor in inputs.items():
+            self._tensors.send(tensor, capture.shapes[name])
+        graph.launch()
+        if shapes == capture.shapes:
+            return dict(graph.output_shapes)
+        rows = next(iter(shapes.values()))[0]
+        return with_rows(graph.output_shapes.items(), rows)
+
+    def _capture_all(self, wanted: Wanted, opened: ExitStack) -> None:
+        """Capture what the profiles allow; a graph that cannot be is told, and done without."""
+        if not any(wanted.captures.values()) or not self._can_be_captured(wanted):
+            return
+        for index in self._profiles:
+            self._reserve_most(index)
+        for index, found in wanted.captures.items():
+            for capture in found:
+                self._capture(index, capture, wanted, opened)
+
+    def _can_be_captured(self, wanted: Wanted) -> bool:
+        if not self._engine.signature.has_shape_tensors:
+            return True
+        log.warning("no CUDA graph: the model has shape tensors", extra={"instance": wanted.name})
+        return False
+
+    def _capture(self, index: int, capture: Capture, wanted: Wanted, opened: ExitStack) -> None:
+        shown = {"instance": wanted.name, "profile": index, "shapes": str(dict(capture.shapes))}
+        if refusals(self._profiles[index], capture.shapes):
+            return
+        try:
+            graph = self._captured(index, capture)
+        except (CudaError, LibraryError) as error:
+            log.warning("no CUDA graph", extra={**shown, "reason": str(error)})
+            return
+        opened.callback(graph.close)
+        self._graphs.setdefault(index, []).append(graph)
+        log.debug("captured CUDA graph", extra=shown)
+
+    def _captured(self, index: int, capture: Capture) -> CapturedGraph:
+        bound = self._bind(index)
+        addresses = {
+            name: self._tensors.send_zeros(name, shape) for name, shape in capture.shapes.items()
+        }
+        bound.set_inputs(capture.shapes, addresses)
+        found = bound.output_shapes()
+        if any(-1 in shape for shape in found.values()):
+            raise LibraryError("the size of an output depends on values")
+        for name, shape in found.items():
+            addresses[name] = self._tensors.reserve(name, shape)
+            bound.set_output(name, addresses[name])
+        return CapturedGraph(capture, bound, self._gpu, addresses)
+
+    def _reserve_most(self, index: int) -> None:
+        """Room for the largest tensors of a profile: graphs know where theirs are, for good."""
+        shapes = {name: each.most for name, each in self._profiles[index].items()}
+        bound = self._bound[index]
+        bound.set_inputs(
+            shapes, {name: self._tensors.reserve(name, shapes[name]) for name in shapes}
+        )
+        for name, shape in bound.output_shapes().items():
+            if -1 not in shape:
+                self._tensors.reserve(name, shape)

@@ -1,0 +1,142 @@
+"""What does an engine say about its inputs, its outputs and its optimisation profiles?"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.data_type import DataType
+from gateway.errors import Code, InferenceError
+from gateway.tensor import SIZES
+
+Shape = tuple[int, ...]
+
+DATA_TYPES = {
+    "FLOAT": DataType.TYPE_FP32,
+    "HALF": DataType.TYPE_FP16,
+    "BF16": DataType.TYPE_BF16,
+    "INT8": DataType.TYPE_INT8,
+    "INT32": DataType.TYPE_INT32,
+    "INT64": DataType.TYPE_INT64,
+    "BOOL": DataType.TYPE_BOOL,
+    "UINT8": DataType.TYPE_UINT8,
+}
+"""By the names in `tensorrt.DataType`; the narrow types have no datatype in the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One input or output; -1 in `dims` is any size that a profile allows, or the engine makes.
+
+    `on_host`: it is a shape tensor, whose values TensorRT reads and writes on the host.
+    """
+
+    name: str
+    data_type: DataType
+    dims: Shape
+    on_host: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a profile allows for an input: sizes of its dims, or values of a shape tensor."""
+
+    least: Shape
+    best: Shape
+    most: Shape
+
+    def allows(self, shape: Shape) -> bool:
+        """Whether it is in the range, dimension by dimension."""
+        return len(shape) == len(self.least) and all(
+            least <= size <= most
+            for size, least, most in zip(shape, self.least, self.most, strict=True)
+        )
+
+    def distance(self, shape: Shape) -> int:
+        """How far it is from the best, all dimensions taken together."""
+        return sum(abs(size - best) for size, best in zip(shape, self.best, strict=True))
+
+
+Profile = Mapping[str, Range]
+"""The ranges of one optimisation profile by the inputs' names; shape tensors are not in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """All inputs and outputs by name, in the engine's order, and the profiles by their index."""
+
+    inputs: Mapping[str, Binding]
+    outputs: Mapping[str, Binding]
+    profiles: Sequence[Profile]
+
+    @classmethod
+    def of(cls, engine: Any, api: Any, model: str) -> "Signature":
+        """Read an engine; InferenceError UNSUPPORTED for a tensor that the protocol has not."""
+        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+        for name in names:
+            _require_servable(engine, name, api, model)
+        found = {name: _binding(engine, name, api) for name in names}
+        inputs = {
+            name: each
+            for name, each in found.items()
+            if engine.get_tensor_mode(name) == api.TensorIOMode.INPUT
+        }
+        outputs = {name: each for name, each in found.items() if name not in inputs}
+        count = engine.num_optimization_profiles
+        return cls(inputs, outputs, [_profile(engine, inputs, index) for index in range(count)])
+
+    @property
+    def has_shape_tensors(self) -> bool:
+        """Whether some values are read or written on the host."""
+        return any(each.on_host for each in (*self.inputs.values(), *self.outputs.values()))
+
+    def largest_batch(self, profiles: Sequence[int]) -> int:
+        """The most rows that these profiles take; 0 if the engine does not batch.
+
+        The first dimension of every input is its batch, and that of every output, too. Where
+        there are shape tensors nobody knows what their values have to do with the batch.
+        """
+        if self.has_shape_tensors or not self.inputs:
+            return 0
+        found = max(self._rows(self.profiles[index]) for index in profiles)
+        dynamic = any(each.dims[:1] == (-1,) for each in self.inputs.values())
+        rows = -1 if dynamic else found
+        return found if all(each.dims[:1] == (rows,) for each in self.outputs.values()) else 0
+
+    def _rows(self, profile: Profile) -> int:
+        return min(profile[name].most[0] if profile[name].most else 0 for name in self.inputs)
+
+
+def _require_servable(engine: Any, name: str, api: Any, model: str) -> None:
+    kind, layout = engine.get_tensor_dtype(name).name, engine.get_tensor_format(name)
+    if kind not in DATA_TYPES:
+        raise InferenceError(
+            Code.UNSUPPORTED,
+            f"tensor '{name}' of model '{model}' has data type {kind} in its engine; build it with "
+            f"inputs and outputs of {', '.join(DATA_TYPES)}",
+        )
+    if layout != api.TensorFormat.LINEAR:
+        raise InferenceError(
+            Code.UNSUPPORTED,
+            f"tensor '{name}' of model '{model}' has format {layout.name} in its engine; build it "
+            "with inputs and outputs of the format LINEAR",
+        )
+
+
+def _binding(engine: Any, name: str, api: Any) -> Binding:
+    data_type = DATA_TYPES[engine.get_tensor_dtype(name).name]
+    on_host = engine.get_tensor_location(name) == api.TensorLocation.HOST
+    return Binding(name, data_type, tuple(engine.get_tensor_shape(name)), on_host)
+
+
+def _profile(engine: Any, inputs: Mapping[str, Binding], index: int) -> Profile:
+    return {
+        name: Range(*(tuple(each) for each in engine.get_tensor_profile_shape(name, index)))
+        for name, binding in inputs.items()
+        if not binding.on_host
+    }
+
+
+def size_bytes(binding: Binding, shape: Shape) -> int:
+    """How much room a tensor of that shape takes."""
+    return int(math.prod(shape) * SIZES[binding.data_type.datatype])

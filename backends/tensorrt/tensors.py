@@ -1,0 +1,85 @@
+"""Where each tensor of an instance is: on the GPU with a way there, or on the host."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.tensorrt.gpu import Gpu
+from backends.tensorrt.memory import Staging
+from backends.tensorrt.signature import Binding, Shape, Signature, size_bytes
+from gateway.tensor import Datatype, Tensor
+
+
+class Tensors:
+    """The memory of all inputs and outputs, by name; close it when nothing is on its way."""
+
+    def __init__(self, signature: Signature, gpu: Gpu) -> None:
+        self._bindings = {**signature.inputs, **signature.outputs}
+        self.staging = {n: Staging(gpu) for n, each in self._bindings.items() if not each.on_host}
+        self._host: dict[str, npt.NDArray[Any]] = {}
+
+    def binding(self, name: str) -> Binding:
+        """What the engine says of it."""
+        return self._bindings[name]
+
+    def engine_shape(self, tensor: Tensor) -> Shape:
+        """As the engine has it: a scalar has no dimension there, and one of size 1 here."""
+        return tensor.shape if self._bindings[tensor.name].dims else ()
+
+    def send(self, tensor: Tensor, shape: Shape) -> int:
+        """Have its data where the engine reads it, filled up with zeros to a shape; the address."""
+        data = _bytes(tensor)
+        if self._bindings[tensor.name].on_host:
+            return self._keep(tensor.name, data.copy())
+        return self.staging[tensor.name].send(data, size_bytes(self._bindings[tensor.name], shape))
+
+    def send_zeros(self, name: str, shape: Shape) -> int:
+        """The same for zeros alone."""
+        size = size_bytes(self._bindings[name], shape)
+        return self.staging[name].send(np.empty(0, dtype=np.uint8), size)
+
+    def reserve(self, name: str, shape: Shape) -> int:
+        """The address where the engine may write as much."""
+        size = size_bytes(self._bindings[name], shape)
+        if self._bindings[name].on_host:
+            return self._keep(name, np.zeros(size, dtype=np.uint8))
+        return self.staging[name].reserve(size)
+
+    def address(self, name: str) -> int:
+        """Where it is now on the GPU."""
+        return self.staging[name].reserve(0)
+
+    def fetch(self, name: str, shape: Shape) -> None:
+        """Have it copied from the GPU, if it is there."""
+        if name in self.staging:
+            self.staging[name].fetch(size_bytes(self._bindings[name], shape))
+
+    def fetched(self, name: str, shape: Shape) -> Tensor:
+        """The output that has come; its data is its own."""
+        binding = self._bindings[name]
+        size = size_bytes(binding, shape)
+        there = self.staging[name].fetched(size) if name in self.staging else self._host[name]
+        return Tensor(name, binding.data_type.datatype, shape or (1,), there[:size].data)
+
+    def close(self) -> None:
+        """Free it all; it can be had again."""
+        for each in self.staging.values():
+            each.close()
+
+    def _keep(self, name: str, data: npt.NDArray[Any]) -> int:
+        room = data if data.size else np.zeros(1, dtype=np.uint8)
+        self._host[name] = room
+        return int(room.ctypes.data)
+
+
+def _bytes(tensor: Tensor) -> npt.NDArray[Any]:
+    if tensor.datatype is Datatype.BOOL:
+        return tensor.array().reshape(-1).view(np.uint8)
+    return np.frombuffer(tensor.raw(), dtype=np.uint8)
+
+
+def with_rows(shapes: Iterable[tuple[str, Shape]], rows: int) -> dict[str, Shape]:
+    """The same shapes for another batch."""
+    return {name: (rows, *shape[1:]) for name, shape in shapes}

@@ -1,0 +1,70 @@
+"""The backend `tensorrtllm`: LLMs by TensorRT-LLM's LLM API, each instance in a worker process."""
+
+import asyncio
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from weakref import WeakSet, WeakValueDictionary
+
+from backends.python.backend import PythonBackend
+from backends.tensorrtllm.instance import TensorRtLlmInstance
+from backends.tensorrtllm.lora import adapter_names
+from backends.tensorrtllm.tensors import INPUTS, OUTPUTS
+from gateway.backend import Backend, Instance, ModelContext
+from gateway.config import InstanceGroup, InstanceKind, ModelConfig
+from gateway.errors import Code, InferenceError
+
+PROGRAM = Path(__file__).parent / "worker"
+"""The folder of the Python-based backend that serves the models."""
+
+
+class TensorRtLlmBackend(Backend):
+    """Has the Python backend run the program that holds the engine, in the model's environment."""
+
+    def __init__(self) -> None:
+        self._workers = PythonBackend()
+        self._siblings: WeakValueDictionary[tuple[str, Path], WeakSet[TensorRtLlmInstance]] = (
+            WeakValueDictionary()
+        )
+
+    async def prepare(self, config: ModelConfig, path: Path) -> None:
+        await self._python().prepare(config, path)
+
+    def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
+        """Add what the contract has and the config lacks, and what the model's file says."""
+        _insist_on_own_gpus(config)
+        given = {each.name for each in INPUTS}
+        named = {each.name for each in config.input}, {each.name for each in config.output}
+        # Triton's ensemble insists on a text and a length; OpenAI's requests come without either.
+        asked = [replace(i, optional=i.optional or i.name in given) for i in config.input]
+        completed = replace(
+            config,
+            input=(*asked, *(i for i in INPUTS if i.name not in named[0])),
+            output=(*config.output, *(o for o in OUTPUTS if o.name not in named[1])),
+            instance_group=config.instance_group
+            or (InstanceGroup(kind=InstanceKind.KIND_MODEL, count=1),),
+        )
+        return self._python().complete(completed, path)
+
+    async def load(self, context: ModelContext) -> Instance:
+        names = await asyncio.to_thread(adapter_names, context.config.name, context.path)
+        siblings = self._siblings.setdefault((context.config.name, context.path), WeakSet())
+        return TensorRtLlmInstance(await self._python().load(context), names, siblings)
+
+    def _python(self) -> PythonBackend:
+        """The Python backend, told what this one has been told."""
+        found = copy(self._workers)
+        found.settings, found.kept, found.home = self.settings, self.kept, PROGRAM
+        return found
+
+
+def _insist_on_own_gpus(config: ModelConfig) -> None:
+    """Every engine takes a share of all memory of its GPUs: no two may be on the same."""
+    for group in config.instance_group:
+        if group.count > 1:
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"model '{config.name}': an instance group has count {group.count}, expected 1: an "
+                "engine of TensorRT-LLM serves any number of requests at once (for several GPUs "
+                "use tensor_parallel_size, or one KIND_GPU instance for each)",
+            )

@@ -1,0 +1,102 @@
+"""One engine in a worker, as schedulers see it."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterable, MutableSet, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from prometheus_client.core import Metric
+
+from gateway.backend import Answer, Instance
+from gateway.errors import InferenceError
+from gateway.messages import InferRequest, InferResponse, Usage
+
+log = logging.getLogger("sluice.tensorrtllm")
+
+STOP_SECS = 5.0
+"""How long the other instances of a model may take to hear of a stop."""
+USAGE = "sluice_usage"
+"""The parameter in which the worker tells prompt tokens, new tokens and the finish reason."""
+
+
+class TensorRtLlmInstance(Instance):
+    """Hands every request to the worker as it comes, and reads the tokens that responses tell.
+
+    `adapters` are the names of LoRA adapters that OpenAI's clients may ask for, `siblings` all
+    instances of the same model and version.
+    """
+
+    concurrency = None
+
+    def __init__(
+        self,
+        worker: Instance,
+        adapters: Sequence[str],
+        siblings: "MutableSet[TensorRtLlmInstance]",
+    ) -> None:
+        self._worker = worker
+        self.adapters = adapters
+        self._siblings = siblings
+        siblings.add(self)
+
+    async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
+        if stops := [each for each in requests if _stops_another(each)]:
+            await self._stop_elsewhere(stops)
+        async with aclosing(self._worker.execute(requests)) as answers:
+            async for index, answer in answers:
+                yield index, _with_usage(answer) if isinstance(answer, InferResponse) else answer
+
+    async def stop(self, requests: Sequence[InferRequest]) -> None:
+        """Pass on requests that stop others; whoever sent them is answered by another instance."""
+        try:
+            async with aclosing(self._worker.execute(requests)) as answers:
+                async for _ in answers:
+                    """Each is that the request itself is cancelled, or refused, too."""
+        except InferenceError as error:
+            # An instance that is not healthy has lost what was to be stopped.
+            log.info("stop not passed on", extra={"reason": error.message})
+
+    async def _stop_elsewhere(self, requests: Sequence[InferRequest]) -> None:
+        """Which instance has the request that is to be stopped, only the instances know."""
+        others = [each for each in self._siblings if each is not self]
+        try:
+            async with asyncio.timeout(STOP_SECS), asyncio.TaskGroup() as tasks:
+                for each in others:
+                    tasks.create_task(each.stop(requests))
+        except TimeoutError:
+            log.warning("stop not passed on in time", extra={"model": requests[0].model})
+
+    def left(self, requests: Sequence[InferRequest]) -> None:
+        self._worker.left(requests)
+
+    async def died(self) -> str:
+        return await self._worker.died()
+
+    async def check_ready(self) -> None:
+        await self._worker.check_ready()
+
+    def metrics(self) -> Iterable[Metric]:
+        return self._worker.metrics()
+
+    async def close(self) -> None:
+        self._siblings.discard(self)
+        await self._worker.close()
+
+
+def _stops_another(request: InferRequest) -> bool:
+    stop = request.input("stop")
+    return stop is not None and bool(stop.array().any())
+
+
+def _with_usage(response: InferResponse) -> InferResponse:
+    """The response without our parameter, which no client is to see."""
+    told = response.parameters.get(USAGE)
+    if told is None:
+        return response
+    prompt, new, reason = str(told).split(",")
+    return replace(
+        response,
+        parameters={k: v for k, v in response.parameters.items() if k != USAGE},
+        usage=Usage(prompt_tokens=int(prompt), completion_tokens=int(new), finish_reason=reason),
+    )

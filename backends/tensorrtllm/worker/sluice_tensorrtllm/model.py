@@ -1,0 +1,93 @@
+"""The model that the Python backend runs: it opens the engine, and hands it every request."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+from sluice_worker.errors import BadAnswer
+
+from .adapters import Adapters
+from .live import Live
+from .loop import Loop
+from .measures import Measures
+from .model_file import ModelFile, read_model_file
+from .opening import choose_gpu, import_library, opened
+from .refusals import Refusal
+from .service import Contract, Service
+
+
+class TritonPythonModel:
+    """Takes requests at once, and answers them as the engine goes on."""
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        """Add what the model's file says of batches and of the number of responses."""
+        known = config.as_dict()
+        try:
+            file = read_model_file(Path(pb_utils.get_model_dir()), _stored(known))
+        except Refusal as refusal:
+            raise _for_model(known["name"], refusal) from None
+        if "model_transaction_policy" not in known:
+            config.set_model_transaction_policy({"decoupled": file.decoupled is not False})
+        if file.max_batch_size and not known.get("max_batch_size"):
+            config.set_max_batch_size(file.max_batch_size)
+        return config
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Start the engine, which may take minutes; BadAnswer says why there is none."""
+        try:
+            self._start(args)
+        except Refusal as refusal:
+            raise _for_model(args["model_name"], refusal) from refusal.__cause__
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Begin with them; they are answered as they are done."""
+        for request in requests:
+            self._loop.start(self._service.answer(request))
+
+    def finalize(self) -> None:
+        """Shut the engine down, which ends its processes."""
+        self._loop.stop()
+        self._llm.shutdown()
+
+    def _start(self, args: dict[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        file = read_model_file(Path(pb_utils.get_model_dir()), args.get("stored_model", ""))
+        choose_gpu(args, file)
+        llm, library = import_library()
+        self._llm = opened(llm, file)
+        self._loop = Loop()
+        measures = Measures(args["model_name"], args["model_version"])
+        self._service = Service(
+            self._llm,
+            library,
+            _contract(config, file),
+            Adapters(file, library.LoRARequest),
+            Live(file.check_secs),
+            measures,
+        )
+        if file.arguments.get("enable_iter_perf_stats", True):
+            self._loop.start(measures.follow(self._llm))
+
+
+def _contract(config: dict[str, Any], file: ModelFile) -> Contract:
+    length = file.arguments.get("max_seq_len")
+    return Contract(
+        model=config["name"],
+        decoupled=bool((config.get("model_transaction_policy") or {}).get("decoupled")),
+        batched=bool(config.get("max_batch_size")),
+        max_length=length if isinstance(length, int) else None,
+    )
+
+
+def _stored(config: dict[str, Any]) -> str:
+    """The name of the stored model; where it is does not matter to its config."""
+    found = config.get("parameters", {}).get("stored_model", {})
+    return str(found.get("string_value", ""))
+
+
+def _for_model(name: str, refusal: Refusal) -> BadAnswer:
+    """What the gateway is told word by word."""
+    return BadAnswer(f"model '{name}': {refusal}")

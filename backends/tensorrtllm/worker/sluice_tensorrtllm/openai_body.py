@@ -1,0 +1,122 @@
+"""The members of one of OpenAI's requests, in the engine's terms."""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from .adapters import PARAMETER
+from .asked import Asked
+from .refusals import Refusal
+from .sampling import GUIDE, GUIDE_TYPE
+
+NUMBERS = {
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), (int, float)),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), (int, float)),
+    **dict.fromkeys(("n", "seed", "top_k", "min_tokens", "max_tokens"), (int,)),
+}
+"""Members that the engine knows by the same name."""
+DEFAULTS = {"temperature": 1.0}
+"""What OpenAI's clients expect where the engine has another default."""
+REFUSED = ("logprobs", "top_logprobs", "suffix", "best_of", "functions", "logit_bias")
+"""Members that change the answer, and that cannot be served; those that say nothing are not."""
+
+
+def read_body(body: Mapping[str, Any], *, chat: bool, adapters: Collection[str]) -> Asked:
+    """What a body asks for; Refusal says which member is wrong."""
+    for name in REFUSED:
+        if body.get(name):
+            raise Refusal(f"'{name}' is not supported for TensorRT-LLM models", "UNSUPPORTED")
+    _refuse_tools(body)
+    stream = _typed(body, "stream", bool, "true or false") or False
+    if _typed(body, "stream_options", dict, "an object") and not stream:
+        raise Refusal("`stream_options` can only be used when `stream` is True")
+    sampling = {**_sampling(body), **_guide(body.get("response_format"))}
+    if body.get("model") in adapters:
+        sampling[PARAMETER] = body["model"]
+    if chat:
+        messages = _typed(body, "messages", list, "a list")
+        if not messages:
+            raise Refusal("'messages' is missing or empty, expected a list of messages")
+        template = _typed(body, "chat_template_kwargs", dict, "an object") or {}
+        return Asked(messages=messages, template=template, stream=stream, sampling=sampling)
+    text, tokens = _prompt(body.get("prompt"))
+    echo = bool(_typed(body, "echo", bool, "true or false"))
+    if echo and text is None:
+        raise Refusal("'echo' needs a 'prompt' that is a text")
+    return Asked(text=text, tokens=tokens, stream=stream, echo=echo, sampling=sampling)
+
+
+def _refuse_tools(body: Mapping[str, Any]) -> None:
+    if body.get("tools") and body.get("tool_choice") != "none":
+        raise Refusal(
+            "'tools' is not supported for TensorRT-LLM models: nothing reads calls from the text",
+            "UNSUPPORTED",
+        )
+
+
+def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(DEFAULTS)
+    for name, kinds in NUMBERS.items():
+        value = body.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            expected = "an integer" if kinds == (int,) else "a number"
+            raise Refusal(f"'{name}' is {_shown(value)}, expected {expected}")
+        found[name] = value
+    if (longest := _typed(body, "max_completion_tokens", int, "an integer")) is not None:
+        found["max_tokens"] = longest
+    if _typed(body, "ignore_eos", bool, "true or false"):
+        found["ignore_eos"] = True
+    return {**found, **_stop(body.get("stop"))}
+
+
+def _stop(stop: Any) -> dict[str, Any]:
+    words = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(words, list) or not all(isinstance(each, str) for each in words):
+        raise Refusal(f"'stop' is {_shown(stop)}, expected a text or a list of texts")
+    return {"stop": words} if words else {}
+
+
+def _guide(wanted: Any) -> dict[str, Any]:
+    """What `response_format` says."""
+    if wanted is None:
+        return {}
+    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {GUIDE_TYPE: "json"}
+    schema = wanted.get("json_schema") if kind == "json_schema" else None
+    schema = schema.get("schema") if isinstance(schema, dict) else None
+    if not isinstance(schema, dict):
+        raise Refusal(
+            f"'response_format' is {_shown(wanted)}, expected the type text, json_object, or "
+            "json_schema with a schema"
+        )
+    return {GUIDE_TYPE: "json_schema", GUIDE: json.dumps(schema)}
+
+
+def _prompt(prompt: Any) -> tuple[str | None, list[int] | None]:
+    """One text, or one list of tokens."""
+    found = prompt[0] if isinstance(prompt, list) and _is_nested(prompt) else prompt
+    if isinstance(found, str):
+        return found, None
+    if isinstance(found, list) and found and all(type(each) is int for each in found):
+        return None, found
+    raise Refusal(f"'prompt' is {_shown(prompt)}, expected one text or one list of tokens")
+
+
+def _is_nested(prompt: list[Any]) -> bool:
+    return len(prompt) == 1 and isinstance(prompt[0], str | list)
+
+
+def _typed(body: Mapping[str, Any], name: str, kind: type, expected: str) -> Any:
+    found = body.get(name)
+    if found is not None and type(found) is not kind:
+        raise Refusal(f"'{name}' is {_shown(found)}, expected {expected}")
+    return found
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:40]

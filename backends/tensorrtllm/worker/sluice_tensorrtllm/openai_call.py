@@ -1,0 +1,140 @@
+"""A request of OpenAI's: what it asks the engine for, and the JSON that answers it."""
+
+import json
+import time
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from .asked import Asked
+from .inputs import Inputs
+from .openai_body import read_body
+from .outputs import usage
+from .refusals import Refusal
+from .steps import Gain
+
+REQUEST, ENDPOINT, RESPONSE = "openai_request", "openai_endpoint", "openai_response"
+CHAT, COMPLETIONS = "chat/completions", "completions"
+
+
+def read_call(inputs: Inputs, model: str, adapters: Collection[str]) -> "OpenAiCall":
+    """What the tensors ask for; Refusal says what is wrong with it."""
+    body = inputs.json(REQUEST, dict)
+    endpoint = inputs.text(ENDPOINT) or CHAT
+    for name in ("text_input", "messages"):
+        if name in inputs:
+            raise Refusal(f"expected one of the inputs '{name}' and '{REQUEST}', got both")
+    inputs.refuse_unread()
+    if endpoint not in (CHAT, COMPLETIONS):
+        raise Refusal(
+            f"TensorRT-LLM models serve '{CHAT}' and '{COMPLETIONS}', not '{endpoint}'",
+            "UNSUPPORTED",
+        )
+    chat = endpoint == CHAT
+    asked = read_body(body, chat=chat, adapters=adapters)
+    options = body.get("stream_options") or {}
+    return OpenAiCall(
+        asked=asked,
+        chat=chat,
+        model=body.get("model") or model,
+        usage=bool(options.get("include_usage")) or not asked.stream,
+        prefix=(asked.text or "") if asked.echo else "",
+    )
+
+
+@dataclass
+class OpenAiCall:
+    """One request while it is answered: a chunk for each gain, or all at once at the end.
+
+    `usage` says whether the client is told of tokens, `prefix` is what an echo begins with.
+    """
+
+    asked: Asked
+    chat: bool
+    model: str
+    usage: bool
+    prefix: str = ""
+    _id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _created: int = field(default_factory=lambda: int(time.time()))
+    _begun: set[int] = field(default_factory=set)
+    _tokens: int = 0
+
+    def within(self, limit: int | None, prompt: Sequence[int] | None) -> Asked:
+        """What is asked for; a chat without a limit of its own may fill the context."""
+        if limit is None or prompt is None or "max_tokens" in self.asked.sampling:
+            return self.asked
+        room = max(1, limit - len(prompt))
+        return replace(self.asked, sampling={**self.asked.sampling, "max_tokens": room})
+
+    def responses(self, gains: Sequence[Gain], prompt_tokens: int, *, final: bool) -> list[Any]:
+        """The responses for one step; the last one also tells the gateway of the tokens."""
+        first = not self._tokens
+        self._tokens += sum(each.tokens for each in gains)
+        if self.asked.stream:
+            answers = self._chunks(gains)
+            if final and self.usage:
+                answers.append({**self._head(), "choices": [], "usage": self._usage(prompt_tokens)})
+        else:
+            choices = [self._choice(each) for each in gains]
+            whole = {**self._head(), "choices": choices, "usage": self._usage(prompt_tokens)}
+            answers = [whole]
+        told = usage(gains, prompt_tokens if first else 0, final=final)
+        last = len(answers) - 1
+        return [_response(each, told if n == last else None) for n, each in enumerate(answers)]
+
+    def _chunks(self, gains: Sequence[Gain]) -> list[dict[str, Any]]:
+        chunks = []
+        for gain in gains:
+            if gain.index not in self._begun:
+                self._begun.add(gain.index)
+                chunks += self._beginning(gain.index)
+            # A sequence that has nothing new has no chunk, unless it has ended.
+            if gain.text or gain.finish_reason:
+                chunks.append(self._chunk(gain.index, gain.text, gain.finish_reason))
+        return chunks
+
+    def _beginning(self, index: int) -> list[dict[str, Any]]:
+        if self.chat:
+            delta = {"role": "assistant", "content": ""}
+            return [self._with_choice({"index": index, "delta": delta, "finish_reason": None})]
+        return [self._chunk(index, self.prefix, None)] if self.prefix else []
+
+    def _chunk(self, index: int, text: str, reason: str | None) -> dict[str, Any]:
+        said: dict[str, Any] = {"text": text, "logprobs": None}
+        if self.chat:
+            said = {"delta": {"content": text} if text else {}}
+        return self._with_choice({"index": index, **said, "finish_reason": reason})
+
+    def _with_choice(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        chunk = {**self._head(), "choices": [choice]}
+        return {**chunk, "usage": None} if self.usage else chunk
+
+    def _choice(self, gain: Gain) -> dict[str, Any]:
+        said: dict[str, Any] = {"text": self.prefix + gain.text, "logprobs": None}
+        if self.chat:
+            said = {"message": {"role": "assistant", "content": gain.text}, "logprobs": None}
+        return {"index": gain.index, **said, "finish_reason": gain.finish_reason}
+
+    def _head(self) -> dict[str, Any]:
+        kind = "text_completion"
+        if self.chat:
+            kind = "chat.completion.chunk" if self.asked.stream else "chat.completion"
+        identity = f"{'chatcmpl' if self.chat else 'cmpl'}-{self._id}"
+        return {"id": identity, "object": kind, "created": self._created, "model": self.model}
+
+    def _usage(self, prompt_tokens: int) -> dict[str, int]:
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": self._tokens,
+            "total_tokens": prompt_tokens + self._tokens,
+        }
+
+
+def _response(body: Mapping[str, Any], parameters: Mapping[str, str] | None) -> Any:
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    tensor = pb_utils.Tensor(RESPONSE, np.array([text], np.object_))
+    return pb_utils.InferenceResponse([tensor], parameters=dict(parameters or {}))

@@ -1,0 +1,102 @@
+"""Responses: the gains of one step as tensors."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from .steps import Gain
+
+USAGE = "sluice_usage"
+"""The parameter that tells the gateway prompt tokens, new tokens and the finish reason."""
+TIMES = ("arrival_time", "first_scheduled_time", "first_token_time", "last_token_time")
+BLOCKS = {
+    "kv_cache_reused_block": "num_reused_blocks",
+    "kv_cache_reused_blocks": "num_reused_blocks",
+    "kv_cache_missed_block": "num_missed_blocks",
+    "kv_cache_alloc_new_blocks": "num_new_allocated_blocks",
+    "kv_cache_alloc_total_blocks": "num_total_allocated_blocks",
+}
+DRAFTS = ("total_accepted_draft_tokens", "total_draft_tokens")
+
+
+class Responses:
+    """Makes the responses to one request; `batched` models have a dimension more.
+
+    `outputs` are the optional ones, `prefix` is what stands before each text.
+    """
+
+    def __init__(self, outputs: Collection[str], *, batched: bool) -> None:
+        self.prefix = ""
+        self._outputs = outputs
+        self._batched = batched
+        self._prompt_told = False
+
+    def responses(self, gains: Sequence[Gain], prompt_tokens: int, *, final: bool) -> list[Any]:
+        """One response with what every sequence has gained."""
+        tensors = [self._texts("text_output", [self.prefix + each.text for each in gains])]
+        tensors += self._optional(gains, prompt_tokens)
+        told = 0 if self._prompt_told else prompt_tokens
+        self._prompt_told = True
+        return [pb_utils.InferenceResponse(tensors, parameters=usage(gains, told, final=final))]
+
+    def _optional(self, gains: Sequence[Gain], prompt_tokens: int) -> list[Any]:
+        tensors = [
+            self._texts(name, [str(getattr(each, name)) for each in gains])
+            for name in ("finish_reason", "stop_reason")
+            if name in self._outputs
+        ]
+        totals = [each.cumulative_logprob or 0.0 for each in gains]
+        if "cumulative_logprob" in self._outputs:
+            tensors.append(self._tensor("cumulative_logprob", totals, np.float32))
+        if "log_probs" in self._outputs:
+            tensors.append(self._tensor("cum_log_probs", totals, np.float32))
+            tensors.append(self._tensor("output_log_probs", _table(gains), np.float32))
+        if "num_input_tokens" in self._outputs:
+            tensors.append(self._tensor("num_input_tokens", [prompt_tokens], np.int32))
+        if "num_output_tokens" in self._outputs:
+            counts = [each.tokens for each in gains]
+            tensors.append(self._tensor("num_output_tokens", counts, np.int32))
+        if "perf_metrics" in self._outputs:
+            tensors += self._measured([each.metrics for each in gains])
+        return tensors
+
+    def _measured(self, metrics: Sequence[Any]) -> list[Any]:
+        """What the engine has measured, once it tells it."""
+        if not metrics or any(each is None for each in metrics):
+            return []
+        tensors = []
+        for name in TIMES:
+            times = [getattr(each.timing_metrics, name).total_seconds() * 1e9 for each in metrics]
+            tensors.append(self._tensor(f"{name}_ns", times, np.int64))
+        for name, field in BLOCKS.items():
+            counts = [getattr(each.kv_cache_metrics, field) for each in metrics]
+            tensors.append(self._tensor(name, counts, np.int32))
+        for name in DRAFTS:
+            counts = [getattr(each.speculative_decoding, name) for each in metrics]
+            tensors.append(self._tensor(name, counts, np.int32))
+        hits = [each.kv_cache_metrics.kv_cache_hit_rate for each in metrics]
+        rates = [each.speculative_decoding.acceptance_rate for each in metrics]
+        tensors.append(self._tensor("kv_cache_hit_rate", hits, np.float32))
+        tensors.append(self._tensor("acceptance_rate", rates, np.float32))
+        return tensors
+
+    def _texts(self, name: str, texts: Sequence[str]) -> Any:
+        return self._tensor(name, [text.encode() for text in texts], np.object_)
+
+    def _tensor(self, name: str, values: Any, kind: Any) -> Any:
+        array = np.array(values, kind)
+        return pb_utils.Tensor(name, array[np.newaxis] if self._batched else array)
+
+
+def usage(gains: Sequence[Gain], prompt_tokens: int, *, final: bool) -> dict[str, str]:
+    """The parameter of a response for the gateway's own accounts."""
+    reason = (gains[0].finish_reason or "") if final and gains else ""
+    return {USAGE: f"{prompt_tokens},{sum(each.tokens for each in gains)},{reason}"}
+
+
+def _table(gains: Sequence[Gain]) -> list[list[float]]:
+    """One row per sequence, filled up with zeros."""
+    width = max((len(each.logprobs) for each in gains), default=0)
+    return [[*each.logprobs, *[0.0] * (width - len(each.logprobs))] for each in gains]

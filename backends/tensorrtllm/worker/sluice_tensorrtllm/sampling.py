@@ -1,0 +1,147 @@
+"""How is to be sampled: inputs, parameters and JSON in, arguments of `SamplingParams` out."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .inputs import Inputs
+from .refusals import Refusal
+
+_SAME = (
+    *("max_tokens", "min_tokens", "top_k", "end_id", "pad_id", "temperature", "top_p", "seed"),
+    *("length_penalty", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+_LLM_API = (
+    *("best_of", "top_k", "max_tokens", "temperature", "top_p"),
+    *("frequency_penalty", "presence_penalty", "seed"),
+)
+ONE = {
+    **{name: name for name in _SAME},
+    **{f"sampling_param_{name}": name for name in _LLM_API},
+    "min_length": "min_tokens",
+    "random_seed": "seed",
+    "num_return_sequences": "n",
+    "beam_width": "beam_width",
+}
+"""Inputs with one value, and the sampling parameter that each is."""
+LISTS = {"stop_words": "stop", "sampling_param_stop": "stop", "bad_words": "bad"}
+INTEGERS = frozenset(
+    {"max_tokens", "min_tokens", "top_k", "end_id", "pad_id", "seed", "n", "best_of", "beam_width"}
+)
+FLOATS = frozenset(
+    {
+        *("temperature", "top_p", "top_p_min", "top_p_decay", "min_p", "length_penalty"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    }
+)
+CLOSED = frozenset(
+    {
+        *("logits_processor", "apply_batched_logits_processor", "embedding_bias"),
+        *("lookahead_config", "guided_decoding", "additional_model_outputs"),
+        *("return_context_logits", "return_generation_logits", "return_encoder_output"),
+        *("prompt_logprobs", "detokenize"),
+        # It changes the one tokenizer, which fails while a thread reads another prompt.
+        "truncate_prompt_tokens",
+    }
+)
+"""Members that are code, objects or switches of what is answered: not the client's to set."""
+GUIDES = {
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf_grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
+"""Triton's types of guides, and the argument of `GuidedDecodingParams` that each is."""
+GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
+
+
+def read_sampling(inputs: Inputs) -> dict[str, Any]:
+    """What the inputs say, over what the JSON or else the request's parameters say.
+
+    Names that are no input keep the library's meaning: it refuses those it does not know.
+    """
+    given = inputs.json("sampling_parameters", dict)
+    found = _coerced(inputs.parameters if given is None else given)
+    for name, meaning in ONE.items():
+        if (value := inputs.one(name)) is not None:
+            found[meaning] = value
+    for name, meaning in LISTS.items():
+        if words := inputs.texts(name):
+            found[meaning] = words
+    for name in (GUIDE_TYPE, GUIDE):
+        if (text := inputs.text(name)) is not None:
+            found[name] = text
+    return _with_beams(found)
+
+
+def guided(sampling: dict[str, Any]) -> dict[str, Any]:
+    """Take the guide out of the sampling: the arguments of `GuidedDecodingParams`, if any."""
+    kind, guide = sampling.pop(GUIDE_TYPE, None), sampling.pop(GUIDE, None)
+    if kind is None and guide is None:
+        return {}
+    if kind == "json":
+        return {"json_object": True}
+    if kind not in GUIDES:
+        known = ", ".join(("json", *GUIDES))
+        raise Refusal(f"'{GUIDE_TYPE}' is {kind!r}, expected one of {known}")
+    if not guide:
+        raise Refusal(f"'{GUIDE_TYPE}' is '{kind}', which needs '{GUIDE}'")
+    return {GUIDES[kind]: guide}
+
+
+def end_beside_words(sampling: dict[str, Any]) -> None:
+    """Let the end token be one of those that stop.
+
+    With an `end_id` of ours the library does not tokenise words, and then refuses them. That no
+    token ends is `ignore_eos` there.
+    """
+    if not (sampling.get("stop") or sampling.get("bad")):
+        return
+    end = sampling.pop("end_id", None)
+    if end is not None and end < 0:
+        sampling["ignore_eos"] = True
+    elif end is not None:
+        sampling["stop_token_ids"] = [*(sampling.get("stop_token_ids") or ()), end]
+
+
+def revises(sampling: Mapping[str, Any]) -> bool:
+    """Whether what was made may yet turn out not to be the answer."""
+    best = sampling.get("best_of", 0)
+    return bool(sampling.get("use_beam_search")) or best > sampling.get("n", 1)
+
+
+def _coerced(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Under the library's names; numbers may be texts, as Triton's clients send them."""
+    found = {}
+    for name, value in given.items():
+        meaning = ONE.get(name) or LISTS.get(name) or name
+        if meaning in CLOSED or meaning.startswith("_"):
+            raise Refusal(f"sampling parameter '{name}' cannot be set by clients", "UNSUPPORTED")
+        value = _number(meaning, value) if isinstance(value, str) else value
+        if value is not None or meaning not in INTEGERS | FLOATS:
+            _check_kind(meaning, value)
+            found[meaning] = value
+    return found
+
+
+def _check_kind(name: str, value: Any) -> None:
+    if name in INTEGERS and type(value) is not int:
+        raise Refusal(f"sampling parameter '{name}' is {value!r}, expected a whole number")
+    if name in FLOATS and type(value) not in (int, float):
+        raise Refusal(f"sampling parameter '{name}' is {value!r}, expected a number")
+
+
+def _number(name: str, text: str) -> Any:
+    try:
+        if name in INTEGERS:
+            return int(text)
+        return float(text) if name in FLOATS else text
+    except ValueError:
+        raise Refusal(f"sampling parameter '{name}' is {text!r}, expected a number") from None
+
+
+def _with_beams(sampling: dict[str, Any]) -> dict[str, Any]:
+    """Triton's width of the beam in the library's terms."""
+    width = sampling.pop("beam_width", 1)
+    if width > 1:
+        sampling.update(use_beam_search=True, best_of=width, n=sampling.get("n", width))
+    return sampling

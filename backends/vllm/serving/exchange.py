@@ -1,0 +1,188 @@
+"""The engine as vLLM's handlers see it while they serve one request of a client."""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from vllm.exceptions import GenerationError, VLLMError, VLLMValidationError
+
+from backends.vllm.engine_request import EngineRequest
+from backends.vllm.output import count_tokens
+from backends.vllm.serving.limits import check_count, check_parameters
+from gateway.errors import Code, InferenceError
+from gateway.messages import Usage
+
+LEFT = (asyncio.CancelledError, GeneratorExit)
+
+
+class Exchange:
+    """Passes on what the handlers ask of the engine, and counts what it makes for them.
+
+    Used in an `async with`: leaving it aborts what is not finished, as `EngineRequest` does, and
+    tells `wasted` what no response could carry any more. Everything but `generate` and `encode` is
+    the engine's own. `failure` is what has gone wrong in the engine, for the handlers of streams
+    swallow it.
+    """
+
+    def __init__(
+        self, engine: Any, new_id: Callable[[], str], wasted: Callable[[int], None]
+    ) -> None:
+        self.failure: VLLMError | None = None
+        self.begun = False
+        self._engine = engine
+        self._new_id = new_id
+        self._wasted = wasted
+        self._generations: list[Generation] = []
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+        self._finish_reason = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        unfinished = [each.running for each in self._generations if not each.running.finished]
+        await asyncio.gather(*(running.leave() for running in unfinished))
+        if self._completion_tokens and kind is not None and issubclass(kind, LEFT):
+            self._wasted(self._completion_tokens)
+
+    def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
+    ) -> "Generation":
+        """As `EngineClient.generate`; raises at once if too much is asked for."""
+        check_parameters(sampling_params)
+        return self._generation(prompt, sampling_params, options)
+
+    def encode(
+        self, prompt: Any, pooling_params: Any, request_id: str, **options: Any
+    ) -> "Generation":
+        """As `EngineClient.encode`; raises at once if too much is asked for."""
+        return self._generation(prompt, pooling_params, options)
+
+    async def begin(self) -> None:
+        """Hand over what has been asked for so far, so that a refusal is raised here.
+
+        A stream of one prompt also waits for its first output: the engine refuses some late.
+        """
+        for generation in self._generations:
+            await generation.submit()
+        if len(self._generations) == 1:
+            await self._generations[0].fetch()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the engine has nothing more to make for what has been asked for so far."""
+        return self.begun and all(each.running.finished for each in self._generations)
+
+    def usage(self, *, final: bool) -> Usage:
+        """The tokens since the last call."""
+        usage = Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            finish_reason=self._finish_reason if final else "",
+        )
+        self._prompt_tokens = self._completion_tokens = 0
+        return usage
+
+    def count(self, output: Any, *, first: bool) -> None:
+        """Take note of an output; `first` of a prompt that the client has sent."""
+        self.begun = True
+        if first:
+            self._prompt_tokens += len(output.prompt_token_ids or ())
+        self._completion_tokens += count_tokens(output)
+        if isinstance(output.outputs, list):
+            reasons = [each.finish_reason for each in output.outputs if each.index == 0]
+            self._finish_reason = next(filter(None, reasons), self._finish_reason)
+
+    def _generation(self, prompt: Any, parameters: Any, options: dict[str, Any]) -> "Generation":
+        if self.begun:
+            self._generations = [each for each in self._generations if not each.spent]
+        check_count(len(self._generations) + 1)
+        running = EngineRequest(self._engine, self._new_id(), self._wasted)
+        # What is asked for once there are outputs continues a prompt, as a search of beams does.
+        generation = Generation(self, running, (prompt, parameters, options), own=not self.begun)
+        self._generations.append(generation)
+        return generation
+
+
+class Generation:
+    """What the engine makes of one prompt, as the handlers iterate it.
+
+    Unlike vLLM's own it does not end with its iterator but with the exchange.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        running: EngineRequest,
+        asked: tuple[Any, Any, dict[str, Any]],
+        *,
+        own: bool,
+    ) -> None:
+        self.running = running
+        self._exchange = exchange
+        self._asked = asked
+        self._first = own
+        self._fetched: Any = None
+        self._submitted = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        output, self._fetched = self._fetched, None
+        return await self._next() if output is None else output
+
+    async def aclose(self) -> None:
+        """Nothing ends here; the exchange does it."""
+
+    @property
+    def spent(self) -> bool:
+        """Whether there is nothing left to read or to abort."""
+        return self.running.finished and self._fetched is None
+
+    async def submit(self) -> None:
+        """Hand the prompt to the engine, once; raises what vLLM raises."""
+        if not self._submitted:
+            self._submitted = True
+            prompt, parameters, options = self._asked
+            await self._watched(self.running.submit(prompt, parameters, **options))
+
+    async def fetch(self) -> None:
+        """Wait for the first output, which is read later."""
+        self._fetched = await self._next()
+
+    async def _next(self) -> Any:
+        await self.submit()
+        if self.running.finished:
+            raise StopAsyncIteration
+        output = await self._watched(self.running.next())
+        self._exchange.count(output, first=self._first)
+        self._first = False
+        return output
+
+    async def _watched(self, work: Any) -> Any:
+        try:
+            return await work
+        except InferenceError as error:
+            self._exchange.failure = _as_vllms(error)
+            raise self._exchange.failure from error
+        except VLLMError as error:
+            self._exchange.failure = error
+            raise
+
+
+def _as_vllms(error: InferenceError) -> VLLMError:
+    """The engine's refusal in the form that the handlers know."""
+    if error.code is Code.INVALID_ARG:
+        return VLLMValidationError(error.message)
+    return GenerationError(error.message)

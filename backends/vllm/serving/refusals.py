@@ -1,0 +1,121 @@
+"""What does a client of OpenAI's read when vLLM refuses or fails?"""
+
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from jinja2 import TemplateError
+from pydantic import ValidationError
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.entrypoints.serve.exception_handling.handlers.validation import clean_loc_for_param
+from vllm.exceptions import VLLMError, VLLMValidationError
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from backends.vllm.failures import MAX_TEXT, Failures
+from backends.vllm.model_json import hide_folders
+from backends.vllm.validation import first_mistake
+from gateway.errors import Code, InferenceError
+from gateway.openai_exchange import OpenAiRefusal
+
+FAILURES = (
+    InferenceError,
+    VLLMError,
+    NotImplementedError,
+    OverflowError,
+    TemplateError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+)
+"""What a handler raises for a request that it does not serve; anything else is a defect."""
+
+STATED = (VLLMError, NotImplementedError)
+"""Errors whose type has a status of its own at vLLM."""
+
+UNREADABLE = (*FAILURES, LookupError, AttributeError)
+"""What reading a body raises: vLLM's validators trust more of it than they should."""
+
+CODES = {
+    HTTPStatus.BAD_REQUEST: Code.INVALID_ARG,
+    HTTPStatus.UNPROCESSABLE_ENTITY: Code.INVALID_ARG,
+    HTTPStatus.NOT_FOUND: Code.NOT_FOUND,
+    HTTPStatus.CONFLICT: Code.ALREADY_EXISTS,
+    HTTPStatus.NOT_IMPLEMENTED: Code.UNSUPPORTED,
+    HTTPStatus.SERVICE_UNAVAILABLE: Code.UNAVAILABLE,
+}
+"""The code of each status that vLLM answers with; INTERNAL for all others."""
+
+
+class Refusals:
+    """Turns what goes wrong in one model into OpenAI's errors, without paths of the host."""
+
+    def __init__(self, failures: Failures, folders: Mapping[str, str]) -> None:
+        self._failures = failures
+        self._folders = folders
+
+    def unreadable(self, error: Exception) -> InferenceError:
+        """For one of `UNREADABLE`: what is wrong with a body, and where, as vLLM's server says."""
+        if isinstance(error, InferenceError | VLLMError | ValidationError):
+            return self.explain(error)
+        reason = f"a member of it has the wrong type, or lacks a part: {first_mistake(error)}"
+        return self.told(create_error_response(f"the request is malformed, {reason}"))
+
+    def explain(self, error: Exception, *, begun: bool = True) -> InferenceError:
+        """For one of `FAILURES`; `begun` says whether the engine had made anything."""
+        if isinstance(error, EngineDeadError):
+            return self._failures.explain(error)
+        if isinstance(error, InferenceError):
+            return error
+        if isinstance(error, ValidationError):
+            return self.told(_invalid_body(error))
+        if isinstance(error, RuntimeError) and not (begun or isinstance(error, STATED)):
+            # Before that, it is the request which cannot be prepared.
+            return self.told(create_error_response(str(error)))
+        return self.told(create_error_response(error))
+
+    def told(self, answer: ErrorResponse) -> OpenAiRefusal:
+        """For the error that a handler has written."""
+        answer.error.message = self._clean(answer.error.message)
+        return _refusal(answer.model_dump(), encode(answer.model_dump()))
+
+    def streamed(self, chunk: str) -> OpenAiRefusal:
+        """For the error in a chunk of a stream, which keeps its bytes."""
+        cleaned = hide_folders(chunk, self._folders)
+        return _refusal(orjson.loads(cleaned), cleaned.encode())
+
+    def _clean(self, message: str) -> str:
+        message = hide_folders(message, self._folders)
+        return message if len(message) <= MAX_TEXT else f"{message[:MAX_TEXT]}..."
+
+
+def encode(answer: Any) -> bytes:
+    """JSON, byte by byte as vLLM's server writes it."""
+    return json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _refusal(answer: Mapping[str, Any], body: bytes) -> OpenAiRefusal:
+    error = answer["error"]
+    code = CODES.get(error["code"], Code.INTERNAL)
+    return OpenAiRefusal(code, error["message"], status=error["code"], body=body)
+
+
+def _invalid_body(error: ValidationError) -> ErrorResponse:
+    mistakes = error.errors(include_url=False, include_input=False)
+    causes = (mistake.get("ctx", {}).get("error") for mistake in mistakes)
+    named = [each.parameter for each in causes if isinstance(each, VLLMValidationError)]
+    place = named[0] if named else _place(mistakes[0]["loc"])
+    message = first_mistake(error)
+    if place and not message.endswith(")"):
+        message = f"{message} (at {place})"
+    return create_error_response(
+        message, err_type=HTTPStatus.BAD_REQUEST.phrase, param=place or None
+    )
+
+
+def _place(loc: tuple[int | str, ...]) -> str:
+    """Where the first mistake is, without the types that pydantic has tried."""
+    parts = str(clean_loc_for_param(loc)).split(".")
+    return ".".join(part for part in parts if not part[:1].isupper())

@@ -1,0 +1,212 @@
+"""gRPC by grpcio's own server: the conservative transport."""
+
+import asyncio
+import logging
+import math
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import grpc
+
+from gateway.frontends.grpc.methods import Method
+from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
+from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError
+from gateway.frontends.grpc.sockets import require_free, unix_path
+from gateway.frontends.grpc.tls import read_certificates
+from gateway.frontends.grpc.transport import Transport
+from gateway.settings import CompressionLevel, GrpcKeepaliveSettings, GrpcSettings, netloc
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+STATUS = {code.value[0]: code for code in grpc.StatusCode}
+RUNNERS = logging.getLogger("grpc._cython.cygrpc")
+"""Where grpc.aio logs what became of the tasks that run its methods."""
+
+LEVELS = {level: number for number, level in enumerate(CompressionLevel)}
+"""Levels as gRPC numbers them (compression_types.h)."""
+
+
+def _is_told(record: logging.LogRecord) -> bool:
+    """Whether it is more than a status that found its RPC ended.
+
+    gRPC's core ends an RPC itself where a message cannot be read, and a client may leave.
+    """
+    return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
+
+
+RUNNERS.addFilter(_is_told)
+
+
+class GrpcioTransport(Transport):
+    """A bound address behind grpc.aio; raises OSError when it cannot be had."""
+
+    def __init__(self, methods: Mapping[str, Method], settings: GrpcSettings) -> None:
+        self._server = grpc.aio.server(options=_options(settings))
+        compressed = settings.compression is not CompressionLevel.NONE
+        for service, handlers in _handlers(methods, compressed).items():
+            self._server.add_registered_method_handlers(service, handlers)
+        self._stopped = asyncio.Event()
+        self.port = self._bind(settings)
+
+    def _bind(self, settings: GrpcSettings) -> int:
+        credentials = _credentials(settings)
+        require_free(settings)
+        address = netloc(settings.address, settings.port)
+        try:
+            if credentials is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, credentials)
+        except RuntimeError:
+            raise OSError(f"{address} cannot be had, and gRPC's log says why") from None
+        return 0 if unix_path(settings.address) else port
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    async def stop(self) -> None:
+        # Grace periods are not gRPC's: of two that end together, as one stop destroys the server,
+        # the other one's reaches for what is no more, and the process dies of it.
+        await self._server.stop(math.inf)
+        self._stopped.set()
+
+    async def cut_off(self, grace_secs: float) -> None:
+        try:
+            async with asyncio.timeout(grace_secs):
+                await self._stopped.wait()
+        except TimeoutError:
+            await self._server.stop(None)
+
+
+class GrpcioCall(Call):
+    """An RPC of grpc.aio's; if it is `plain` its messages stay out of the server's compression."""
+
+    def __init__(self, context: Context, *, plain: bool) -> None:
+        self._context = context
+        self._plain = plain
+
+    @property
+    def metadata(self) -> Metadata:
+        return tuple(self._context.invocation_metadata() or ())
+
+    @property
+    def peer(self) -> str:
+        return self._context.peer()
+
+    def time_remaining(self) -> float | None:
+        remaining: float | None = self._context.time_remaining()
+        return remaining
+
+    async def send(self, messages: Sequence[bytes]) -> None:
+        with _unless_gone():
+            for message in messages:
+                self.before_message()
+                await self._context.write(message)
+
+    def before_message(self) -> None:
+        """To be called before each."""
+        if self._plain:
+            self._context.disable_next_message_compression()
+
+    async def send_initial_metadata(self, metadata: Metadata) -> None:
+        with _unless_gone():
+            await self._context.send_initial_metadata(metadata)
+
+    def set_trailing_metadata(self, metadata: Metadata) -> None:
+        self._context.set_trailing_metadata(metadata)
+
+    def on_end(self, ended: Callable[[], None]) -> None:
+        def done(_: Context) -> None:
+            ended()
+
+        self._context.add_done_callback(done)  # type: ignore[arg-type] # the stubs' callback is a class
+
+    async def fail(self, error: RpcError) -> NoReturn:
+        """End the RPC; a client that takes nothing gets the status once it reads again."""
+        try:
+            await self._context.abort(STATUS[error.status], error.details)
+        except grpc.aio.InternalError:
+            # It has left instead.
+            raise asyncio.CancelledError from None
+
+
+@contextmanager
+def _unless_gone() -> Iterator[None]:
+    """What is sent to a client that has left fails, if that is before its RPC is cancelled."""
+    try:
+        yield
+    except grpc.aio.InternalError as error:
+        raise ClientGone from error
+
+
+def _options(settings: GrpcSettings) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.so_reuseport", int(settings.reuse_port)),
+        ("grpc.default_compression_level", LEVELS[settings.compression]),
+        *_keepalive_options(settings.keepalive),
+    ]
+
+
+def _keepalive_options(keepalive: GrpcKeepaliveSettings) -> Iterator[tuple[str, int]]:
+    yield "grpc.keepalive_time_ms", keepalive.time_ms
+    yield "grpc.keepalive_timeout_ms", keepalive.timeout_ms
+    if keepalive.timeout_ms != GrpcKeepaliveSettings().timeout_ms:
+        # gRPC has come to wait a minute for the answer to any ping, whatever is said above.
+        yield "grpc.http2.ping_timeout_ms", keepalive.timeout_ms
+    yield "grpc.keepalive_permit_without_calls", int(keepalive.permit_without_calls)
+    yield "grpc.http2.max_pings_without_data", keepalive.max_pings_without_data
+    yield "grpc.http2.min_ping_interval_without_data_ms", keepalive.min_recv_ping_interval_ms
+    yield "grpc.http2.max_ping_strikes", keepalive.max_ping_strikes
+    if keepalive.max_connection_age_ms:
+        yield "grpc.max_connection_age_ms", keepalive.max_connection_age_ms
+    if keepalive.max_connection_age_grace_ms:
+        yield "grpc.max_connection_age_grace_ms", keepalive.max_connection_age_grace_ms
+
+
+def _credentials(settings: GrpcSettings) -> grpc.ServerCredentials | None:
+    if settings.tls is None:
+        return None
+    found = read_certificates(settings.tls)
+    return grpc.ssl_server_credentials(
+        [(found.key, found.cert)], found.root or None, require_client_auth=settings.tls.mutual
+    )
+
+
+def _handlers(methods: Mapping[str, Method], compressed: bool) -> Mapping[str, Mapping[str, Any]]:
+    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    for path, method in methods.items():
+        _, service, name = path.split("/")
+        handler = _unary if method.unary else _streaming
+        found[service][name] = handler(method, compressed and not method.compresses)
+    return found
+
+
+def _unary(method: Method, plain: bool) -> Any:
+    async def answer(message: bytes, context: Context) -> bytes:
+        call = GrpcioCall(context, plain=plain)
+        call.before_message()
+        try:
+            return await method.answer(message, call)
+        except RpcError as error:
+            await call.fail(error)
+        except ClientGone:
+            raise asyncio.CancelledError from None
+
+    return grpc.unary_unary_rpc_method_handler(answer)
+
+
+def _streaming(method: Method, plain: bool) -> Any:
+    async def run(messages: AsyncIterator[bytes], context: Context) -> None:
+        call = GrpcioCall(context, plain=plain)
+        try:
+            await method.run(messages, call)
+        except RpcError as error:
+            await call.fail(error)
+        except ClientGone:
+            raise asyncio.CancelledError from None
+
+    return grpc.stream_stream_rpc_method_handler(run)

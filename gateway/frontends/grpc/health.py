@@ -1,0 +1,63 @@
+"""grpc.health.v1: is the server ready, and when does that change?"""
+
+import asyncio
+from typing import Any, Final
+
+from grpc_health.v1 import health_pb2 as pb
+
+from gateway.frontends.grpc.rpc import Call, RpcError, Status
+
+DESCRIPTOR = pb.DESCRIPTOR.services_by_name["Health"]
+
+
+class HealthServicer:
+    """Health, for the server as a whole ("") and for the services with these names.
+
+    The servicer that comes with grpcio belongs to its own transport, and forgets the other watchers
+    of a service when one leaves.
+    """
+
+    def __init__(self, services: tuple[str, ...]) -> None:
+        self._services: Final = ("", *services)
+        self._status = pb.HealthCheckResponse.SERVING
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def set(self, *, ready: bool) -> None:
+        """What the services are from now on; without effect once it is closed."""
+        if not self._closed:
+            self._become(
+                pb.HealthCheckResponse.SERVING if ready else pb.HealthCheckResponse.NOT_SERVING
+            )
+
+    def close(self) -> None:
+        """The server is about to end: nothing is served any more, and watchers are let go."""
+        self._become(pb.HealthCheckResponse.NOT_SERVING)
+        self._closed = True
+
+    async def Check(self, request: pb.HealthCheckRequest, call: Call) -> pb.HealthCheckResponse:
+        if request.service not in self._services:
+            raise RpcError(Status.NOT_FOUND, f"no service '{request.service}' is served here")
+        return pb.HealthCheckResponse(status=self._status)
+
+    async def Watch(self, request: pb.HealthCheckRequest, call: Call) -> None:
+        """Tells the status now and whenever it is another one; UNAVAILABLE when the server ends."""
+        told = None
+        while True:
+            changed, ended = self._changed, self._closed
+            found = self._status_of(request.service)
+            if found != told:
+                told = found
+                await call.send([pb.HealthCheckResponse(status=found).SerializeToString()])
+            if ended:
+                raise RpcError(Status.UNAVAILABLE, "the server ends")
+            await changed.wait()
+
+    def _status_of(self, service: str) -> Any:
+        known = service in self._services
+        return self._status if known else pb.HealthCheckResponse.SERVICE_UNKNOWN
+
+    def _become(self, status: Any) -> None:
+        self._status = status
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,133 @@
+"""What can one client make a connection on hyper's HTTP/2 hold, and how long does it keep the loop?
+
+httpunk is hyper's HTTP/2 but for what is bounded here. Methods of its connection are overridden
+that it does not promise to keep: its release is pinned, and tests would notice.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from httpunk import H2ProtocolError, H2StreamError
+from httpunk.h2 import connection as library
+from httpunk.h2.server import ServerConnection, ServerRequest
+
+from gateway.frontends.grpc.room import Room, Share
+from gateway.frontends.grpc.rpc import RpcError
+
+TURN_BYTES = 16 << 10
+"""So much of a connection is read before the others have their turn, and less if it is dense."""
+
+LARGE_TURN_BYTES = 64 << 10
+"""And so much once a large frame has begun, of which there is hardly more to do than to copy it."""
+
+TURN_FRAMES = 64
+"""About so many frames are served before the others have their turn."""
+
+LARGE_HEADERS = 2 * TURN_BYTES
+"""A block of headers of which so much came in turns of its own is too large."""
+
+UNREAD_BYTES = 16 << 20
+"""What methods leave unread of one connection needs no room that is shared."""
+
+ENHANCE_YOUR_CALM = 11
+
+
+def _acknowledgement() -> Any:
+    codec = library.H2Codec("server")  # type: ignore[attr-defined] # it only imports the name
+    codec.feed_preface(library.PREFACE)
+    return codec.receive(bytes((0, 0, 0, 4, 1, 0, 0, 0, 0)))[0]
+
+
+class BoundedConnection(ServerConnection):
+    """One client's connection, within `room`.
+
+    Our limits hold from the start, as hyper has it: not only once the client acknowledges them,
+    which one that means harm does not. A request whose headers are so large that hyper has left
+    some out is reset; to a client of gRPC that is RESOURCE_EXHAUSTED.
+    """
+
+    greeted = False
+    """The client has sent its preface and its settings."""
+
+    turn_bytes = TURN_BYTES
+    """What to read next, at most."""
+
+    _has_left = False
+    _acknowledged = False
+    _unfinished = 0
+    _oversized = 0
+
+    def _on_request(self, st: Any, frame: Any, eof: bool) -> None:
+        """Of the library's: a request has begun.
+
+        It is handed over where it comes in: the queue of the library's would cost a turn of the
+        loop.
+        """
+        self._take(ServerRequest(st, self, frame))  # type: ignore[no-untyped-call]
+        # Those that are reset before they are accepted are counted; this comes also for them.
+        asyncio.get_running_loop().call_soon(self.accepted, st.id)
+        if eof:
+            st.body_send.send(None)
+
+    def bound(self, room: Room, serve: Callable[[Any], None]) -> None:
+        """What is unread comes out of the room; requests go to `serve`. Comes before reading."""
+        self._share = Share(room)
+        self._take = serve
+
+    async def start(self) -> None:
+        """Of the library's: begin to read and to write."""
+        await super().start()  # type: ignore[no-untyped-call]
+        super().recv_settings(_acknowledgement())
+
+    def recv_settings(self, frame: Any) -> tuple[bool, list[object], int]:
+        """Of the library's: the client's settings, or its acknowledgement of ours."""
+        if frame.ack and not self._acknowledged:
+            self._acknowledged = True
+            return False, [], 0
+        self.greeted = True
+        return super().recv_settings(frame)
+
+    def receive(self, data: bytes) -> list[Any]:
+        """Of the library's: the frames that end in these bytes."""
+        self._require_room()
+        frames = super().receive(data)
+        if not frames:
+            self._unfinished += len(data)
+            if self._unfinished >= LARGE_HEADERS:  # of a large frame, whatever came before it
+                self.turn_bytes = LARGE_TURN_BYTES
+            return frames
+        first: Any = frames[0]
+        large = self._unfinished >= LARGE_HEADERS and hasattr(first, "end_headers")
+        self._oversized = first.stream_id if large else 0
+        self._unfinished = 0
+        self.turn_bytes = min(TURN_BYTES, TURN_FRAMES * (1 + len(data) // len(frames)))
+        return frames
+
+    def recv_headers(self, frame: Any, spare: object | None = None) -> Any:
+        """Of the library's: a request, or its trailers."""
+        verdict = super().recv_headers(frame, spare)
+        if frame.stream_id == self._oversized:
+            raise H2StreamError(self._oversized, ENHANCE_YOUR_CALM, "library")
+        return verdict
+
+    def reset_on_error(self, sid: int, reason: int) -> Any:
+        """Of the library's: a stream is reset for what its client did; its RPC is over as well."""
+        verdict: Any = super().reset_on_error(sid, reason)
+        if verdict.handle is not None:
+            verdict.handle.reset_evt.set()
+        return verdict
+
+    def leave(self) -> None:
+        """The connection is gone; what is still read of it takes no room."""
+        self._has_left = True
+        self._share.clear()
+
+    def _require_room(self) -> None:
+        if self._has_left:
+            return
+        unread = self._initial_connection_window_size - self.conn_recv_available
+        try:
+            self._share.change(max(0, unread - UNREAD_BYTES))
+        except RpcError as error:
+            raise H2ProtocolError(ENHANCE_YOUR_CALM, error.details) from None

@@ -1,0 +1,213 @@
+"""One RPC on hyper's HTTP/2: its messages in the bytes of a stream, and how it ends."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from httpunk import HeaderMap, HTTPunkError
+
+from gateway.frontends.grpc.compression import encoding_for, packed
+from gateway.frontends.grpc.framing import ACCEPTED, IDENTITY, Deframer, framed
+from gateway.frontends.grpc.headers import (
+    read_metadata,
+    timeout_secs,
+    written_details,
+    written_metadata,
+)
+from gateway.frontends.grpc.hyper_backend import HTTP_OK, send_rest, whole_body
+from gateway.frontends.grpc.methods import Method
+from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
+from gateway.frontends.grpc.room import Room, Share
+from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError, Status
+from gateway.settings import CompressionLevel
+
+BEGINNING = (("content-type", "application/grpc"), ("grpc-accept-encoding", ACCEPTED))
+STATUS = "grpc-status"
+DETAILS = "grpc-message"
+BEGUN = HeaderMap(BEGINNING)
+ANSWERED = HeaderMap(((STATUS, str(int(Status.OK))),))
+"""The headers and trailers of an answer that has none of its own."""
+
+SMALL_BYTES = 64 << 10
+"""An answer that is no larger needs no room: it is sent also when others have taken all of it."""
+
+
+class HyperCall(Call):
+    """An RPC of httpunk's; what its client does not want any more raises HTTPunkError."""
+
+    def __init__(
+        self, request: Any, peer: str, room: Room, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._request = request
+        self._incoming = Share(room)
+        self._outgoing = Share(room)
+        self._peer = peer
+        self._loop = loop
+        self._deadline: float | None = None
+        self._stream: Any = None
+        self._trailing: Metadata = ()
+        self._encoding = IDENTITY
+        self._ended: Callable[[], None] | None = None
+
+    @property
+    def metadata(self) -> Metadata:
+        return read_metadata(self._request.headers.raw_items())
+
+    @property
+    def peer(self) -> str:
+        return self._peer
+
+    def time_remaining(self) -> float | None:
+        return None if self._deadline is None else self._deadline - self._loop.time()
+
+    async def send(self, messages: Sequence[bytes]) -> None:
+        if self._stream is None:
+            await self.send_initial_metadata(())
+        if self._encoding == IDENTITY:
+            body = framed(messages)
+        else:
+            body = (await packed(messages, self._encoding),)
+        self._hold(body)
+        try:
+            for piece in body:
+                await self._stream.send_data(piece)
+        except HTTPunkError as error:
+            raise ClientGone from error
+        finally:
+            self._outgoing.clear()
+
+    async def send_initial_metadata(self, metadata: Metadata) -> None:
+        headers = BEGUN
+        if metadata or self._encoding != IDENTITY:
+            coded = () if self._encoding == IDENTITY else (("grpc-encoding", self._encoding),)
+            headers = HeaderMap([*BEGINNING, *coded, *written_metadata(metadata)])
+        try:
+            self._stream = await self._request.send_response(HTTP_OK, headers=headers)
+        except HTTPunkError as error:
+            raise ClientGone from error
+
+    def set_trailing_metadata(self, metadata: Metadata) -> None:
+        self._trailing = metadata
+
+    def on_end(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
+
+    def end(self) -> None:
+        """The RPC is over."""
+        self._incoming.clear()
+        self._outgoing.clear()
+        if self._ended is not None:
+            self._ended()
+
+    def compress(self, level: CompressionLevel) -> None:
+        """Compress the answers, as far as the client accepts it; comes before anything is sent."""
+        if level is not CompressionLevel.NONE:
+            accepted = self._request.headers.get("grpc-accept-encoding") or b""
+            self._encoding = encoding_for(level, accepted.decode("latin-1"))
+
+    async def run(self, method: Method) -> None:
+        """Answer the RPC by a method, which is as well to send its answers.
+
+        RpcError if it fails, TimeoutError once the client's deadline has passed.
+        """
+        allowed = self._request.headers.get("grpc-timeout")
+        if allowed is None:
+            await self._run(method)
+            return
+        self._deadline = self._loop.time() + timeout_secs(allowed)
+        async with asyncio.timeout_at(self._deadline):
+            await self._run(method)
+
+    async def _run(self, method: Method) -> None:
+        if method.unary:
+            await self._answer(await method.answer(await self._only(), self))
+            return
+        await method.run(self._messages(), self)
+        await self._finish(Status.OK)
+
+    async def fail(self, error: RpcError) -> None:
+        """End the RPC with an error; also within a message, of which nothing more is sent."""
+        await self._finish(error.status, error.details)
+
+    async def refuse(self, http_status: int, error: RpcError) -> None:
+        """Answer what is no gRPC; comes before anything is sent."""
+        headers = HeaderMap([*BEGINNING, *self._trailers(error.status, error.details)])
+        await self._request.respond(http_status, headers=headers)
+
+    async def _answer(self, message: bytes) -> None:
+        if self._stream is None and not self._trailing and self._encoding == IDENTITY:
+            body = framed((message,))
+            self._hold(body)
+            # Whoever ends the RPC meanwhile, as its deadline does, must see that it has begun.
+            self._stream = await self._request.send_response(HTTP_OK, headers=BEGUN)
+            await send_rest(self._stream, body, ANSWERED)
+            return
+        await self.send((message,))
+        await self._finish(Status.OK)
+
+    async def _finish(self, status: Status, details: str = "") -> None:
+        trailers = self._trailers(status, details)
+        if self._stream is None:
+            headers = HeaderMap([*BEGINNING, *trailers])
+            await self._request.respond(HTTP_OK, headers=headers)
+        else:
+            await self._stream.send_trailers(HeaderMap(trailers))
+
+    def _trailers(self, status: Status, details: str) -> list[tuple[str, str]]:
+        found = [(STATUS, str(int(status))), *written_metadata(self._trailing)]
+        return [*found, (DETAILS, written_details(details))] if details else found
+
+    async def _only(self) -> bytes:
+        deframer = self._deframer()
+        body = whole_body(self._request)
+        if body is None:
+            messages = await self._first_two(deframer)
+        else:
+            messages = await self._fed(deframer, body)
+            deframer.end()
+        if len(messages) != 1:
+            found = "more than one message" if messages else "no message"
+            raise RpcError(Status.UNIMPLEMENTED, f"the client sent {found}, expected one")
+        return messages[0]
+
+    async def _first_two(self, deframer: Deframer) -> Sequence[bytes]:
+        """The messages that the client sends, or as many as are too many."""
+        messages: list[bytes] = []
+        async for chunk in self._request.aiter_bytes():
+            messages += await self._fed(deframer, chunk)
+            if len(messages) > 1:
+                return messages
+        deframer.end()
+        return messages
+
+    async def _messages(self) -> AsyncIterator[bytes]:
+        deframer = self._deframer()
+        try:
+            async for chunk in self._request.aiter_bytes():
+                for message in await self._fed(deframer, chunk):
+                    yield message
+        except HTTPunkError:
+            return  # the client is gone, and the method about to be cancelled
+        deframer.end()
+
+    def _deframer(self) -> Deframer:
+        encoding = self._request.headers.get("grpc-encoding")
+        found = IDENTITY if encoding is None else encoding.decode("latin-1")
+        return Deframer(found, MAX_MESSAGE_BYTES)
+
+    async def _fed(self, deframer: Deframer, chunk: bytes) -> Sequence[bytes]:
+        """The messages that end in a chunk; what takes long is done in a thread."""
+        if deframer.quick(chunk):
+            found = deframer.feed(chunk)
+        else:
+            found = await asyncio.to_thread(deframer.feed, chunk)
+        if found:
+            self._incoming.clear()
+        else:
+            self._incoming.add(len(chunk))
+        return found
+
+    def _hold(self, body: Sequence[bytes]) -> None:
+        size = sum(map(len, body))
+        if size > SMALL_BYTES:
+            self._outgoing.change(size)

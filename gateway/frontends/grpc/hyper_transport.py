@@ -1,0 +1,66 @@
+"""gRPC on hyper's HTTP/2 (httpunk): a port, and the end of what is served on it."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.frontends.grpc.hyper_connection import GREETING_SECS, Connection, Shared
+from gateway.frontends.grpc.methods import Method
+from gateway.frontends.grpc.sockets import OwnPath, bound, unix_path
+from gateway.frontends.grpc.tls import read_certificates
+from gateway.frontends.grpc.transport import Transport
+from gateway.settings import GrpcSettings
+
+BACKLOG = 4096
+"""So many clients may come at once: each one more would try again after a second."""
+
+
+class HyperTransport(Transport):
+    """A bound port whose connections are served here; raises OSError when it cannot be had."""
+
+    def __init__(self, methods: Mapping[str, Method], settings: GrpcSettings) -> None:
+        self._shared = Shared(methods, settings)
+        self._tls = read_certificates(settings.tls).context if settings.tls else None
+        self._socket = bound(settings)
+        path = unix_path(settings.address)
+        self._path = OwnPath(path) if path else None
+        self._server: asyncio.Server | None = None
+        self._stopped = asyncio.Event()
+        self.port: int = 0 if path else self._socket.getsockname()[1]
+
+    async def start(self) -> None:
+        loop: Any = asyncio.get_running_loop()
+        create = loop.create_server if self._path is None else loop.create_unix_server
+        self._server = await create(
+            self._connect,
+            sock=self._socket,
+            ssl=self._tls,
+            backlog=BACKLOG,
+            ssl_handshake_timeout=GREETING_SECS if self._tls else None,
+        )
+
+    async def stop(self) -> None:
+        self._shared.is_closing = True
+        self._socket.close() if self._server is None else self._server.close()
+        if self._path is not None:
+            self._path.remove()
+        try:
+            while leaving := tuple(self._shared.connections):
+                ends = [each.graceful_shutdown() for each in leaving]
+                await asyncio.gather(*ends, return_exceptions=True)
+                await asyncio.gather(*(each.wait_closed() for each in leaving))
+                self._shared.connections.difference_update(leaving)
+        finally:
+            self._stopped.set()
+
+    async def cut_off(self, grace_secs: float) -> None:
+        try:
+            async with asyncio.timeout(grace_secs):
+                await self._stopped.wait()
+        except TimeoutError:
+            for each in tuple(self._shared.connections):
+                each.cut_off()
+            await self._stopped.wait()
+
+    def _connect(self) -> "Connection":
+        return Connection(self._shared)

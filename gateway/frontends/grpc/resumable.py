@@ -1,0 +1,90 @@
+"""Streams that a client can come back to on another RPC: which message asks for what?"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest, InferResponse, Parameter
+from gateway.models.model import Model
+from gateway.protos import grpc_service_pb2 as pb
+from gateway.resumption.event_ids import EventId
+from gateway.resumption.reader import Reader, Responses
+from gateway.resumption.recording import Asked
+from gateway.resumption.recordings import Recordings
+from gateway.resumption.wish import RESUMABLE
+from gateway.stream import ResponseStream
+
+RESUME = "resume"
+"""The request parameter with the token of the stream that a message goes on with."""
+RESUME_AFTER = "resume_after"
+"""The request parameter with the number of the last response that the client has."""
+EVENT = "sluice_event"
+"""The response parameter with the number of the response in its stream, from 1."""
+STREAM = "sluice_stream"
+"""The parameter of the first response with the token of the stream."""
+
+
+def resumes(message: pb.ModelInferRequest) -> bool:
+    """Whether a message asks for nothing but the rest of a stream."""
+    return RESUME in message.parameters
+
+
+def resumed(recordings: Recordings, message: pb.ModelInferRequest) -> Reader:
+    """The rest of a stream that was asked for from the same model.
+
+    NOT_FOUND if there is no such stream, INVALID_ARG if a parameter is no good.
+    """
+    token = _given(message, RESUME, "string_param")
+    after = (
+        _given(message, RESUME_AFTER, "int64_param") if RESUME_AFTER in message.parameters else 0
+    )
+    if after < 0:
+        raise InferenceError(
+            Code.INVALID_ARG, f"parameter '{RESUME_AFTER}' is {after}, expected 0 or more"
+        )
+    return recordings.resume(EventId(token, after), _place(message))
+
+
+def recorded(
+    recordings: Recordings,
+    message: pb.ModelInferRequest,
+    request: InferRequest,
+    model: Model,
+    submit: Callable[[], ResponseStream],
+) -> Reader:
+    """The stream of a request that is to be resumable; INVALID_ARG if the model has no streams."""
+    if not model.config.decoupled:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"parameter '{RESUMABLE}' is for models that answer with a stream of responses, and "
+            f"model '{model.name}' is not decoupled",
+        )
+    return recordings.open(Asked(_place(message), model, request), submit)
+
+
+def marked(stream: Responses, batch: Sequence[InferResponse]) -> Sequence[InferResponse]:
+    """The responses of the batch taken last, with what a client needs to come back."""
+    if not isinstance(stream, Reader):
+        return batch
+    return [_marked(stream, event, response) for event, response in stream.numbered(batch)]
+
+
+def _marked(stream: Reader, event: EventId, response: InferResponse) -> InferResponse:
+    told: dict[str, Parameter] = {EVENT: event.number}
+    if stream.begins_with(event):
+        told[STREAM] = event.token
+    return replace(response, parameters={**response.parameters, **told})
+
+
+def _place(message: pb.ModelInferRequest) -> str:
+    return f"ModelStreamInfer {message.model_name}/{message.model_version}"
+
+
+def _given(message: pb.ModelInferRequest, name: str, kind: str) -> Any:
+    found = message.parameters[name]
+    if found.WhichOneof("parameter_choice") != kind:
+        raise InferenceError(
+            Code.INVALID_ARG, f"invalid value type for '{name}' parameter, expected {kind}."
+        )
+    return getattr(found, kind)

@@ -1,0 +1,95 @@
+"""Which model does a request of OpenAI's mean, and does it serve that endpoint?"""
+
+from collections.abc import Iterator
+
+from gateway.config import ModelConfig
+from gateway.dataplane import DataPlane
+from gateway.errors import Code, InferenceError
+from gateway.frontends.http.openai.encoders import encoder_of
+from gateway.frontends.http.openai.errors import refusal
+from gateway.models.model import Model
+from gateway.openai_exchange import (
+    ENDPOINT,
+    REQUEST,
+    RESPONSE,
+    Endpoint,
+    declares_endpoint,
+    serves_openai,
+)
+
+
+class ServedModels:
+    """The models that OpenAI's endpoints know: by their own names, and by further ones."""
+
+    def __init__(self, dataplane: DataPlane) -> None:
+        self._dataplane = dataplane
+
+    def __iter__(self) -> Iterator[Model]:
+        """Each that is ready and serves any endpoint, by name, in its highest version."""
+        ready = {model.name: model for model in self._dataplane.models() if model.ready}
+        return (model for model in ready.values() if any(serves(model.config, e) for e in Endpoint))
+
+    def find(self, name: str, endpoint: Endpoint) -> Model:
+        """The model of that name; for "" the only one that serves the endpoint.
+
+        NOT_FOUND if there is none, UNAVAILABLE while it is being loaded, INVALID_ARG if it does
+        not serve the endpoint.
+        """
+        model = self._named(name) if name else self._only(endpoint)
+        if not serves(model.config, endpoint):
+            raise _unfit(name, model.config, endpoint)
+        return model
+
+    def _named(self, name: str) -> Model:
+        try:
+            return self._dataplane.model(name)
+        except InferenceError as error:
+            if error.code is Code.INVALID_ARG:
+                raise
+            if (found := self._further_named(name)) is not None:
+                return found
+            if error.code is not Code.NOT_FOUND:
+                raise
+        raise refusal(Code.NOT_FOUND, f"The model `{name}` does not exist.", "model")
+
+    def _further_named(self, name: str) -> Model | None:
+        for model in self._dataplane.models():
+            if name in model.further_names:
+                return self._dataplane.model(model.name)
+        return None
+
+    def _only(self, endpoint: Endpoint) -> Model:
+        found = [model for model in self if serves(model.config, endpoint)]
+        if not found:
+            # One that has died may come back: asking it says so.
+            down = {model.name: model for model in self._dataplane.models()}
+            found = [model for model in down.values() if serves(model.config, endpoint)]
+        if len(found) != 1:
+            names = ", ".join(model.name for model in found) or "none"
+            raise refusal(
+                Code.INVALID_ARG,
+                f"`model` is missing, expected the name of a model that serves {endpoint}: {names}",
+                "model",
+            )
+        return found[0]
+
+
+def serves(config: ModelConfig, endpoint: Endpoint) -> bool:
+    """Whether a model of this config can be asked for that."""
+    if serves_openai(config):
+        return endpoint is Endpoint.CHAT or declares_endpoint(config)
+    return endpoint is Endpoint.EMBEDDINGS and encoder_of(config) is not None
+
+
+def _unfit(name: str, config: ModelConfig, endpoint: Endpoint) -> InferenceError:
+    lacks = f"it lacks the input '{REQUEST}' or the output '{RESPONSE}'"
+    if serves_openai(config):
+        lacks = f"it lacks the input '{ENDPOINT}'"
+    elif endpoint is Endpoint.EMBEDDINGS:
+        lacks += (
+            ", and does not have exactly one required input, BYTES with one element, and exactly "
+            "one output that is a vector of FP32 of a fixed size"
+        )
+    return refusal(
+        Code.INVALID_ARG, f"The model `{name}` does not serve {endpoint}: {lacks}", "model"
+    )

@@ -1,0 +1,30 @@
+"""Does everything that is for GPUs work on this one? `make gpu-check`, or `--help`.
+
+Imports nothing at the top but Python's own: what is missing is to be told, not to be a traceback.
+"""
+
+import importlib
+import sys
+
+from loadtests.gpu_check.needs import missing
+from loadtests.gpu_check.parts import CORE, PARTS
+
+EXIT_FAILED = 1
+
+
+def main() -> None:
+    """Say what is missing; without what every part needs, end."""
+    lacking = missing(dict.fromkeys(need for part in PARTS for need in part.needs))
+    if lacking:
+        sys.stderr.write(f"gpu_check: not installed: {', '.join(lacking)}\n")
+    if needed := missing(CORE):
+        sys.stderr.write(
+            f"gpu_check: nothing can be checked without {', '.join(needed)}: "
+            f"pip install {' '.join(needed)}\n"
+        )
+        raise SystemExit(EXIT_FAILED)
+    importlib.import_module("loadtests.gpu_check.check").main()
+
+
+if __name__ == "__main__":
+    main()

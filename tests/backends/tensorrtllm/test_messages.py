@@ -1,0 +1,40 @@
+"""What chat templates get of messages."""
+
+from typing import Any
+
+import pytest
+
+from backends.tensorrtllm.worker.sluice_tensorrtllm.messages import readable
+from backends.tensorrtllm.worker.sluice_tensorrtllm.refusals import Refusal
+
+
+def called(arguments: str) -> list[dict[str, Any]]:
+    function = {"name": "f", "arguments": arguments}
+    return [{"role": "assistant", "content": None, "tool_calls": [{"function": function}]}]
+
+
+def test_texts_are_joined_and_messages_left_as_they_were() -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}
+    assert readable([message]) == [{"role": "user", "content": "a\nb"}]
+    assert isinstance(message["content"], list)
+    assert readable([{"role": "user", "content": "a"}]) == [{"role": "user", "content": "a"}]
+
+
+def test_arguments_of_tool_calls_are_parsed() -> None:
+    (message,) = readable(called('{"x": 1}'))
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        (["a"], 'message 0 is "a", expected an object'),
+        ([{"content": [{"type": "text"}]}], "only parts of the type text"),
+        ([{"content": [{"type": "image_url", "text": "a"}]}], "only parts of the type text"),
+        (called("{"), "tool call whose arguments are not valid JSON"),
+    ],
+)
+def test_what_is_no_text_is_refused(messages: list[Any], text: str) -> None:
+    with pytest.raises(Refusal) as refusal:
+        readable(messages)
+    assert text in str(refusal.value)

@@ -1,0 +1,83 @@
+"""What is new, of an object that the library goes on writing to."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from backends.tensorrtllm.worker.sluice_tensorrtllm.steps import Progress
+
+
+def sequence(index: int = 0) -> Any:
+    return SimpleNamespace(
+        index=index,
+        text="",
+        token_ids=[],
+        finish_reason=None,
+        stop_reason=None,
+        cumulative_logprob=None,
+        logprobs=None,
+        request_perf_metrics=None,
+    )
+
+
+def test_an_object_that_grows_is_told_piece_by_piece() -> None:
+    progress, one = Progress(9), sequence()
+    output = SimpleNamespace(outputs=[one], finished=False)
+    one.text, one.token_ids = "Hel", [1]
+    (first,) = progress.read(output)
+    one.text, one.token_ids = "Hello", [1, 2, 3]
+    (second,) = progress.read(output)
+    assert [(first.text, first.tokens), (second.text, second.tokens)] == [("Hel", 1), ("lo", 2)]
+
+
+def test_half_a_character_waits_for_its_rest() -> None:
+    progress, one = Progress(9), sequence()
+    output = SimpleNamespace(outputs=[one], finished=False)
+    one.text = "a\ufffd"
+    assert progress.read(output)[0].text == "a"
+    one.text = "aé"
+    assert progress.read(output)[0].text == "é"
+    one.text, one.finish_reason = "aé\ufffd", "length"
+    assert progress.read(output)[0].text == "\ufffd"
+
+
+def test_what_a_stop_word_takes_back_is_not_told_again() -> None:
+    progress, one = Progress(9), sequence()
+    output = SimpleNamespace(outputs=[one], finished=False)
+    one.text, one.token_ids = "end ST", [1, 2]
+    progress.read(output)
+    one.text, one.finish_reason, one.stop_reason = "end ", "stop", "STOP"
+    (gain,) = progress.read(output)
+    assert (gain.text, gain.tokens, gain.stop_reason) == ("", 0, "STOP")
+
+
+def test_sequences_come_in_the_order_of_their_indices() -> None:
+    progress = Progress(9)
+    first, second = sequence(0), sequence(1)
+    first.text, second.text = "a", "b"
+    assert [
+        each.text
+        for each in progress.read(SimpleNamespace(outputs=[second, first], finished=False))
+    ] == [
+        "a",
+        "b",
+    ]
+
+
+def test_log_probabilities_are_those_of_the_chosen_tokens() -> None:
+    progress, one = Progress(9), sequence()
+    chance = SimpleNamespace
+    one.token_ids = [5]
+    one.logprobs = [{9: chance(logprob=-0.1), 5: chance(logprob=-2.0)}]
+    assert progress.read(SimpleNamespace(outputs=[one], finished=False))[0].logprobs == (-2.0,)
+    one.token_ids = [5, 6]
+    one.logprobs = [*one.logprobs, {6: chance(logprob=-0.5)}]
+    assert progress.read(SimpleNamespace(outputs=[one], finished=False))[0].logprobs == (-0.5,)
+
+
+def test_a_sequence_without_a_reason_has_one_at_the_end() -> None:
+    progress, long, short = Progress(2), sequence(0), sequence(1)
+    long.token_ids, short.token_ids = [1, 2], [1]
+    output = SimpleNamespace(outputs=[long, short], finished=False)
+    assert [each.finish_reason for each in progress.read(output)] == [None, None]
+    output.finished = True
+    assert [each.finish_reason for each in progress.read(output)] == ["length", "stop"]

@@ -1,0 +1,114 @@
+"""What we use of vLLM is where it was, and takes what it took; a new one that moved it fails."""
+
+import inspect
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]
+
+OPENAI = "vllm.entrypoints.openai"
+SERVE = "vllm.entrypoints.serve"
+POOLING = "vllm.entrypoints.pooling"
+TAKEN = {
+    "vllm.entrypoints.launchers.api_server.app_state:init_app_state": (
+        *("engine_client", "state", "args", "supported_tasks"),
+    ),
+    f"{OPENAI}.chat_completion.serving:OpenAIServingChat.create_chat_completion": (
+        *("self", "request", "raw_request"),
+    ),
+    f"{OPENAI}.completion.serving:OpenAIServingCompletion.create_completion": (
+        *("self", "request", "raw_request"),
+    ),
+    f"{OPENAI}.responses.serving:OpenAIServingResponses.create_responses": (
+        *("self", "request", "raw_request"),
+    ),
+    f"{POOLING}.base.serving:PoolingBaseServing.__call__": ("self", "request", "raw_request"),
+    f"{POOLING}.scoring.serving:ServingScores.__call__": ("self", "args", "kwargs"),
+    f"{SERVE}.tokenize.serving:ServingTokenization.create_tokenize": (
+        *("self", "request", "raw_request"),
+    ),
+    f"{SERVE}.tokenize.serving:ServingTokenization.create_detokenize": (
+        *("self", "request", "raw_request"),
+    ),
+    f"{SERVE}.exception_handling.error_response:create_error_response": (
+        *("message", "err_type", "status_code", "param"),
+    ),
+    f"{SERVE}.exception_handling.handlers.validation:clean_loc_for_param": ("loc",),
+    f"{OPENAI}.models.protocol:LoRAModulePath": (
+        *("name", "path", "base_model_name", "is_3d_lora_weight"),
+    ),
+    "vllm.renderers.online_renderer:OnlineRenderer.render_chat": (
+        *("self", "request", "skip_mm_cache"),
+    ),
+    "vllm.v1.engine.async_llm:AsyncLLM.generate": (
+        *("self", "prompt", "sampling_params", "request_id", "prompt_text", "lora_request"),
+        *("tokenization_kwargs", "trace_headers", "priority", "data_parallel_rank"),
+        *("session_id", "kv_hints", "reasoning_ended", "reasoning_parser_kwargs"),
+    ),
+    "vllm.v1.engine.async_llm:AsyncLLM.encode": (
+        *("self", "prompt", "pooling_params", "request_id", "lora_request", "trace_headers"),
+        *("priority", "tokenization_kwargs", "reasoning_ended"),
+    ),
+    "vllm.v1.engine.async_llm:AsyncLLM.add_request": (
+        *("self", "request_id", "prompt", "params", "arrival_time", "lora_request"),
+        *("tokenization_kwargs", "trace_headers", "priority", "data_parallel_rank"),
+        *("session_id", "prompt_text", "reasoning_ended", "reasoning_parser_kwargs", "kv_hints"),
+    ),
+    "vllm.v1.engine.async_llm:AsyncLLM.abort": ("self", "request_id", "internal"),
+}
+ARGUMENTS = {
+    *("model", "served_model_name", "enable_log_requests", "structured_outputs_config"),
+    *("lora_modules", "chat_template", "trust_request_chat_template", "tool_call_parser"),
+    *("enable_auto_tool_choice", "log_error_stack"),
+}
+"""What is set of the arguments of `vllm serve`."""
+
+
+def found(place: str) -> Any:
+    module, _, path = place.partition(":")
+    thing = import_module(module)
+    for name in path.split("."):
+        thing = getattr(thing, name)
+    return thing
+
+
+@pytest.mark.parametrize("place", TAKEN, ids=lambda place: place.rpartition(":")[2])
+def test_what_is_called_takes_what_it_took(place: str) -> None:
+    assert tuple(inspect.signature(found(place)).parameters) == TAKEN[place]
+
+
+def test_handlers_hold_the_engine_where_an_exchange_takes_its_place() -> None:
+    bases = (f"{SERVE[: -len('.serve')]}.generate.base.serving:GenerateBaseServing",)
+    for place in (*bases, f"{POOLING}.base.serving:PoolingBaseServing"):
+        source = inspect.getsource(found(place).__init__)
+        assert "self.engine_client = engine_client" in source
+
+
+def test_the_arguments_of_the_server_have_the_names_that_are_set() -> None:
+    parser = found("vllm.utils.argparse_utils:FlexibleArgumentParser")()
+    made = found("vllm.entrypoints.launchers.cli_args:make_arg_parser")(parser).parse_args([])
+    assert vars(made).keys() >= ARGUMENTS
+
+
+def test_the_store_of_responses_can_be_switched_off() -> None:
+    serving = found(f"{OPENAI}.responses.serving:OpenAIServingResponses")
+    assert "self.enable_store = " in inspect.getsource(serving.__init__)
+
+
+def test_the_setting_for_redirects_exists() -> None:
+    from backends.vllm.startup import REDIRECTS
+
+    assert found(f"vllm.envs:{REDIRECTS}") in (True, False)
+
+
+def test_no_address_has_the_domain_that_stands_for_none() -> None:
+    from backends.vllm.openai_settings import NOWHERE
+
+    connector = found("vllm.multimodal.media.connector:MediaConnector")(
+        allowed_media_domains=[NOWHERE]
+    )
+    for address in ("http://localhost/x.png", f"http://{NOWHERE}/x.png", "https:///x.png"):
+        with pytest.raises(ValueError, match=r"must be from one of the allowed domains|parse"):
+            connector.load_from_url(address, found("vllm.multimodal.media:ImageMediaIO")())

@@ -1,0 +1,298 @@
+"""What a method learns of its client, by each transport: metadata, and that the client has left."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from hyperframe.frame import DataFrame, RstStreamFrame
+
+from gateway.frontends.grpc.hyper_transport import HyperTransport
+from gateway.frontends.grpc.methods import Method
+from gateway.frontends.grpc.rpc import Call, ClientGone, RpcError, Status
+from gateway.frontends.grpc.server import TRANSPORTS
+from gateway.frontends.grpc.transport import Transport
+from gateway.settings import GrpcSettings, GrpcTransport
+from tests.builders import soon
+from tests.conftest import tasks_left
+from tests.http2 import CANCEL, Answer, Connection, message, request
+from tests.serving import WAIT_SECS
+
+PROMPTLY_SECS = 0.5
+"""On an idle machine it takes a quarter of a millisecond."""
+
+TOLD = "x-told"
+
+
+class Service:
+    """The methods; those that wait tell when they have begun, and when they were cancelled."""
+
+    def __init__(self) -> None:
+        self.begun: asyncio.Queue[str] = asyncio.Queue()
+        self.cancelled: asyncio.Queue[float] = asyncio.Queue()
+        self.ended: asyncio.Queue[float] = asyncio.Queue()
+
+    async def wait(self, message: bytes, call: Call) -> bytes:
+        """Wait for what never comes."""
+        with self._noted(call):
+            await asyncio.Event().wait()
+        raise AssertionError("an event was set that nobody sets")
+
+    async def read(self, messages: AsyncIterator[bytes], call: Call) -> None:
+        """Read all there is, and then wait."""
+        with self._noted(call):
+            async for _ in messages:
+                self.begun.put_nowait("message")
+            self.begun.put_nowait("end")
+            await asyncio.Event().wait()
+
+    async def write(self, messages: AsyncIterator[bytes], call: Call) -> None:
+        """Send without an end."""
+        with self._noted(call):
+            while True:
+                await call.send([bytes(10_000)])
+
+    async def tell(self, message: bytes, call: Call) -> bytes:
+        """Answer with the metadata that came."""
+        found = sorted((name, value) for name, value in call.metadata if name.startswith("x"))
+        return repr(found).encode()
+
+    async def fail(self, message: bytes, call: Call) -> bytes:
+        """Fail with the text that came."""
+        raise RpcError(Status.ABORTED, message.decode())
+
+    async def decorate(self, message: bytes, call: Call) -> bytes:
+        """Send metadata before and behind the answer."""
+        await call.send_initial_metadata([(TOLD, "a"), (TOLD, "b"), (f"{TOLD}-bin", b"\0\xff")])
+        call.set_trailing_metadata([(TOLD, "c"), (TOLD, "d"), (f"{TOLD}-bin", b"\1\xfe")])
+        return message
+
+    @contextmanager
+    def _noted(self, call: Call) -> Any:
+        call.on_end(lambda: self.ended.put_nowait(time.perf_counter()))
+        self.begun.put_nowait("method")
+        try:
+            yield
+        except (asyncio.CancelledError, ClientGone):
+            self.cancelled.put_nowait(time.perf_counter())
+            raise
+
+    def methods(self) -> dict[str, Method]:
+        streams = {"client_streams": True, "server_streams": True}
+        return {
+            **{
+                f"/test.Service/{each.__name__}": Method(each, bytes, bytes)
+                for each in (self.wait, self.tell, self.fail, self.decorate)
+            },
+            **{
+                f"/test.Service/{each.__name__}": Method(each, bytes, bytes, **streams)
+                for each in (self.read, self.write)
+            },
+        }
+
+
+@pytest.fixture
+async def service() -> Service:
+    return Service()
+
+
+@pytest.fixture(params=list(GrpcTransport))
+async def transport(
+    request: pytest.FixtureRequest, service: Service, caplog: pytest.LogCaptureFixture
+) -> AsyncIterator[Transport]:
+    """Each in turn; it ends at once when its clients have left, and leaves nothing behind.
+
+    That a client leaves is no error, and so is not in the log.
+    """
+    settings = GrpcSettings(address="127.0.0.1", port=0)
+    found = TRANSPORTS[request.param](service.methods(), settings)
+    await found.start()
+    yield found
+    await soon(asyncio.gather(found.stop(), found.cut_off(60.0)))
+    if request.param is GrpcTransport.HYPER:  # grpc.aio has tasks of its own
+        assert tasks_left() == []
+    logged = [*caplog.get_records("call"), *caplog.records]
+    assert [each for each in logged if each.levelno >= logging.WARNING and _is_ours(each)] == []
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Nobody's own are grpcio's words on metadata that is no UTF-8, before it makes do with it."""
+    return not record.getMessage().startswith("Invalid encoding")
+
+
+@pytest.fixture
+async def connection(transport: Transport) -> AsyncIterator[Connection]:
+    with Connection(transport.port) as found:
+        found.begin()
+        yield found
+
+
+@pytest.fixture
+def allowed_secs(transport: Transport) -> float:
+    """How long a method may run on whose client has left; grpcio promises nothing."""
+    return PROMPTLY_SECS if isinstance(transport, HyperTransport) else WAIT_SECS
+
+
+def send(connection: Connection, method: str, *frames: Any, stream: int = 1) -> None:
+    """Begin an RPC, with these frames behind its headers."""
+    fields = request(f"/test.Service/{method}")
+    connection.send(connection.headers(stream, fields), *frames)
+
+
+async def answer(
+    connection: Connection,
+    method: str,
+    *more: tuple[str, str | bytes],
+    body: bytes = b"",
+    stream: int = 1,
+) -> Answer:
+    """What a whole request is answered with."""
+    connection.send(
+        connection.headers(stream, request(f"/test.Service/{method}", *more)),
+        DataFrame(stream, message(body), flags=("END_STREAM",)),
+    )
+    return await asyncio.to_thread(connection.answer, stream)
+
+
+def reset(connection: Connection) -> None:
+    """Cancel the RPC, as clients of gRPC do."""
+    connection.send(RstStreamFrame(1, CANCEL))
+
+
+LEAVING: list[Callable[[Connection], None]] = [reset, Connection.close, Connection.reset]
+BODY = message(b"x" * 100)
+ENDING = DataFrame(1, b"", flags=("END_STREAM",))
+PHASES = {
+    "before a message": ("read", [], ["method"]),
+    "within a message": ("read", [DataFrame(1, BODY + BODY[:50])], ["method", "message"]),
+    "behind a message": ("read", [DataFrame(1, BODY)], ["method", "message"]),
+    "behind the last message": ("read", [DataFrame(1, BODY), ENDING], ["method", "message", "end"]),
+    "half-closed without a message": ("read", [ENDING], ["method", "end"]),
+    "while a unary method runs": ("wait", [DataFrame(1, BODY), ENDING], ["method"]),
+    "while answers are sent": ("write", [], ["method"]),
+}
+
+
+@pytest.mark.parametrize("leave", LEAVING)
+@pytest.mark.parametrize("phase", PHASES)
+async def test_a_method_whose_client_leaves_is_cancelled_at_once(
+    connection: Connection,
+    service: Service,
+    allowed_secs: float,
+    phase: str,
+    leave: Callable[[Connection], None],
+) -> None:
+    method, frames, begun = PHASES[phase]
+    send(connection, method, *frames)
+    assert [await soon(service.begun.get()) for _ in begun] == begun
+    left = time.perf_counter()
+    leave(connection)
+    assert await soon(service.cancelled.get()) - left < allowed_secs
+    assert await soon(service.ended.get()) - left < allowed_secs
+    assert service.cancelled.empty()
+
+
+@pytest.mark.parametrize("leave", LEAVING)
+@pytest.mark.parametrize("frames", [[], [DataFrame(1, BODY[:50])], [DataFrame(1, b"")]])
+async def test_a_client_may_leave_before_its_message_is_whole(
+    connection: Connection,
+    transport: Transport,
+    service: Service,
+    frames: list[Any],
+    leave: Callable[[Connection], None],
+) -> None:
+    send(connection, "wait", *frames)
+    leave(connection)
+    with Connection(transport.port) as other:
+        assert (await answer(other.begin(), "tell")).client_status == "OK"
+    assert service.begun.empty()
+
+
+async def test_a_reset_of_one_rpc_leaves_those_beside_it_alone(
+    connection: Connection, service: Service
+) -> None:
+    send(connection, "wait", DataFrame(1, BODY), ENDING)
+    await soon(service.begun.get())
+    send(connection, "read", stream=3)
+    await soon(service.begun.get())
+    reset(connection)
+    await soon(service.cancelled.get())
+    assert (await answer(connection, "tell", stream=5)).client_status == "OK"
+    assert service.cancelled.empty()
+
+
+async def test_a_reset_behind_the_answer_disturbs_nobody(
+    connection: Connection, service: Service
+) -> None:
+    await answer(connection, "tell")
+    reset(connection)
+    reset(connection)
+    assert (await answer(connection, "tell", stream=3)).client_status == "OK"
+
+
+async def test_a_deadline_cancels_the_method_and_tells_the_client(
+    connection: Connection, service: Service
+) -> None:
+    found = await answer(connection, "wait", ("grpc-timeout", "50m"))
+    assert found.client_status == "DEADLINE_EXCEEDED"
+    await soon(service.cancelled.get())
+    await soon(service.ended.get())
+
+
+async def test_all_values_of_one_name_reach_the_method_in_their_order(
+    connection: Connection,
+) -> None:
+    sent = [("x-a", "2"), ("x-b", ""), ("x-a", "1"), ("x-bin", "YQ"), ("x-bin", "/w==")]
+    found = await answer(connection, "tell", *sent)
+    told = [("x-a", "1"), ("x-a", "2"), ("x-b", ""), ("x-bin", b"a"), ("x-bin", b"\xff")]
+    assert found.messages == [repr(told).encode()]
+
+
+async def test_metadata_that_is_not_ascii_reaches_the_method(connection: Connection) -> None:
+    found = await answer(connection, "tell", ("x-a", "\xe4".encode()), ("x-b", b"\xff\xfe"))
+    assert found.messages == [repr([("x-a", "\xe4"), ("x-b", "\xff\xfe")]).encode()]
+
+
+async def test_metadata_before_and_behind_an_answer_reaches_the_client(
+    connection: Connection,
+) -> None:
+    found = await answer(connection, "decorate", body=b"x")
+    assert found.messages == [b"x"]
+    told, binary = TOLD.encode(), f"{TOLD}-bin".encode()
+    before = [(told, b"a"), (told, b"b"), (binary, b"AP8")]
+    behind = [(told, b"c"), (told, b"d"), (binary, b"Af4")]
+    assert [pair for pair in found.head if pair[0] in (told, binary)] == before
+    assert [pair for pair in found.trailers if pair[0] in (told, binary)] == behind
+
+
+async def test_a_text_of_a_status_reaches_the_client_letter_by_letter(
+    connection: Connection,
+) -> None:
+    text = "".join(map(chr, range(128))) + "100% %41 \xe4 \u20ac \U0001f600"
+    found = await answer(connection, "fail", body=text.encode())
+    assert found.client_status == "ABORTED"
+    assert found.grpc_message == text
+    raw = (found.text("grpc-message") or "").encode()
+    assert all(0x20 <= byte <= 0x7E for byte in raw)
+
+
+async def test_what_goes_wrong_outside_a_method_is_logged_and_ends_its_stream_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broken: Any = object()
+    methods = {**Service().methods(), "/test.Service/broken": broken}
+    transport = HyperTransport(methods, GrpcSettings(address="127.0.0.1", port=0))
+    await transport.start()
+    with Connection(transport.port) as connection:
+        connection.begin()
+        found = await answer(connection, "broken", body=b"x")
+        assert found.client_status == "INTERNAL"
+    with Connection(transport.port) as connection:
+        connection.begin()
+        assert (await answer(connection, "tell", body=b"x")).client_status == "OK"
+    await soon(asyncio.gather(transport.stop(), transport.cut_off(60.0)))
+    (record,) = [each for each in caplog.records if each.exc_info]
+    assert record.getMessage() == "request failed unexpectedly"

@@ -1,0 +1,402 @@
+"""One recorded stream: nothing is lost, nothing comes twice, and nothing grows."""
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferResponse
+from gateway.resumption.event_ids import EventId
+from gateway.resumption.keeping import kept_bytes
+from gateway.resumption.reader import Reader
+from gateway.resumption.recordings import Recordings
+from gateway.stream import DEFAULT_LIMIT, Interrupted, ResponseStream
+from tests.builders import FLAG, Execution, settle, soon, text_response, texts
+from tests.gateway.resumption.conftest import PLACE, Keep, Llm
+
+ONE = kept_bytes(text_response("0"))
+WORDS = [str(number) for number in range(6)]
+BROKEN = InferenceError(Code.INTERNAL, "broken")
+MOMENT = 0.01
+
+
+async def rest(reader: Reader) -> list[str]:
+    """What a reader still gets, to the end."""
+    found: list[InferResponse] = []
+    while batch := await soon(reader.batch()):
+        found += batch
+    return texts(found)
+
+
+async def one(reader: Reader) -> str:
+    """The only response that is there."""
+    (found,) = texts(await soon(reader.batch()))
+    return found
+
+
+def say(execution: Execution, *words: str) -> None:
+    for word in words:
+        execution.answer(text_response(word))
+
+
+def back(recordings: Recordings, token: str, number: int) -> Reader:
+    return recordings.resume(EventId(token, number), PLACE)
+
+
+async def test_a_reader_gets_what_the_model_says(llm: Llm, recordings: Recordings) -> None:
+    with llm.ask(recordings) as reader:
+        execution = await llm.begun()
+        say(execution, *WORDS)
+        execution.finish("end")
+        assert await rest(reader) == [*WORDS, "end"]
+        assert reader.finished
+        assert await soon(reader.batch()) == []
+
+
+@pytest.mark.parametrize("got", range(len(WORDS) + 1))
+async def test_wherever_it_is_cut_a_stream_goes_on_without_loss_or_repetition(
+    llm: Llm, recordings: Recordings, got: int
+) -> None:
+    with llm.ask(recordings) as reader:
+        execution = await llm.begun()
+        before = []
+        for word in WORDS[:got]:
+            say(execution, word)
+            before.append(await one(reader))
+    say(execution, *WORDS[got:])
+    for position in range(got + 1):
+        with back(recordings, reader.token, position) as again:
+            assert again.position == position
+            if position < len(WORDS):
+                found = texts(await soon(again.batch()))
+                assert found == WORDS[position : position + len(found)]
+    with back(recordings, reader.token, got) as again:
+        execution.finish("end")
+        assert before + await rest(again) == [*WORDS, "end"]
+    for position in range(len(WORDS) + 1):
+        with back(recordings, reader.token, position) as late:
+            assert await rest(late) == [*WORDS, "end"][position:]
+
+
+async def test_responses_are_numbered_from_one(llm: Llm, recordings: Recordings) -> None:
+    with llm.ask(recordings) as reader:
+        execution = await llm.begun()
+        execution.finish("a")
+        ((event, response),) = reader.numbered(await soon(reader.batch()))
+        assert (event, texts([response])) == (EventId(reader.token, 1), ["a"])
+        assert reader.begins_with(event)
+    with back(recordings, reader.token, 1) as again:
+        assert not again.begins_with(event)
+
+
+async def test_several_readers_follow_at_their_own_pace(llm: Llm, recordings: Recordings) -> None:
+    with llm.ask(recordings) as first, back(recordings, first.token, 0) as second:
+        execution = await llm.begun()
+        say(execution, "a")
+        assert await one(first) == "a"
+        say(execution, "b")
+        assert await one(first) == "b"
+        execution.finish("c")
+        assert await rest(first) == ["c"]
+        assert await rest(second) == ["a", "b", "c"]
+
+
+async def test_a_position_that_has_not_been_reached_is_refused(
+    llm: Llm, recordings: Recordings
+) -> None:
+    with llm.ask(recordings) as reader:
+        execution = await llm.begun()
+        execution.finish("a")
+        await rest(reader)
+        with pytest.raises(InferenceError, match=r"response 2 .* newest is 1") as caught:
+            back(recordings, reader.token, 2)
+        assert caught.value.code is Code.INVALID_ARG
+
+
+# Bounds.
+
+
+async def test_with_nobody_there_a_full_buffer_holds_the_model_back(llm: Llm, keep: Keep) -> None:
+    recordings = keep(buffer_size=10 * ONE)
+    words = [str(number % 10) for number in range(300)]
+    with llm.ask(recordings) as reader:
+        execution = await llm.begun()
+    say(execution, *words)
+    execution.finish("end")
+    await settle()
+    held = execution.taken
+    assert 10 < held <= 11 + DEFAULT_LIMIT + 1
+    assert recordings.reading().byte_size == 11 * ONE
+    await settle()
+    assert execution.taken == held
+    with back(recordings, reader.token, 0) as again:
+        assert await rest(again) == [*words, "end"]
+    assert recordings.reading().byte_size <= 10 * ONE
+
+
+async def test_the_slowest_reader_holds_the_model_back(llm: Llm, keep: Keep) -> None:
+    recordings = keep(buffer_size=10 * ONE)
+    words = [str(number % 10) for number in range(300)]
+    with llm.ask(recordings) as slow, back(recordings, slow.token, 0) as fast:
+        execution = await llm.begun()
+        say(execution, *words)
+        await settle()
+        assert texts(await soon(fast.batch())) == words[:11]
+        await settle()
+        assert execution.taken < 200
+        assert recordings.reading().byte_size == 11 * ONE
+        slow.cancel()
+        found = words[:11]
+        execution.finish("end")
+        assert found + await rest(fast) == [*words, "end"]
+
+
+async def test_what_every_reader_has_is_dropped_beyond_the_limit(llm: Llm, keep: Keep) -> None:
+    recordings = keep(buffer_size=3 * ONE)
+    with llm.ask(recordings) as reader:
+        execution = await llm.begun()
+        for word in WORDS:
+            say(execution, word)
+            assert await one(reader) == word
+        assert recordings.reading().byte_size == 3 * ONE
+        with pytest.raises(InferenceError, match=r"response 3 .* oldest is 4.*--resumable-b") as e:
+            back(recordings, reader.token, 2)
+        assert e.value.code is Code.NOT_FOUND
+        with back(recordings, reader.token, 3) as again:
+            execution.finish("end")
+            assert await rest(again) == [*WORDS[3:], "end"]
+        assert await rest(reader) == ["end"]
+
+
+async def test_a_limit_is_kept_to_the_byte(llm: Llm, keep: Keep) -> None:
+    exact, less = keep(buffer_size=2 * ONE), keep(buffer_size=2 * ONE - 1)
+    for recordings, kept in ((exact, 2), (less, 1)):
+        with llm.ask(recordings) as reader:
+            execution = await llm.begun()
+            say(execution, "a")
+            await one(reader)
+            execution.finish("b")
+            await rest(reader)
+        assert recordings.reading().byte_size == kept * ONE
+
+
+async def test_a_response_beyond_the_limit_reaches_its_reader_and_is_not_kept(
+    llm: Llm, keep: Keep
+) -> None:
+    recordings = keep(buffer_size=2 * ONE)
+    with llm.ask(recordings) as reader:
+        execution = await llm.begun()
+        say(execution, "x" * 2 * ONE)
+        assert len(await one(reader)) == 2 * ONE
+        assert recordings.reading().byte_size == 0
+        with pytest.raises(InferenceError, match=r"response 1 .* no longer kept"):
+            back(recordings, reader.token, 0)
+        execution.finish("end")
+        assert await rest(reader) == ["end"]
+
+
+async def test_a_response_beyond_the_limit_is_not_kept_for_nobody(llm: Llm, keep: Keep) -> None:
+    recordings = keep(buffer_size=2 * ONE)
+    with llm.ask(recordings) as reader:
+        execution = await llm.begun()
+    say(execution, "a", "x" * 2 * ONE)
+    execution.finish("b")
+    await settle()
+    assert recordings.reading().byte_size == ONE
+    with back(recordings, reader.token, 2) as again:
+        assert await rest(again) == ["b"]
+
+
+# Leaving and coming back.
+
+
+async def test_a_reader_that_leaves_while_it_waits_is_told(
+    llm: Llm, recordings: Recordings
+) -> None:
+    with llm.ask(recordings) as reader:
+        execution = await llm.begun()
+        waiting = asyncio.create_task(reader.batch())
+        await settle()
+        reader.cancel()
+        reader.cancel()
+        with pytest.raises(InferenceError) as caught:
+            await soon(waiting)
+        assert caught.value.code is Code.CANCELLED
+    assert not execution.stopped.is_set()
+    execution.finish("end")
+    with back(recordings, reader.token, 0) as again:
+        assert await rest(again) == ["end"]
+
+
+async def test_when_nobody_comes_back_the_model_is_stopped_and_its_tokens_are_counted(
+    llm: Llm, keep: Keep
+) -> None:
+    recordings = keep(grace_secs=MOMENT)
+    with llm.ask(recordings) as reader:
+        execution = await llm.begun()
+        execution.answer(text_response("read", tokens=1))
+        await one(reader)
+        execution.answer(text_response("in vain", tokens=2))
+        execution.answer(text_response("in vain, too", tokens=3))
+        await settle()
+    await soon(execution.stopped.wait())
+    assert llm.model.in_flight == 0
+    assert llm.model.statistics.wasted_tokens == 5
+    assert llm.model.statistics.completion_tokens == 6
+    found = recordings.reading()
+    assert (found.recordings, found.byte_size, found.expired) == (0, 0, 1)
+    with pytest.raises(InferenceError, match="it has expired"):
+        back(recordings, reader.token, 1)
+
+
+async def test_what_is_dropped_unread_is_wasted_once(llm: Llm, keep: Keep) -> None:
+    recordings = keep(grace_secs=MOMENT, buffer_size=ONE)
+    with llm.ask(recordings) as reader:
+        execution = await llm.begun()
+        execution.answer(text_response("read", tokens=1))
+        await one(reader)
+    execution.answer(text_response("too large for nobody" * ONE, tokens=2))
+    await settle()
+    execution.answer(text_response("in vain", tokens=4))
+    await soon(execution.stopped.wait())
+    await settle()
+    assert llm.model.statistics.wasted_tokens == 6
+
+
+async def test_what_the_stream_holds_is_wasted_too(llm: Llm, keep: Keep) -> None:
+    recordings = keep(grace_secs=MOMENT, buffer_size=ONE)
+    with llm.ask(recordings):
+        execution = await llm.begun()
+        for _ in range(10):
+            execution.answer(text_response("x", tokens=1))
+        await settle()
+    await soon(execution.stopped.wait())
+    assert llm.model.statistics.wasted_tokens == 10
+
+
+async def test_the_grace_period_begins_when_the_last_reader_leaves(llm: Llm, keep: Keep) -> None:
+    recordings = keep(grace_secs=MOMENT)
+    with llm.ask(recordings, "attended") as attended:
+        execution = await llm.begun()
+        with back(recordings, attended.token, 0):
+            """Somebody comes and goes while another one stays."""
+        with llm.ask(recordings, "left"):
+            left = await llm.begun()
+        await soon(left.stopped.wait())
+        await settle()
+        assert not execution.stopped.is_set()
+    await soon(execution.stopped.wait())
+
+
+async def test_who_comes_back_in_time_keeps_the_stream_alive(llm: Llm, keep: Keep) -> None:
+    recordings = keep(grace_secs=MOMENT)
+    with llm.ask(recordings, "kept") as reader:
+        execution = await llm.begun()
+    with back(recordings, reader.token, 0) as again:
+        with llm.ask(recordings, "left"):
+            left = await llm.begun()
+        await soon(left.stopped.wait())
+        await settle()
+        execution.finish("end")
+        assert await rest(again) == ["end"]
+
+
+async def test_after_its_end_a_stream_stays_for_a_while_and_leaves_nothing(
+    llm: Llm, keep: Keep
+) -> None:
+    recordings = keep(grace_secs=MOMENT)
+    with llm.ask(recordings) as reader:
+        execution = await llm.begun()
+        execution.finish("end")
+        (response,) = await soon(reader.batch())
+    with back(recordings, reader.token, 0) as again:
+        assert await rest(again) == ["end"]
+    recording = weakref.ref(again.recording)
+    del reader, again, execution
+    llm.instance.executions.clear()
+    for _ in range(1000):
+        if recording() is None:
+            break
+        await asyncio.sleep(MOMENT)
+        gc.collect()
+    assert recording() is None
+    found = recordings.reading()
+    assert (found.recordings, found.byte_size, found.expired) == (0, 0, 0)
+    assert texts([response]) == ["end"]
+
+
+async def test_answers_that_nobody_read_are_wasted_also_if_they_are_complete(
+    llm: Llm, keep: Keep
+) -> None:
+    recordings = keep(grace_secs=MOMENT)
+    with llm.ask(recordings):
+        execution = await llm.begun()
+        execution.answer(text_response("all of it", final=True, tokens=7))
+        execution.end()
+        await soon(execution.stopped.wait())
+    assert llm.model.statistics.wasted_tokens == 0
+    with llm.ask(recordings, "later"):
+        later = await llm.begun()
+    await soon(later.stopped.wait())
+    assert llm.model.statistics.wasted_tokens == 7
+    assert recordings.reading().expired == 1
+
+
+# Ends.
+
+
+async def test_an_error_comes_after_the_responses_before_it_for_everybody(
+    llm: Llm, recordings: Recordings
+) -> None:
+    with llm.ask(recordings) as reader:
+        execution = await llm.begun()
+        say(execution, "a")
+        execution.answer(BROKEN)
+        for position in (0, 1):
+            with back(recordings, reader.token, position) as again:
+                if position == 0:
+                    assert await one(again) == "a"
+                with pytest.raises(InferenceError, match="broken"):
+                    await soon(again.batch())
+        assert await one(reader) == "a"
+        with pytest.raises(InferenceError, match="broken"):
+            await soon(reader.batch())
+
+
+async def test_a_final_flag_is_a_response_as_any_other(llm: Llm, recordings: Recordings) -> None:
+    with llm.ask(recordings) as reader:
+        execution = await llm.begun()
+        say(execution, "a")
+        execution.answer(FLAG)
+        assert await rest(reader) == ["a", ""]
+        assert reader.position == 2
+
+
+async def test_only_insists_on_one_response(llm: Llm, recordings: Recordings) -> None:
+    with llm.ask(recordings) as single, llm.ask(recordings) as several:
+        (await llm.begun()).finish("one")
+        execution = await llm.begun()
+        say(execution, "one")
+        execution.finish("two")
+        assert texts([await soon(single.only())]) == ["one"]
+        with pytest.raises(InferenceError, match="expected a single response, got 2"):
+            await soon(several.only())
+
+
+async def test_a_request_that_is_interrupted_tells_its_readers(
+    llm: Llm, recordings: Recordings
+) -> None:
+    with llm.ask(recordings) as reader:
+        execution = await llm.begun()
+        say(execution, "a")
+        assert await one(reader) == "a"
+        stream: ResponseStream = reader.recording.stream
+        assert stream.interrupt()
+        (last,) = await soon(reader.batch())
+        assert last.parameters == {"cancelled": True}
+        with back(recordings, reader.token, 0) as again, pytest.raises(Interrupted) as caught:
+            await soon(again.only())
+        assert texts(caught.value.answers) == ["a"]
+    await soon(execution.stopped.wait())

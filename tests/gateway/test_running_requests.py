@@ -1,0 +1,49 @@
+"""Which requests run under which id."""
+
+import gc
+
+import pytest
+
+from gateway.running_requests import RequestName, RunningRequests
+from gateway.stream import ResponseStream
+
+
+def test_a_stream_is_found_by_model_and_id() -> None:
+    running, stream, other = RunningRequests(), ResponseStream(), ResponseStream()
+    running.add(RequestName("m", "1", "a"), stream)
+    running.add(RequestName("m", "1", "b"), other)
+    assert running.streams(RequestName("m", "", "a")) == [stream]
+
+
+@pytest.mark.parametrize(("version", "found"), [("", 2), ("1", 1), ("2", 1), ("3", 0)])
+def test_without_a_version_it_is_any(version: str, found: int) -> None:
+    running, streams = RunningRequests(), [ResponseStream(), ResponseStream()]
+    for number, stream in enumerate(streams, 1):
+        running.add(RequestName("m", str(number), "a"), stream)
+    assert len(running.streams(RequestName("m", version, "a"))) == found
+
+
+@pytest.mark.parametrize("name", [RequestName("m", "", "b"), RequestName("n", "", "a")])
+def test_other_ids_and_other_models_are_others(name: RequestName) -> None:
+    running, stream = RunningRequests(), ResponseStream()
+    running.add(RequestName("m", "1", "a"), stream)
+    assert running.streams(name) == []
+
+
+def test_requests_may_share_an_id() -> None:
+    running, streams = RunningRequests(), [ResponseStream() for _ in range(3)]
+    for stream in streams:
+        running.add(RequestName("m", "1", "a"), stream)
+    assert running.streams(RequestName("m", "", "a")) == streams
+
+
+def test_nothing_is_left_of_a_stream_that_nobody_holds() -> None:
+    running = RunningRequests()
+    streams = [ResponseStream() for _ in range(100)]
+    for stream in streams:
+        running.add(RequestName("m", "1", "a"), stream)
+    assert len(running) == 100
+    del stream, streams
+    gc.collect()
+    assert len(running) == 0
+    assert running.streams(RequestName("m", "", "a")) == []

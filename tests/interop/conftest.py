@@ -1,0 +1,61 @@
+"""gRPC's test service on each transport, and each of grpcio's clients."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+
+import pytest
+import uvloop
+
+from gateway.frontends.grpc.methods import methods
+from gateway.frontends.grpc.server import TRANSPORTS
+from gateway.frontends.grpc.transport import Transport
+from gateway.settings import CompressionLevel, GrpcSettings, GrpcTransport
+from tests.interop.clients import KINDS, Client, connect
+from tests.interop.messages import SERVICE
+from tests.interop.service import InteropServicer
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Tests of this folder run on the loop that the server runs on."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+def servicer() -> InteropServicer:
+    """What stands behind the service."""
+    return InteropServicer()
+
+
+@pytest.fixture
+def compression_level() -> CompressionLevel:
+    """How much answers are compressed, unless a test says otherwise."""
+    return CompressionLevel.NONE
+
+
+@pytest.fixture(params=list(GrpcTransport))
+async def transport(
+    request: pytest.FixtureRequest, servicer: InteropServicer, compression_level: CompressionLevel
+) -> AsyncIterator[Transport]:
+    """The service on each transport in turn; it ends well, whatever its clients did."""
+    settings = GrpcSettings(
+        address="127.0.0.1", port=0, transport=request.param, compression=compression_level
+    )
+    served = dict(methods(SERVICE, servicer, compressing=SERVICE.methods_by_name))
+    found = TRANSPORTS[request.param](served, settings)
+    await found.start()
+    yield found
+    async with asyncio.timeout(10):
+        await asyncio.gather(found.stop(), found.cut_off(1.0))
+
+
+@pytest.fixture
+def target(transport: Transport) -> str:
+    """Where the service is."""
+    return f"127.0.0.1:{transport.port}"
+
+
+@pytest.fixture(params=KINDS)
+async def client(request: pytest.FixtureRequest, target: str) -> AsyncIterator[Client]:
+    """Each client in turn."""
+    async with connect(request.param, target) as found:
+        yield found
