@@ -2,14 +2,18 @@
 
 import asyncio
 import logging
+import socket
+
+from starlette.types import ASGIApp
 
 from gateway.core import Core, Listeners, StartFailed
-from gateway.frontends.grpc.server import GrpcServer
+from gateway.frontend_processes.doors import HttpDoor, ProcessDoors
+from gateway.frontends.grpc.server import GrpcServer, carried_here
 from gateway.frontends.http.app import build_app
-from gateway.frontends.http.listener import HttpListener
+from gateway.frontends.http.listener import HttpListener, listening_at
 from gateway.frontends.http.metrics import build_metrics_app
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
-from gateway.settings import Settings
+from gateway.settings import HttpSettings, MetricsSettings, Settings
 
 log = logging.getLogger("sluice.server")
 
@@ -22,7 +26,8 @@ class BoundListeners(Listeners):
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._http: list[HttpListener] = []
+        self._doors = _doors(core.settings.frontends)
+        self._http: list[HttpListener | HttpDoor] = []
         self._grpc: GrpcServer | None = None
         self._health: asyncio.Task[None] | None = None
         self.ports: dict[str, int] = {}
@@ -33,6 +38,7 @@ class BoundListeners(Listeners):
 
     async def open(self, tasks: asyncio.TaskGroup) -> None:
         """Begin to answer on every port."""
+        tasks.create_task(self._doors.run())
         for listener in self._http:
             tasks.create_task(listener.serve())
         for name, port in self.ports.items():
@@ -63,14 +69,38 @@ class BoundListeners(Listeners):
         if http.enabled:
             playground = PlaygroundRoutes(dataplane, settings) if http.playground else None
             app = build_app(dataplane, http, settings.id, playground, recordings)
-            self._http.append(HttpListener(app, http.address, http.port, http.send_timeout_secs))
+            self._http.append(self._doors.http(app, http))
             self.ports["http"] = self._http[-1].port
         if settings.metrics.enabled:
             page = build_metrics_app(
                 dataplane, settings.metrics, self._core.read_cache, recordings.reading
             )
-            self._http.append(HttpListener(page, settings.metrics.address, settings.metrics.port))
+            self._http.append(HttpListener(page, _metrics_socket(settings.metrics)))
             self.ports["metrics"] = self._http[-1].port
         if settings.grpc.enabled:
-            self._grpc = GrpcServer(dataplane, settings.grpc, settings.id, recordings)
+            self._grpc = GrpcServer(
+                dataplane, settings.grpc, settings.id, recordings, self._doors.grpc
+            )
             self.ports["grpc"] = self._grpc.port
+
+
+class OwnDoors:
+    """Has this process listen."""
+
+    grpc = staticmethod(carried_here)
+
+    def http(self, app: ASGIApp, settings: HttpSettings) -> HttpListener:
+        """The application behind its port; OSError when that cannot be had."""
+        listening = listening_at(settings.address, settings.port)
+        return HttpListener(app, listening, settings.send_timeout_secs)
+
+    async def run(self) -> None:
+        """There are no processes to run."""
+
+
+def _doors(frontends: int) -> OwnDoors | ProcessDoors:
+    return ProcessDoors(frontends) if frontends else OwnDoors()
+
+
+def _metrics_socket(settings: MetricsSettings) -> socket.socket:
+    return listening_at(settings.address, settings.port)

@@ -267,9 +267,13 @@ class ResumptionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything a server is told from outside."""
+    """Everything a server is told from outside.
+
+    So many `frontends` are processes of their own that have the connections, 0 for none.
+    """
 
     id: str = "triton"
+    frontends: int = 0
     exit_timeout_secs: float = 30.0
     allow_client_shm: bool = False
     cache: CacheSettings | None = None

@@ -20,6 +20,7 @@ from tests.serving import EVERY_SERVER
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--grpc-transport` has every server carry gRPC by another transport than its default."""
     parser.addoption("--grpc-transport", choices=("hyper", "grpcio"))
+    parser.addoption("--frontends", help="have every server leave connections to N processes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     transport = config.getoption("--grpc-transport")
     if transport is not None:
         EVERY_SERVER.append(f"--grpc-transport={transport}")
+    if frontends := config.getoption("--frontends"):
+        EVERY_SERVER.append(f"--frontends={frontends}")
 
 
 Load = Callable[[], Awaitable[Instance]]
@@ -76,13 +79,9 @@ async def serve() -> AsyncIterator[Serve]:
 
 
 def tasks_left() -> list[asyncio.Task[object]]:
-    """Everybody but the task that asks, and sse-starlette's watcher, which stays with the loop."""
+    """Everybody but the task that asks."""
     mine = asyncio.current_task()
-    return [task for task in asyncio.all_tasks() if task is not mine and not _watches(task)]
-
-
-def _watches(task: asyncio.Task[object]) -> bool:
-    return getattr(task.get_coro(), "__name__", "") == "_shutdown_watcher"
+    return [task for task in asyncio.all_tasks() if task is not mine]
 
 
 async def _nothing_to_load() -> Instance:

@@ -9,7 +9,7 @@ from gateway.flags import models as model_flags
 from gateway.flags import resumption as resumption_flags
 from gateway.flags import telemetry as telemetry_flags
 from gateway.flags.listener import add_listener, add_truth
-from gateway.flags.values import count, pattern, seconds
+from gateway.flags.values import count, natural, pattern, seconds
 from gateway.settings import ENVIRONMENT, HttpSettings, Settings
 
 
@@ -29,6 +29,7 @@ def settings(flags: argparse.Namespace) -> Settings:
     metrics = telemetry_flags.metrics_settings(flags)
     return Settings(
         id=flags.id,
+        frontends=flags.frontends,
         exit_timeout_secs=flags.exit_timeout_secs,
         allow_client_shm=flags.allow_client_shm,
         cache=cache_flags.cache_settings(flags, ENVIRONMENT),
@@ -96,6 +97,14 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
         "--allow-client-shm",
         Settings().allow_client_shm,
         "let clients register shared memory",
+    )
+    group.add_argument(
+        "--frontends",
+        type=natural,
+        default=Settings().frontends,
+        metavar="N",
+        help="so many processes have the clients' connections, behind the same ports; for more "
+        "streams than one process carries (default: %(default)s, the server itself)",
     )
     group.add_argument(
         "--id", default=Settings().id, help="name of the server in its metadata (%(default)s)"

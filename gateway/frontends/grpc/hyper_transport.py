@@ -1,6 +1,7 @@
 """gRPC on hyper's HTTP/2 (httpunk): a port, and the end of what is served on it."""
 
 import asyncio
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,21 +17,30 @@ BACKLOG = 4096
 
 
 class HyperTransport(Transport):
-    """A bound port whose connections are served here; raises OSError when it cannot be had."""
+    """A bound port whose connections are served here; raises OSError when it cannot be had.
 
-    def __init__(self, methods: Mapping[str, Method], settings: GrpcSettings) -> None:
+    With a socket that is `listening` already, whose path, if it has one, stays.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        settings: GrpcSettings,
+        listening: socket.socket | None = None,
+    ) -> None:
         self._shared = Shared(methods, settings)
         self._tls = read_certificates(settings.tls).context if settings.tls else None
-        self._socket = bound(settings)
+        self._socket = listening or bound(settings)
         path = unix_path(settings.address)
-        self._path = OwnPath(path) if path else None
+        self._is_unix = bool(path)
+        self._path = OwnPath(path) if path and listening is None else None
         self._server: asyncio.Server | None = None
         self._stopped = asyncio.Event()
         self.port: int = 0 if path else self._socket.getsockname()[1]
 
     async def start(self) -> None:
         loop: Any = asyncio.get_running_loop()
-        create = loop.create_server if self._path is None else loop.create_unix_server
+        create = loop.create_unix_server if self._is_unix else loop.create_server
         self._server = await create(
             self._connect,
             sock=self._socket,

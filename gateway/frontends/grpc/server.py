@@ -1,6 +1,6 @@
 """The gRPC server: the services behind a transport, their health, and their end."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gateway.dataplane import DataPlane
 from gateway.frontends.grpc import health, reflection
@@ -21,6 +21,16 @@ COMPRESSING = ("ModelInfer", "ModelStreamInfer")
 TRANSPORTS = {GrpcTransport.HYPER: HyperTransport, GrpcTransport.GRPCIO: GrpcioTransport}
 
 
+Carry = Callable[[Mapping[str, Method], GrpcSettings], Transport]
+"""Makes what carries methods; raises OSError when the address cannot be had."""
+
+
+def carried_here(methods: Mapping[str, Method], settings: GrpcSettings) -> Transport:
+    """The transport of that name, in this process."""
+    transport: Transport = TRANSPORTS[settings.transport](methods, settings)
+    return transport
+
+
 class GrpcServer:
     """One bound address with the v2 service, grpc.health.v1 and reflection behind it.
 
@@ -34,11 +44,12 @@ class GrpcServer:
         settings: GrpcSettings,
         server_id: str,
         recordings: Recordings | None = None,
+        carry: Carry = carried_here,
     ) -> None:
         self._dataplane = dataplane
         self._servicer = Servicer(dataplane, settings, server_id, recordings)
         self._health = health.HealthServicer((DESCRIPTOR.full_name,))
-        self._transport: Transport = TRANSPORTS[settings.transport](self._methods(), settings)
+        self._transport = carry(self._methods(), settings)
         self.address = settings.address
         self.port = self._transport.port
 

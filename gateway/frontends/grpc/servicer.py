@@ -8,13 +8,14 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.codec import RequestDecoder
 from gateway.frontends.grpc.errors import rpc_error
+from gateway.frontends.grpc.outbox import Outbox
 from gateway.frontends.grpc.parameters import HeaderForwarding
 from gateway.frontends.grpc.repository import RepositoryServicer
 from gateway.frontends.grpc.response import Encoder
 from gateway.frontends.grpc.rpc import Call, RpcError, Status
 from gateway.frontends.grpc.settings import SettingsServicer
 from gateway.frontends.grpc.shared_memory import SharedMemoryServicer
-from gateway.frontends.grpc.stream_infer import Outlet, StreamInfer, StrictError
+from gateway.frontends.grpc.stream_infer import StreamInfer, StrictError
 from gateway.frontends.grpc.tracing import begin, follow
 from gateway.frontends.grpc.wire import Message
 from gateway.models import pbtxt
@@ -104,12 +105,12 @@ class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
         return Encoder(infer_request, model, self._dataplane.shared_memory).encode(response)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Message], call: Call) -> None:
-        outlet = Outlet(call.send, self._send_timeout_secs)
+        outbox = Outbox(call.send, self._send_timeout_secs)
         strict = STRICT_MODE in call.metadata
         stream = StreamInfer(
             self._dataplane,
             self._decoder(call),
-            outlet,
+            outbox,
             strict=strict,
             recordings=self._recordings,
         )

@@ -1,9 +1,9 @@
-"""ModelStreamInfer: one reader, one answer task per request, one writer."""
+"""ModelStreamInfer: one reader, one answer task per request, one way out."""
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -11,6 +11,7 @@ from gateway.dataplane import DataPlane
 from gateway.errors import UNEXPECTED, Code, InferenceError
 from gateway.frontends.grpc.codec import RequestDecoder
 from gateway.frontends.grpc.held import HeldAnswers
+from gateway.frontends.grpc.outbox import Outbox
 from gateway.frontends.grpc.parameters import FINAL, wants_cancel, wants_empty_final
 from gateway.frontends.grpc.response import Encoder
 from gateway.frontends.grpc.resumable import marked, recorded, resumed, resumes
@@ -29,25 +30,11 @@ from gateway.stream import INTERRUPTED, Interrupted, ResponseStream, has_data
 
 log = logging.getLogger("sluice.grpc")
 
-OUTGOING_BATCHES = 16
-"""Batches of answers that wait for a slow client before it holds back the models."""
-
 REFUSALS = 64
 """Refusals that wait for a slow client, or for their turn, before no more requests are read."""
 
 REMEMBERED = 64
 """Requests of an RPC that have ended and whose ids are still known to have been its own."""
-
-
-Send = Callable[[Sequence[bytes]], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Outlet:
-    """Where the messages of an RPC go, and how long its client may take none."""
-
-    send: Send
-    timeout_secs: float
 
 
 class StrictError(Exception):
@@ -98,7 +85,7 @@ class StreamInfer:
         self,
         dataplane: DataPlane,
         decoder: RequestDecoder,
-        outlet: Outlet,
+        outbox: Outbox,
         *,
         strict: bool,
         recordings: Recordings | None = None,
@@ -106,11 +93,10 @@ class StreamInfer:
         self._dataplane = dataplane
         self._recordings = recordings or Recordings()
         self._decoder = decoder
-        self._outlet = outlet
+        self._outbox = outbox
         self._strict = strict
         self._owned: dict[Responses, RequestName] = {}
         self._ended: deque[int] = deque(maxlen=REMEMBERED)
-        self._outgoing: asyncio.Queue[Sequence[bytes] | None] = asyncio.Queue(OUTGOING_BATCHES)
         self._refusals = asyncio.Semaphore(REFUSALS)
         self._held = HeldAnswers()
         self._reader: asyncio.Task[None] | None = None
@@ -124,9 +110,9 @@ class StreamInfer:
         request.
         """
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._answer_all(requests))
-                await self._send_answers()
+            async with self._outbox.watched(), asyncio.TaskGroup() as answers:
+                if self._dataplane.taking_requests:
+                    self._reader = answers.create_task(self._read(requests, answers))
         except* (StrictError, TimeoutError, RpcError, ClientGone) as group:
             raise _first(group) from None
         finally:
@@ -137,12 +123,6 @@ class StreamInfer:
         """Take no more requests, as if the client had half-closed."""
         if self._reader is not None:
             self._reader.cancel()
-
-    async def _answer_all(self, requests: AsyncIterable[Message]) -> None:
-        async with asyncio.TaskGroup() as answers:
-            if self._dataplane.taking_requests:
-                self._reader = answers.create_task(self._read(requests, answers))
-        await self._outgoing.put(None)
 
     async def _read(self, requests: AsyncIterable[Message], answers: asyncio.TaskGroup) -> None:
         async for message in requests:
@@ -237,7 +217,7 @@ class StreamInfer:
     async def _refuse(self, refusal: bytes, turn: Turn | None) -> None:
         if turn is not None:
             await turn.come()
-        await self._outgoing.put([refusal])
+        await self._outbox.put([refusal])
         self._refusals.release()
         if turn is not None:
             turn.over.set()
@@ -251,7 +231,7 @@ class StreamInfer:
                     await self._forward_in_turn(asked, asked.turn)
             except InferenceError as error:
                 await self._report(asked, error)
-            except StrictError:
+            except (StrictError, ClientGone):
                 raise
             except Exception:
                 # Around one request in a frontend: the others on the stream go on.
@@ -279,7 +259,9 @@ class StreamInfer:
                 for each, shown in zip(batch, marked(asked.stream, batch), strict=True)
                 if _is_sent(asked, each)
             ]
-            if messages:
+            if messages and not self._outbox.is_busy:
+                await self._send(asked, messages)
+            elif messages:
                 with self._held.holding(messages):
                     await self._send(asked, messages)
         if not complete and asked.empty_final:
@@ -311,17 +293,12 @@ class StreamInfer:
         await self._send(asked, [message.SerializeToString()])
 
     async def _send(self, asked: Asked, messages: Sequence[bytes]) -> None:
-        """Hand messages to the writer; for a trace that is when they are sent."""
+        """Send messages, after all that others have put; its trace is told."""
         if asked.trace is not None:
             asked.trace.stamp("GRPC_SEND_START")
-        await self._outgoing.put(messages)
+        await self._outbox.put(messages)
         if asked.trace is not None:
             asked.trace.stamp("GRPC_SEND_END")
-
-    async def _send_answers(self) -> None:
-        while (messages := await self._outgoing.get()) is not None:
-            async with asyncio.timeout(self._outlet.timeout_secs):
-                await self._outlet.send(messages)
 
 
 def _streams(message: pb.ModelInferRequest, model: Model | InferenceError) -> bool:

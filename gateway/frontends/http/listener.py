@@ -16,8 +16,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from gateway.frontends.http.body import WATCH
 from gateway.frontends.http.errors import JSON, error_body
 from gateway.frontends.http.header_forwarding import HEADER_NAMES
-from gateway.frontends.http.one_write import SEND_WHOLE, Headers, send_whole
-from gateway.frontends.http.sse import ABORT
+from gateway.frontends.http.one_write import (
+    SEND_PIECE,
+    SEND_WHOLE,
+    Headers,
+    send_piece,
+    send_whole,
+)
 
 log = logging.getLogger("sluice.http")
 
@@ -75,8 +80,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._state = {
-            ABORT: transport.abort,
             SEND_WHOLE: self._send_whole,
+            SEND_PIECE: self._send_piece,
             WATCH: self.watch,
         }
         super().connection_made(transport)
@@ -138,6 +143,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def _send_whole(self, headers: Headers, body: bytes) -> Awaitable[None]:
         assert self._answered is not None  # noqa: S101 - a request is being answered
         return send_whole(self._answered, headers, body)
+
+    def _send_piece(self, piece: bytes) -> Awaitable[None]:
+        assert self._answered is not None  # noqa: S101 - a request is being answered
+        return send_piece(self._answered, piece)
 
     def on_response_complete(self) -> None:
         if self.pipeline:
@@ -212,14 +221,16 @@ class _Server(uvicorn.Server):
 
 
 class HttpListener:
-    """One bound port with an application behind it."""
+    """An application behind one port, at a socket that listens there."""
 
     def __init__(
-        self, app: ASGIApp, address: str, port: int, send_timeout_secs: float = SEND_TIMEOUT_SECS
+        self,
+        app: ASGIApp,
+        listening: socket.socket,
+        send_timeout_secs: float = SEND_TIMEOUT_SECS,
     ) -> None:
-        self._socket = _bind(address, port)
-        self.address: str = address
-        self.port: int = self._socket.getsockname()[1]
+        self._socket = listening
+        self.port: int = listening.getsockname()[1]
         protocol = partial(BoundedProtocol, send_timeout_secs=send_timeout_secs)
         self._server = _Server(_config(app, protocol))
 
@@ -265,14 +276,17 @@ def _config(app: ASGIApp, protocol: Callable[..., BoundedProtocol]) -> uvicorn.C
     return uvicorn.Config(app, **options)
 
 
-def _bind(address: str, port: int) -> socket.socket:
+def listening_at(address: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """A socket that listens, port 0 for a free one; OSError that says why it cannot be had."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if reuse_port:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
-        bound.bind((address, port))
-        bound.listen(BACKLOG)
+        found.bind((address, port))
+        found.listen(BACKLOG)
     except OSError as error:
-        bound.close()
+        found.close()
         raise OSError(f"port {port} of {address} cannot be had: {error.strerror}") from None
-    return bound
+    return found

@@ -1,7 +1,8 @@
-"""An answer's head and body, sent in one write.
+"""Writing to a connection past ASGI: an answer's head and body at once, and the pieces of a stream.
 
-As two messages of ASGI, which uvicorn looks through header by header and writes apart, they cost a
-small request as much as its way through the scheduler.
+As two messages of ASGI, which uvicorn looks through header by header and writes apart, head and
+body cost a small request as much as its way through the scheduler; and each piece of a stream goes
+through every layer of the application.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -13,6 +14,9 @@ SendWhole = Callable[[Headers, bytes], Awaitable[None]]
 
 SEND_WHOLE = "sluice.send_whole"
 """Where a request's state has the `SendWhole` for its answer."""
+
+SEND_PIECE = "sluice.send_piece"
+"""Where it has the function that sends a piece of a body whose head has been sent by ASGI."""
 
 OK = 200
 JOINED_BYTES = 64 * 1024
@@ -40,3 +44,16 @@ async def send_whole(cycle: RequestResponseCycle, headers: Headers, body: bytes)
     if not cycle.keep_alive:
         cycle.transport.close()
     cycle.on_response()
+
+
+async def send_piece(cycle: RequestResponseCycle, piece: bytes) -> None:
+    """Send a piece of that request's answer, as ASGI's message would; there is room then."""
+    if cycle.flow.write_paused and not cycle.disconnected:
+        await cycle.flow.drain()
+    if cycle.disconnected:
+        return
+    if cycle.chunked_encoding:
+        piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+    else:
+        cycle.expected_content_length -= len(piece)
+    cycle.transport.write(piece)

@@ -3,17 +3,18 @@
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
-from sse_starlette import EventSourceResponse, ServerSentEvent
-from sse_starlette.sse import AppStatus, SendTimeoutError
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import UNEXPECTED, InferenceError
 from gateway.frontends.http.body import OnDisconnect
 from gateway.frontends.http.codec import ResponseEncoder
 from gateway.frontends.http.errors import error_body
+from gateway.frontends.http.one_write import SEND_PIECE
 from gateway.frontends.http.resumable import id_line, stream_headers
 from gateway.messages import InferResponse
 from gateway.resumption.reader import Reader, Responses
@@ -26,21 +27,26 @@ First = Sequence[InferResponse] | None
 """What the model has answered before the headers; None if that is still to come."""
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
-ABORT = "abort"
-"""Where a request's state has the function that drops its connection with what is unsent."""
+HEADERS: Mapping[str, str] = MappingProxyType(
+    {
+        "content-type": "text/event-stream; charset=utf-8",
+        "cache-control": "no-store",
+        "connection": "keep-alive",
+        "x-accel-buffering": "no",
+    }
+)
+"""Of every stream of events: nobody between may keep it, or gather it before passing it on."""
 
-# The server ends streams itself when it drains; the library must not cut them at a signal.
-AppStatus.enable_automatic_graceful_drain = False
+KEEP_ALIVE = b": keep-alive\n\n"
+"""The comment that fills silence, so that no proxy takes the connection for idle."""
+
+Put = Callable[[bytes], Awaitable[None]]
+"""Sends a piece of the body; returns when there is room for more."""
 
 
 def event(data: bytes) -> bytes:
     """One event with one line of data."""
     return b"data: %b\n\n" % data
-
-
-def keep_alive() -> ServerSentEvent:
-    """The comment that fills silence, so that no proxy takes the connection for idle."""
-    return ServerSentEvent(comment="keep-alive", sep="\n")
 
 
 async def first_batch(stream: Responses, scope: Scope, within_secs: float) -> First:
@@ -56,11 +62,12 @@ async def first_batch(stream: Responses, scope: Scope, within_secs: float) -> Fi
         return None
 
 
-class EventStream(EventSourceResponse):
+class EventStream(Response):
     """Sends a stream as events: the first at once, later ones merged while a write is under way.
 
     It owns the stream: however sending ends, the stream is left, and so the model stops. Those of
-    a recorded stream can come back to it. Subclasses say how events are written.
+    a recorded stream can come back to it. Who takes nothing is dropped by the listener. Subclasses
+    say how events are written.
     """
 
     def __init__(
@@ -70,16 +77,13 @@ class EventStream(EventSourceResponse):
         settings: HttpSettings,
         headers: Mapping[str, str] = NO_HEADERS,
     ) -> None:
-        super().__init__(
-            self._chunks(),
-            headers={**headers, **stream_headers(stream)},
-            sep="\n",
-            ping=settings.keep_alive_secs,
-            ping_message_factory=keep_alive,
-            send_timeout=settings.send_timeout_secs,
-        )
+        self.status_code = 200
+        self.background = None
+        self.init_headers({**HEADERS, **headers, **stream_headers(stream)})
         self._stream = stream
         self._first = first
+        self._silence_secs = settings.keep_alive_secs
+        self._sent_at = 0.0
 
     @abstractmethod
     def encode_batch(self, batch: Sequence[InferResponse]) -> bytes:
@@ -96,26 +100,53 @@ class EventStream(EventSourceResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._stream:
             try:
-                await super().__call__(scope, receive, send)
-            except SendTimeoutError:
-                log.warning("client stopped reading", extra={"secs": self.send_timeout})
-                await hang_up(scope, receive)
+                async with asyncio.timeout(None) as stay:
+                    with OnDisconnect(scope, partial(stay.reschedule, 0)):
+                        await self._send_all(scope, send)
+            except TimeoutError:
+                return  # the client has left
 
-    async def _chunks(self) -> AsyncIterator[bytes]:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        if scope["method"] != "HEAD":
+            await self._send_events(_put(scope, send))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_events(self, put: Put) -> None:
+        self._sent_at = asyncio.get_running_loop().time()
+        async with asyncio.TaskGroup() as tasks:
+            filler = tasks.create_task(self._fill_silence(put))
+            await self._send_batches(put)
+            filler.cancel()
+
+    async def _fill_silence(self, put: Put) -> None:
+        """Send comments while nothing else is sent."""
+        time = asyncio.get_running_loop().time
+        while True:
+            left = self._sent_at + self._silence_secs - time()
+            if left <= 0:
+                await put(KEEP_ALIVE)
+                left = self._silence_secs
+            await asyncio.sleep(left)
+
+    async def _send_batches(self, put: Put) -> None:
+        time = asyncio.get_running_loop().time
         try:
             batch = self._first if self._first is not None else await self._stream.batch()
             while batch:
                 if chunk := self.encode_batch(batch):
-                    yield chunk
+                    await put(chunk)
+                    self._sent_at = time()
                 batch = await self._stream.batch()
         except InferenceError as error:
-            yield self.encode_failure(error)
+            await put(self.encode_failure(error))
         except Exception:
             # Around one request in a frontend: the headers are gone, so this is an event, too.
             log.exception("request failed unexpectedly")
-            yield self.encode_failure(UNEXPECTED)
+            await put(self.encode_failure(UNEXPECTED))
         if end := self.encode_end():
-            yield end
+            await put(end)
 
 
 class StreamedResponse(EventStream):
@@ -141,9 +172,13 @@ class StreamedResponse(EventStream):
         return event(error_body(error.message))
 
 
-async def hang_up(scope: Scope, receive: Receive) -> None:
-    """Drop the connection of a client that takes nothing: closing it would wait for the client."""
-    abort = scope.get("state", {}).get(ABORT)
-    if abort is not None:
-        abort()
-        await receive()
+def _put(scope: Scope, send: Send) -> Put:
+    """How pieces are sent: by the connection itself where it offers that."""
+    direct: Put | None = scope.get("state", {}).get(SEND_PIECE)
+    if direct is not None:
+        return direct
+
+    async def put(piece: bytes) -> None:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    return put

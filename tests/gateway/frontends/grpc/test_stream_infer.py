@@ -12,10 +12,9 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.codec import RequestDecoder
 from gateway.frontends.grpc.held import MAX_ANSWERS
+from gateway.frontends.grpc.outbox import Outbox
 from gateway.frontends.grpc.parameters import HeaderForwarding
 from gateway.frontends.grpc.stream_infer import (
-    OUTGOING_BATCHES,
-    Outlet,
     StreamInfer,
     StrictError,
 )
@@ -54,8 +53,8 @@ class Call:
         self._answers: asyncio.Queue[pb.ModelStreamInferResponse] = asyncio.Queue()
         dataplane = DataPlane(LoadedModels(*models))  # type: ignore[arg-type]
         decoder = RequestDecoder(dataplane.shared_memory, HeaderForwarding(""), ())
-        outlet = Outlet(self._send, send_timeout_secs)
-        self.rpc = StreamInfer(dataplane, decoder, outlet, strict=strict)
+        outbox = Outbox(self._send, send_timeout_secs)
+        self.rpc = StreamInfer(dataplane, decoder, outbox, strict=strict)
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -497,7 +496,7 @@ async def test_a_slow_client_holds_back_the_model(
         call.reads.clear()
         call.ask("many", "r1")
         execution = await many.begun()
-        bound = (OUTGOING_BATCHES + 3) * DEFAULT_LIMIT  # one is written, one is put, one is full
+        bound = 3 * DEFAULT_LIMIT  # one is written, one is full, one is on its way
         total = 2 * bound
         for number in range(total):
             execution.answer(text_response(str(number), final=number == total - 1))
@@ -531,7 +530,7 @@ async def test_leaving_a_full_stream_leaves_nothing(
         call.reads.clear()
         call.ask("many", "r1")
         execution = await many.begun()
-        for number in range(3 * OUTGOING_BATCHES * DEFAULT_LIMIT):
+        for number in range(48 * DEFAULT_LIMIT):
             execution.answer(text_response(str(number)))
         for _ in range(100):
             await settle()
@@ -606,7 +605,7 @@ async def test_a_client_that_does_not_read_can_cancel_and_gets_all_that_was_said
         call.reads.clear()
         call.ask("many", "r1")
         execution = await many.begun()
-        for number in range(3 * OUTGOING_BATCHES * DEFAULT_LIMIT):
+        for number in range(48 * DEFAULT_LIMIT):
             execution.answer(text_response(str(number)))
         for _ in range(100):
             await settle()

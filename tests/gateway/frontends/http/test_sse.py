@@ -1,7 +1,6 @@
 """Events on the wire, and a response that never outlives its stream."""
 
 import asyncio
-import logging
 
 import pytest
 
@@ -16,7 +15,7 @@ from tests.conftest import tasks_left
 from tests.exchange import Exchange
 
 BROKEN = InferenceError(Code.INTERNAL, "broken")
-PATIENT = HttpSettings(keep_alive_secs=60.0, send_timeout_secs=60.0)
+PATIENT = HttpSettings(keep_alive_secs=60.0)
 
 
 def says(text: str) -> bytes:
@@ -104,7 +103,7 @@ async def test_an_error_is_the_last_event(stream: ResponseStream) -> None:
 
 
 async def test_silence_is_filled_with_comments(stream: ResponseStream) -> None:
-    settings = HttpSettings(keep_alive_secs=0.01, send_timeout_secs=60.0)
+    settings = HttpSettings(keep_alive_secs=0.01)
     async with streamed(stream, None, settings) as exchange:
         await exchange.start()
         assert await exchange.chunk() == b": keep-alive\n\n"
@@ -138,20 +137,6 @@ async def test_a_client_that_leaves_during_a_write_cancels_the_stream(
         await exchange.ended()
     assert stream.cancelled
     assert tasks_left() == []
-
-
-async def test_a_client_that_takes_nothing_for_too_long_has_gone(
-    stream: ResponseStream, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = HttpSettings(keep_alive_secs=60.0, send_timeout_secs=0.01)
-    async with streamed(stream, [text_response("one")], settings) as exchange:
-        await exchange.start()
-        exchange.reads.clear()
-        stream.put(text_response("two"))
-        await exchange.ended()
-        assert stream.cancelled
-    (record,) = caplog.records
-    assert (record.levelno, record.getMessage()) == (logging.WARNING, "client stopped reading")
 
 
 async def test_a_slow_client_holds_back_the_producer(stream: ResponseStream) -> None:

@@ -61,7 +61,7 @@ def test_requests_show_in_flight_in_the_queue_and_as_rates(state: Person, server
       const ask = () => fetch("v2/models/slow/infer", {method: "POST", body});
       await Promise.all(Array.from({length: count}, ask));
     }"""
-    state.page.evaluate(f"window.asked = ({script})(6)")
+    state.page.evaluate(f"window.asked = ({script})(15)")
     expect(slow.locator("[data-label='In flight']")).not_to_have_text("0")
     expect(slow.locator("[data-label='Queue']")).not_to_have_text("0")
     state.page.evaluate("window.asked")

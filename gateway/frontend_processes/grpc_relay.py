@@ -1,0 +1,104 @@
+"""The methods of a frontend process: every RPC is answered by the server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any
+
+from gateway.frontend_processes.frames import Frame, Kind, headed, read_headed
+from gateway.frontend_processes.heads import read, written
+from gateway.frontend_processes.relayed_call import Calls, RelayedCall, ServerGone
+from gateway.frontends.grpc.methods import Method
+from gateway.frontends.grpc.rpc import Call, RpcError, Status
+
+Shape = Sequence[Any]
+"""Of one method: its path, whether the client streams, the server does, and answers compress."""
+
+
+def shapes(methods: Mapping[str, Method]) -> list[Shape]:
+    """What a frontend process has to know of the server's methods."""
+    return [
+        (path, each.client_streams, each.server_streams, each.compresses)
+        for path, each in methods.items()
+    ]
+
+
+def relaying(found: Iterable[Shape], calls: Calls) -> Mapping[str, Method]:
+    """Methods of these shapes, which the server answers."""
+    return {
+        path: Method(
+            serve=_Relay(calls, path, is_streamed=asks or answers).serve,
+            parse=bytes,
+            serialize=bytes,
+            client_streams=asks,
+            server_streams=answers,
+            compresses=compresses,
+        )
+        for path, asks, answers, compresses in found
+    }
+
+
+class _Relay:
+    """One method."""
+
+    def __init__(self, calls: Calls, path: str, *, is_streamed: bool) -> None:
+        self._calls = calls
+        self._path = path
+        self._is_streamed = is_streamed
+
+    async def serve(self, asked: bytes | AsyncIterator[bytes], call: Call) -> bytes | None:
+        """Have the server answer; what it answers with if that is one message."""
+        with self._calls.new() as relayed:
+            if isinstance(asked, bytes):
+                relayed.begin(Kind.GRPC_CALL, headed(self._head(call, whole=True), asked))
+                return await self._answer(relayed, call)
+            relayed.begin(Kind.GRPC_CALL, headed(self._head(call, whole=False)))
+            async with asyncio.TaskGroup() as tasks:
+                sending = tasks.create_task(_send_messages(asked, relayed))
+                answer = await self._answer(relayed, call)
+                sending.cancel()
+            return answer
+
+    def _head(self, call: Call, *, whole: bool) -> Mapping[str, Any]:
+        return {
+            "path": self._path,
+            "metadata": written(call.metadata),
+            "peer": call.peer,
+            "secs": call.time_remaining(),
+            "whole": whole,
+        }
+
+    async def _answer(self, relayed: RelayedCall, call: Call) -> bytes | None:
+        messages: list[bytes] = []
+        while True:
+            try:
+                frames = await relayed.frames()
+            except ServerGone:
+                raise RpcError(Status.UNAVAILABLE, "Server exiting") from None
+            for frame in frames:
+                if frame.kind == Kind.DATA:
+                    messages.append(frame.payload)
+                elif frame.kind == Kind.HEAD:
+                    await call.send_initial_metadata(read(read_headed(frame.payload)[0]))
+            if messages and self._is_streamed:
+                await call.send(messages)
+                relayed.passed_on(sum(map(len, messages)))
+                messages = []
+            if frames[-1].kind == Kind.END:
+                _end(frames[-1], call)
+                return messages[0] if messages else None
+
+
+def _end(frame: Frame, call: Call) -> None:
+    """End the RPC as the server has; RpcError if it failed."""
+    if not frame.payload:
+        return
+    said, _ = read_headed(frame.payload)
+    call.set_trailing_metadata(read(said["metadata"]))
+    if said["status"] != Status.OK:
+        raise RpcError(Status(said["status"]), said["details"])
+
+
+async def _send_messages(messages: AsyncIterator[bytes], relayed: RelayedCall) -> None:
+    async for message in messages:
+        await relayed.send(message)
+    relayed.end()

@@ -1,0 +1,136 @@
+"""A request of HTTP that has come to a frontend process, answered by the application here."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+from starlette.types import ASGIApp, Scope
+
+from gateway.frontend_processes.channel import Channel, Receiver
+from gateway.frontend_processes.frames import Frame, Kind, headed, number, read_headed, read_number
+from gateway.frontend_processes.heads import text_pairs
+from gateway.frontend_processes.scope import read_scope
+from gateway.frontend_processes.window import Receipts, Window
+from gateway.frontends.http.body import WATCH
+from gateway.frontends.http.one_write import SEND_PIECE, SEND_WHOLE, Headers
+
+log = logging.getLogger("sluice.http")
+
+Message = MutableMapping[str, Any]
+
+
+class HttpCall(Receiver):
+    """One request: what an application of ASGI is called with, on frames.
+
+    As in uvicorn, what is sent to a client that has gone is dropped. It hears what comes from the
+    time it is made, and must be run.
+    """
+
+    def __init__(self, channel: Channel, call: int, payload: bytes) -> None:
+        head, body = read_headed(payload)
+        self._channel = channel
+        self._call = call
+        self._window = Window()
+        self._receipts = Receipts()
+        self._pieces: deque[bytes] = deque((body,))
+        self._is_whole: bool = head["whole"]
+        self._is_over = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._leave: Callable[[], None] | None = None
+        state = {
+            WATCH: self._watch,
+            SEND_WHOLE: self.send_whole,
+            SEND_PIECE: self.send_piece,
+        }
+        self._scope: Scope = read_scope(head, state)
+        channel.join(call, self)
+
+    def hear(self, frame: Frame) -> None:
+        if frame.kind == Kind.TAKEN:
+            self._window.taken(read_number(frame.payload))
+            return
+        if frame.kind == Kind.DATA:
+            self._pieces.append(frame.payload)
+        elif frame.kind == Kind.END:
+            self._pieces.append(b"")
+            self._is_whole = True
+        else:
+            self.lose()
+        self._wake()
+
+    def lose(self) -> None:
+        self._is_over = True
+        self._window.close()
+        self._wake()
+        if self._leave is not None:
+            self._leave()
+
+    async def run(self, app: ASGIApp) -> None:
+        """Have the application answer; if it fails, that is logged, and the client dropped."""
+        try:
+            await app(self._scope, self.receive, self.send)
+        except Exception:
+            # Around one request in a frontend: the client learns nothing of what is in the log.
+            log.exception("request failed unexpectedly")
+        finally:
+            self._channel.leave(self._call)
+            if not self._is_over:
+                self._channel.send(Kind.ABORT, self._call)
+
+    async def receive(self) -> Message:
+        """The next piece of the body, and in the end that the client has gone."""
+        while not (self._pieces or self._is_over):
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if not self._pieces:
+            return {"type": "http.disconnect"}
+        piece = self._pieces.popleft()
+        if told := self._receipts.add(len(piece)):
+            self._channel.send(Kind.TAKEN, self._call, number(told))
+        more = bool(self._pieces) or not self._is_whole
+        return {"type": "http.request", "body": piece, "more_body": more}
+
+    async def send(self, message: Message) -> None:
+        """Send the head, or a piece of the body; returns when there is room for more."""
+        if self._is_over:
+            return
+        if message["type"] == "http.response.start":
+            head = {"status": message["status"], "headers": text_pairs(message["headers"])}
+            self._channel.send(Kind.HEAD, self._call, headed(head))
+            return
+        if body := message.get("body", b""):
+            await self.send_piece(bytes(body))
+        if not message.get("more_body", False):
+            self._answered(Kind.END)
+
+    async def send_piece(self, piece: bytes) -> None:
+        """Send a piece of the body."""
+        if self._is_over:
+            return
+        self._channel.send(Kind.DATA, self._call, piece)
+        self._window.sent(len(piece))
+        if not self._window.has_room:
+            await self._window.room()
+
+    async def send_whole(self, headers: Headers, body: bytes) -> None:
+        """Answer with status 200, head and body at once."""
+        if not self._is_over:
+            self._answered(Kind.WHOLE, headed(text_pairs(headers), body))
+
+    def _answered(self, kind: Kind, payload: bytes = b"") -> None:
+        if not self._is_over:
+            self._channel.send(kind, self._call, payload)
+            self._is_over = True
+            self._wake()
+
+    def _watch(self, leave: Callable[[], None] | None) -> None:
+        """As the connection's own: have `leave` called if the client goes away."""
+        self._leave = leave
+        if leave is not None and self._is_over:
+            leave()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,105 @@
+"""The application of a frontend process: every request is answered by the server."""
+
+import asyncio
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from gateway.frontend_processes.frames import Frame, Kind, headed, read_headed
+from gateway.frontend_processes.heads import byte_pairs
+from gateway.frontend_processes.relayed_call import Calls, RelayedCall, ServerGone
+from gateway.frontend_processes.scope import written_scope
+from gateway.frontends.http.body import WATCH
+from gateway.frontends.http.errors import plain_error
+from gateway.frontends.http.one_write import SEND_PIECE, SEND_WHOLE
+
+UNAVAILABLE = 503
+GONE = "Server exiting"
+
+
+class HttpRelay:
+    """An application of ASGI behind a listener of ours."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        first = await receive()
+        if first["type"] != "http.request":
+            return  # the client left before its request was whole
+        with self._calls.new() as call:
+            whole = not first.get("more_body", False)
+            call.begin(Kind.HTTP_CALL, headed(written_scope(scope, whole=whole), first["body"]))
+            answer = _Answer(scope, send, call)
+            if whole:
+                await self._answer(scope, receive, answer)
+                return
+            async with asyncio.TaskGroup() as tasks:
+                body = tasks.create_task(_send_body(receive, call))
+                await self._answer(scope, receive, answer)
+                body.cancel()
+
+    async def _answer(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
+        scope["state"][WATCH](answer.call.leave)
+        try:
+            await answer.send()
+        except ServerGone:
+            if not answer.is_begun:
+                await plain_error(UNAVAILABLE, GONE)(scope, receive, answer.put)
+        finally:
+            scope["state"][WATCH](None)
+
+
+class _Answer:
+    """What comes for one request, on its way to the client."""
+
+    def __init__(self, scope: Scope, put: Send, call: RelayedCall) -> None:
+        self._state: dict[str, Any] = scope["state"]
+        self.put = put
+        self.call = call
+        self.is_begun = False
+
+    async def send(self) -> None:
+        """Send it all; ServerGone if there is no more of it, and it is not whole."""
+        while True:
+            for frame in await self.call.frames():
+                if await self._send(frame):
+                    return
+
+    async def _send(self, frame: Frame) -> bool:
+        """Send one frame; whether it is the last."""
+        if frame.kind == Kind.DATA:
+            await self._state[SEND_PIECE](frame.payload)
+            self.call.passed_on(len(frame.payload))
+            return False
+        if frame.kind == Kind.HEAD:
+            head, _ = read_headed(frame.payload)
+            await self.put(_start(head))
+            self.is_begun = True
+            return False
+        if frame.kind == Kind.WHOLE:
+            headers, body = read_headed(frame.payload)
+            await self._state[SEND_WHOLE](byte_pairs(headers), body)
+        elif frame.kind == Kind.END:
+            await self.put({"type": "http.response.body", "body": b"", "more_body": False})
+        # What is aborted has not been ended, and so the listener drops its client.
+        return True
+
+
+async def _send_body(receive: Receive, call: RelayedCall) -> None:
+    """Send the rest of the request as it comes."""
+    while (message := await receive())["type"] == "http.request":
+        if message["body"]:
+            await call.send(message["body"])
+        if not message.get("more_body", False):
+            call.end()
+            return
+    call.leave()
+
+
+def _start(head: Any) -> Message:
+    return {
+        "type": "http.response.start",
+        "status": head["status"],
+        "headers": byte_pairs(head["headers"]),
+    }

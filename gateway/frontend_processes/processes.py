@@ -1,0 +1,101 @@
+"""The frontend processes as the server sees them: started, heard, started again, ended."""
+
+import asyncio
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from gateway.frontend_processes.channel import Channel
+from gateway.frontend_processes.frames import SERVER, Frame, Kind, headed, number
+
+log = logging.getLogger("sluice.server")
+
+FIRST_PAUSE_SECS, LONGEST_PAUSE_SECS = 0.1, 5.0
+"""Before a process that has ended is started again; twice as long after each that ends at once."""
+
+STEADY_SECS = 10.0
+"""So long a process must have run for the pause to begin anew."""
+
+EXIT_SECS = 5.0
+"""So long a process may take to end when its connection has, before it is killed."""
+
+Hear = Callable[[Channel, Frame], None]
+
+
+class FrontendProcess:
+    """One of them, with the sockets that it accepts at, and the next one when it has ended."""
+
+    def __init__(self, index: int, told: Mapping[str, Any], passed: Sequence[int]) -> None:
+        self._name = f"frontend {index}"
+        self._told = told
+        self._passed = passed
+        self._channel: Channel | None = None
+        self._is_stopping = False
+        self._last_words: list[tuple[Kind, bytes]] = []
+
+    async def run(self, hear: Hear) -> None:
+        """Keep one running until it has been told to stop, and has ended."""
+        pause, time = FIRST_PAUSE_SECS, asyncio.get_running_loop().time
+        while True:
+            began = time()
+            status = await self._run_once(hear)
+            if self._is_stopping:
+                return
+            log.error("%s ended", self._name, extra={"status": status, "again_in_secs": pause})
+            await asyncio.sleep(pause)
+            steady = time() - began > STEADY_SECS
+            pause = FIRST_PAUSE_SECS if steady else min(2 * pause, LONGEST_PAUSE_SECS)
+
+    def tell(self, kind: Kind, payload: bytes = b"") -> None:
+        """Say something that ends it, also to the next one if this one ends before it hears."""
+        self._is_stopping = True
+        self._last_words.append((kind, payload))
+        if self._channel is not None:
+            self._channel.send(kind, SERVER, payload)
+
+    async def _run_once(self, hear: Hear) -> int:
+        """Start one and wait for its end; its exit status."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = self._start(theirs)
+        loop = asyncio.get_running_loop()
+        _, channel = await loop.create_unix_connection(
+            lambda: Channel(lambda frame: hear(channel, frame)), sock=ours
+        )
+        try:
+            channel.send(Kind.SETTINGS, SERVER, headed(self._told))
+            self._channel = channel
+            for words in self._last_words:
+                channel.send(words[0], SERVER, words[1])
+            await channel.lost()
+        finally:
+            self._channel = None
+            channel.close()
+            status = await _ended(process)
+        return status
+
+    def _start(self, connection: socket.socket) -> "subprocess.Popen[bytes]":
+        descriptor = connection.fileno()
+        return subprocess.Popen(
+            [sys.executable, "-m", "gateway.frontend_processes", str(descriptor)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(descriptor, *self._passed),
+            start_new_session=True,  # signals of the terminal are the server's
+        )
+
+
+async def _ended(process: "subprocess.Popen[bytes]") -> int:
+    """The exit status of a process that has nothing more to do; one that goes on is killed."""
+    with suppress(subprocess.TimeoutExpired):
+        return await asyncio.to_thread(process.wait, EXIT_SECS)
+    process.kill()
+    return await asyncio.to_thread(process.wait)
+
+
+def in_ms(secs: float) -> bytes:
+    """A time as frames have it."""
+    return number(min(int(secs * 1000), (1 << 32) - 1))

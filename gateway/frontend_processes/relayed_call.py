@@ -1,0 +1,120 @@
+"""A call in a frontend process: what it sends to the server, and what comes back."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from gateway.frontend_processes.channel import Channel, Receiver
+from gateway.frontend_processes.frames import Frame, Kind, number, read_number
+from gateway.frontend_processes.window import Receipts, Window
+
+
+class ServerGone(Exception):
+    """There is no server behind this frontend any more."""
+
+
+class RelayedCall(Receiver):
+    """Inside `with`, one call; leaving it before its answer has ended tells the server so.
+
+    One task reads the answer's frames, another may send.
+    """
+
+    def __init__(self, channel: Channel, call: int) -> None:
+        self._channel = channel
+        self._call = call
+        self._window = Window()
+        self._receipts = Receipts()
+        self._frames: deque[Frame] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_over = False
+        self._is_lost = False
+
+    def __enter__(self) -> Self:
+        self._channel.join(self._call, self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.leave()
+        self._channel.leave(self._call)
+
+    def leave(self) -> None:
+        """The client has gone: nothing more is wanted; idempotent."""
+        if not self._is_over:
+            self._is_over = True
+            self._channel.send(Kind.GONE, self._call)
+
+    def hear(self, frame: Frame) -> None:
+        if frame.kind == Kind.TAKEN:
+            self._window.taken(read_number(frame.payload))
+            return
+        if frame.kind in (Kind.END, Kind.WHOLE, Kind.ABORT):
+            self._is_over = True
+            self._window.close()
+        self._frames.append(frame)
+        self._wake()
+
+    def lose(self) -> None:
+        self._is_lost = self._is_over = True
+        self._window.close()
+        self._wake()
+
+    def begin(self, kind: Kind, payload: bytes) -> None:
+        """Ask."""
+        self._channel.send(kind, self._call, payload)
+
+    async def send(self, piece: bytes) -> None:
+        """Send what belongs to the request; returns when there is room for more."""
+        if not self._is_over:
+            self._channel.send(Kind.DATA, self._call, piece)
+            self._window.sent(len(piece))
+            await self._window.room()
+
+    def end(self) -> None:
+        """The request is whole."""
+        if not self._is_over:
+            self._channel.send(Kind.END, self._call)
+
+    async def frames(self) -> list[Frame]:
+        """All frames that are there, at least one; ServerGone if none will come."""
+        while not self._frames:
+            if self._is_lost:
+                raise ServerGone
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        found = list(self._frames)
+        self._frames.clear()
+        return found
+
+    def passed_on(self, size: int) -> None:
+        """So many bytes of the answer have been given to the client."""
+        if (told := self._receipts.add(size)) and not self._is_over:
+            self._channel.send(Kind.TAKEN, self._call, number(told))
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Calls:
+    """The calls of one frontend process, by number."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._numbers = _numbers()
+
+    def new(self) -> RelayedCall:
+        """One more call."""
+        return RelayedCall(self.channel, next(self._numbers))
+
+
+def _numbers() -> Iterator[int]:
+    """Every number but the one that is no call's; when they come again the first have ended."""
+    while True:
+        yield from range(1, 1 << 32)
