@@ -111,7 +111,7 @@ class GrpcCall(Call, Receiver):
             return
         message = self._messages[0]
         assert message is not None  # noqa: S101 - the frontend sends what is unary with its message
-        await self.send((await method.answer(message, self),))
+        self._channel.send(Kind.DATA, self._call, await method.answer(message, self))
 
     async def _received(self) -> AsyncIterator[bytes]:
         while (message := await self._next()) is not None:

@@ -1,12 +1,11 @@
 """The methods of a frontend process: every RPC is answered by the server."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 from gateway.frontend_processes.frames import Frame, Kind, headed, read_headed
 from gateway.frontend_processes.heads import read, written
-from gateway.frontend_processes.relayed_call import Calls, RelayedCall, ServerGone
+from gateway.frontend_processes.relayed_call import Calls, RelayedCall, ServerGone, beside
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.rpc import Call, RpcError, Status
 
@@ -52,11 +51,8 @@ class _Relay:
                 relayed.begin(Kind.GRPC_CALL, headed(self._head(call, whole=True), asked))
                 return await self._answer(relayed, call)
             relayed.begin(Kind.GRPC_CALL, headed(self._head(call, whole=False)))
-            async with asyncio.TaskGroup() as tasks:
-                sending = tasks.create_task(_send_messages(asked, relayed))
-                answer = await self._answer(relayed, call)
-                sending.cancel()
-            return answer
+            async with beside(_send_messages(asked, relayed)):
+                return await self._answer(relayed, call)
 
     def _head(self, call: Call, *, whole: bool) -> Mapping[str, Any]:
         return {

@@ -100,7 +100,8 @@ class HttpCall(Receiver):
             head = {"status": message["status"], "headers": text_pairs(message["headers"])}
             self._channel.send(Kind.HEAD, self._call, headed(head))
             return
-        if body := message.get("body", b""):
+        body = message.get("body", b"")
+        if body and self._scope["method"] != "HEAD":
             await self.send_piece(bytes(body))
         if not message.get("more_body", False):
             self._answered(Kind.END)

@@ -1,13 +1,18 @@
 """The application of a frontend process: every request is answered by the server."""
 
-import asyncio
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.frontend_processes.frames import Frame, Kind, headed, read_headed
 from gateway.frontend_processes.heads import byte_pairs
-from gateway.frontend_processes.relayed_call import Calls, RelayedCall, ServerGone
+from gateway.frontend_processes.relayed_call import (
+    Calls,
+    ClientLeft,
+    RelayedCall,
+    ServerGone,
+    beside,
+)
 from gateway.frontend_processes.scope import written_scope
 from gateway.frontends.http.body import WATCH
 from gateway.frontends.http.errors import plain_error
@@ -15,6 +20,11 @@ from gateway.frontends.http.one_write import SEND_PIECE, SEND_WHOLE
 
 UNAVAILABLE = 503
 GONE = "Server exiting"
+
+EARLY_BYTES = 64 << 10
+"""Of a request whose body is said to be larger the server hears before any of that has come."""
+
+NOTHING_YET: Message = {"type": "http.request", "body": b"", "more_body": True}
 
 
 class HttpRelay:
@@ -24,7 +34,7 @@ class HttpRelay:
         self._calls = calls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        first = await receive()
+        first = NOTHING_YET if _announces_much(scope) else await receive()
         if first["type"] != "http.request":
             return  # the client left before its request was whole
         with self._calls.new() as call:
@@ -34,15 +44,15 @@ class HttpRelay:
             if whole:
                 await self._answer(scope, receive, answer)
                 return
-            async with asyncio.TaskGroup() as tasks:
-                body = tasks.create_task(_send_body(receive, call))
+            async with beside(_send_body(receive, call)):
                 await self._answer(scope, receive, answer)
-                body.cancel()
 
     async def _answer(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
         scope["state"][WATCH](answer.call.leave)
         try:
             await answer.send()
+        except ClientLeft:
+            return
         except ServerGone:
             if not answer.is_begun:
                 await plain_error(UNAVAILABLE, GONE)(scope, receive, answer.put)
@@ -84,6 +94,11 @@ class _Answer:
             await self.put({"type": "http.response.body", "body": b"", "more_body": False})
         # What is aborted has not been ended, and so the listener drops its client.
         return True
+
+
+def _announces_much(scope: Scope) -> bool:
+    length = dict(scope["headers"]).get(b"content-length", b"0")
+    return length.isdigit() and int(length) > EARLY_BYTES
 
 
 async def _send_body(receive: Receive, call: RelayedCall) -> None:

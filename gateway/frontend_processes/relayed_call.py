@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
@@ -13,6 +14,10 @@ from gateway.frontend_processes.window import Receipts, Window
 
 class ServerGone(Exception):
     """There is no server behind this frontend any more."""
+
+
+class ClientLeft(Exception):
+    """The client wants no more of the answer."""
 
 
 class RelayedCall(Receiver):
@@ -30,6 +35,7 @@ class RelayedCall(Receiver):
         self._waiter: asyncio.Future[None] | None = None
         self._is_over = False
         self._is_lost = False
+        self._has_left = False
 
     def __enter__(self) -> Self:
         self._channel.join(self._call, self)
@@ -47,8 +53,10 @@ class RelayedCall(Receiver):
     def leave(self) -> None:
         """The client has gone: nothing more is wanted; idempotent."""
         if not self._is_over:
-            self._is_over = True
+            self._has_left = self._is_over = True
             self._channel.send(Kind.GONE, self._call)
+            self._window.close()
+            self._wake()
 
     def hear(self, frame: Frame) -> None:
         if frame.kind == Kind.TAKEN:
@@ -82,8 +90,10 @@ class RelayedCall(Receiver):
             self._channel.send(Kind.END, self._call)
 
     async def frames(self) -> list[Frame]:
-        """All frames that are there, at least one; ServerGone if none will come."""
+        """All frames that are there, at least one; ServerGone or ClientLeft if none will come."""
         while not self._frames:
+            if self._has_left:
+                raise ClientLeft
             if self._is_lost:
                 raise ServerGone
             self._waiter = asyncio.get_running_loop().create_future()
@@ -100,6 +110,27 @@ class RelayedCall(Receiver):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Inside `async with` some work goes on; it is cancelled in the end.
+
+    What goes wrong first, inside or there, is raised.
+    """
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(work)
+            yield
+            task.cancel()
+    except BaseExceptionGroup as group:
+        raise _first(group) from None
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 class Calls:
