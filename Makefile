@@ -18,8 +18,11 @@ ONCE_MORE = || case $$? in \
      $(BIN)/pytest --last-failed --last-failed-no-failures=none $(1) ;; \
   *) exit 1 ;; esac
 OTHER := --grpc-transport=grpcio
-GRPC_TESTS := $(addprefix tests/conformance/test_, $(addsuffix .py, grpc_infer stream_infer infer \
-  management cancellation conversations resumption overload))
+conformance = $(addprefix tests/conformance/test_, $(addsuffix .py, $(1)))
+GRPC_TESTS := $(call conformance, grpc_infer stream_infer infer management cancellation \
+  conversations resumption overload)
+PROCESSES := --frontends=2
+FRONTEND_TESTS := $(GRPC_TESTS) $(call conformance, bad_input generate http_infer lifecycle openai)
 
 .PHONY: setup serve test lint bench gpu-check clean
 
@@ -56,7 +59,8 @@ lint: $(READY)
 	$(BIN)/lint-imports --no-cache
 
 # Engines take the whole machine, so the tests that start them run one by one, and the others side by
-# side. What speaks gRPC runs once more on the transport that is not the default.
+# side. What speaks gRPC runs once more on the transport that is not the default, and what clients
+# see once more with frontend processes.
 test: lint
 	@$(BIN)/sluice fetch
 	$(BIN)/pytest -n 2 --dist loadfile -m "not vllm $(MARKS)" $(ARGS) \
@@ -64,6 +68,8 @@ test: lint
 	$(BIN)/pytest -m "vllm $(MARKS)" $(ARGS) $(call ONCE_MORE,-m "vllm $(MARKS)" $(ARGS))
 ifeq ($(ARGS),)
 	$(BIN)/pytest -n 2 --dist loadfile $(OTHER) $(GRPC_TESTS) $(call ONCE_MORE,$(OTHER) $(GRPC_TESTS))
+	$(BIN)/pytest -n 2 --dist loadfile $(PROCESSES) $(FRONTEND_TESTS) \
+	  $(call ONCE_MORE,$(PROCESSES) $(FRONTEND_TESTS))
 endif
 
 bench: $(READY)

@@ -1,5 +1,6 @@
 """python -m gateway.frontend_processes FD: one frontend, which the server starts."""
 
+import signal
 import socket
 import sys
 
@@ -13,4 +14,7 @@ async def _run(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
+    # Whoever ends all processes at once means the server: it lets clients end, and then says so.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     uvloop.run(_run(int(sys.argv[1])))

@@ -1,11 +1,14 @@
 """One end of the connection between the server and a frontend process."""
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 from gateway.frontend_processes.frames import SERVER, Frame, FrameReader, Kind, packed
+
+log = logging.getLogger("sluice.server")
 
 
 class Receiver(ABC):
@@ -73,16 +76,26 @@ class Channel(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for frame in self._reader.feed(data):
-            receiver = self._receivers.get(frame.call)
-            if receiver is None:
-                self._on_frame(frame)
-            else:
-                receiver.hear(frame)
+            try:
+                self._hear(frame)
+            except Exception:
+                # One call's trouble is not that of the others.
+                log.exception("a frame could not be read")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost.set()
         for receiver in tuple(self._receivers.values()):
-            receiver.lose()
+            try:
+                receiver.lose()
+            except Exception:
+                log.exception("a call could not be ended")
+
+    def _hear(self, frame: Frame) -> None:
+        receiver = self._receivers.get(frame.call)
+        if receiver is None:
+            self._on_frame(frame)
+        else:
+            receiver.hear(frame)
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []

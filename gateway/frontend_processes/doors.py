@@ -19,7 +19,7 @@ from gateway.frontends.grpc.sockets import OwnPath, bound, unix_path
 from gateway.frontends.grpc.tls import read_certificates
 from gateway.frontends.grpc.transport import Transport
 from gateway.frontends.http.listener import listening_at
-from gateway.settings import GrpcSettings, GrpcTransport, HttpSettings
+from gateway.settings import GrpcSettings, GrpcTransport, HttpSettings, LogSettings
 
 Sockets = Sequence[socket.socket]
 """One for each process; all the same one if it is in the file system."""
@@ -31,11 +31,11 @@ class ProcessDoors:
     `http` and `grpc` come before `run`. They raise OSError when an address cannot be had.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, log: LogSettings) -> None:
         self._count = count
         self._app: ASGIApp | None = None
         self._methods: Mapping[str, Method] = {}
-        self._told: dict[str, Any] = {"http": None, "grpc": None}
+        self._told: dict[str, Any] = {"http": None, "grpc": None, "log": asdict(log)}
         self._sockets: dict[str, Sockets] = {}
         self._processes: Sequence[FrontendProcess] = ()
         self._tasks = asyncio.TaskGroup()
@@ -64,7 +64,8 @@ class ProcessDoors:
 
     async def run(self) -> None:
         """Keep the processes running until they have been told to stop, and have ended."""
-        self._processes = [self._process(index) for index in range(self._count)]
+        count = self._count if self._sockets else 0
+        self._processes = [self._process(index) for index in range(count)]
         async with self._tasks:
             async with asyncio.TaskGroup() as running:
                 for each in self._processes:

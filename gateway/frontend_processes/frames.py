@@ -32,6 +32,7 @@ class Kind(IntEnum):
     DROP_HALF = 11  # drop those of whose request only a part has come
     STOP_GRPC = 12  # take no more RPCs
     CUT_OFF = 13  # drop all RPCs in so many milliseconds: a number
+    WANTED = 14  # the rest of a request's body is wanted
 
 
 SERVER = 0

@@ -1,17 +1,19 @@
 """An RPC that has come to a frontend process, answered by a method here."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from gateway.errors import UNEXPECTED
 from gateway.frontend_processes.channel import Channel, Receiver
 from gateway.frontend_processes.frames import Frame, Kind, headed, number, read_headed, read_number
-from gateway.frontend_processes.heads import read, written
+from gateway.frontend_processes.heads import read, writable, written
 from gateway.frontend_processes.window import Receipts, Window
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError, Status
 
-MethodOf = Callable[[str], Method]
+log = logging.getLogger("sluice.grpc")
 
 
 class GrpcCall(Call, Receiver):
@@ -83,6 +85,8 @@ class GrpcCall(Call, Receiver):
         self._wake()
 
     def lose(self) -> None:
+        if self._is_gone:
+            return
         self._is_gone = True
         self._messages.append(None)
         self._window.close()
@@ -94,12 +98,17 @@ class GrpcCall(Call, Receiver):
         """Have the method answer, and say how that has ended."""
         self._task = asyncio.current_task()
         try:
+            self._refuse_if_gone()
             await self._answer(method)
             self._end(Status.OK)
         except RpcError as error:
             self._end(error.status, error.details)
         except ClientGone:
             return
+        except Exception:
+            # Around one request in a frontend: the client learns nothing of what is in the log.
+            log.exception("request failed unexpectedly")
+            self._end(Status.INTERNAL, UNEXPECTED.message)
         finally:
             self._channel.leave(self._call)
             if self._ended is not None:
@@ -127,7 +136,11 @@ class GrpcCall(Call, Receiver):
 
     def _end(self, status: Status, details: str = "") -> None:
         plain = status is Status.OK and not self._trailing
-        said = {"status": status, "details": details, "metadata": written(self._trailing)}
+        said = {
+            "status": status,
+            "details": writable(details),
+            "metadata": written(self._trailing),
+        }
         self._channel.send(Kind.END, self._call, b"" if plain else headed(said))
 
     def _refuse_if_gone(self) -> None:

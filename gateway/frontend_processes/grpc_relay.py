@@ -1,9 +1,11 @@
 """The methods of a frontend process: every RPC is answered by the server."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from gateway.frontend_processes.frames import Frame, Kind, headed, read_headed
+from gateway.frontend_processes.frames import Frame, Kind, read_headed
 from gateway.frontend_processes.heads import read, written
 from gateway.frontend_processes.relayed_call import Calls, RelayedCall, ServerGone, beside
 from gateway.frontends.grpc.methods import Method
@@ -21,11 +23,16 @@ def shapes(methods: Mapping[str, Method]) -> list[Shape]:
     ]
 
 
-def relaying(found: Iterable[Shape], calls: Calls) -> Mapping[str, Method]:
-    """Methods of these shapes, which the server answers."""
+def relaying(
+    found: Iterable[Shape], calls: Calls, send_timeout_secs: float
+) -> Mapping[str, Method]:
+    """Methods of these shapes, which the server answers.
+
+    When one has failed, a client has so many seconds to take what came before that.
+    """
     return {
         path: Method(
-            serve=_Relay(calls, path, is_streamed=asks or answers).serve,
+            serve=_Relay(calls, path, send_timeout_secs if answers else None).serve,
             parse=bytes,
             serialize=bytes,
             client_streams=asks,
@@ -39,18 +46,18 @@ def relaying(found: Iterable[Shape], calls: Calls) -> Mapping[str, Method]:
 class _Relay:
     """One method."""
 
-    def __init__(self, calls: Calls, path: str, *, is_streamed: bool) -> None:
+    def __init__(self, calls: Calls, path: str, send_timeout_secs: float | None) -> None:
         self._calls = calls
         self._path = path
-        self._is_streamed = is_streamed
+        self._send_timeout_secs = send_timeout_secs
 
     async def serve(self, asked: bytes | AsyncIterator[bytes], call: Call) -> bytes | None:
         """Have the server answer; what it answers with if that is one message."""
         with self._calls.new() as relayed:
             if isinstance(asked, bytes):
-                relayed.begin(Kind.GRPC_CALL, headed(self._head(call, whole=True), asked))
+                relayed.begin(Kind.GRPC_CALL, self._head(call, whole=True), asked)
                 return await self._answer(relayed, call)
-            relayed.begin(Kind.GRPC_CALL, headed(self._head(call, whole=False)))
+            relayed.begin(Kind.GRPC_CALL, self._head(call, whole=False))
             async with beside(_send_messages(asked, relayed)):
                 return await self._answer(relayed, call)
 
@@ -75,13 +82,29 @@ class _Relay:
                     messages.append(frame.payload)
                 elif frame.kind == Kind.HEAD:
                     await call.send_initial_metadata(read(read_headed(frame.payload)[0]))
-            if messages and self._is_streamed:
-                await call.send(messages)
-                relayed.passed_on(sum(map(len, messages)))
+            if messages and self._send_timeout_secs is not None:
+                await self._send(messages, relayed, call, self._send_timeout_secs)
                 messages = []
             if frames[-1].kind == Kind.END:
                 _end(frames[-1], call)
                 return messages[0] if messages else None
+
+    async def _send(
+        self, messages: Sequence[bytes], relayed: RelayedCall, call: Call, within_secs: float
+    ) -> None:
+        """Send messages; if the call fails meanwhile, what is not taken in time is dropped."""
+        time = asyncio.get_running_loop().time
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None) as patience:
+                relayed.on_failure(lambda: patience.reschedule(time() + within_secs))
+                await call.send(messages)
+        relayed.on_failure(_nothing)
+        for message in messages:
+            relayed.passed_on(len(message))
+
+
+def _nothing() -> None:
+    """Called when a call fails of which nothing is being sent."""
 
 
 def _end(frame: Frame, call: Call) -> None:

@@ -15,10 +15,15 @@ def byte_pairs(pairs: Pairs) -> list[tuple[bytes, bytes]]:
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
 
 
+def writable(text: str) -> str:
+    """A text without what is no character, as a name of a file may have it."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def written(metadata: Iterable[tuple[str, str | bytes]]) -> Pairs:
     """Metadata of gRPC; of values that are bytes each byte becomes a character."""
     return [
-        (name, value if isinstance(value, str) else value.decode("latin-1"))
+        (name, writable(value) if isinstance(value, str) else value.decode("latin-1"))
         for name, value in metadata
     ]
 

@@ -36,6 +36,7 @@ class HttpCall(Receiver):
         self._receipts = Receipts()
         self._pieces: deque[bytes] = deque((body,))
         self._is_whole: bool = head["whole"]
+        self._is_wanted = False
         self._is_over = False
         self._waiter: asyncio.Future[None] | None = None
         self._leave: Callable[[], None] | None = None
@@ -61,6 +62,8 @@ class HttpCall(Receiver):
         self._wake()
 
     def lose(self) -> None:
+        if self._is_over:
+            return
         self._is_over = True
         self._window.close()
         self._wake()
@@ -82,6 +85,7 @@ class HttpCall(Receiver):
     async def receive(self) -> Message:
         """The next piece of the body, and in the end that the client has gone."""
         while not (self._pieces or self._is_over):
+            self._ask_for_more()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         if not self._pieces:
@@ -119,6 +123,12 @@ class HttpCall(Receiver):
         """Answer with status 200, head and body at once."""
         if not self._is_over:
             self._answered(Kind.WHOLE, headed(text_pairs(headers), body))
+
+    def _ask_for_more(self) -> None:
+        """Say that the body is wanted: the client may wait for that."""
+        if not (self._is_whole or self._is_wanted):
+            self._is_wanted = True
+            self._channel.send(Kind.WANTED, self._call)
 
     def _answered(self, kind: Kind, payload: bytes = b"") -> None:
         if not self._is_over:

@@ -4,7 +4,7 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.frontend_processes.frames import Frame, Kind, headed, read_headed
+from gateway.frontend_processes.frames import Frame, Kind, read_headed
 from gateway.frontend_processes.heads import byte_pairs
 from gateway.frontend_processes.relayed_call import (
     Calls,
@@ -34,17 +34,18 @@ class HttpRelay:
         self._calls = calls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        first = NOTHING_YET if _announces_much(scope) else await receive()
+        is_early = _waits_or_announces_much(scope)
+        first = NOTHING_YET if is_early else await receive()
         if first["type"] != "http.request":
             return  # the client left before its request was whole
         with self._calls.new() as call:
             whole = not first.get("more_body", False)
-            call.begin(Kind.HTTP_CALL, headed(written_scope(scope, whole=whole), first["body"]))
+            call.begin(Kind.HTTP_CALL, written_scope(scope, whole=whole), first["body"])
             answer = _Answer(scope, send, call)
             if whole:
                 await self._answer(scope, receive, answer)
                 return
-            async with beside(_send_body(receive, call)):
+            async with beside(_send_body(receive, call, is_early=is_early)):
                 await self._answer(scope, receive, answer)
 
     async def _answer(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
@@ -96,13 +97,17 @@ class _Answer:
         return True
 
 
-def _announces_much(scope: Scope) -> bool:
-    length = dict(scope["headers"]).get(b"content-length", b"0")
-    return length.isdigit() and int(length) > EARLY_BYTES
+def _waits_or_announces_much(scope: Scope) -> bool:
+    """Whether the server should decide before anything of the body is read."""
+    headers = dict(scope["headers"])
+    length: bytes = headers.get(b"content-length", b"0")
+    return b"expect" in headers or (length.isdigit() and int(length) > EARLY_BYTES)
 
 
-async def _send_body(receive: Receive, call: RelayedCall) -> None:
-    """Send the rest of the request as it comes."""
+async def _send_body(receive: Receive, call: RelayedCall, *, is_early: bool) -> None:
+    """Send the rest of the request as it comes; reading it tells a client that waits to go on."""
+    if is_early:
+        await call.wanted()
     while (message := await receive())["type"] == "http.request":
         if message["body"]:
             await call.send(message["body"])

@@ -40,9 +40,12 @@ class FrontendProcess:
     async def run(self, hear: Hear) -> None:
         """Keep one running until it has been told to stop, and has ended."""
         pause, time = FIRST_PAUSE_SECS, asyncio.get_running_loop().time
-        while True:
+        while not self._is_stopping:
             began = time()
-            status = await self._run_once(hear)
+            try:
+                status = await self._run_once(hear)
+            except OSError as error:
+                status = error.strerror or str(error)
             if self._is_stopping:
                 return
             log.error("%s ended", self._name, extra={"status": status, "again_in_secs": pause})
@@ -57,26 +60,33 @@ class FrontendProcess:
         if self._channel is not None:
             self._channel.send(kind, SERVER, payload)
 
-    async def _run_once(self, hear: Hear) -> int:
-        """Start one and wait for its end; its exit status."""
+    async def _run_once(self, hear: Hear) -> int | str:
+        """Start one and wait for its end; its exit status. OSError if it cannot be started."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = self._start(theirs)
-        loop = asyncio.get_running_loop()
-        _, channel = await loop.create_unix_connection(
-            lambda: Channel(lambda frame: hear(channel, frame)), sock=ours
+        with ours:
+            with theirs:
+                process = self._start(theirs)
+            try:
+                await self._talk(ours.dup(), hear)
+            finally:
+                self._channel = None
+                ours.shutdown(socket.SHUT_RDWR)
+                status = await _ended(process)
+        return status
+
+    async def _talk(self, connection: socket.socket, hear: Hear) -> None:
+        """Tell it what it must know, and hear what it says until it ends."""
+        _, channel = await asyncio.get_running_loop().create_unix_connection(
+            lambda: Channel(lambda frame: hear(channel, frame)), sock=connection
         )
+        channel.send(Kind.SETTINGS, SERVER, headed(self._told))
+        self._channel = channel
+        for kind, payload in self._last_words:
+            channel.send(kind, SERVER, payload)
         try:
-            channel.send(Kind.SETTINGS, SERVER, headed(self._told))
-            self._channel = channel
-            for words in self._last_words:
-                channel.send(words[0], SERVER, words[1])
             await channel.lost()
         finally:
-            self._channel = None
             channel.close()
-            status = await _ended(process)
-        return status
 
     def _start(self, connection: socket.socket) -> "subprocess.Popen[bytes]":
         descriptor = connection.fileno()

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
 from gateway.frontend_processes.channel import Channel, Receiver
-from gateway.frontend_processes.frames import Frame, Kind, number, read_number
+from gateway.frontend_processes.frames import Frame, Kind, headed, number, read_number
 from gateway.frontend_processes.window import Receipts, Window
 
 
@@ -36,6 +36,8 @@ class RelayedCall(Receiver):
         self._is_over = False
         self._is_lost = False
         self._has_left = False
+        self._wanted = asyncio.Event()
+        self._on_failure: Callable[[], None] | None = None
 
     def __enter__(self) -> Self:
         self._channel.join(self._call, self)
@@ -62,9 +64,14 @@ class RelayedCall(Receiver):
         if frame.kind == Kind.TAKEN:
             self._window.taken(read_number(frame.payload))
             return
+        if frame.kind == Kind.WANTED:
+            self._wanted.set()
+            return
         if frame.kind in (Kind.END, Kind.WHOLE, Kind.ABORT):
             self._is_over = True
             self._window.close()
+            if frame.payload and self._on_failure is not None:
+                self._on_failure()
         self._frames.append(frame)
         self._wake()
 
@@ -73,9 +80,10 @@ class RelayedCall(Receiver):
         self._window.close()
         self._wake()
 
-    def begin(self, kind: Kind, payload: bytes) -> None:
-        """Ask."""
-        self._channel.send(kind, self._call, payload)
+    def begin(self, kind: Kind, head: object, first: bytes = b"") -> None:
+        """Ask, by a head and the first piece of what belongs to it."""
+        self._channel.send(kind, self._call, headed(head, first))
+        self._window.sent(len(first))
 
     async def send(self, piece: bytes) -> None:
         """Send what belongs to the request; returns when there is room for more."""
@@ -102,8 +110,16 @@ class RelayedCall(Receiver):
         self._frames.clear()
         return found
 
+    async def wanted(self) -> None:
+        """Wait until the server wants more of the request than it has got with the head."""
+        await self._wanted.wait()
+
+    def on_failure(self, failed: Callable[[], None]) -> None:
+        """Have a function called as soon as it is known that the call has failed."""
+        self._on_failure = failed
+
     def passed_on(self, size: int) -> None:
-        """So many bytes of the answer have been given to the client."""
+        """A frame of so many bytes of the answer has been given to the client."""
         if (told := self._receipts.add(size)) and not self._is_over:
             self._channel.send(Kind.TAKEN, self._call, number(told))
 

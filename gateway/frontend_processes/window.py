@@ -9,15 +9,19 @@ REPORTED_BYTES = 64 << 10
 """What has been passed on is told when it is so much."""
 
 
+FRAME_BYTES = 64
+"""What a frame takes besides its payload, so that empty ones are not endless."""
+
+
 class Window:
     """The sender's side: what has been sent, and not been passed on yet."""
 
-    __slots__ = ("_closed", "_under_way", "_waiter")
+    __slots__ = ("_closed", "_under_way", "_waiters")
 
     def __init__(self) -> None:
         self._under_way = 0
         self._closed = False
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiters: list[asyncio.Future[None]] = []
 
     @property
     def has_room(self) -> bool:
@@ -25,11 +29,11 @@ class Window:
         return self._under_way < WINDOW_BYTES or self._closed
 
     def sent(self, size: int) -> None:
-        """So much more is under way."""
-        self._under_way += size
+        """A frame of so many bytes is under way."""
+        self._under_way += size + FRAME_BYTES
 
     def taken(self, size: int) -> None:
-        """So much has been passed on."""
+        """So much has been passed on, as `Receipts` count it."""
         self._under_way -= size
         self._wake()
 
@@ -39,14 +43,19 @@ class Window:
         self._wake()
 
     async def room(self) -> None:
-        """Wait until more may be sent; one task at a time."""
+        """Wait until more may be sent."""
         while not self.has_room:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done() and self.has_room:
-            self._waiter.set_result(None)
+        if not self.has_room:
+            return
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
 
 class Receipts:
@@ -58,8 +67,8 @@ class Receipts:
         self._untold = 0
 
     def add(self, size: int) -> int:
-        """So much has been passed on; how much is to be told now, which may be nothing."""
-        self._untold += size
+        """A frame of so many bytes has been passed on; how much is to be told now, if anything."""
+        self._untold += size + FRAME_BYTES
         if self._untold < REPORTED_BYTES:
             return 0
         told, self._untold = self._untold, 0

@@ -61,3 +61,4 @@ class Outbox:
             self._look_again(left)
         else:
             self._patience.reschedule(0)
+            self._patience = None

@@ -101,7 +101,7 @@ class EventStream(Response):
         with self._stream:
             try:
                 async with asyncio.timeout(None) as stay:
-                    with OnDisconnect(scope, partial(stay.reschedule, 0)):
+                    with OnDisconnect(scope, partial(_leave, stay)):
                         await self._send_all(scope, send)
             except TimeoutError:
                 return  # the client has left
@@ -170,6 +170,12 @@ class StreamedResponse(EventStream):
 
     def encode_failure(self, error: InferenceError) -> bytes:
         return event(error_body(error.message))
+
+
+def _leave(stay: asyncio.Timeout) -> None:
+    """The client has gone, which may be said more than once."""
+    if not stay.expired():
+        stay.reschedule(0)
 
 
 def _put(scope: Scope, send: Send) -> Put:

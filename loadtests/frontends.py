@@ -1,0 +1,135 @@
+"""Many streams at a steady rate, as an engine makes them: what does a response cost, and whom?
+
+Every stream gets a response of `repeat` every so often, so that all of them together ask for
+`--rate` responses per second. Each is written apart, as tokens are.
+"""
+
+import argparse
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import orjson
+import psutil
+import uvloop
+from rich.console import Console
+
+from loadtests import cpus, rounds
+from loadtests.contenders import gateway
+from loadtests.cpus import pinned
+from loadtests.grpc_clients import METHOD, TEXT, repeat_request
+from loadtests.grpc_frames import GrpcConnection
+from loadtests.results import Better, Metric, comparison, save
+from loadtests.rounds import LoadTestFailed, Plan, Step
+from loadtests.server import Server
+from loadtests.sse import Address, EventCounter, connect, post
+from loadtests.stream_client import PATH
+
+HERE = Path(__file__).parent
+SETTLED_SECS = 2.0
+"""Frontends have begun by then."""
+
+KINDS = ("SSE", "gRPC")
+CpuSecs = Mapping[int, float]
+
+
+def main() -> None:
+    """Compare, print and save."""
+    asked = _parser().parse_args()
+    console = Console()
+    contenders = [
+        gateway(HERE / "models", f"--frontends {count}", f"--frontends={count}")
+        for count in asked.frontends
+    ]
+    steps: Sequence[Step] = [
+        (f"{kind}, {streams} streams", partial(_step, kind, streams, asked))
+        for kind in KINDS
+        for streams in asked.streams
+    ]
+    plan = Plan(
+        contenders, {each.name: steps for each in contenders}, asked.rounds, asked.server_cpus
+    )
+    with rounds.failures_as_lines("frontends"), pinned(asked.client_cpus):
+        results = rounds.run(plan, console)
+    names = [contender.name for contender in contenders]
+    console.print(comparison("Streams at a steady rate", results, names))
+    rounds.tell_file(save("frontends", vars(asked), results.as_rows()), console)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loadtests.frontends", description=__doc__)
+    counts = {"type": rounds.positive_list, "metavar": "N,N"}
+    parser.add_argument("--streams", default=[256, 1024], **counts)
+    parser.add_argument(
+        "--frontends",
+        type=lambda text: [int(part) for part in text.split(",")],
+        default=[0, 1, 2],
+        metavar="N,N",
+        help="as the server's own flag (default: 0,1,2)",
+    )
+    parser.add_argument("--rate", type=rounds.positive, default=50_000, metavar="N")
+    parser.add_argument("--secs", type=float, default=5.0, metavar="SECS")
+    rounds.add_flags(parser)
+    cpus.add_flags(parser)
+    return parser
+
+
+def _step(
+    kind: str, streams: int, asked: argparse.Namespace, server: Server
+) -> Mapping[Metric, float]:
+    time.sleep(SETTLED_SECS)
+    delay_us = round(streams / asked.rate * 1e6)
+    each = round(asked.secs * 1e6 / delay_us)
+    before, began = _cpu_secs(server), time.perf_counter()
+    found = uvloop.run(_read_all(kind, server, streams, each, delay_us))
+    took, after = time.perf_counter() - began, _cpu_secs(server)
+    if found != streams * each:
+        raise LoadTestFailed(f"{kind}: {found} responses came, expected {streams * each}")
+    used = {pid: (secs - before.get(pid, 0)) / found * 1e6 for pid, secs in after.items()}
+    own = used.pop(server.pid)
+    return {
+        Metric(f"{kind} responses/s", streams, "", Better.HIGHER): found / took,
+        Metric(f"{kind}: CPU of the server", streams, "us/response", Better.LOWER): own,
+        Metric(f"{kind}: CPU of all frontends", streams, "us/response", Better.LOWER): sum(
+            used.values()
+        ),
+    }
+
+
+def _cpu_secs(server: Server) -> CpuSecs:
+    """What each process of a server has used."""
+    first = psutil.Process(server.pid)
+    every = [first, *first.children(recursive=True)]
+    return {each.pid: sum(each.cpu_times()[:2]) for each in every}
+
+
+async def _read_all(kind: str, server: Server, streams: int, each: int, delay_us: int) -> int:
+    read = _read_events if kind == KINDS[0] else _read_messages
+    reads = [read(server, each, delay_us) for _ in range(streams)]
+    return sum(await asyncio.gather(*reads))
+
+
+async def _read_events(server: Server, count: int, delay_us: int) -> int:
+    address = Address(server.ports.http)
+    asked = {"text_input": TEXT, "n": count, "delay_us": delay_us}
+    request = post(PATH, address, orjson.dumps(asked))
+    transport, counter = await connect(address, lambda: EventCounter(request))
+    try:
+        return (await counter.done).responses
+    finally:
+        transport.close()
+
+
+async def _read_messages(server: Server, count: int, delay_us: int) -> int:
+    address = Address(server.ports.grpc)
+    transport, connection = await connect(address, lambda: GrpcConnection(address))
+    try:
+        return await connection.open(METHOD, repeat_request(count, delay_us))
+    finally:
+        transport.close()
+
+
+if __name__ == "__main__":
+    main()

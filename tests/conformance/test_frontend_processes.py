@@ -1,0 +1,125 @@
+"""`--frontends N`: what the death of a process costs, and what it does not."""
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.models import REPEAT, identity
+from tests.leaving import IN_FLIGHT
+from tests.raw import Connection
+from tests.rpc import connected, infer_request, streaming
+from tests.serving import Serving, http_get, serving, wait_until, write_model
+
+COUNT = 2
+STREAMS = 16
+"""So many that both processes surely have some: the system spreads connections at random."""
+
+TICKING = {"text_input": "x", "n": 100_000, "delay_us": 20_000}
+PATH = "/v2/models/repeat/generate_stream"
+READY = "/v2/health/ready"
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    folder = tmp_path / "models"
+    write_model(folder, "repeat", REPEAT)
+    write_model(folder, "single", identity("BYTES", "1"))
+    return folder
+
+
+@pytest.fixture
+def server(models: Path) -> Iterator[Serving]:
+    with serving(models, f"--frontends={COUNT}") as started:
+        yield started
+    assert started.process.returncode == 0
+    assert "Traceback" not in started.text
+
+
+def frontends(server: Serving) -> Sequence[int]:
+    """The processes that have the connections."""
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    found = [int(pid) for pid in children.read_text().split()]
+    return [pid for pid in found if b"frontend_processes" in command(pid)]
+
+
+def command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def test_there_are_so_many_processes_and_the_server_itself_listens_at_neither_port(
+    server: Serving,
+) -> None:
+    wait_until(lambda: len(frontends(server)) == COUNT, "all are there")
+    assert http_get(server.ports["http"], READY)[0] == 200
+    with connected(server.grpc) as stub:
+        assert stub.ModelInfer(infer_request("single", INPUT="x")).model_name == "single"
+
+
+def test_a_process_that_is_killed_takes_its_own_clients_with_it_and_comes_back(
+    server: Serving,
+) -> None:
+    wait_until(lambda: len(frontends(server)) == COUNT, "all are there")
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Connection(server.ports["http"])) for _ in range(STREAMS)]
+        for client in clients:
+            client.ask(PATH, TICKING)
+            assert client.head().status == 200
+        server.wait_metric(IN_FLIGHT, "repeat", STREAMS)
+        victim, survivor = frontends(server)
+        os.kill(victim, signal.SIGKILL)
+        server.wait_logged("ended")
+        wait_until(lambda: server.metric(IN_FLIGHT, "repeat") < STREAMS, "its clients are gone")
+        left = server.metric(IN_FLIGHT, "repeat")
+        assert 0 < left < STREAMS
+        wait_until(lambda: len(frontends(server)) == COUNT, "there is another one")
+        assert survivor in frontends(server)
+        for _ in range(STREAMS):
+            assert http_get(server.ports["http"], READY)[0] == 200
+        assert server.metric(IN_FLIGHT, "repeat") == left
+    server.wait_metric(IN_FLIGHT, "repeat", 0)
+
+
+def test_streams_end_by_themselves_when_the_server_stops(server: Serving) -> None:
+    ten = {**TICKING, "n": 10, "delay_us": 100_000}
+    with Connection(server.ports["http"]) as client, connected(server.grpc) as stub:
+        client.ask(PATH, ten)
+        assert client.head().status == 200
+        with streaming(stub) as rpc:
+            rpc.ask(infer_request("repeat", "a", **ten))
+            server.wait_metric(IN_FLIGHT, "repeat", 2)
+            server.begin_stop()
+            assert client.rest().count(b"data: ") == 10
+            assert len([rpc.answer() for _ in range(10)]) == 10
+    assert server.wait_ended() == 0
+
+
+def test_without_the_server_no_process_stays(models: Path) -> None:
+    with serving(models, f"--frontends={COUNT}") as server:
+        wait_until(lambda: len(frontends(server)) == COUNT, "all are there")
+        found = frontends(server)
+        server.process.kill()
+        wait_until(lambda: not any(map(command, found)), "they have ended")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--frontends=-1",), "expected a whole number of at least 0"),
+        (
+            ("--frontends=2", "--grpc-transport=grpcio"),
+            "--frontends needs --grpc-transport=hyper, found grpcio",
+        ),
+    ],
+    ids=["negative", "another transport"],
+)
+def test_what_cannot_be_is_refused(models: Path, flags: Sequence[str], said: str) -> None:
+    server = Serving(models, flags)
+    assert server.wait_ended() == 1
+    assert said in server.text
