@@ -6,17 +6,17 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from gateway.errors import UNEXPECTED
-from gateway.frontend_processes.channel import Channel, Receiver
-from gateway.frontend_processes.frames import Frame, Kind, headed, number, read_headed, read_number
+from gateway.frontend_processes.call_end import CallEnd
+from gateway.frontend_processes.channel import Channel
+from gateway.frontend_processes.frames import Frame, Kind, headed, read_headed
 from gateway.frontend_processes.heads import read, writable, written
-from gateway.frontend_processes.window import Receipts, Window
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError, Status
 
 log = logging.getLogger("sluice.grpc")
 
 
-class GrpcCall(Call, Receiver):
+class GrpcCall(Call, CallEnd):
     """One RPC on frames; its task is cancelled when the client has left.
 
     It hears what comes from the time it is made, and must be run.
@@ -25,10 +25,7 @@ class GrpcCall(Call, Receiver):
     def __init__(self, channel: Channel, call: int, payload: bytes) -> None:
         head, message = read_headed(payload)
         loop = asyncio.get_running_loop()
-        self._channel = channel
-        self._call = call
-        self._window = Window()
-        self._receipts = Receipts()
+        super().__init__(channel, call)
         self._metadata = read(head["metadata"])
         self._peer: str = head["peer"]
         secs: float | None = head["secs"]
@@ -36,7 +33,6 @@ class GrpcCall(Call, Receiver):
         self._messages: deque[bytes | None] = deque((message, None) if head["whole"] else ())
         self._trailing: Metadata = ()
         self._is_gone = False
-        self._waiter: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._ended: Callable[[], None] | None = None
         self.path: str = head["path"]
@@ -58,8 +54,7 @@ class GrpcCall(Call, Receiver):
     async def send(self, messages: Sequence[bytes]) -> None:
         self._refuse_if_gone()
         for message in messages:
-            self._channel.send(Kind.DATA, self._call, message)
-            self._window.sent(len(message))
+            self._send_data(message)
         if not self._window.has_room:
             await self._window.room()
             self._refuse_if_gone()
@@ -74,10 +69,7 @@ class GrpcCall(Call, Receiver):
     def on_end(self, ended: Callable[[], None]) -> None:
         self._ended = ended
 
-    def hear(self, frame: Frame) -> None:
-        if frame.kind == Kind.TAKEN:
-            self._window.taken(read_number(frame.payload))
-            return
+    def _take(self, frame: Frame) -> None:
         if frame.kind in (Kind.DATA, Kind.END):
             self._messages.append(frame.payload if frame.kind == Kind.DATA else None)
         else:
@@ -124,29 +116,25 @@ class GrpcCall(Call, Receiver):
 
     async def _received(self) -> AsyncIterator[bytes]:
         while (message := await self._next()) is not None:
-            if told := self._receipts.add(len(message)):
-                self._channel.send(Kind.TAKEN, self._call, number(told))
+            self._passed_on(len(message))
             yield message
 
     async def _next(self) -> bytes | None:
         while not self._messages:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            await self._news()
         return self._messages.popleft()
 
     def _end(self, status: Status, details: str = "") -> None:
-        plain = status is Status.OK and not self._trailing
+        if status is Status.OK and not self._trailing:
+            self._channel.send(Kind.END, self._call)
+            return
         said = {
             "status": status,
             "details": writable(details),
             "metadata": written(self._trailing),
         }
-        self._channel.send(Kind.END, self._call, b"" if plain else headed(said))
+        self._channel.send(Kind.END, self._call, headed(said))
 
     def _refuse_if_gone(self) -> None:
         if self._is_gone:
             raise ClientGone
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)

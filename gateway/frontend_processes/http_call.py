@@ -1,6 +1,5 @@
 """A request of HTTP that has come to a frontend process, answered by the application here."""
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, MutableMapping
@@ -8,11 +7,11 @@ from typing import Any
 
 from starlette.types import ASGIApp, Scope
 
-from gateway.frontend_processes.channel import Channel, Receiver
-from gateway.frontend_processes.frames import Frame, Kind, headed, number, read_headed, read_number
+from gateway.frontend_processes.call_end import CallEnd
+from gateway.frontend_processes.channel import Channel
+from gateway.frontend_processes.frames import Frame, Kind, headed, read_headed
 from gateway.frontend_processes.heads import text_pairs
 from gateway.frontend_processes.scope import read_scope
-from gateway.frontend_processes.window import Receipts, Window
 from gateway.frontends.http.body import WATCH
 from gateway.frontends.http.one_write import SEND_PIECE, SEND_WHOLE, Headers
 
@@ -21,7 +20,7 @@ log = logging.getLogger("sluice.http")
 Message = MutableMapping[str, Any]
 
 
-class HttpCall(Receiver):
+class HttpCall(CallEnd):
     """One request: what an application of ASGI is called with, on frames.
 
     As in uvicorn, what is sent to a client that has gone is dropped. It hears what comes from the
@@ -30,15 +29,11 @@ class HttpCall(Receiver):
 
     def __init__(self, channel: Channel, call: int, payload: bytes) -> None:
         head, body = read_headed(payload)
-        self._channel = channel
-        self._call = call
-        self._window = Window()
-        self._receipts = Receipts()
+        super().__init__(channel, call)
         self._pieces: deque[bytes] = deque((body,))
         self._is_whole: bool = head["whole"]
         self._is_wanted = False
         self._is_over = False
-        self._waiter: asyncio.Future[None] | None = None
         self._leave: Callable[[], None] | None = None
         state = {
             WATCH: self._watch,
@@ -48,10 +43,7 @@ class HttpCall(Receiver):
         self._scope: Scope = read_scope(head, state)
         channel.join(call, self)
 
-    def hear(self, frame: Frame) -> None:
-        if frame.kind == Kind.TAKEN:
-            self._window.taken(read_number(frame.payload))
-            return
+    def _take(self, frame: Frame) -> None:
         if frame.kind == Kind.DATA:
             self._pieces.append(frame.payload)
         elif frame.kind == Kind.END:
@@ -86,13 +78,11 @@ class HttpCall(Receiver):
         """The next piece of the body, and in the end that the client has gone."""
         while not (self._pieces or self._is_over):
             self._ask_for_more()
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            await self._news()
         if not self._pieces:
             return {"type": "http.disconnect"}
         piece = self._pieces.popleft()
-        if told := self._receipts.add(len(piece)):
-            self._channel.send(Kind.TAKEN, self._call, number(told))
+        self._passed_on(len(piece))
         more = bool(self._pieces) or not self._is_whole
         return {"type": "http.request", "body": piece, "more_body": more}
 
@@ -114,15 +104,13 @@ class HttpCall(Receiver):
         """Send a piece of the body."""
         if self._is_over:
             return
-        self._channel.send(Kind.DATA, self._call, piece)
-        self._window.sent(len(piece))
+        self._send_data(piece)
         if not self._window.has_room:
             await self._window.room()
 
     async def send_whole(self, headers: Headers, body: bytes) -> None:
         """Answer with status 200, head and body at once."""
-        if not self._is_over:
-            self._answered(Kind.WHOLE, headed(text_pairs(headers), body))
+        self._answered(Kind.WHOLE, headed(text_pairs(headers), body))
 
     def _ask_for_more(self) -> None:
         """Say that the body is wanted: the client may wait for that."""
@@ -141,7 +129,3 @@ class HttpCall(Receiver):
         self._leave = leave
         if leave is not None and self._is_over:
             leave()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)

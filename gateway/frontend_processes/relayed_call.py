@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
-from gateway.frontend_processes.channel import Channel, Receiver
-from gateway.frontend_processes.frames import Frame, Kind, headed, number, read_number
-from gateway.frontend_processes.window import Receipts, Window
+from gateway.frontend_processes.call_end import CallEnd
+from gateway.frontend_processes.channel import Channel
+from gateway.frontend_processes.frames import Frame, Kind, headed
 
 
 class ServerGone(Exception):
@@ -20,19 +20,15 @@ class ClientLeft(Exception):
     """The client wants no more of the answer."""
 
 
-class RelayedCall(Receiver):
+class RelayedCall(CallEnd):
     """Inside `with`, one call; leaving it before its answer has ended tells the server so.
 
     One task reads the answer's frames, another may send.
     """
 
     def __init__(self, channel: Channel, call: int) -> None:
-        self._channel = channel
-        self._call = call
-        self._window = Window()
-        self._receipts = Receipts()
+        super().__init__(channel, call)
         self._frames: deque[Frame] = deque()
-        self._waiter: asyncio.Future[None] | None = None
         self._is_over = False
         self._is_lost = False
         self._has_left = False
@@ -60,10 +56,7 @@ class RelayedCall(Receiver):
             self._window.close()
             self._wake()
 
-    def hear(self, frame: Frame) -> None:
-        if frame.kind == Kind.TAKEN:
-            self._window.taken(read_number(frame.payload))
-            return
+    def _take(self, frame: Frame) -> None:
         if frame.kind == Kind.WANTED:
             self._wanted.set()
             return
@@ -88,8 +81,7 @@ class RelayedCall(Receiver):
     async def send(self, piece: bytes) -> None:
         """Send what belongs to the request; returns when there is room for more."""
         if not self._is_over:
-            self._channel.send(Kind.DATA, self._call, piece)
-            self._window.sent(len(piece))
+            self._send_data(piece)
             await self._window.room()
 
     def end(self) -> None:
@@ -104,8 +96,7 @@ class RelayedCall(Receiver):
                 raise ClientLeft
             if self._is_lost:
                 raise ServerGone
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            await self._news()
         found = list(self._frames)
         self._frames.clear()
         return found
@@ -120,12 +111,8 @@ class RelayedCall(Receiver):
 
     def passed_on(self, size: int) -> None:
         """A frame of so many bytes of the answer has been given to the client."""
-        if (told := self._receipts.add(size)) and not self._is_over:
-            self._channel.send(Kind.TAKEN, self._call, number(told))
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if not self._is_over:
+            self._passed_on(size)
 
 
 @asynccontextmanager
