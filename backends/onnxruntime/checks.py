@@ -1,6 +1,6 @@
 """Does the config fit the model? Triton's checks when it loads ONNX models, and their texts."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from backends.onnxruntime.signature import ModelTensor, Signature
 from gateway.batches.sequence_tensors import sequence_inputs, with_sequence_tensors
@@ -8,6 +8,7 @@ from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.tensor import format_shape
+from gateway.tensor_runtime.shape_checks import batched_shape_problems, whole_shape_problems
 
 
 def check(config: ModelConfig, signature: Signature) -> None:
@@ -83,7 +84,7 @@ def _input_problems(tensor: ModelInput, config: ModelConfig, signature: Signatur
     yield from _optional_problems(tensor, config)
     yield from _type_problems(tensor.name, "input", tensor.data_type, found, config)
     if tensor.allow_ragged_batch:
-        yield from _unbatched_problems(tensor.name, found, (-1,), config)
+        yield from whole_shape_problems(config.name, tensor.name, found.dims, (-1,))
     else:
         yield from _shape_problems(tensor, found, config)
 
@@ -133,7 +134,7 @@ def _shape_problems(
 ) -> Iterator[str]:
     dims = tensor.dims if tensor.reshape is None else tensor.reshape.shape
     if not config.batching:
-        yield from _unbatched_problems(tensor.name, found, dims, config)
+        yield from whole_shape_problems(config.name, tensor.name, found.dims, dims)
         return
     if found.dims[:1] != (-1,):
         yield (
@@ -141,30 +142,4 @@ def _shape_problems(
             "shape should have at least 1 dimension and the first dimension must be -1; but shape "
             f"expected by the model is {format_shape(found.dims)}"
         )
-    if not _agree(found.dims, (-1, *dims)):
-        yield (
-            f"{_difference(tensor.name, found, (-1, *dims), config)} (an initial batch dimension "
-            "because max_batch_size > 0 followed by the explicit tensor shape, making complete "
-            f"shape {format_shape((-1, *dims))})"
-        )
-
-
-def _unbatched_problems(
-    name: str, found: ModelTensor, dims: Sequence[int], config: ModelConfig
-) -> Iterator[str]:
-    if not _agree(found.dims, dims):
-        yield f"{_difference(name, found, dims, config)} (shape {format_shape(dims)})"
-
-
-def _difference(name: str, found: ModelTensor, dims: Sequence[int], config: ModelConfig) -> str:
-    return (
-        f"model '{config.name}', tensor '{name}': the model expects {len(found.dims)} dimensions "
-        f"(shape {format_shape(found.dims)}) but the model configuration specifies {len(dims)} "
-        "dimensions"
-    )
-
-
-def _agree(found: Sequence[int], dims: Sequence[int]) -> bool:
-    return len(found) == len(dims) and all(
-        -1 in (one, other) or one == other for one, other in zip(found, dims, strict=True)
-    )
+    yield from batched_shape_problems(config.name, tensor.name, found.dims, dims)

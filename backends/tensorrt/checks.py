@@ -8,6 +8,7 @@ from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.tensor import format_shape
+from gateway.tensor_runtime.shape_checks import batched_shape_problems, whole_shape_problems
 
 
 def check(config: ModelConfig, signature: Signature, profiles: Sequence[int]) -> None:
@@ -132,34 +133,15 @@ def _shape_problems(
             "shape should have at least 1 dimension; but shape expected by the model is "
             f"{format_shape(found.dims)}"
         )
-    if not _agree(found.dims, (-1, *dims)):
-        yield (
-            f"{_difference(tensor.name, found, (-1, *dims), config)} (an initial batch dimension "
-            "because max_batch_size > 0 followed by the explicit tensor shape, making complete "
-            f"shape {format_shape((-1, *dims))})"
-        )
+    yield from batched_shape_problems(config.name, tensor.name, found.dims, dims)
 
 
 def _unbatched_problems(
     name: str, found: Binding, dims: Sequence[int], config: ModelConfig
 ) -> Iterator[str]:
     scalar = not found.dims and tuple(dims) == (1,)
-    if not scalar and not _agree(found.dims, dims):
-        yield f"{_difference(name, found, dims, config)} (shape {format_shape(dims)})"
-
-
-def _difference(name: str, found: Binding, dims: Sequence[int], config: ModelConfig) -> str:
-    return (
-        f"model '{config.name}', tensor '{name}': the model expects {len(found.dims)} dimensions "
-        f"(shape {format_shape(found.dims)}) but the model configuration specifies {len(dims)} "
-        "dimensions"
-    )
-
-
-def _agree(found: Sequence[int], dims: Sequence[int]) -> bool:
-    return len(found) == len(dims) and all(
-        -1 in (one, other) or one == other for one, other in zip(found, dims, strict=True)
-    )
+    if not scalar:
+        yield from whole_shape_problems(config.name, name, found.dims, dims)
 
 
 def _batch_problems(
