@@ -41,5 +41,12 @@ class AnsweredError(InferenceError):
     """
 
 
+def first_error(group: BaseException) -> BaseException:
+    """The first error in a group, however deep; an error that is no group is its own."""
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
+
+
 UNEXPECTED = InferenceError(Code.INTERNAL, "internal error; the server's log says why")
 """What a client learns of a defect of ours, on every wire."""

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
+from gateway.errors import first_error
 from gateway.frontend_processes.call_end import CallEnd
 from gateway.frontend_processes.channel import Channel
 from gateway.frontend_processes.frames import Frame, Kind, headed
@@ -127,13 +128,7 @@ async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
             yield
             task.cancel()
     except BaseExceptionGroup as group:
-        raise _first(group) from None
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+        raise first_error(group) from None
 
 
 class Calls:

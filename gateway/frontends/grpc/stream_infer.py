@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gateway.dataplane import DataPlane
-from gateway.errors import UNEXPECTED, Code, InferenceError
+from gateway.errors import UNEXPECTED, Code, InferenceError, first_error
 from gateway.frontends.grpc.codec import RequestDecoder
 from gateway.frontends.grpc.held import HeldAnswers
 from gateway.frontends.grpc.outbox import Outbox
@@ -114,7 +114,7 @@ class StreamInfer:
                 if self._dataplane.taking_requests:
                     self._reader = answers.create_task(self._read(requests, answers))
         except* (StrictError, TimeoutError, RpcError, ClientGone) as group:
-            raise _first(group) from None
+            raise first_error(group) from None
         finally:
             for stream in self._owned:
                 stream.cancel()
@@ -324,10 +324,3 @@ def _refusal(request_id: str, error: InferenceError) -> bytes:
     return pb.ModelStreamInferResponse(
         error_message=error.message, infer_response=pb.ModelInferResponse(id=request_id)
     ).SerializeToString()
-
-
-def _first(group: BaseExceptionGroup[Exception]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
