@@ -154,6 +154,13 @@ class Backend(ABC):
         """
         return
 
+    def computes_on_gpus(self) -> bool:
+        """Whether the runtime, as it is installed, can; asked only if there is a usable GPU.
+
+        If not, instances whose kind is left to the server are placed on the CPU.
+        """
+        return True
+
     @abstractmethod
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
         """Fill in what the model itself says (inputs, outputs, ...); `path`: the version folder.

@@ -74,6 +74,13 @@ class BackendLoader:
         """
         return self._get(name, None)
 
+    def computes_on_gpus(self, name: str) -> bool:
+        """Whether that backend's runtime can; of one that cannot be had the load will tell why."""
+        try:
+            return name not in self._found or self.get(name).computes_on_gpus()
+        except InferenceError:
+            return True
+
     def find(self, name: str) -> EntryPoint:
         """Where the backend of that name is, without importing it; InferenceError if nowhere."""
         point = self._found.get(name)

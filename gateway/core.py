@@ -8,12 +8,13 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+from gateway.backend_loader import BackendLoader
 from gateway.cache.local import LocalCache
 from gateway.cache.response_cache import ResponseCache
 from gateway.cuda_driver import load_driver, usable_gpus
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.models.instance_groups import MINIMUM_COMPUTE_CAPABILITY
+from gateway.models.gpus import Gpus
 from gateway.models.model_control import RegistryControl
 from gateway.models.registry import ModelRegistry
 from gateway.models.repository import ModelRepository
@@ -21,8 +22,9 @@ from gateway.observability.log import Log
 from gateway.observability.metrics import CacheReading
 from gateway.observability.tracing import Tracer
 from gateway.resumption.recordings import Recordings
-from gateway.settings import CacheSettings, LocalCacheSettings, Settings
+from gateway.settings import CacheSettings, LocalCacheSettings, ModelSettings, Settings
 from gateway.shared_memory.regions import SharedMemory
+from gateway.storage.store import KEPT
 
 log = logging.getLogger("sluice.server")
 
@@ -78,15 +80,10 @@ class Core:
     def __init__(self, settings: Settings, log_of_process: Log | None = None) -> None:
         self.settings = settings
         self._tracer = Tracer(settings.trace)
-        repository = ModelRepository(
-            settings.models.repositories,
-            settings.models.config_name,
-            usable_gpus(load_driver(), MINIMUM_COMPUTE_CAPABILITY),
-            auto_complete=settings.models.auto_complete,
-            namespacing=settings.models.namespacing,
-        )
+        backends = _build_backends(settings.models)
+        repository = _build_repository(settings.models, backends)
         self._cache = _build_cache(settings.cache)
-        self._registry = ModelRegistry(repository, settings.models, self._cache)
+        self._registry = ModelRegistry(repository, settings.models, backends, self._cache)
         self.dataplane = DataPlane(
             self._registry,
             strict_readiness=settings.models.strict_readiness,
@@ -173,6 +170,22 @@ class Core:
                 )
             )
         listeners.stop_waiting(tasks, LAST_ANSWERS_SECS)
+
+
+def _build_backends(settings: ModelSettings) -> BackendLoader:
+    return BackendLoader(settings.backends, settings.store / KEPT, settings.backend_directory)
+
+
+def _build_repository(settings: ModelSettings, backends: BackendLoader) -> ModelRepository:
+    minimum = settings.gpus.min_compute_capability
+    usable = usable_gpus(load_driver(), minimum)
+    return ModelRepository(
+        settings.repositories,
+        settings.config_name,
+        Gpus(usable, minimum, backends.computes_on_gpus),
+        auto_complete=settings.auto_complete,
+        namespacing=settings.namespacing,
+    )
 
 
 def _build_cache(settings: CacheSettings | None) -> ResponseCache | None:

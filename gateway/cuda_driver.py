@@ -60,6 +60,32 @@ def gpu_count(driver: Any) -> int:
     return _told(lambda found: call(driver, "cuDeviceGetCount", found))
 
 
+def memory_in_use(driver: Any | None, number: int) -> float:
+    """Which fraction of a GPU's memory is taken, by whomever; CudaFailed if it cannot be told.
+
+    The thread's own context is left as it was.
+    """
+    if driver is None:
+        raise CudaFailed("there is no CUDA driver")
+    device = _told(lambda found: call(driver, "cuDeviceGet", found, number))
+    context = ctypes.c_void_p()
+    call(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    try:
+        call(driver, "cuCtxPushCurrent_v2", context)
+        try:
+            return _fraction_in_use(driver)
+        finally:
+            call(driver, "cuCtxPopCurrent_v2", ctypes.byref(context))
+    finally:
+        call(driver, "cuDevicePrimaryCtxRelease_v2", device)
+
+
+def _fraction_in_use(driver: Any) -> float:
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    call(driver, "cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+    return 1 - free.value / total.value
+
+
 def _capability(driver: Any, number: int) -> tuple[int, int]:
     device = _told(lambda found: call(driver, "cuDeviceGet", found, number))
     read = "cuDeviceGetAttribute"

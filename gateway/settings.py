@@ -191,6 +191,17 @@ class ResourceLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSettings:
+    """Which GPUs models may have: those of that compute capability or better.
+
+    Of a GPU with a limit, a fraction of its memory, no more may be taken when an instance loads.
+    """
+
+    min_compute_capability: tuple[int, int] = (6, 0)
+    memory_limits: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
     """Which models are loaded, and what a failure means.
 
@@ -218,6 +229,7 @@ class ModelSettings:
     summaries: bool = False
     rate_limit: bool = False
     resource_limits: tuple[ResourceLimit, ...] = ()
+    gpus: GpuSettings = field(default_factory=GpuSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gateway.device_memory import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.value import value
 
@@ -61,13 +62,14 @@ class Tensor:
     """One named tensor; it never copies its data on the way through.
 
     `data` is the wire form (row-major, little-endian; BYTES elements each behind a uint32 length)
-    or, for BYTES only, a tuple of its elements.
+    or, for BYTES only, a tuple of its elements. Of numbers it may lie on a GPU; who cannot use it
+    there copies it to the host with `raw` or `array`.
     """
 
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
-    data: Buffer | tuple[bytes, ...]
+    data: Buffer | DeviceMemory | tuple[bytes, ...]
 
     @property
     def count(self) -> int:
@@ -75,14 +77,17 @@ class Tensor:
         return math.prod(self.shape)
 
     def raw(self) -> Buffer:
-        """The wire form."""
-        return join_elements(self.data) if isinstance(self.data, tuple) else self.data
+        """The wire form on the host; blocks where it must be copied from a GPU."""
+        data = self.data
+        if isinstance(data, tuple):
+            return join_elements(data)
+        return data.read() if isinstance(data, DeviceMemory) else data
 
     def elements(self) -> tuple[bytes, ...]:
         """The elements of a BYTES tensor; InferenceError if the wire form is cut short."""
         if isinstance(self.data, tuple):
             return self.data
-        return split_elements(self.data, self.name)
+        return split_elements(self.raw(), self.name)
 
     def array(self) -> npt.NDArray[Any]:
         """A numpy view in the tensor's shape; BYTES gives objects, BF16 its bits as uint16.

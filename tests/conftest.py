@@ -8,12 +8,15 @@ from typing import Protocol
 
 import pytest
 
+from gateway import device_memory
 from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.models.model import Model
 from gateway.models.slots import Slot
 from gateway.observability.statistics import ModelStatistics
+from gateway.shared_memory import cuda
 from tests.builders import TEXT, soon
+from tests.host_gpu import HostGpu
 from tests.serving import EVERY_SERVER
 
 
@@ -34,6 +37,15 @@ def pytest_configure(config: pytest.Config) -> None:
         EVERY_SERVER.append(f"--grpc-transport={transport}")
     if frontends := config.getoption("--frontends"):
         EVERY_SERVER.append(f"--frontends={frontends}")
+
+
+@pytest.fixture
+def host_gpu(monkeypatch: pytest.MonkeyPatch) -> HostGpu:
+    """This process finds a GPU, whose memory is of the host."""
+    found = HostGpu()
+    for module in (device_memory, cuda):
+        monkeypatch.setattr(module, "load_driver", lambda: found)
+    return found
 
 
 Load = Callable[[], Awaitable[Instance]]

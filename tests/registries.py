@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gateway.backend import Backend, Instance, ModelContext
+from gateway.backend_loader import BackendLoader
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
@@ -55,10 +56,11 @@ class ScriptedBackend(Backend):
         return loaded[-1]
 
 
-class Backends:
+class Backends(BackendLoader):
     """The one backend there is."""
 
     def __init__(self, backend: Backend) -> None:
+        super().__init__()
         self._backend = backend
 
     def of(self, config: ModelConfig) -> Backend:

@@ -12,7 +12,7 @@ from backends.onnxruntime.completion import complete, is_complete
 from backends.onnxruntime.instance import OnnxRuntimeInstance
 from backends.onnxruntime.model_file import find_model
 from backends.onnxruntime.parameters import count
-from backends.onnxruntime.providers import providers
+from backends.onnxruntime.providers import CUDA, providers
 from backends.onnxruntime.session import SessionPlan, open_session
 from backends.onnxruntime.signature import Signature
 from backends.onnxruntime.steadiness import is_steady
@@ -25,6 +25,9 @@ DEFAULT_BATCH_SIZE = "default-max-batch-size"
 
 class OnnxRuntimeBackend(Backend):
     """Backend `onnxruntime`: each instance has a session of its own, as in Triton."""
+
+    def computes_on_gpus(self) -> bool:
+        return CUDA in onnxruntime.get_available_providers()
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
         if is_complete(config):

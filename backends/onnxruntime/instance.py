@@ -1,6 +1,6 @@
 """One session of ONNX Runtime that serves requests."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -8,11 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from backends.onnxruntime.binding import Lying, Place, bind, bind_outputs, place_of, usable_on
 from backends.onnxruntime.element_types import BFLOAT16, BFLOAT16_KIND
 from backends.onnxruntime.failures import Told
 from backends.onnxruntime.signature import Signature
 from gateway.backend import ModelContext
 from gateway.batches.sequence_tensors import with_sequence_tensors
+from gateway.device_memory import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Datatype, Tensor, array_tensor
 from gateway.tensor_runtime.tensor_instance import TensorInstance
@@ -24,7 +26,9 @@ class OnnxRuntimeInstance(TensorInstance):
     """Inputs are views of the requests, outputs are views of what the runtime has allocated.
 
     That is what plain `run` does on the CPU; binding inputs and outputs one by one takes longer
-    and saves no copy. On a GPU it copies in and out, which requests from a network need anyway.
+    and saves no copy. On a GPU it copies in and out, which requests from a network need anyway;
+    tensors that lie on the GPU, or are to stay there, are bound. Each session there has a stream
+    of its own.
     A run that nobody waits for any more is cut short between two of its operators. `turn` is
     entered for each run, where sessions share their threads.
     """
@@ -42,9 +46,16 @@ class OnnxRuntimeInstance(TensorInstance):
         self._datatypes = {output.name: output.datatype for output in known.output}
         self._bfloat16 = _names_of_bfloat16(Signature.of(session))
         self._options = self._run_options()
+        self.place = place_of(context, Signature.of(session))
+        self.gpu = self.place.number if self.place else None
 
-    def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> Mapping[str, Tensor]:
-        feeds = {name: self._array(tensor) for name, tensor in inputs.items()}
+    def run(
+        self, inputs: Mapping[str, Tensor], outputs: Sequence[str], staying: Set[str]
+    ) -> Mapping[str, Tensor]:
+        there = usable_on(self.gpu, inputs.values())
+        feeds = {name: self._array(each) for name, each in inputs.items() if name not in there}
+        if self.place and (there or staying):
+            return self._run_bound(self.place, there, feeds, outputs, staying)
         options = self._options
         compute = self._run_values if self._bfloat16 else self._session.run
         with self._turn, self._told:
@@ -53,6 +64,34 @@ class OnnxRuntimeInstance(TensorInstance):
             name: array_tensor(name, self._datatypes[name], array)
             for name, array in zip(outputs, arrays, strict=True)
         }
+
+    def _run_bound(
+        self,
+        place: Place,
+        there: Lying,
+        feeds: Mapping[str, npt.NDArray[Any]],
+        outputs: Sequence[str],
+        staying: Set[str],
+    ) -> dict[str, Tensor]:
+        """The same with inputs that lie on the GPU, and outputs that are to stay there."""
+        values = {name: self._value(name, array) for name, array in feeds.items()}
+        with self._turn, self._told:
+            binding = bind(self._session, place, values, there)
+            bind_outputs(binding, place, outputs, staying)
+            self._session.run_with_iobinding(binding, self._options)
+            found = dict(zip(outputs, binding.get_outputs(), strict=True))
+        return {
+            name: self._staying(name, value, place) if name in staying else self._host(name, value)
+            for name, value in found.items()
+        }
+
+    def _staying(self, name: str, value: Any, place: Place) -> Tensor:
+        size = value.tensor_size_in_bytes()
+        memory = DeviceMemory(place.number, value.data_ptr(), size, value)
+        return Tensor(name, self._datatypes[name], tuple(value.shape()), memory)
+
+    def _host(self, name: str, value: Any) -> Tensor:
+        return array_tensor(name, self._datatypes[name], _view(value))
 
     def abort(self) -> None:
         # Runs after this one have others, which nobody has terminated.

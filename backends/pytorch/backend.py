@@ -43,6 +43,9 @@ class PytorchBackend(Backend):
         self._threads: Threads | None = None
         self._shared: WeakValueDictionary[tuple[object, ...], Program] = WeakValueDictionary()
 
+    def computes_on_gpus(self) -> bool:
+        return bool(torch.cuda.is_available())
+
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
         """Only programs of torch.export tell enough to fill in inputs and outputs."""
         Parameters.read(config)

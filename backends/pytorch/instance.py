@@ -1,7 +1,7 @@
 """One loaded copy of a PyTorch model: tensors to the program and back."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from gateway.tensor_runtime.tensor_instance import TensorInstance
 class PytorchInstance(TensorInstance):
     """Runs a program on one device; PyTorch gives up the interpreter's lock inside operations.
 
+    On a GPU each instance has a stream of its own, so that they compute side by side.
+
     `threads` counts it if it computes on the CPU, until it is closed.
     """
 
@@ -41,18 +43,24 @@ class PytorchInstance(TensorInstance):
         self._program = program
         self._fit = Fit(program.signature.inputs)
         self._device = device
+        self._stream = _own_stream(device)
+        self.gpu = device.index if device.type == "cuda" else None
         known = with_sequence_tensors(config)
         self._datatypes = {each.name: each.datatype for each in known.output}
         self._threads = threads
         if device.type == "cpu":
             threads.join()
 
-    def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> Mapping[str, Tensor]:
+    def run(
+        self, inputs: Mapping[str, Tensor], outputs: Sequence[str], staying: Set[str]
+    ) -> Mapping[str, Tensor]:
         with self._share(), self._without_gradients():
             results = self._results(self._values(inputs))
             for name in outputs:
                 check_place(name, self._outputs[name], len(results))
-            found = {name: self._output(name, results) for name in outputs}
+            found = {name: self._output(name, results, stays=name in staying) for name in outputs}
+            if staying:
+                self._wait()
         if self._parameters.enable_cache_cleaning and self._device.type == "cuda":
             torch.cuda.empty_cache()
         return found
@@ -66,7 +74,10 @@ class PytorchInstance(TensorInstance):
             torch.cuda.empty_cache()
 
     def _share(self) -> AbstractContextManager[object]:
-        """Threads to compute with; on a GPU none are needed."""
+        """Threads to compute with, on a GPU a stream."""
+        if self._stream is not None:
+            stream: AbstractContextManager[object] = torch.cuda.stream(self._stream)
+            return stream
         return self._threads.taken() if self._device.type == "cpu" else nullcontext()
 
     def _without_gradients(self) -> AbstractContextManager[object]:
@@ -89,17 +100,35 @@ class PytorchInstance(TensorInstance):
         return values
 
     def _results(self, values: Sequence[Value | None]) -> Sequence[Any]:
-        try:
+        with self._explained():
             if not self._parameters.disable_optimized_execution:
                 return self._program.run(values)
             with torch.jit.optimized_execution(False):
                 return self._program.run(values)
+
+    def _wait(self) -> None:
+        """Until what stays on the GPU has been computed."""
+        if self._stream is not None:
+            with self._explained():
+                self._stream.synchronize()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
         except FAILURES as error:
             raise InferenceError(
                 Code.INTERNAL, f"model '{self._model}': PyTorch execute failure: {reason(error)}"
             ) from error
 
-    def _output(self, name: str, results: Sequence[Any]) -> Tensor:
+    def _output(self, name: str, results: Sequence[Any], *, stays: bool) -> Tensor:
         value = results[self._outputs[name]]
         owned = isinstance(value, torch.Tensor) and self._program.owns(value)
-        return from_torch(name, self._datatypes[name], value, copied=owned)
+        return from_torch(name, self._datatypes[name], value, copied=owned, stays=stays)
+
+
+def _own_stream(device: torch.device) -> torch.cuda.Stream | None:
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)  # the weights have come by another stream
+    return torch.cuda.Stream(device)

@@ -8,8 +8,14 @@ import torch
 
 from backends.pytorch.failures import FAILURES, reason
 from backends.pytorch.signature import DATATYPES, Slot, Value
+from gateway.device_memory import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Datatype, Tensor, array_tensor
+
+TYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
+
+ALIGNED_BYTES = 16
+"""What compiled kernels may rely on, as they do on memory of PyTorch's own."""
 
 NO_SCALARS = "is a scalar which is not supported."
 
@@ -23,6 +29,8 @@ def to_torch(tensor: Tensor, slot: Slot, device: torch.device) -> Value:
     """
     if tensor.datatype is Datatype.BYTES:
         return _strings(tensor)
+    if isinstance(tensor.data, DeviceMemory) and tensor.data.gpu == device.index:
+        return on_device(tensor, view_of(tensor.data, device), written=slot.written)
     array = tensor.array()
     if not array.flags.aligned or (slot.written and device.type == "cpu"):
         array = array.copy()
@@ -44,8 +52,40 @@ def _strings(tensor: Tensor) -> list[str]:
         ) from None
 
 
-def from_torch(name: str, datatype: Datatype, value: Any, copied: bool = False) -> Tensor:
-    """The tensor over the value's own memory, or over a copy.
+def view_of(memory: DeviceMemory, device: torch.device) -> torch.Tensor:
+    """The bytes of the GPU's memory, which they keep."""
+    return torch.as_tensor(_CudaArray(memory), device=device)
+
+
+def on_device(tensor: Tensor, content: torch.Tensor, *, written: bool) -> torch.Tensor:
+    """The value over bytes on the tensor's GPU, copied there for the same reasons as on the host.
+
+    As on the host, BOOL has ones and zeros only.
+    """
+    if written or content.data_ptr() % ALIGNED_BYTES:
+        content = content.clone()
+    if tensor.datatype is Datatype.BOOL:
+        return (content != 0).reshape(tensor.shape)
+    return content.view(TYPES[tensor.datatype]).reshape(tensor.shape)
+
+
+class _CudaArray:
+    """Memory of a GPU as PyTorch takes it from other libraries (the CUDA array interface)."""
+
+    def __init__(self, memory: DeviceMemory) -> None:
+        self._memory = memory
+        self.__cuda_array_interface__ = {
+            "data": (memory.address, False),
+            "typestr": "|u1",
+            "shape": (memory.byte_size,),
+            "version": 3,
+        }
+
+
+def from_torch(
+    name: str, datatype: Datatype, value: Any, copied: bool = False, *, stays: bool = False
+) -> Tensor:
+    """The tensor over the value's own memory, or over a copy; on the host, unless it stays.
 
     Raises INVALID_ARG, with Triton's texts, for a value that the configuration does not announce.
     """
@@ -60,6 +100,8 @@ def from_torch(name: str, datatype: Datatype, value: Any, copied: bool = False) 
     found = DATATYPES.get(value.dtype)
     if found is not datatype:
         raise _other_datatype(name, datatype, found or value.dtype)
+    if stays and value.is_cuda:
+        return _on_gpu(name, datatype, value)
     return array_tensor(name, datatype, _array(name, value.clone() if copied else value))
 
 
@@ -80,6 +122,13 @@ def _array(name: str, value: torch.Tensor) -> "np.ndarray[Any, Any]":
         raise InferenceError(
             Code.INTERNAL, f"output '{name}' is no tensor of plain numbers: {reason(error)}"
         ) from None
+
+
+def _on_gpu(name: str, datatype: Datatype, value: torch.Tensor) -> Tensor:
+    """Over the value's memory on its GPU, whose stream has yet to be waited for."""
+    whole = value.detach().contiguous()
+    memory = DeviceMemory(whole.device.index, whole.data_ptr(), whole.nbytes, whole)
+    return Tensor(name, datatype, tuple(whole.shape), memory)
 
 
 def _other_datatype(name: str, expected: Datatype, found: object) -> InferenceError:

@@ -150,6 +150,14 @@ class Cuda:
         kind = self._api.cudaMemcpyKind.cudaMemcpyDeviceToHost
         self._call("cudaMemcpyAsync", host, device, size, kind, stream)
 
+    def within_device(self, there: int, here: int, size: int, stream: Any) -> None:
+        """Copy from one place on a device to another."""
+        kind = self._api.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        self._call("cudaMemcpyAsync", there, here, size, kind, stream)
+
+    def zero(self, device: int, size: int, stream: Any) -> None:
+        self._call("cudaMemsetAsync", device, 0, size, stream)
+
     # Graphs.
 
     def begin_capture(self, stream: Any) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import ExitStack
 
@@ -30,12 +30,15 @@ class TensorRtInstance(TensorInstance):
         super().__init__(context.config, context.name)
         self._subject = engine.subject
         self._gpu = gpu
+        self.gpu = gpu.device
         self._plan = plan
         self._gone: Future[str] = Future()
 
-    def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> Mapping[str, Tensor]:
+    def run(
+        self, inputs: Mapping[str, Tensor], outputs: Sequence[str], staying: Set[str]
+    ) -> Mapping[str, Tensor]:
         try:
-            return self._plan.run(inputs, outputs)
+            return self._plan.run(inputs, outputs, staying)
         except (CudaError, LibraryError, *LIBRARY_ERRORS) as error:
             raise self._explained(error) from error
 

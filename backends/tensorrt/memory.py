@@ -110,6 +110,15 @@ class Staging:
             self._gpu.cuda.to_device(memory, host, size, self._gpu.stream)
         return memory
 
+    def take(self, address: int, given: int, size: int) -> int:
+        """The same for bytes that lie on the GPU, and must until the stream has come so far."""
+        memory = self._device.reserve(size)
+        if given:
+            self._gpu.cuda.within_device(memory, address, given, self._gpu.stream)
+        if size > given:
+            self._gpu.cuda.zero(memory + given, size - given, self._gpu.stream)
+        return memory
+
     def fetch(self, size: int) -> None:
         """Have so many bytes copied from the GPU; `fetched` has them once it has been waited."""
         if size:

@@ -1,7 +1,7 @@
 """One copy of a plan on a GPU: its contexts, graphs, stream and memory."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -62,8 +62,13 @@ class PlanOnGpu:
             self._capture_all(wanted, opened)
             self._opened = opened.pop_all()
 
-    def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Tensor]:
-        """The named outputs, in that order; InferenceError if no profile allows the inputs."""
+    def run(
+        self, inputs: Mapping[str, Tensor], outputs: Sequence[str], staying: Set[str]
+    ) -> dict[str, Tensor]:
+        """The named outputs, in that order; InferenceError if no profile allows the inputs.
+
+        Those `staying` are on the GPU, until the next run, if that is where the engine makes them.
+        """
         self._gpu.use()
         self._ear.forget()
         shapes = {
@@ -74,10 +79,16 @@ class PlanOnGpu:
         subject = self._engine.subject
         index = closest(self._profiles, shapes, f"model '{subject.model}' on {subject.gpu}")
         found = self._launch(index, inputs, shapes) or self._execute(index, inputs, shapes)
+        left = staying & self._tensors.staging.keys()
         for name in outputs:
-            self._tensors.fetch(name, found[name])
+            if name not in left:
+                self._tensors.fetch(name, found[name])
         self._gpu.wait()
-        return {name: self._tensors.fetched(name, found[name]) for name in outputs}
+        tensors = self._tensors
+        return {
+            name: (tensors.left if name in left else tensors.fetched)(name, found[name])
+            for name in outputs
+        }
 
     def shrink(self) -> None:
         """Give back the memory of tensors, unless graphs know it; nothing may be under way."""

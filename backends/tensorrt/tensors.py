@@ -9,6 +9,8 @@ import numpy.typing as npt
 from backends.tensorrt.gpu import Gpu
 from backends.tensorrt.memory import Staging
 from backends.tensorrt.signature import Binding, Shape, Signature, size_bytes
+from gateway.data_type import DataType
+from gateway.device_memory import DeviceMemory
 from gateway.tensor import Datatype, Tensor
 
 
@@ -16,6 +18,7 @@ class Tensors:
     """The memory of all inputs and outputs, by name; close it when nothing is on its way."""
 
     def __init__(self, signature: Signature, gpu: Gpu) -> None:
+        self._gpu = gpu
         self._bindings = {**signature.inputs, **signature.outputs}
         self.staging = {n: Staging(gpu) for n, each in self._bindings.items() if not each.on_host}
         self._host: dict[str, npt.NDArray[Any]] = {}
@@ -30,10 +33,13 @@ class Tensors:
 
     def send(self, tensor: Tensor, shape: Shape) -> int:
         """Have its data where the engine reads it, filled up with zeros to a shape; the address."""
-        data = _bytes(tensor)
-        if self._bindings[tensor.name].on_host:
-            return self._keep(tensor.name, data.copy())
-        return self.staging[tensor.name].send(data, size_bytes(self._bindings[tensor.name], shape))
+        binding, memory = self._bindings[tensor.name], tensor.data
+        if binding.on_host:
+            return self._keep(tensor.name, _bytes(tensor).copy())
+        size, staging = size_bytes(binding, shape), self.staging[tensor.name]
+        if isinstance(memory, DeviceMemory) and self._can_take(memory, binding):
+            return staging.take(memory.address, len(memory), size)
+        return staging.send(_bytes(tensor), size)
 
     def send_zeros(self, name: str, shape: Shape) -> int:
         """The same for zeros alone."""
@@ -56,6 +62,13 @@ class Tensors:
         if name in self.staging:
             self.staging[name].fetch(size_bytes(self._bindings[name], shape))
 
+    def left(self, name: str, shape: Shape) -> Tensor:
+        """The output where it is on the GPU, until the next execution."""
+        binding = self._bindings[name]
+        size = size_bytes(binding, shape)
+        memory = DeviceMemory(self._gpu.device, self.staging[name].reserve(size), size, self)
+        return Tensor(name, binding.data_type.datatype, shape or (1,), memory)
+
     def fetched(self, name: str, shape: Shape) -> Tensor:
         """The output that has come; its data is its own."""
         binding = self._bindings[name]
@@ -67,6 +80,10 @@ class Tensors:
         """Free it all; it can be had again."""
         for each in self.staging.values():
             each.close()
+
+    def _can_take(self, memory: DeviceMemory, binding: Binding) -> bool:
+        """Whether it is on this GPU, as the engine can read it: BOOL is checked on the host."""
+        return memory.gpu == self._gpu.device and binding.data_type is not DataType.TYPE_BOOL
 
     def _keep(self, name: str, data: npt.NDArray[Any]) -> int:
         room = data if data.size else np.zeros(1, dtype=np.uint8)

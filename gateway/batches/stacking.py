@@ -10,6 +10,7 @@ from gateway.batches.cutting import cut, cut_padded, cut_rows
 from gateway.batches.joining import join, pad, pad_value
 from gateway.batches.padding import Padding
 from gateway.config import ModelConfig, ModelInput, ModelOutput
+from gateway.device_memory import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.tensor import Buffer, Datatype, Tensor, array_tensor, format_shape
@@ -195,7 +196,7 @@ class Stacking:
         )
 
 
-def _data(tensors: Sequence[Tensor]) -> Buffer | tuple[bytes, ...]:
+def _data(tensors: Sequence[Tensor]) -> Buffer | DeviceMemory | tuple[bytes, ...]:
     return tensors[0].data if len(tensors) == 1 else join(tensors)
 
 

@@ -74,8 +74,9 @@ def said(response: InferResponse) -> Buffer:
         return b""
     if isinstance(output.data, tuple):
         return output.data[0] if output.data else b""
-    for start, end in element_spans(output.data):
-        return memoryview(output.data)[start:end]
+    data = output.raw()
+    for start, end in element_spans(data):
+        return memoryview(data)[start:end]
     return b""
 
 

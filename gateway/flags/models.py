@@ -45,16 +45,6 @@ def resource_limit(text: str) -> ResourceLimit:
     return ResourceLimit(name, *map(int, numbers))
 
 
-def device_bytes(text: str) -> tuple[int, int]:
-    """`GPU:BYTES` of --cuda-memory-pool-byte-size."""
-    gpu, colon, size = text.partition(":")
-    if not (colon and gpu.isdecimal() and size.isdecimal()):
-        raise argparse.ArgumentTypeError(
-            f"--cuda-memory-pool-byte-size option format is '<gpu>:<bytes>'. Got {text}"
-        )
-    return int(gpu), int(size)
-
-
 def model_settings(flags: argparse.Namespace) -> ModelSettings:
     """What the flags say; INVALID_ARG for flags that do not go together."""
     mode = ControlMode(flags.model_control_mode)
@@ -85,7 +75,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_control_flags(group)
     _add_config_flags(group)
     _add_rate_limit_flags(group)
-    _add_pool_flags(group)
 
 
 def _startup(names: Sequence[str], mode: ControlMode) -> tuple[str, ...]:
@@ -259,21 +248,4 @@ def _add_truth(group: "argparse._ArgumentGroup", flag: str, default: bool, text:
         default=default,
         metavar="true|false",
         help=f"{text} (default: {str(default).lower()})",
-    )
-
-
-def _add_pool_flags(group: "argparse._ArgumentGroup") -> None:
-    """Runtimes here keep memory of their own; the forms are checked, so that a typo is told."""
-    group.add_argument(
-        "--pinned-memory-pool-byte-size",
-        type=count,
-        metavar="BYTES",
-        help="accepted for Triton's sake: runtimes keep what they need themselves",
-    )
-    group.add_argument(
-        "--cuda-memory-pool-byte-size",
-        type=device_bytes,
-        action="append",
-        metavar="GPU:BYTES",
-        help="accepted for Triton's sake: runtimes keep what they need themselves",
     )

@@ -4,6 +4,7 @@ import argparse
 from dataclasses import replace
 
 from gateway.flags import cache as cache_flags
+from gateway.flags import gpus as gpu_flags
 from gateway.flags import grpc as grpc_flags
 from gateway.flags import models as model_flags
 from gateway.flags import resumption as resumption_flags
@@ -16,6 +17,7 @@ from gateway.settings import ENVIRONMENT, HttpSettings, Settings
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add every flag of `sluice serve`."""
     model_flags.add_flags(parser)
+    gpu_flags.add_flags(parser)
     _add_http_flags(parser)
     grpc_flags.add_flags(parser)
     _add_process_flags(parser)
@@ -34,7 +36,11 @@ def settings(flags: argparse.Namespace) -> Settings:
         allow_client_shm=flags.allow_client_shm,
         cache=cache_flags.cache_settings(flags, ENVIRONMENT),
         resumption=resumption_flags.resumption_settings(flags),
-        models=replace(model_flags.model_settings(flags), summaries=metrics.summary_latencies),
+        models=replace(
+            model_flags.model_settings(flags),
+            summaries=metrics.summary_latencies,
+            gpus=gpu_flags.gpu_settings(flags),
+        ),
         http=HttpSettings(
             enabled=flags.allow_http,
             playground=flags.playground,

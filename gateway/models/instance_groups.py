@@ -1,10 +1,13 @@
 """Which instances does a model get, and on which devices?"""
 
-from collections.abc import Sequence
+import logging
 from dataclasses import replace
 
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError
+from gateway.models.gpus import Gpus
+
+log = logging.getLogger("sluice.gpus")
 
 CPU_COUNTS = {"onnxruntime": 2, "tensorflow": 2}
 """Instances of a group on the CPU that does not say how many; 1 for every other backend."""
@@ -16,15 +19,9 @@ engine, and not one on each GPU."""
 MOST_INSTANCES = 1024
 """Of one group on one device; a number that nobody meant would take all memory."""
 
-MINIMUM_COMPUTE_CAPABILITY = (6, 0)
-"""Of a GPU that is used, as in Triton's builds."""
 
-
-def fill_instance_groups(config: ModelConfig, gpus: Sequence[int]) -> tuple[InstanceGroup, ...]:
-    """At least one group, each with a name, a kind other than AUTO, a count, and its GPUs.
-
-    `gpus` are the usable ones of this machine.
-    """
+def fill_instance_groups(config: ModelConfig, gpus: Gpus) -> tuple[InstanceGroup, ...]:
+    """At least one group, each with a name, a kind other than AUTO, a count, and its GPUs."""
     if not config.instance_group:
         return (_filled(InstanceGroup(name=config.name), config.backend, gpus),)
     return tuple(
@@ -33,10 +30,10 @@ def fill_instance_groups(config: ModelConfig, gpus: Sequence[int]) -> tuple[Inst
     )
 
 
-def _filled(group: InstanceGroup, backend: str, gpus: Sequence[int]) -> InstanceGroup:
+def _filled(group: InstanceGroup, backend: str, gpus: Gpus) -> InstanceGroup:
     kind = _resolved(group, backend, gpus)
     default_count = CPU_COUNTS.get(backend, 1) if kind is InstanceKind.KIND_CPU else 1
-    default_gpus = tuple(gpus) if kind is InstanceKind.KIND_GPU else ()
+    default_gpus = gpus.usable if kind is InstanceKind.KIND_GPU else ()
     return replace(
         group,
         kind=kind,
@@ -45,16 +42,23 @@ def _filled(group: InstanceGroup, backend: str, gpus: Sequence[int]) -> Instance
     )
 
 
-def _resolved(group: InstanceGroup, backend: str, gpus: Sequence[int]) -> InstanceKind:
+def _resolved(group: InstanceGroup, backend: str, gpus: Gpus) -> InstanceKind:
     if group.kind is not InstanceKind.KIND_AUTO:
         return group.kind
     if backend in SPREAD_THEMSELVES and not group.gpus:
         return InstanceKind.KIND_MODEL
-    usable = bool(gpus) and all(gpu in gpus for gpu in group.gpus)
-    return InstanceKind.KIND_GPU if usable else InstanceKind.KIND_CPU
+    if not gpus.usable or any(gpu not in gpus.usable for gpu in group.gpus):
+        return InstanceKind.KIND_CPU
+    if group.gpus or gpus.serve(backend):
+        return InstanceKind.KIND_GPU
+    log.warning(
+        "the CPU is used, though there is a GPU: this build of the runtime cannot compute on it",
+        extra={"instance_group": group.name, "backend": backend},
+    )
+    return InstanceKind.KIND_CPU
 
 
-def check_instance_groups(config: ModelConfig, gpus: Sequence[int]) -> None:
+def check_instance_groups(config: ModelConfig, gpus: Gpus) -> None:
     """Raise INVALID_ARG for the first group of a filled config that this machine cannot have."""
     for group in config.instance_group:
         problem = _gpu_problem(group, gpus) or _profile_problem(config, group)
@@ -64,18 +68,18 @@ def check_instance_groups(config: ModelConfig, gpus: Sequence[int]) -> None:
             )
 
 
-def _gpu_problem(group: InstanceGroup, gpus: Sequence[int]) -> str:
+def _gpu_problem(group: InstanceGroup, gpus: Gpus) -> str:
     if group.kind is not InstanceKind.KIND_GPU:
         return f"has kind {group.kind} but specifies one or more GPUs" if group.gpus else ""
     if not group.gpus:
         return "has kind KIND_GPU but no GPUs are available"
-    major, minor = MINIMUM_COMPUTE_CAPABILITY
+    major, minor = gpus.minimum
     for gpu in group.gpus:
-        if gpu not in gpus:
+        if gpu not in gpus.usable:
             return (
                 f"specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum "
                 f"required CUDA compute compatibility of {major + minor / 10:f} are: "
-                f"{','.join(map(str, gpus))}"
+                f"{','.join(map(str, gpus.usable))}"
             )
     return ""
 

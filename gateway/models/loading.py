@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from gateway.backend import Backend, ModelContext, ModelControl
+from gateway.backend import Backend, Instance, ModelContext, ModelControl
 from gateway.backend_loader import IN_PYTHON, BackendLoader
 from gateway.cache.response_cache import ResponseCache
-from gateway.config import ModelConfig
+from gateway.config import InstanceKind, ModelConfig
 from gateway.ensembles.instance import EnsembleBackend
 from gateway.messages import InferRequest
 from gateway.models.completion import completed
+from gateway.models.gpus import check_memory
 from gateway.models.labels import Labels, read_labels
 from gateway.models.load_identity import private_load, shared_load
 from gateway.models.model import Model
@@ -152,9 +153,18 @@ class ModelLoader:
         self, backend: Backend, config: ModelConfig, folder: Path, statistics: ModelStatistics
     ) -> list[Slot]:
         return [
-            Slot(partial(backend.load, self._context(config, folder, statistics, place)), place)
+            Slot(
+                partial(self._fill, backend, self._context(config, folder, statistics, place)),
+                place,
+            )
             for place in places(config)
         ]
+
+    async def _fill(self, backend: Backend, context: ModelContext) -> Instance:
+        if context.group.kind is InstanceKind.KIND_GPU:
+            limits = self._settings.gpus.memory_limits
+            await asyncio.to_thread(check_memory, context.config.name, context.device, limits)
+        return await backend.load(context)
 
     def _context(
         self, config: ModelConfig, folder: Path, statistics: ModelStatistics, place: Place

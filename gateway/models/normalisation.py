@@ -9,6 +9,7 @@ from gateway.ensembles.flow import flow_problems
 from gateway.errors import Code, InferenceError
 from gateway.models.batch_checks import batch_problems
 from gateway.models.defaults import fill_defaults
+from gateway.models.gpus import NO_GPUS, Gpus
 from gateway.models.instance_groups import check_instance_groups, fill_instance_groups
 from gateway.models.platforms import ENSEMBLE, TENSORRT, accepted_platforms, resolve_backend
 from gateway.models.sequence_checks import sequence_problems
@@ -19,13 +20,13 @@ SIZES_ALLOWED = "must be integer >= 1, or -1 to indicate a variable-size dimensi
 
 
 def normalise(
-    config: ModelConfig, name: str, files: Set[str] = frozenset(), gpus: Sequence[int] = ()
+    config: ModelConfig, name: str, files: Set[str] = frozenset(), gpus: Gpus = NO_GPUS
 ) -> ModelConfig:
     """The config with everything filled in that it leaves open, and checked.
 
     `name` is the model's folder. `files` are those of its first version, folders with a slash at
-    the end; `gpus` are the usable ones of this machine. Inputs and outputs are left alone:
-    `check_tensors` judges them, after the backend has completed the config.
+    the end. Inputs and outputs are left alone: `check_tensors` judges them, after the backend has
+    completed the config.
     """
     if config.name not in ("", name):
         raise InferenceError(

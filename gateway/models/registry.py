@@ -21,7 +21,6 @@ from gateway.models.repository import ModelRepository
 from gateway.models.running import RunningModels
 from gateway.models.version_loads import VersionLoads
 from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
-from gateway.storage.store import KEPT
 
 log = logging.getLogger("sluice.registry")
 
@@ -38,10 +37,12 @@ class ModelRegistry:
         self,
         repository: ModelRepository,
         settings: ModelSettings,
+        backends: BackendLoader,
         cache: ResponseCache | None = None,
     ) -> None:
         self._repository = repository
         self._settings = settings
+        self._backends = backends
         self._cache = cache
         self._table = ModelTable()
         self._running = RunningModels(self.notify)
@@ -164,11 +165,7 @@ class ModelRegistry:
 
         `infer` and `control` are what models may do with others.
         """
-        settings = self._settings
-        backends = BackendLoader(
-            settings.backends, settings.store / KEPT, settings.backend_directory
-        )
-        loader = ModelLoader(backends, self._settings, infer, self._cache, control)
+        loader = ModelLoader(self._backends, self._settings, infer, self._cache, control)
         loads = VersionLoads(
             loader, self._settings.load_thread_count, self._settings.load_retry_count
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gateway.config import ModelConfig, VersionPolicy
 from gateway.errors import Code, InferenceError
+from gateway.models.gpus import NO_GPUS, Gpus
 from gateway.models.identity import ModelId
 from gateway.models.normalisation import check_tensors, normalise
 from gateway.models.override import Override, UploadedFolder, refuse_escapes
@@ -72,24 +73,24 @@ class Source:
 class ModelRepository:
     """The models below some folders, as they are on disk when asked; it keeps nothing in memory.
 
-    `config_name` prefers `configs/<config_name>.pbtxt` of each model to its `config.pbtxt`. `gpus`
-    are the usable ones of this machine. Without `auto_complete` a config must be whole. With
-    `namespacing` each folder may have models of the same names. Raises InferenceError if a folder
-    cannot be listed. No error names a folder above a repository.
+    `config_name` prefers `configs/<config_name>.pbtxt` of each model to its `config.pbtxt`.
+    Without `auto_complete` a config must be whole. With `namespacing` each folder may have models
+    of the same names. Raises InferenceError if a folder cannot be listed. No error names a folder
+    above a repository.
     """
 
     def __init__(
         self,
         paths: Sequence[Path],
         config_name: str = "",
-        gpus: Sequence[int] = (),
+        gpus: Gpus = NO_GPUS,
         *,
         auto_complete: bool = True,
         namespacing: bool = False,
     ) -> None:
         self._paths = tuple(dict.fromkeys(paths))
         self._config_name = config_name
-        self._gpus = tuple(gpus)
+        self._gpus = gpus
         self._auto_complete = auto_complete
         self._namespacing = namespacing
         self.names()

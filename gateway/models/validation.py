@@ -196,7 +196,7 @@ class RequestRules:
             return len(tensor.data)
         found = 0
         size = len(tensor.data)
-        for start, end in element_spans(tensor.data):
+        for start, end in element_spans(tensor.raw()):
             if start > size:
                 _refuse(
                     request, cut_length(f"'{tensor.name}' for model '{self._model}'", start, size)

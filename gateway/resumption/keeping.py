@@ -32,10 +32,10 @@ def owned(response: InferResponse) -> InferResponse:
 def _owned(tensor: Tensor) -> Tensor:
     if isinstance(tensor.data, bytes | tuple):
         return tensor
-    return replace(tensor, data=bytes(tensor.data))
+    return replace(tensor, data=bytes(tensor.raw()))
 
 
 def _data_bytes(tensor: Tensor) -> int:
     if isinstance(tensor.data, tuple):
         return sum(ELEMENT_BYTES + len(each) for each in tensor.data)
-    return memoryview(tensor.data).nbytes
+    return len(tensor.data)

@@ -3,9 +3,9 @@
 import ctypes
 import weakref
 from dataclasses import dataclass
-from typing import Any
 
-from gateway.cuda_driver import CudaFailed, call, load_driver
+from gateway.cuda_driver import CudaFailed, load_driver
+from gateway.device_memory import Device, DeviceMemory, DeviceRegion, device
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Buffer
 
@@ -20,85 +20,59 @@ class _IpcHandle(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class CudaDevice:
-    """One GPU, through the CUDA driver, which every machine with a GPU has."""
+class OpenedHandle:
+    """Another process's memory at an address of this one."""
 
-    driver: Any
-    context: ctypes.c_void_p
+    device: Device
+    address: int
 
-    def open(self, raw_handle: bytes) -> int:
-        """The address of another process's memory in this one."""
+    @classmethod
+    def of(cls, device: Device, raw_handle: bytes) -> "OpenedHandle":
+        """Open it; CudaFailed if it leads nowhere."""
         address = ctypes.c_uint64()
         handle = _IpcHandle.from_buffer_copy(raw_handle)
-        self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, LAZY_PEER_ACCESS)
-        return address.value
+        device.call("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, LAZY_PEER_ACCESS)
+        return cls(device, address.value)
 
-    def close(self, address: int) -> None:
+    def close(self) -> None:
         """Give the memory back."""
-        self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+        self.device.call("cuIpcCloseMemHandle", ctypes.c_uint64(self.address))
 
-    def size(self, address: int) -> int:
+    def size(self) -> int:
         """How many bytes were allocated from there on."""
         size = ctypes.c_size_t()
         start = ctypes.c_uint64()
-        self._call(
+        self.device.call(
             *("cuMemGetAddressRange_v2", ctypes.byref(start), ctypes.byref(size)),
-            ctypes.c_uint64(address),
+            ctypes.c_uint64(self.address),
         )
-        return start.value + size.value - address
-
-    def read(self, address: int, byte_size: int) -> bytes:
-        """Copy from the GPU."""
-        data = ctypes.create_string_buffer(byte_size)
-        self._call(*("cuMemcpyDtoH_v2", data, ctypes.c_uint64(address), ctypes.c_size_t(byte_size)))
-        return data.raw
-
-    def write(self, address: int, data: bytes) -> None:
-        """Copy to the GPU."""
-        self._call(*("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data))))
-
-    def _call(self, function: str, *arguments: Any) -> None:
-        call(self.driver, "cuCtxSetCurrent", self.context)
-        call(self.driver, function, *arguments)
+        return start.value + size.value - self.address
 
 
-class CudaRegion:
-    """`byte_size` bytes of a GPU's memory; tensors are copied from it and to it."""
+class CudaRegion(DeviceRegion):
+    """`byte_size` bytes of a GPU's memory, which models on that GPU read and write directly.
 
-    def __init__(self, name: str, device_id: int, byte_size: int, memory: "CudaMemory") -> None:
+    For all others tensors are copied from it and to it.
+    """
+
+    def __init__(self, name: str, device_id: int, byte_size: int, memory: OpenedHandle) -> None:
         self.name = name
-        self.device_id = device_id
+        self.device_id = self.gpu = device_id
         self.byte_size = byte_size
         self._memory = memory
-        weakref.finalize(self, memory.device.close, memory.address)
+        weakref.finalize(self, memory.close)
 
-    def read(self, offset: int, byte_size: int) -> memoryview:
-        """A copy of those bytes."""
-        try:
-            data = self._memory.device.read(self._memory.address + offset, byte_size)
-        except CudaFailed as error:
-            raise self._failed("read", error) from None
-        return memoryview(data)
+    def part(self, offset: int, byte_size: int) -> DeviceMemory:
+        return DeviceMemory(self.gpu, self._memory.address + offset, byte_size, self)
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Put bytes there."""
+        """Put bytes of the host there; INTERNAL if the GPU fails."""
         try:
             self._memory.device.write(self._memory.address + offset, bytes(data))
         except CudaFailed as error:
-            raise self._failed("write", error) from None
-
-    def _failed(self, what: str, error: CudaFailed) -> InferenceError:
-        return InferenceError(
-            Code.INTERNAL, f"cannot {what} CUDA shared memory region '{self.name}': {error}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class CudaMemory:
-    """An opened handle."""
-
-    device: CudaDevice
-    address: int
+            raise InferenceError(
+                Code.INTERNAL, f"cannot write CUDA shared memory region '{self.name}': {error}"
+            ) from None
 
 
 def open_cuda(name: str, raw_handle: bytes, device_id: int, byte_size: int) -> CudaRegion:
@@ -107,17 +81,15 @@ def open_cuda(name: str, raw_handle: bytes, device_id: int, byte_size: int) -> C
         raise InferenceError(
             Code.INVALID_ARG, "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t"
         )
-    driver = load_driver()
-    if driver is None:
+    if load_driver() is None:
         raise InferenceError(
             Code.INVALID_ARG,
             f"failed to register CUDA shared memory region: '{name}', GPUs not supported",
         )
     try:
-        device = open_device(driver, device_id)
-        memory = CudaMemory(device, device.open(raw_handle))
+        memory = OpenedHandle.of(device(device_id), raw_handle)
         region = CudaRegion(name, device_id, byte_size, memory)
-        allocated = device.size(memory.address)
+        allocated = memory.size()
     except CudaFailed as error:
         raise InferenceError(
             Code.INVALID_ARG,
@@ -128,12 +100,3 @@ def open_cuda(name: str, raw_handle: bytes, device_id: int, byte_size: int) -> C
             Code.INVALID_ARG, f"failed to register shared memory region '{name}': invalid args"
         )
     return region
-
-
-def open_device(driver: Any, device_id: int) -> CudaDevice:
-    """A GPU with its primary context, which the process keeps; CudaFailed if there is none."""
-    device = ctypes.c_int()
-    call(driver, "cuDeviceGet", ctypes.byref(device), ctypes.c_int(device_id))
-    context = ctypes.c_void_p()
-    call(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-    return CudaDevice(driver, context)

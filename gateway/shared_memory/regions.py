@@ -3,11 +3,12 @@
 from dataclasses import replace
 from enum import Enum
 
+from gateway.device_memory import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.messages import SharedRegion
 from gateway.shared_memory.cuda import CudaRegion, open_cuda
 from gateway.shared_memory.system import SystemRegion, open_system
-from gateway.tensor import Buffer
+from gateway.tensor import Buffer, Datatype, Tensor
 
 MAX_REGIONS = 512
 """Regions at once: each costs the process a file, and those of sockets must not run out."""
@@ -103,25 +104,35 @@ class SharedMemory:
         _check_inside(region, found.byte_size)
         return replace(region, memory=found)
 
-    def read(self, region: SharedRegion) -> memoryview:
-        """The bytes of a part, read-only; see `locate` for what is refused.
+    def read(self, region: SharedRegion, datatype: Datatype | None) -> Buffer | DeviceMemory:
+        """The bytes of a part as data of that type; see `locate` for what is refused.
 
-        Large parts of system memory are views of the client's memory, small ones are copies.
+        Numbers on a GPU stay there. Large parts of system memory are views of the client's memory,
+        small ones are copies; all are read-only.
         """
         located = region if region.memory is not None else self.locate(region)
-        return _memory(located).read(located.offset, located.byte_size)
+        memory = _memory(located)
+        if isinstance(memory, SystemRegion):
+            return memory.read(located.offset, located.byte_size)
+        part = memory.part(located.offset, located.byte_size)
+        return part.read() if datatype is Datatype.BYTES else part
 
-    def write(self, region: SharedRegion, output_name: str, data: Buffer) -> None:
-        """Put an output's wire form at the beginning of a part; INTERNAL if it is too small."""
+    def write(self, region: SharedRegion, output: Tensor) -> None:
+        """Put an output's wire form at the beginning of a part; INTERNAL if it is too small.
+
+        What a runtime has left on a GPU is there already: see `tensor_runtime/device_outputs.py`.
+        """
         located = region if region.memory is not None else self.locate(region)
+        data = output.data if isinstance(output.data, DeviceMemory) else output.raw()
         size = len(data)
         if size > located.byte_size:
             raise InferenceError(
                 Code.INTERNAL,
-                f"shared memory size specified with the request for output '{output_name}' "
+                f"shared memory size specified with the request for output '{output.name}' "
                 f"({located.byte_size} bytes) should be at least {size} bytes to hold the results",
             )
-        _memory(located).write(located.offset, data)
+        if not isinstance(data, DeviceMemory):
+            _memory(located).write(located.offset, data)
 
     def _of_kind(self, kind: Kind) -> list[SystemRegion | CudaRegion]:
         return [region for _, region in sorted(self._regions.items()) if _kind(region) is kind]

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence, Set
 from functools import partial
 
 from gateway.backend import Answer, Instance
@@ -14,6 +14,7 @@ from gateway.config import ModelConfig
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases
 from gateway.tensor import Tensor
+from gateway.tensor_runtime.device_outputs import delivered, staying
 from gateway.tensor_runtime.own_thread import OwnThread
 from gateway.tensor_runtime.short_runs import LIMIT_NS, ShortRuns
 
@@ -33,6 +34,8 @@ class TensorInstance(Instance):
 
     steady = False
     """Whether a run only computes, never waits, and takes as long as others of as many rows."""
+    gpu: int | None = None
+    """The GPU that runs compute on, if inputs may lie there and outputs may be left there."""
 
     def __init__(self, config: ModelConfig, name: str) -> None:
         self._batching = config.batching
@@ -45,12 +48,16 @@ class TensorInstance(Instance):
         self._thread = OwnThread(name)
 
     @abstractmethod
-    def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> Mapping[str, Tensor]:
+    def run(
+        self, inputs: Mapping[str, Tensor], outputs: Sequence[str], staying: Set[str]
+    ) -> Mapping[str, Tensor]:
         """Compute the named outputs, in that order; blocks, without the interpreter's lock.
 
-        Shapes have the leading batch dimension if the model batches. Raises InferenceError. The
-        data of one request may be what made a batch fail: its halves are run again, and theirs,
-        until only requests that fail alone are left with the error.
+        The data of those `staying` is to be left on the GPU, as DeviceMemory: it is copied before
+        the next run. Shapes have the leading batch dimension if the model batches.
+
+        Raises InferenceError. The data of one request may be what made a batch fail: its halves
+        are run again, and theirs, until only requests that fail alone are left with the error.
         """
 
     def abort(self) -> None:
@@ -146,7 +153,10 @@ class TensorInstance(Instance):
         began = time.perf_counter_ns()
         inputs = self._stacking.gather(requests)
         gathered = time.perf_counter_ns()
-        outputs = self.run(inputs, self._stacking.wanted(requests))
+        on_gpu = staying(self.gpu, requests)
+        outputs = self.run(inputs, self._stacking.wanted(requests), on_gpu)
+        if on_gpu:
+            outputs = delivered(outputs, on_gpu, requests[0])
         ran = time.perf_counter_ns()
         scattered = list(self._stacking.scatter(outputs, requests))
         ended = time.perf_counter_ns()

@@ -5,6 +5,7 @@ import ctypes
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -14,7 +15,8 @@ import numpy as np
 import orjson
 
 from gateway.cuda_driver import call, load_driver
-from gateway.shared_memory.cuda import HANDLE_BYTES, CudaDevice, open_device
+from gateway.device_memory import Device, device
+from gateway.shared_memory.cuda import HANDLE_BYTES
 from loadtests import contenders
 from loadtests.cpus import Cpus
 from loadtests.gpu_check.asked import Asked
@@ -26,48 +28,74 @@ from loadtests.server import Server, serving
 
 BYTES = 4 << 20
 ELEMENTS = BYTES // 4
-MODEL = "echo"
+ECHO, NEGATE = "echo", "negate"
 CONFIG = """
-backend: "identity"
+backend: "%s"
 max_batch_size: 0
-input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
-output [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
+input [ { name: "INPUT__0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ -1 ] } ]
 """
 
 
 def check(asked: Asked) -> Sequence[Row]:
-    """A model that echoes, so that what is in one region must be in the other afterwards."""
+    """A model on the host that echoes, and one of Torch that negates and does so on the GPU."""
     if reason := why_none():
         raise Skipped(reason)
-    driver = load_driver()
-    device = open_device(driver, 0)
-    call(driver, "cuCtxSetCurrent", device.context)
+    driver, gpu = load_driver(), device(0)
+    call(driver, "cuCtxSetCurrent", gpu.context)
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / MODEL / "1").mkdir(parents=True)
-        (Path(folder) / MODEL / "config.pbtxt").write_text(CONFIG)
+        models = _write_models(Path(folder))
         contender = contenders.gateway(Path(folder), contenders.GATEWAY, "--allow-client-shm=true")
         with serving(contender.launch(), Cpus()) as server:
-            return _check(server, driver, device, asked.secs)
+            regions = {name: _region(server, driver, name) for name in ("given", "taken")}
+            rows = [row for each in models for row in _check(server, each, gpu, regions, asked)]
+            for name in regions:
+                _post(server, f"/v2/cudasharedmemory/region/{name}/unregister", {})
+    return rows
 
 
-def _check(server: Server, driver: Any, device: CudaDevice, secs: float) -> Sequence[Row]:
-    regions = {name: _region(server, driver, name) for name in ("given", "taken")}
-    sent = np.random.default_rng(5).standard_normal(ELEMENTS, dtype=np.float32).tobytes()
-    device.write(regions["given"], sent)
-    device.write(regions["taken"], bytes(BYTES))
-    _infer(server)
-    wrong = _differing(sent, device.read(regions["taken"], BYTES))
-    rate = _rate(server, secs)
-    for name in regions:
-        _post(server, f"/v2/cudasharedmemory/region/{name}/unregister", {})
+def _write_models(folder: Path) -> Sequence[str]:
+    """Which models there are: without Torch for GPUs only the first."""
+    echo = CONFIG.replace("OUTPUT__0", "INPUT__0") % "identity"
+    _write(folder / ECHO, echo)
+    try:
+        torch = import_module("torch")
+    except ImportError:
+        return [ECHO]
+    if not torch.cuda.is_available():
+        return [ECHO]
+    _write(folder / NEGATE, CONFIG % "pytorch")
+    network = torch.jit.trace(torch.neg, torch.zeros(1))
+    network.save(str(folder / NEGATE / "1" / "model.pt"))
+    return [ECHO, NEGATE]
+
+
+def _write(folder: Path, config: str) -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(config)
+
+
+def _check(
+    server: Server, model: str, gpu: Device, regions: Mapping[str, int], asked: Asked
+) -> Sequence[Row]:
+    sent = np.random.default_rng(5).standard_normal(ELEMENTS, dtype=np.float32)
+    gpu.write(regions["given"], sent.tobytes())
+    gpu.write(regions["taken"], bytes(BYTES))
+    _infer(server, model)
+    expected = sent if model == ECHO else -sent
+    wrong = _differing(expected.tobytes(), gpu.read(regions["taken"], BYTES))
     return [
         Row(
-            name=f"bytes of {BYTES} that came out wrong",
+            name=f"{model}: bytes of {BYTES} that came out wrong",
             gateway=wrong,
             ok=wrong == 0,
             expected="0",
         ),
-        Row(name="infer/s, 4 MiB in and out, 1 client", gateway=rate, better=Better.HIGHER),
+        Row(
+            name=f"{model}: infer/s, 4 MiB in and out, 1 client",
+            gateway=_rate(server, model, asked.secs),
+            better=Better.HIGHER,
+        ),
     ]
 
 
@@ -87,20 +115,20 @@ def _region(server: Server, driver: Any, name: str) -> int:
     return address.value
 
 
-def _infer(server: Server) -> None:
+def _infer(server: Server, model: str) -> None:
     given, taken = (
         {"shared_memory_region": name, "shared_memory_byte_size": BYTES}
         for name in ("given", "taken")
     )
-    x = {"name": "x", "datatype": "FP32", "shape": [ELEMENTS], "parameters": given}
-    body = {"inputs": [x], "outputs": [{"name": "x", "parameters": taken}]}
-    _post(server, f"/v2/models/{MODEL}/infer", body)
+    x = {"name": "INPUT__0", "datatype": "FP32", "shape": [ELEMENTS], "parameters": given}
+    y = {"name": "INPUT__0" if model == ECHO else "OUTPUT__0", "parameters": taken}
+    _post(server, f"/v2/models/{model}/infer", {"inputs": [x], "outputs": [y]})
 
 
-def _rate(server: Server, secs: float) -> float:
+def _rate(server: Server, model: str, secs: float) -> float:
     began, count = time.perf_counter(), 0
     while time.perf_counter() - began < secs:
-        _infer(server)
+        _infer(server, model)
         count += 1
     return count / (time.perf_counter() - began)
 

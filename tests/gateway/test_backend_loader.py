@@ -165,6 +165,27 @@ def test_settings_of_a_backend_stand_before_those_of_all(monkeypatch: pytest.Mon
     assert loader.get("quick").settings == {"threads": "2", "verbose": "1"}
 
 
+class OnHost(Runtime):
+    """A build for CPUs."""
+
+    def computes_on_gpus(self) -> bool:
+        return False
+
+
+def test_who_cannot_be_asked_about_gpus_is_believed_to_use_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def break_down() -> Backend:
+        raise ImportError("libcudart.so.13")
+
+    made = {"host": OnHost, "any": Runtime, "broken": break_down}
+    backends = loader_of(monkeypatch, *(Creation(name, make) for name, make in made.items()))
+    assert not backends.computes_on_gpus("host")
+    assert backends.computes_on_gpus("any")
+    assert backends.computes_on_gpus("broken")  # its load says why it cannot be had
+    assert backends.computes_on_gpus("of a folder")
+
+
 # Backends written in Python.
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from gateway import core
-from gateway.cuda_driver import MAJOR, MINOR, usable_gpus
+from gateway.cuda_driver import MAJOR, MINOR, CudaFailed, memory_in_use, usable_gpus
+from gateway.errors import InferenceError
 from gateway.in_process.server import Server
+from gateway.models import gpus
 from tests.conformance.models import identity
 from tests.serving import write_model
 
@@ -22,6 +24,8 @@ class Driver:
     def __init__(self, *capabilities: tuple[int, int], status: int = 0) -> None:
         self.capabilities = capabilities
         self.status = status
+        self.used = 0
+        self.retained = self.pushed = 0
 
     def cuDeviceGetCount(self, count: Any) -> int:
         put(count, len(self.capabilities))
@@ -34,6 +38,27 @@ class Driver:
     def cuDeviceGetAttribute(self, value: Any, attribute: int, device: int) -> int:
         put(value, self.capabilities[device - 100][(MAJOR, MINOR).index(attribute)])
         return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> int:
+        self.retained += 1
+        return 0
+
+    def cuDevicePrimaryCtxRelease_v2(self, device: Any) -> int:
+        self.retained -= 1
+        return 0
+
+    def cuCtxPushCurrent_v2(self, context: Any) -> int:
+        self.pushed += 1
+        return 0
+
+    def cuCtxPopCurrent_v2(self, context: Any) -> int:
+        self.pushed -= 1
+        return 0
+
+    def cuMemGetInfo_v2(self, free: Any, total: Any) -> int:
+        put(free, 1000 - self.used)
+        put(total, 1000)
+        return self.status
 
 
 def put(reference: Any, value: int) -> None:
@@ -78,3 +103,44 @@ def test_models_go_where_their_instance_groups_say(
     with Server(model_repository=tmp_path) as server:
         [found] = server.model("m").config()["instance_group"]
     assert (found["kind"], found["gpus"]) == (kind, gpus)
+
+
+@pytest.mark.parametrize("used", [0, 250, 1000])
+def test_the_memory_in_use_is_a_fraction(used: int) -> None:
+    driver = Driver((9, 0))
+    driver.used = used
+    assert memory_in_use(driver, 0) == used / 1000
+    assert (driver.retained, driver.pushed) == (0, 0)
+
+
+def test_memory_that_cannot_be_read_leaves_nothing_behind() -> None:
+    driver = Driver((9, 0), status=OUT_OF_ORDER)
+    with pytest.raises(CudaFailed, match="cuMemGetInfo_v2"):
+        memory_in_use(driver, 0)
+    assert (driver.retained, driver.pushed) == (0, 0)
+    with pytest.raises(CudaFailed, match="no CUDA driver"):
+        memory_in_use(None, 0)
+
+
+def test_no_model_is_loaded_on_a_gpu_that_is_fuller_than_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver((9, 0), (9, 0))
+    for module in (core, gpus):
+        monkeypatch.setattr(module, "load_driver", lambda: driver)
+    for gpu in (0, 1):
+        write_model(tmp_path, f"m{gpu}", identity("FP32") + f"instance_group {{ gpus: {gpu} }}")
+    limited = {"model_repository": tmp_path, "model_load_gpu_limit": ["0:0.5"]}
+    driver.used = 500
+    with Server(**limited) as server:
+        assert server.ready()
+    driver.used = 501
+    with Server(**limited, exit_on_error=False) as server:
+        assert server.model("m1").ready()
+    with pytest.raises(InferenceError) as caught, Server(**limited):
+        pass
+    assert (
+        "can not create model 'm0': memory limit set for GPU 0 has exceeded, model loading is "
+        "rejected. (50% is in use, the limit is 50%)"
+    ) in caught.value.message
+    assert "'m1'" not in caught.value.message

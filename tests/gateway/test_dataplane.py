@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.backend_loader import BackendLoader
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
@@ -192,7 +193,8 @@ async def test_models_are_found_by_name_and_version(serve: Serve) -> None:
 
 
 async def test_exiting_is_a_change_of_readiness(tmp_path: Path) -> None:
-    registry = ModelRegistry(ModelRepository((tmp_path,)), ModelSettings(repositories=(tmp_path,)))
+    settings = ModelSettings(repositories=(tmp_path,))
+    registry = ModelRegistry(ModelRepository((tmp_path,)), settings, BackendLoader())
     dataplane = DataPlane(registry)
     changed = asyncio.create_task(dataplane.changed())
     await settle()
@@ -216,7 +218,8 @@ async def test_a_model_that_was_looked_up_before_a_reload_gives_way_to_the_new_o
 
 async def test_an_exiting_server_loads_and_unloads_nothing(tmp_path: Path) -> None:
     settings = ModelSettings(repositories=(tmp_path,), control_mode=ControlMode.EXPLICIT)
-    dataplane = DataPlane(ModelRegistry(ModelRepository((tmp_path,)), settings))
+    registry = ModelRegistry(ModelRepository((tmp_path,)), settings, BackendLoader())
+    dataplane = DataPlane(registry)
     dataplane.refuse_requests()
     for operation in (dataplane.load("a"), dataplane.unload("a")):
         with pytest.raises(InferenceError) as caught:

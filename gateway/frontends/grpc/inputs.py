@@ -64,7 +64,7 @@ class InputReader:
         region = read_region(name, tensor.parameters) if tensor.parameters else None
         if region is not None:
             self._refuse_contents(tensor, "unexpected 'content' provided when using shared memory")
-            data: Any = self._shared_memory.read(region)
+            data: Any = self._shared_memory.read(region, datatype)
         elif self._has_raw:
             data = self._next_raw(tensor)
         else:

@@ -57,10 +57,10 @@ class Encoder:
             batching = self.model.config.batching
             output = classify(output, asked.classes, labels, batching=batching)
         described = _described(output.name, output.datatype, output.shape)
-        raw = output.raw()
         if asked is not None and asked.region is not None:
-            self.shared_memory.write(asked.region, output.name, raw)
-            raw = b""
+            self.shared_memory.write(asked.region, output)
+            return [described, wire.sized(wire.RAW_OUTPUT, 0)]
+        raw = output.raw()
         return [described, wire.sized(wire.RAW_OUTPUT, len(raw)), raw]
 
 

@@ -73,7 +73,7 @@ class InputReader:
             self.pieces.append(Piece(name, datatype, shape, start, self._taken))
             return Tensor(name, datatype, shape, taken)
         region = read_region(parameters)
-        return Tensor(name, datatype, shape, self._shared_memory.read(region))
+        return Tensor(name, datatype, shape, self._shared_memory.read(region, datatype))
 
     def _take(self, name: str, parameters: Members) -> memoryview:
         """The next bytes behind the JSON, as many as the input says."""

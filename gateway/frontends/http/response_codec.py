@@ -78,7 +78,7 @@ class ResponseEncoder:
     ) -> dict[str, Any]:
         asked = forms.listed.get(output.name)
         if asked is not None and asked.region is not None:
-            self._shared_memory.write(asked.region, output.name, output.raw())
+            self._shared_memory.write(asked.region, output)
             return _described(output)
         if asked is not None and asked.classes:
             labels = model.labels.get(output.name, ())

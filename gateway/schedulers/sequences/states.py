@@ -92,5 +92,5 @@ def zeros(name: str, datatype: Datatype, shape: Sequence[int]) -> Tensor:
 def _stored(name: str, tensor: Tensor, shared: bool) -> Tensor:
     data = tensor.data
     if shared and not isinstance(data, tuple):
-        data = bytes(data)
+        data = bytes(tensor.raw())
     return Tensor(name, tensor.datatype, tensor.shape, data)

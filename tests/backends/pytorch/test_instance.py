@@ -33,7 +33,7 @@ def run(instance: PytorchInstance, outputs: str, **inputs: Any) -> list[Any]:
         name: value if isinstance(value, Tensor) else fp32(name, value)
         for name, value in inputs.items()
     }
-    found = instance.run(given, outputs.split())
+    found = instance.run(given, outputs.split(), frozenset())
     assert list(found) == outputs.split()
     return [tensor.array().tolist() for tensor in found.values()]
 
@@ -186,10 +186,10 @@ async def test_outputs_share_the_requests_memory_but_never_the_models(
         config_of("model.pt", {"x": FP32}, {"a__0": FP32, "w__1": FP32}), tmp_path
     )
     x = fp32("x", np.ones((2, 3)))
-    found = instance.run({"x": x}, ["a__0", "w__1"])
+    found = instance.run({"x": x}, ["a__0", "w__1"], frozenset())
     assert np.shares_memory(found["a__0"].array(), x.array())
     weight = found["w__1"].array()
-    again = instance.run({"x": x}, ["w__1"])["w__1"].array()
+    again = instance.run({"x": x}, ["w__1"], frozenset())["w__1"].array()
     assert weight.tolist() == [[0, 1], [2, 3], [4, 5]]
     assert not np.shares_memory(weight, again)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from backends.pytorch.signature import DATATYPES, Slot
-from backends.pytorch.tensors import from_torch, to_torch
+from backends.pytorch.tensors import ALIGNED_BYTES, from_torch, on_device, to_torch
 from gateway.errors import Code, InferenceError
 from gateway.tensor import SIZES, Buffer, Datatype, Tensor, text_tensor
 
@@ -129,3 +129,37 @@ def test_an_output_that_the_config_does_not_announce_is_refused(
         from_torch("y", datatype, value)
     assert refused.value.code in (Code.INVALID_ARG, Code.INTERNAL)
     assert text in refused.value.message
+
+
+# On a GPU: the bytes that a client has there, here memory of the host.
+
+
+def on_gpu(body: bytes, offset: int = 0) -> torch.Tensor:
+    room = torch.zeros(len(body) + ALIGNED_BYTES + offset, dtype=torch.uint8)
+    start = -room.data_ptr() % ALIGNED_BYTES + offset
+    room[start : start + len(body)] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+    return room[start : start + len(body)]
+
+
+@pytest.mark.parametrize(("dtype", "datatype"), DATATYPES.items())
+@pytest.mark.parametrize("offset", [0, 1, 8])
+def test_every_datatype_is_had_from_bytes_on_a_gpu(
+    dtype: torch.dtype, datatype: Datatype, offset: int
+) -> None:
+    body = bytes(range(6)) * SIZES[datatype]
+    content = on_gpu(body, offset)
+    value = on_device(Tensor("x", datatype, (2, 3), b""), content, written=False)
+    assert (value.dtype, tuple(value.shape)) == (dtype, (2, 3))
+    if datatype is Datatype.BOOL:
+        assert value.view(torch.uint8).flatten().tolist() == [0, 1, 1, 1, 1, 1]
+    else:
+        assert bytes(value.flatten().view(torch.uint8).tolist()) == body
+        assert (value.data_ptr() == content.data_ptr()) == (offset == 0)
+    assert value.data_ptr() % ALIGNED_BYTES == 0 or datatype is Datatype.BOOL
+
+
+def test_what_a_program_writes_to_is_copied_on_the_gpu() -> None:
+    content = on_gpu(bytes(8))
+    value = on_device(Tensor("x", Datatype.FP32, (2,), b""), content, written=True)
+    value += 1
+    assert content.tolist() == [0] * 8

@@ -160,7 +160,9 @@ async def main(folder, count):
     before = used()
     with ThreadPoolExecutor(count) as pool:
         runs = [
-            pool.submit(each.run, {"x": x}, ["y"]) for _ in range(RUNS) for each in instances
+            pool.submit(each.run, {"x": x}, ["y"], frozenset())
+            for _ in range(RUNS)
+            for each in instances
         ]
         for run in runs:
             run.result()

@@ -96,20 +96,11 @@ def test_the_backend_directory_is_a_flag_or_a_setting_of_all_backends(
         ("--rate-limit-resource", "R:1:2:3"),
         ("--rate-limit-resource", "R:-1"),
         ("--rate-limit-resource", "R:1:x"),
-        ("--pinned-memory-pool-byte-size", "1G"),
-        ("--cuda-memory-pool-byte-size", "67108864"),
-        ("--cuda-memory-pool-byte-size", "0:1G"),
-        ("--cuda-memory-pool-byte-size", "x:1"),
     ],
 )
 def test_a_bad_value_is_refused_with_what_was_found(flag: str, value: str) -> None:
     with pytest.raises(argparse.ArgumentError, match=value):
         parse(f"{flag}={value}")
-
-
-def test_sizes_of_pools_are_taken_as_triton_takes_them() -> None:
-    pools = ("--cuda-memory-pool-byte-size=0:67108864", "--cuda-memory-pool-byte-size=1:0")
-    assert parse("--pinned-memory-pool-byte-size=268435456", *pools) == parse()
 
 
 def test_auto_complete_can_be_switched_off_in_two_ways(caplog: pytest.LogCaptureFixture) -> None:

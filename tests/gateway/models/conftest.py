@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from gateway.models import registry as registry_module
 from gateway.models.registry import ModelRegistry
 from gateway.models.repository import ModelRepository
 from gateway.settings import ModelSettings
@@ -18,11 +17,9 @@ from tests.registries import Backends, ScriptedBackend, Start, no_infer
 
 
 @pytest.fixture
-async def backend(monkeypatch: pytest.MonkeyPatch) -> ScriptedBackend:
+async def backend() -> ScriptedBackend:
     """The only backend there is."""
-    backend = ScriptedBackend()
-    monkeypatch.setattr(registry_module, "BackendLoader", lambda *_: Backends(backend))
-    return backend
+    return ScriptedBackend()
 
 
 @pytest.fixture
@@ -37,7 +34,7 @@ async def start(tmp_path: Path, backend: ScriptedBackend) -> AsyncIterator[Start
             auto_complete=settings.auto_complete,
             namespacing=settings.namespacing,
         )
-        registry = ModelRegistry(repository, settings)
+        registry = ModelRegistry(repository, settings, Backends(backend))
         tasks.append(asyncio.create_task(registry.run(no_infer)))
         if settled:
             await soon(registry.wait_settled())

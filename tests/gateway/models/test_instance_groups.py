@@ -6,6 +6,7 @@ import pytest
 
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.errors import InferenceError
+from gateway.models.gpus import NO_GPUS, Gpus
 from gateway.models.instance_groups import check_instance_groups, fill_instance_groups
 
 AUTO, CPU, GPU, MODEL = (
@@ -20,7 +21,7 @@ def filled(
     *groups: InstanceGroup, gpus: tuple[int, ...] = (), backend: str = "python"
 ) -> tuple[InstanceGroup, ...]:
     config = ModelConfig(name="m", backend=backend, instance_group=groups)
-    return fill_instance_groups(config, gpus)
+    return fill_instance_groups(config, Gpus(gpus))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,40 @@ def test_auto_is_the_gpu_where_every_listed_one_is_usable(
 
 
 @pytest.mark.parametrize(
+    ("group", "kind", "gpus"),
+    [
+        (InstanceGroup(), CPU, ()),
+        (InstanceGroup(kind=GPU), GPU, (0, 1)),  # asked for: the load says what is missing
+        (InstanceGroup(gpus=(1,)), GPU, (1,)),
+    ],
+)
+def test_a_runtime_without_gpus_gets_the_cpu_unless_a_gpu_is_asked_for(
+    group: InstanceGroup, kind: InstanceKind, gpus: tuple[int, ...]
+) -> None:
+    usable = Gpus((0, 1), serve=lambda backend: backend != "onnxruntime")
+    config = ModelConfig(name="m", backend="onnxruntime", instance_group=(group,))
+    [found] = fill_instance_groups(config, usable)
+    assert (found.kind, found.gpus) == (kind, gpus)
+    [found] = fill_instance_groups(replace(config, backend="pytorch"), usable)
+    assert found.kind is GPU
+
+
+def test_a_runtime_is_not_asked_about_gpus_that_are_not_there() -> None:
+    asked: list[str] = []
+    gpus = Gpus((), serve=lambda backend: bool(asked.append(backend)))
+    config = ModelConfig(name="m", backend="onnxruntime")
+    assert fill_instance_groups(config, gpus)[0].kind is CPU
+    assert asked == []
+
+
+@pytest.mark.parametrize("minimum", [(6, 0), (7, 5)])
+def test_a_refusal_names_the_compute_capability_that_is_needed(minimum: tuple[int, int]) -> None:
+    config = ModelConfig(name="m", instance_group=(InstanceGroup(kind=GPU, gpus=(1,)),))
+    with pytest.raises(InferenceError, match=f"of {minimum[0]}.{minimum[1]}00000 are: 0"):
+        check_instance_groups(config, Gpus((0,), minimum))
+
+
+@pytest.mark.parametrize(
     ("group", "gpus"),
     [
         (InstanceGroup(kind=CPU), ()),
@@ -105,7 +140,7 @@ def test_a_group_that_this_machine_can_have_is_accepted(
     group: InstanceGroup, gpus: tuple[int, ...]
 ) -> None:
     config = ModelConfig(name="m", instance_group=filled(group, gpus=gpus))
-    check_instance_groups(config, gpus)
+    check_instance_groups(config, Gpus(gpus))
 
 
 @pytest.mark.parametrize(
@@ -133,14 +168,14 @@ def test_a_group_that_contradicts_itself_or_the_machine_is_refused(
 ) -> None:
     config = ModelConfig(name="m", instance_group=(replace(group, name="g"),))
     with pytest.raises(InferenceError) as caught:
-        check_instance_groups(config, (0, 1))
+        check_instance_groups(config, Gpus((0, 1)))
     assert caught.value.message == f"instance group g of model m {problem}"
 
 
 def test_a_gpu_group_is_refused_where_there_is_no_gpu() -> None:
     config = ModelConfig(name="m", instance_group=filled(InstanceGroup(name="g", kind=GPU)))
     with pytest.raises(InferenceError) as caught:
-        check_instance_groups(config, ())
+        check_instance_groups(config, NO_GPUS)
     assert caught.value.message == (
         "instance group g of model m has kind KIND_GPU but no GPUs are available"
     )

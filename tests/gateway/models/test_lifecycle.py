@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway.backend_loader import BackendLoader
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
@@ -21,7 +22,7 @@ from gateway.models.repository import ModelRepository
 from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
 from gateway.tensor import text_tensor
 from tests.builders import ScriptedInstance, read_all, settle, soon, text_request
-from tests.registries import ALL_VERSIONS, ScriptedBackend, Start, no_infer, write
+from tests.registries import ALL_VERSIONS, Backends, ScriptedBackend, Start, no_infer, write
 
 EXPLICIT: dict[str, Any] = {"control_mode": ControlMode.EXPLICIT}
 NO_WEIGHTS = InferenceError(Code.INTERNAL, "no weights")
@@ -117,7 +118,8 @@ async def test_a_refusal_does_not_keep_those_before_it(start: Start) -> None:
 
 async def test_nothing_can_be_loaded_before_the_registry_runs(tmp_path: Path) -> None:
     write(tmp_path, "a", 1)
-    registry = ModelRegistry(ModelRepository((tmp_path,)), ModelSettings(**EXPLICIT))
+    settings = ModelSettings(**EXPLICIT)
+    registry = ModelRegistry(ModelRepository((tmp_path,)), settings, BackendLoader())
     assert await refusal(registry, "a") == "Server not ready"
 
 
@@ -624,7 +626,7 @@ async def test_stopping_while_a_client_waits_for_a_load_tells_it(
 ) -> None:
     write(tmp_path, "a", 1, 2, more=ALL_VERSIONS)
     settings = ModelSettings(repositories=(tmp_path,), **EXPLICIT)
-    registry = ModelRegistry(ModelRepository((tmp_path,)), settings)
+    registry = ModelRegistry(ModelRepository((tmp_path,)), settings, Backends(backend))
     running = asyncio.create_task(registry.run(no_infer))
     await soon(registry.wait_settled())
     backend.gate = asyncio.Semaphore(1)

@@ -15,6 +15,7 @@ from gateway.config import (
 )
 from gateway.data_type import DataType
 from gateway.errors import Code, InferenceError
+from gateway.models.gpus import Gpus
 from gateway.models.normalisation import check_tensors, normalise
 from gateway.models.pbtxt import parse
 from gateway.optimization import OptimizationPolicy, PinnedMemoryBuffer
@@ -117,7 +118,7 @@ def test_a_model_gets_its_backend_and_its_instances() -> None:
 
 
 def test_the_gpus_of_the_machine_are_given_to_the_instances() -> None:
-    [group] = normalise(ModelConfig(backend="x"), "m", gpus=(0, 1)).instance_group
+    [group] = normalise(ModelConfig(backend="x"), "m", gpus=Gpus((0, 1))).instance_group
     assert group.gpus == (0, 1)
 
 

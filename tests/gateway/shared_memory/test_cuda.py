@@ -1,70 +1,35 @@
-"""GPU memory of clients, through a driver that is not there, or one that a test plays."""
+"""GPU memory of clients, through a driver that is not there, or one whose memory is of the host."""
 
-import ctypes
 import gc
-from typing import Any
 
 import pytest
 
+from gateway.device_memory import DeviceMemory
 from gateway.errors import Code, InferenceError
+from gateway.messages import SharedRegion
 from gateway.shared_memory import cuda as cuda_region
 from gateway.shared_memory.cuda import HANDLE_BYTES, open_cuda
+from gateway.shared_memory.regions import SharedMemory
+from gateway.tensor import Datatype, Tensor, join_elements
+from tests.host_gpu import HostGpu
 
 HANDLE = bytes(range(HANDLE_BYTES))
-BASE = 0x1000
-
-
-def put(reference: Any, value: int) -> None:
-    """Write a number where a reference leads, as C does."""
-    ctypes.cast(reference, ctypes.POINTER(ctypes.c_uint64)).contents.value = value
-
-
-class Driver:
-    """The CUDA driver of a machine with one GPU whose memory is `memory`."""
-
-    def __init__(self, memory: bytes) -> None:
-        self.memory = bytearray(memory)
-        self.closed: list[int] = []
-
-    def cuCtxSetCurrent(self, context: Any) -> int:
-        return 0
-
-    def cuDeviceGet(self, device: Any, ordinal: Any) -> int:
-        return 0 if ordinal.value == 0 else 101
-
-    def cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> int:
-        return 0
-
-    def cuIpcOpenMemHandle_v2(self, address: Any, handle: Any, flags: int) -> int:
-        if bytes(handle) != HANDLE:
-            return 400
-        put(address, BASE)
-        return 0
-
-    def cuIpcCloseMemHandle(self, address: Any) -> int:
-        self.closed.append(address.value)
-        return 0
-
-    def cuMemGetAddressRange_v2(self, start: Any, size: Any, address: Any) -> int:
-        put(start, BASE)
-        put(size, len(self.memory))
-        return 0
-
-    def cuMemcpyDtoH_v2(self, data: Any, address: Any, size: Any) -> int:
-        start = address.value - BASE
-        ctypes.memmove(data, bytes(self.memory[start : start + size.value]), size.value)
-        return 0
-
-    def cuMemcpyHtoD_v2(self, address: Any, data: bytes, size: Any) -> int:
-        start = address.value - BASE
-        self.memory[start : start + size.value] = data
-        return 0
+CONTENT = bytes(range(64))
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    found = Driver(bytes(range(64)))
-    monkeypatch.setattr(cuda_region, "load_driver", lambda: found)
+def memory(host_gpu: HostGpu) -> DeviceMemory:
+    """What the handle leads to: 64 bytes, the last that were allocated there."""
+    found = host_gpu.allocate(CONTENT, align=1)
+    host_gpu.share(HANDLE, found)
+    return found
+
+
+@pytest.fixture
+def regions(memory: DeviceMemory) -> SharedMemory:
+    """A region `r` of the 64 bytes."""
+    found = SharedMemory(allowed=True)
+    found.register_cuda("r", HANDLE, 0, 64)
     return found
 
 
@@ -72,6 +37,9 @@ def refusal(handle: bytes = HANDLE, device_id: int = 0, byte_size: int = 64) -> 
     with pytest.raises(InferenceError) as caught:
         open_cuda("r", handle, device_id, byte_size)
     return caught.value.code, caught.value.message
+
+
+# Regions.
 
 
 def test_without_a_gpu_there_is_no_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,43 +51,101 @@ def test_without_a_gpu_there_is_no_gpu_memory(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("handle", [b"", b"x", bytes(HANDLE_BYTES + 1)])
-def test_a_handle_has_its_size(driver: Driver, handle: bytes) -> None:
+def test_a_handle_has_its_size(memory: DeviceMemory, handle: bytes) -> None:
     text = "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t"
     assert refusal(handle) == (Code.INVALID_ARG, text)
 
 
-def test_tensors_are_copied_from_and_to_the_gpu(driver: Driver) -> None:
+def test_a_region_is_closed_with_its_last_use(host_gpu: HostGpu, memory: DeviceMemory) -> None:
     region = open_cuda("r", HANDLE, 0, 64)
     assert (region.name, region.device_id, region.byte_size) == ("r", 0, 64)
-    assert bytes(region.read(8, 4)) == bytes([8, 9, 10, 11])
-    assert region.read(8, 4).readonly
-    region.write(60, memoryview(b"last"))
-    assert driver.memory[60:] == b"last"
-
-
-def test_a_region_is_closed_with_its_last_use(driver: Driver) -> None:
-    region = open_cuda("r", HANDLE, 0, 64)
-    assert driver.closed == []
+    part = region.part(8, 4)
     del region
     gc.collect()
-    assert driver.closed == [BASE]
+    assert host_gpu.closed == []
+    del part
+    gc.collect()
+    assert host_gpu.closed == [memory.address]
 
 
-@pytest.mark.parametrize("byte_size", [0, 65, 2**64 - 1])
-def test_a_region_lies_inside_what_was_allocated(driver: Driver, byte_size: int) -> None:
+@pytest.mark.parametrize("byte_size", [0, 66, 2**64 - 1])
+def test_a_region_lies_inside_what_was_allocated(
+    host_gpu: HostGpu, memory: DeviceMemory, byte_size: int
+) -> None:
     text = "failed to register shared memory region 'r': invalid args"
     assert refusal(byte_size=byte_size) == (Code.INVALID_ARG, text)
     gc.collect()
-    assert driver.closed == [BASE]
+    assert host_gpu.closed == [memory.address]
 
 
-def test_a_device_that_does_not_exist_is_refused(driver: Driver) -> None:
+def test_a_device_that_does_not_exist_is_refused(memory: DeviceMemory) -> None:
     code, text = refusal(device_id=3)
     assert code is Code.INVALID_ARG
     assert "of device 3: cuDeviceGet failed with CUDA error 101" in text
 
 
-def test_a_handle_that_leads_nowhere_is_refused(driver: Driver) -> None:
+def test_a_handle_that_leads_nowhere_is_refused(memory: DeviceMemory) -> None:
     code, text = refusal(bytes(HANDLE_BYTES))
     assert code is Code.INVALID_ARG
     assert "cuIpcOpenMemHandle_v2 failed with CUDA error 400" in text
+
+
+# Tensors in them.
+
+
+def test_numbers_stay_on_the_gpu_until_somebody_reads_them(
+    host_gpu: HostGpu, regions: SharedMemory, memory: DeviceMemory
+) -> None:
+    data = regions.read(SharedRegion("r", 8, 4), Datatype.INT32)
+    assert isinstance(data, DeviceMemory)
+    assert (data.gpu, data.address, len(data)) == (0, memory.address + 4, 8)
+    assert "cuMemcpyDtoH_v2" not in host_gpu.calls
+    tensor = Tensor("x", Datatype.INT32, (2,), data)
+    assert bytes(tensor.raw()) == CONTENT[4:12]
+    assert memoryview(tensor.raw()).readonly
+    assert tensor.array().tolist() == [0x07060504, 0x0B0A0908]
+
+
+def test_text_is_read_at_once(host_gpu: HostGpu) -> None:
+    text = join_elements([b"one", b"two"])
+    host_gpu.share(HANDLE, host_gpu.allocate(text))
+    regions = SharedMemory(allowed=True)
+    regions.register_cuda("r", HANDLE, 0, len(text))
+    data = regions.read(SharedRegion("r", len(text)), Datatype.BYTES)
+    assert not isinstance(data, DeviceMemory)
+    assert Tensor("x", Datatype.BYTES, (2,), data).elements() == (b"one", b"two")
+
+
+def test_outputs_from_the_host_are_copied_to_the_gpu(
+    regions: SharedMemory, memory: DeviceMemory
+) -> None:
+    regions.write(SharedRegion("r", 4, 60), Tensor("y", Datatype.UINT8, (4,), b"last"))
+    assert bytes(memory.read()) == CONTENT[:60] + b"last"
+
+
+def test_an_output_that_is_too_large_is_refused_wherever_it_lies(
+    host_gpu: HostGpu, regions: SharedMemory
+) -> None:
+    for data in (bytes(5), host_gpu.allocate(bytes(5))):
+        with pytest.raises(InferenceError) as caught:
+            regions.write(SharedRegion("r", 4), Tensor("y", Datatype.UINT8, (5,), data))
+        assert caught.value.code is Code.INTERNAL
+        assert "(4 bytes) should be at least 5 bytes" in caught.value.message
+
+
+def test_a_gpu_that_fails_is_told(host_gpu: HostGpu, regions: SharedMemory) -> None:
+    host_gpu.broken = {"cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2", "cuStreamSynchronize"}
+    data = regions.read(SharedRegion("r", 8), Datatype.INT32)
+    assert isinstance(data, DeviceMemory)
+    tries = {
+        "cannot read memory of GPU 0: cuMemcpyDtoH_v2": data.read,
+        "cannot write memory of GPU 0: cuStreamSynchronize": lambda: data.take(data),
+        "cannot write CUDA shared memory region 'r': cuMemcpyHtoD_v2": lambda: regions.write(
+            SharedRegion("r", 4), Tensor("y", Datatype.UINT8, (4,), b"last")
+        ),
+    }
+    for text, attempt in tries.items():
+        with pytest.raises(InferenceError) as caught:
+            attempt()
+        expected = (Code.INTERNAL, f"{text} failed with CUDA error 999")
+        assert (caught.value.code, caught.value.message) == expected

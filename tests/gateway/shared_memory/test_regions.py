@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from gateway.device_memory import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.messages import SharedRegion
 from gateway.shared_memory.regions import DISABLED, MAX_REGIONS, Kind, SharedMemory
 from gateway.shared_memory.system import VIEWED_BYTES
+from gateway.tensor import Buffer, Datatype, Tensor
 from tests.regions import path_of, shared_object, shrink
 
 SIZE = 2 * VIEWED_BYTES
@@ -28,6 +30,16 @@ def memory(key: str) -> SharedMemory:
     found = SharedMemory(allowed=True)
     found.register_system("r", key, 0, SIZE)
     return found
+
+
+def read(memory: SharedMemory, region: SharedRegion) -> Buffer:
+    found = memory.read(region, Datatype.UINT8)
+    assert not isinstance(found, DeviceMemory)
+    return found
+
+
+def output(data: Buffer) -> Tensor:
+    return Tensor("Y", Datatype.UINT8, (len(data),), data)
 
 
 def refusal(call: Callable[[], object]) -> tuple[Code, str]:
@@ -60,7 +72,7 @@ def test_a_name_is_registered_once(memory: SharedMemory, key: str) -> None:
 @pytest.mark.parametrize("name", ["a/b", "..", "../../etc/passwd", "nul\0", " ", "ü" * 300])
 def test_a_name_is_only_a_name(memory: SharedMemory, key: str, name: str) -> None:
     memory.register_system(name, key, 0, 8)
-    assert bytes(memory.read(SharedRegion(name, 8))) == CONTENT[:8]
+    assert bytes(read(memory, SharedRegion(name, 8))) == CONTENT[:8]
     memory.unregister(Kind.SYSTEM, name)
     assert [each.name for each in memory.system_status()] == ["r"]
 
@@ -121,7 +133,7 @@ def test_clients_register_nothing_unless_the_server_allows_it(key: str) -> None:
     assert refusal(lambda: memory.register_cuda("r", bytes(64), 0, 8)) == refused
     assert refusal(lambda: memory.unregister(Kind.SYSTEM)) == refused
     assert memory.system_status() == []
-    assert refusal(lambda: memory.read(SharedRegion("r", 8))) == (
+    assert refusal(lambda: read(memory, SharedRegion("r", 8))) == (
         Code.NOT_FOUND,
         "Unable to find shared memory region: 'r'",
     )
@@ -132,22 +144,22 @@ def test_clients_register_nothing_unless_the_server_allows_it(key: str) -> None:
 
 @pytest.mark.parametrize("size", [1, 8, VIEWED_BYTES - 1, VIEWED_BYTES, SIZE - 3])
 def test_a_part_is_read_where_it_lies(memory: SharedMemory, size: int) -> None:
-    found = memory.read(SharedRegion("r", size, offset=3))
+    found = read(memory, SharedRegion("r", size, offset=3))
     assert found.readonly
     assert bytes(found) == CONTENT[3 : 3 + size]
 
 
 def test_offsets_count_from_where_the_region_begins(memory: SharedMemory, key: str) -> None:
     memory.register_system("s", key, 100, VIEWED_BYTES + 10)
-    assert bytes(memory.read(SharedRegion("s", 8, offset=2))) == CONTENT[102:110]
-    large = memory.read(SharedRegion("s", VIEWED_BYTES, offset=10))
+    assert bytes(read(memory, SharedRegion("s", 8, offset=2))) == CONTENT[102:110]
+    large = read(memory, SharedRegion("s", VIEWED_BYTES, offset=10))
     assert bytes(large) == CONTENT[110 : 110 + VIEWED_BYTES]
-    memory.write(SharedRegion("s", 8, offset=2), "Y", b"\xff" * 8)
+    memory.write(SharedRegion("s", 8, offset=2), output(b"\xff" * 8))
     assert path_of(key).read_bytes()[100:112] == CONTENT[100:102] + b"\xff" * 8 + CONTENT[110:112]
 
 
 def test_a_large_part_is_a_view_of_the_clients_memory(memory: SharedMemory, key: str) -> None:
-    view = memory.read(LARGE)
+    view = read(memory, LARGE)
     with path_of(key).open("r+b") as file:
         file.write(b"changed")
     assert bytes(view[:7]) == b"changed"
@@ -173,17 +185,17 @@ def test_a_part_ends_inside_its_region(memory: SharedMemory, byte_size: int, off
 
 
 def test_a_part_of_no_bytes_is_none(memory: SharedMemory) -> None:
-    assert bytes(memory.read(SharedRegion("r", 0, 5))) == b""
-    memory.write(SharedRegion("r", 0, 5), "Y", b"")
+    assert bytes(read(memory, SharedRegion("r", 0, 5))) == b""
+    memory.write(SharedRegion("r", 0, 5), output(b""))
 
 
 def test_an_output_may_be_smaller_than_its_part(memory: SharedMemory, key: str) -> None:
-    memory.write(SharedRegion("r", 8), "Y", memoryview(b"ab"))
+    memory.write(SharedRegion("r", 8), output(memoryview(b"ab")))
     assert path_of(key).read_bytes() == b"ab" + CONTENT[2:]
 
 
 def test_an_output_is_not_larger_than_its_part(memory: SharedMemory, key: str) -> None:
-    assert refusal(lambda: memory.write(SharedRegion("r", 2), "Y", b"abc")) == (
+    assert refusal(lambda: memory.write(SharedRegion("r", 2), output(b"abc"))) == (
         Code.INTERNAL,
         "shared memory size specified with the request for output 'Y' (2 bytes) should be at "
         "least 3 bytes to hold the results",
@@ -195,7 +207,7 @@ def test_an_output_is_not_larger_than_its_part(memory: SharedMemory, key: str) -
 
 
 def test_a_view_outlives_its_region(memory: SharedMemory, key: str) -> None:
-    view = memory.read(LARGE)
+    view = read(memory, LARGE)
     memory.unregister(Kind.SYSTEM, "r")
     path_of(key).unlink()
     gc.collect()
@@ -207,8 +219,8 @@ def test_a_located_part_outlives_its_name(memory: SharedMemory, key: str) -> Non
     memory.unregister(Kind.SYSTEM, "r")
     with shared_object(bytes(8)) as other:
         memory.register_system("r", other, 0, 8)
-        memory.write(located, "Y", b"late")
-        assert bytes(memory.read(located)) == b"late"
+        memory.write(located, output(b"late"))
+        assert bytes(read(memory, located)) == b"late"
         assert path_of(other).read_bytes() == bytes(8)
     assert path_of(key).read_bytes()[:4] == b"late"
 
@@ -217,16 +229,16 @@ def test_a_located_part_outlives_its_name(memory: SharedMemory, key: str) -> Non
 def test_an_object_that_was_cut_short_is_read_no_more(
     memory: SharedMemory, key: str, size: int
 ) -> None:
-    memory.read(LARGE)
+    read(memory, LARGE)
     shrink(key, size - 1)
-    code, text = refusal(lambda: memory.read(SharedRegion("r", size)))
+    code, text = refusal(lambda: read(memory, SharedRegion("r", size)))
     assert code is Code.INVALID_ARG
     assert f"ends at byte {size - 1}, expected at least {size} bytes" in text
-    assert bytes(memory.read(SharedRegion("r", 8))) == CONTENT[:8]
+    assert bytes(read(memory, SharedRegion("r", 8))) == CONTENT[:8]
 
 
 def test_an_object_that_was_cut_short_is_not_grown_again(memory: SharedMemory, key: str) -> None:
     shrink(key, 10)
-    code, _ = refusal(lambda: memory.write(SharedRegion("r", 64), "Y", bytes(11)))
+    code, _ = refusal(lambda: memory.write(SharedRegion("r", 64), output(bytes(11))))
     assert code is Code.INVALID_ARG
     assert path_of(key).stat().st_size == 10

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
@@ -45,7 +45,9 @@ class Runtime(TensorInstance):
         self.aborted = threading.Event()
         self.released_on = ""
 
-    def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> Mapping[str, Tensor]:
+    def run(
+        self, inputs: Mapping[str, Tensor], outputs: Sequence[str], staying: Set[str]
+    ) -> Mapping[str, Tensor]:
         array = inputs["X"].array()
         self.batches.append(array.reshape(-1).tolist())
         self.asked.append(tuple(outputs))

@@ -48,7 +48,7 @@ class Regions(SharedMemory):
             Code.NOT_FOUND, f"Unable to find shared memory region: '{region.name}'"
         )
 
-    def read(self, region: SharedRegion) -> memoryview:
+    def read(self, region: SharedRegion, datatype: Datatype | None) -> memoryview:
         data = self.regions[self.locate(region).name]
         return memoryview(data)[region.offset : region.offset + region.byte_size]
 

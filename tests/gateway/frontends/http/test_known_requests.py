@@ -15,6 +15,7 @@ from gateway.frontends.http.known_requests import MOST_BYTES, MOST_KNOWN
 from gateway.frontends.http.requested_outputs import OutputForms
 from gateway.messages import InferRequest, SharedRegion
 from gateway.shared_memory.regions import SharedMemory
+from gateway.tensor import Datatype
 
 LIMIT = 100_000
 MODEL = ModelConfig(
@@ -34,7 +35,7 @@ class Regions(SharedMemory):
         self.located += 1
         return region
 
-    def read(self, region: SharedRegion) -> memoryview:
+    def read(self, region: SharedRegion, datatype: Datatype | None) -> memoryview:
         self.located += 1
         return memoryview(b"1234")
 

@@ -15,7 +15,7 @@ from gateway.frontends.http.requested_outputs import OutputForms, read_outputs
 from gateway.frontends.http.response_codec import EncodedResponse, ResponseEncoder
 from gateway.messages import InferResponse, RequestedOutput, SharedRegion
 from gateway.shared_memory.regions import SharedMemory
-from gateway.tensor import Buffer, Datatype, Tensor, array_tensor, text_tensor
+from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 
 FLOATS = array_tensor("Y", Datatype.FP32, np.array([[0.1, 1.0]], np.float32))
 COUNTS = array_tensor("N", Datatype.INT64, np.array([2**62], np.int64))
@@ -28,8 +28,8 @@ class Memory(SharedMemory):
         super().__init__()
         self.written: dict[str, bytes] = {}
 
-    def write(self, region: SharedRegion, output_name: str, data: Buffer) -> None:
-        self.written[f"{region.name}/{output_name}"] = bytes(data)
+    def write(self, region: SharedRegion, output: Tensor) -> None:
+        self.written[f"{region.name}/{output.name}"] = bytes(output.raw())
 
 
 class Config:

@@ -33,6 +33,7 @@ class cudaMemcpyKind(IntEnum):
     cudaMemcpyHostToHost = 0
     cudaMemcpyHostToDevice = 1
     cudaMemcpyDeviceToHost = 2
+    cudaMemcpyDeviceToDevice = 3
 
 
 class cudaStreamCaptureMode(IntEnum):
@@ -212,10 +213,19 @@ def cudaMemcpyAsync(dst: int, src: int, count: int, kind: cudaMemcpyKind, stream
     if not isinstance(kind, cudaMemcpyKind):
         raise TypeError(f"kind is {kind!r}, expected a cudaMemcpyKind")
     found = world.stream(int(stream))
-    to_device = kind is cudaMemcpyKind.cudaMemcpyHostToDevice
-    world.require(dst, count, found.device if to_device else None)
-    world.require(src, count, None if to_device else found.device)
+    world.calls[kind.name] += 1
+    from_host = kind is cudaMemcpyKind.cudaMemcpyHostToDevice
+    to_host = kind is cudaMemcpyKind.cudaMemcpyDeviceToHost
+    world.require(dst, count, None if to_host else found.device)
+    world.require(src, count, None if from_host else found.device)
     found.give(lambda: ctypes.memmove(dst, src, count) and None)
+
+
+@_call()
+def cudaMemsetAsync(devPtr: int, value: int, count: int, stream: Any) -> None:
+    found = world.stream(int(stream))
+    world.require(devPtr, count, found.device)
+    found.give(lambda: ctypes.memset(devPtr, value, count) and None)
 
 
 # Graphs.

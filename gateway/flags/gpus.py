@@ -1,0 +1,85 @@
+"""The flags of `sluice serve` about GPUs: which are used, and how full they may be."""
+
+import argparse
+import re
+
+from gateway.flags.values import count
+from gateway.settings import GpuSettings
+
+
+def compute_capability(text: str) -> tuple[int, int]:
+    """`MAJOR.MINOR` of --min-supported-compute-capability, as NVIDIA writes it."""
+    if not re.fullmatch(r"[0-9]{1,3}(\.[0-9])?", text):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is no compute capability: expected a number such as 7.5"
+        )
+    major, _, minor = text.partition(".")
+    return int(major), int(minor or 0)
+
+
+def device_fraction(text: str) -> tuple[int, float]:
+    """`GPU:FRACTION` of --model-load-gpu-limit."""
+    gpu, _, part = text.partition(":")
+    if not (gpu.isdecimal() and re.fullmatch(r"0?\.[0-9]+|[01]|1\.0+|0\.", part)):
+        raise argparse.ArgumentTypeError(
+            "--model-load-gpu-limit option format is '<device id>:<fraction>', a fraction from 0 "
+            f"to 1. Got {text}"
+        )
+    return int(gpu), float(part)
+
+
+def device_bytes(text: str) -> tuple[int, int]:
+    """`GPU:BYTES` of --cuda-memory-pool-byte-size."""
+    gpu, colon, size = text.partition(":")
+    if not (colon and gpu.isdecimal() and size.isdecimal()):
+        raise argparse.ArgumentTypeError(
+            f"--cuda-memory-pool-byte-size option format is '<gpu>:<bytes>'. Got {text}"
+        )
+    return int(gpu), int(size)
+
+
+def gpu_settings(flags: argparse.Namespace) -> GpuSettings:
+    """What the flags say."""
+    return GpuSettings(
+        min_compute_capability=flags.min_supported_compute_capability,
+        memory_limits=dict(flags.model_load_gpu_limit),
+    )
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add them."""
+    group = parser.add_argument_group("GPUs")
+    group.add_argument(
+        "--min-supported-compute-capability",
+        type=compute_capability,
+        default=GpuSettings().min_compute_capability,
+        metavar="MAJOR.MINOR",
+        help="GPUs below it are not used (default: 6.0)",
+    )
+    group.add_argument(
+        "--model-load-gpu-limit",
+        type=device_fraction,
+        action="append",
+        default=[],
+        metavar="GPU:FRACTION",
+        help="load no more models on a GPU of whose memory more than that is taken; may be given "
+        "several times (default: no limit)",
+    )
+    _add_pool_flags(group)
+
+
+def _add_pool_flags(group: "argparse._ArgumentGroup") -> None:
+    """Runtimes here keep memory of their own; the forms are checked, so that a typo is told."""
+    group.add_argument(
+        "--pinned-memory-pool-byte-size",
+        type=count,
+        metavar="BYTES",
+        help="accepted for Triton's sake: runtimes keep what they need themselves",
+    )
+    group.add_argument(
+        "--cuda-memory-pool-byte-size",
+        type=device_bytes,
+        action="append",
+        metavar="GPU:BYTES",
+        help="accepted for Triton's sake: runtimes keep what they need themselves",
+    )

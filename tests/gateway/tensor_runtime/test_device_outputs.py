@@ -1,0 +1,71 @@
+"""Outputs go from one place on the GPU to the other; nothing passes the host on the way."""
+
+from dataclasses import replace
+
+import pytest
+
+from gateway.device_memory import DeviceMemory, DeviceRegion
+from gateway.messages import InferRequest, RequestedOutput, SharedRegion
+from gateway.tensor import Datatype, Tensor
+from gateway.tensor_runtime.device_outputs import delivered, staying
+from tests.host_gpu import HostGpu
+
+
+class Region(DeviceRegion):
+    """A client's memory on a GPU."""
+
+    def __init__(self, memory: DeviceMemory, gpu: int = 0) -> None:
+        self.memory = memory
+        self.gpu = gpu
+
+    def part(self, offset: int, byte_size: int) -> DeviceMemory:
+        return DeviceMemory(self.gpu, self.memory.address + offset, byte_size, self)
+
+
+def wanting(*outputs: RequestedOutput) -> InferRequest:
+    return InferRequest(model="m", inputs=(), outputs=outputs)
+
+
+def in_region(name: str, memory: object, byte_size: int = 4, offset: int = 2) -> RequestedOutput:
+    return RequestedOutput(name, region=SharedRegion("r", byte_size, offset, memory))
+
+
+def test_what_is_wanted_on_the_gpu_stays_there(host_gpu: HostGpu) -> None:
+    here = Region(host_gpu.allocate(bytes(8)))
+    elsewhere = Region(host_gpu.allocate(bytes(8)), gpu=1)
+    request = wanting(
+        in_region("here", here),
+        in_region("elsewhere", elsewhere),
+        in_region("host", object()),
+        replace(in_region("classes", here), classes=3),
+        RequestedOutput("plain"),
+    )
+    assert staying(0, [request]) == {"here"}
+    assert staying(1, [request]) == {"elsewhere"}
+    assert staying(None, [request]) == set()
+    assert staying(0, [request, request]) == set()
+    assert staying(0, [wanting()]) == set()
+
+
+def test_it_is_copied_within_the_gpu(host_gpu: HostGpu) -> None:
+    region = Region(host_gpu.allocate(bytes(8)))
+    made = Tensor("y", Datatype.UINT8, (4,), host_gpu.allocate(b"made"))
+    plain = Tensor("z", Datatype.UINT8, (1,), b"z")
+    found = delivered({"y": made, "z": plain}, {"y"}, wanting(in_region("y", region)))
+    assert found["z"] is plain
+    data = found["y"].data
+    assert isinstance(data, DeviceMemory)
+    assert data.address == region.memory.address + 2
+    assert host_gpu.calls.keys() & {"cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2"} == set()
+    assert bytes(region.memory.read()) == b"\0\0made\0\0"
+
+
+@pytest.mark.parametrize("data", ["large", "host"])
+def test_what_does_not_fit_or_was_made_on_the_host_is_left_alone(
+    host_gpu: HostGpu, data: str
+) -> None:
+    region = Region(host_gpu.allocate(bytes(8)))
+    content = host_gpu.allocate(b"large") if data == "large" else b"host"
+    made = Tensor("y", Datatype.UINT8, (len(content),), content)
+    assert delivered({"y": made}, {"y"}, wanting(in_region("y", region)))["y"] is made
+    assert bytes(region.memory.read()) == bytes(8)
