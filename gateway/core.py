@@ -18,6 +18,7 @@ from gateway.models.gpus import Gpus
 from gateway.models.model_control import RegistryControl
 from gateway.models.registry import ModelRegistry
 from gateway.models.repository import ModelRepository
+from gateway.models.wakefulness import Wakefulness
 from gateway.observability.log import Log
 from gateway.observability.metrics import CacheReading
 from gateway.observability.tracing import Tracer
@@ -83,7 +84,8 @@ class Core:
         backends = _build_backends(settings.models)
         repository = _build_repository(settings.models, backends)
         self._cache = _build_cache(settings.cache)
-        self._registry = ModelRegistry(repository, settings.models, backends, self._cache)
+        awake = Wakefulness(settings.stay_awake_us)
+        self._registry = ModelRegistry(repository, settings.models, backends, self._cache, awake)
         self.dataplane = DataPlane(
             self._registry,
             strict_readiness=settings.models.strict_readiness,

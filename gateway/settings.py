@@ -281,11 +281,13 @@ class ResumptionSettings:
 class Settings:
     """Everything a server is told from outside.
 
-    So many `frontends` are processes of their own that have the connections, 0 for none.
+    So many `frontends` are processes of their own that have the connections, 0 for none. For so
+    many microseconds at most the event loop stays awake for the next request (`wakefulness.py`).
     """
 
     id: str = "triton"
     frontends: int = 0
+    stay_awake_us: int = 300
     exit_timeout_secs: float = 30.0
     allow_client_shm: bool = False
     cache: CacheSettings | None = None

@@ -24,7 +24,7 @@ STABLE_PERCENT = 900
 START_SECS = 30.0
 PATIENCE = 5.0
 """It may take so many times its windows, and the time to start; it hangs now and then."""
-TRIES = 2
+TRIES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def measure(asked: argparse.Namespace, traffic: Traffic, server: Server) -> Measurement:
     """Put the traffic on a server.
 
-    LoadTestFailed with what perf_analyzer says if it gives up, and if it hangs twice in a row.
+    LoadTestFailed with what perf_analyzer says if it gives up, and if it hangs each time.
     """
     limit_secs = START_SECS + PATIENCE * WINDOWS * asked.window_secs
     for _ in range(TRIES):

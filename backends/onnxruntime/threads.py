@@ -3,12 +3,12 @@
 A session of n threads computes on the thread that runs it and on n - 1 of its own.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from backends.onnxruntime.parameters import count, switch
 from gateway.config import InstanceKind, ModelConfig
+from gateway.processors import processors
 
 INTRA = "intra_op_thread_count"
 INTER = "inter_op_thread_count"
@@ -29,7 +29,7 @@ class SessionThreads:
         Where neither does (or says 0), the instances of a model share the cores: together they
         have one thread per core, and each has at least one.
         """
-        share = max(1, cores() // _instances(config))
+        share = max(1, processors() // _instances(config))
         return cls(
             count(config.parameters, INTRA) or count(settings, INTRA) or share,
             count(config.parameters, INTER) or count(settings, INTER) or share,
@@ -53,14 +53,9 @@ class SharedThreads:
         """What `--backend-config` says; None if every session is to have its own threads."""
         if not switch(settings, GLOBAL, default=False):
             return None
-        threads = count(settings, INTRA) or cores()
+        threads = count(settings, INTRA) or processors()
         runs = max(1, threads // 2)
         return cls(threads - runs + 1, runs, count(settings, INTER) or 1)
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _instances(config: ModelConfig) -> int:

@@ -5,7 +5,6 @@ instances would together use many times the machine's cores. So all instances sh
 """
 
 import logging
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from backends.pytorch.failures import reason
+from gateway.processors import processors
 
 log = logging.getLogger("sluice.pytorch")
 
@@ -25,7 +25,7 @@ class Threads:
     """
 
     def __init__(self, budget: int = 0) -> None:
-        self.budget = budget or len(os.sched_getaffinity(0))
+        self.budget = budget or processors()
         self._changed = threading.Condition()
         self._free = self.budget
         self._instances = 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gateway.doctor import cgroups
 from gateway.doctor.finding import Finding, Verdict, size
+from gateway.processors import processors
 
 MEMINFO = Path("/proc/meminfo")
 SHARED = Path("/dev/shm")
@@ -22,7 +23,7 @@ FEW_FILES = 4096
 
 def findings() -> Iterator[Finding]:
     """Everything of this machine and this process's share of it."""
-    yield cores(len(os.sched_getaffinity(0)), cgroups.cpus())
+    yield cores(processors(), cgroups.cpus())
     if MEMINFO.exists():
         yield memory(*_memory(MEMINFO), cgroups.memory_bytes())
     yield shared_memory(SHARED)

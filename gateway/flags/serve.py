@@ -32,6 +32,7 @@ def settings(flags: argparse.Namespace) -> Settings:
     return Settings(
         id=flags.id,
         frontends=flags.frontends,
+        stay_awake_us=flags.stay_awake_us,
         exit_timeout_secs=flags.exit_timeout_secs,
         allow_client_shm=flags.allow_client_shm,
         cache=cache_flags.cache_settings(flags, ENVIRONMENT),
@@ -111,6 +112,14 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="so many processes have the clients' connections, behind the same ports; for more "
         "streams than one process carries (default: %(default)s, the server itself)",
+    )
+    group.add_argument(
+        "--stay-awake-us",
+        type=natural,
+        default=Settings().stay_awake_us,
+        metavar="US",
+        help="where requests follow each other so soon, wait for the next one without sleeping; 0 "
+        "never does (default: %(default)s)",
     )
     group.add_argument(
         "--id", default=Settings().id, help="name of the server in its metadata (%(default)s)"

@@ -43,9 +43,10 @@ def read_settings(options: Mapping[str, Any]) -> Settings:
         raise InferenceError(Code.UNAVAILABLE, str(error)) from None
 
 
-def _closed(options: Mapping[str, Any]) -> dict[str, bool]:
-    """Nobody listens who was not asked for."""
-    return {f"allow_{wire}": options.get(f"{wire}_port") is not None for wire in WIRES}
+def _closed(options: Mapping[str, Any]) -> dict[str, bool | int]:
+    """Nobody listens who was not asked for; and the program's threads need the interpreter."""
+    asked = {f"allow_{wire}": options.get(f"{wire}_port") is not None for wire in WIRES}
+    return {**asked, "stay_awake_us": 0}
 
 
 def _arguments(options: Mapping[str, Any]) -> Iterator[str]:

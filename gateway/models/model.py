@@ -18,6 +18,7 @@ from gateway.models.labels import Labels
 from gateway.models.limits import ConversationLimits, Limits
 from gateway.models.slots import Slot
 from gateway.models.validation import RequestRules
+from gateway.models.wakefulness import Wakefulness
 from gateway.observability.record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.observability.trace import Trace
@@ -35,9 +36,10 @@ class Model:
     Each slot's `load` makes another instance when its own has died. `prepare` comes before the
     first request; one task runs `run`; `close` comes after it. `labels` are those of its outputs,
     `load_secs` is how long it took to load, `loaded_at` when that was (seconds since the epoch),
-    `namespace` its repository if names are not unique. `further_names` are those that OpenAI's
-    clients may use besides its own, `max_model_len` is how many tokens prompt and answer may have
-    together: both as its instances have said, once it is prepared.
+    `namespace` its repository if names are not unique. `wakefulness` is told of its requests.
+    `further_names` are those that OpenAI's clients may use besides its own, `max_model_len` is how
+    many tokens prompt and answer may have together: both as its instances have said, once it is
+    prepared.
     Once `retired`, it serves what it has been given, and must be given nothing more.
     """
 
@@ -59,6 +61,7 @@ class Model:
         self.further_names = further_names(config)
         self.max_model_len: int | None = None
         self.namespace = ""
+        self.wakefulness = Wakefulness()
         self.retired = False
         self._scheduler = build_scheduler(config, statistics, folder)
         self._crew = Crew(config, slots, self._scheduler, folder, statistics)
@@ -177,6 +180,7 @@ class Model:
         record = Record(self.statistics, batch_size, request.received_ns, self._left, trace)
         stream = ResponseStream(record if gate is None else gate.recorder(record))
         self._streams[record] = stream
+        self.wakefulness.began()
         self._idle.clear()
         entry = Entry(request, stream, record)
         if gate is None:
@@ -262,5 +266,6 @@ class Model:
 
     def _left(self, record: Record) -> None:
         del self._streams[record]
+        self.wakefulness.ended()
         if not self._streams:
             self._idle.set()

@@ -20,6 +20,7 @@ from gateway.models.poller import compare
 from gateway.models.repository import ModelRepository
 from gateway.models.running import RunningModels
 from gateway.models.version_loads import VersionLoads
+from gateway.models.wakefulness import Wakefulness
 from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
 
 log = logging.getLogger("sluice.registry")
@@ -39,13 +40,14 @@ class ModelRegistry:
         settings: ModelSettings,
         backends: BackendLoader,
         cache: ResponseCache | None = None,
+        wakefulness: Wakefulness | None = None,
     ) -> None:
         self._repository = repository
         self._settings = settings
         self._backends = backends
         self._cache = cache
         self._table = ModelTable()
-        self._running = RunningModels(self.notify)
+        self._running = RunningModels(self.notify, wakefulness or Wakefulness())
         self._settled = asyncio.Event()
         self._changed = asyncio.Event()
         self._lifecycle: Lifecycle | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gateway.errors import InferenceError
 from gateway.models.model import Model
+from gateway.models.wakefulness import Wakefulness
 
 
 @dataclass(slots=True)
@@ -23,8 +24,9 @@ class RunningModels:
     A retired model serves what it has been given, and who holds it, and is then closed.
     """
 
-    def __init__(self, on_change: Callable[[], None]) -> None:
+    def __init__(self, on_change: Callable[[], None], wakefulness: Wakefulness) -> None:
         self._on_change = on_change
+        self._wakefulness = wakefulness
         self._lives: dict[Model, _Life] = {}
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -41,6 +43,7 @@ class RunningModels:
     def start(self, model: Model, ended: Callable[[], None]) -> None:
         """Run a prepared model; `ended` is called when it has been closed."""
         assert self._tasks is not None  # noqa: S101 - nothing is loaded outside the block
+        model.wakefulness = self._wakefulness
         self._lives[model] = _Life([ended])
         self._tasks.create_task(self._live(model, self._lives[model]))
 

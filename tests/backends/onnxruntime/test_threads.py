@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from backends.onnxruntime.threads import SessionThreads, SharedThreads, cores
+from backends.onnxruntime.threads import SessionThreads, SharedThreads
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError
+from gateway.processors import processors
 from tests.onnx_models import add_sub, save
 
 
@@ -20,20 +21,20 @@ def config(
 
 
 def test_a_single_instance_has_every_core() -> None:
-    every = cores()
+    every = processors()
     assert SessionThreads.read(config(1), {}) == SessionThreads(every, every)
     assert SessionThreads.read(config(), {}) == SessionThreads(every, every)
 
 
-def test_instances_of_a_model_share_the_cores() -> None:
-    assert SessionThreads.read(config(cores()), {}).intra == 1
-    assert SessionThreads.read(config(1, cores() * 3), {}).intra == 1
+def test_instances_of_a_model_share_the_processors() -> None:
+    assert SessionThreads.read(config(processors()), {}).intra == 1
+    assert SessionThreads.read(config(1, processors() * 3), {}).intra == 1
     several = SessionThreads.read(config(2), {}).intra
-    assert several == max(1, cores() // 2)
+    assert several == max(1, processors() // 2)
 
 
 def test_instances_on_a_gpu_leave_the_cores_to_the_others() -> None:
-    assert SessionThreads.read(config(4, kind=InstanceKind.KIND_GPU), {}).intra == cores()
+    assert SessionThreads.read(config(4, kind=InstanceKind.KIND_GPU), {}).intra == processors()
 
 
 def test_a_model_says_more_than_the_backends_settings() -> None:

@@ -1,0 +1,69 @@
+"""The event loop stays awake only for who asks again and again."""
+
+import asyncio
+import time
+
+import pytest
+
+from gateway.models import wakefulness as module
+from gateway.models.wakefulness import Wakefulness
+
+SPAN_US = 100_000
+SPAN_SECS = SPAN_US / 1e6
+
+
+@pytest.fixture(autouse=True)
+def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "processors", lambda: 2)
+
+
+async def is_awake(secs: float) -> bool:
+    """Whether this thread computes meanwhile, though nobody asks it to."""
+    began, used = time.perf_counter(), time.thread_time()
+    await asyncio.sleep(secs)
+    return (time.thread_time() - used) / (time.perf_counter() - began) > 0.2
+
+
+def ask(wakefulness: Wakefulness) -> None:
+    wakefulness.began()
+    wakefulness.ended()
+
+
+async def test_it_stays_awake_once_a_request_has_come_soon_after_another() -> None:
+    wakefulness = Wakefulness(SPAN_US)
+    ask(wakefulness)
+    assert not await is_awake(SPAN_SECS / 10)  # nothing is known yet
+    ask(wakefulness)
+    assert await is_awake(SPAN_SECS / 2)
+
+
+async def test_it_sleeps_again_after_its_span() -> None:
+    wakefulness = Wakefulness(SPAN_US)
+    ask(wakefulness)
+    ask(wakefulness)
+    await asyncio.sleep(2 * SPAN_SECS)
+    assert not await is_awake(SPAN_SECS)
+    ask(wakefulness)  # late: the next is not expected soon
+    assert not await is_awake(SPAN_SECS / 2)
+
+
+@pytest.mark.parametrize("prepare", ["in flight", "switched off", "one processor"])
+async def test_it_never_stays_awake(monkeypatch: pytest.MonkeyPatch, prepare: str) -> None:
+    if prepare == "one processor":
+        monkeypatch.setattr(module, "processors", lambda: 1)
+    wakefulness = Wakefulness(0 if prepare == "switched off" else SPAN_US)
+    if prepare == "in flight":
+        wakefulness.began()
+    ask(wakefulness)
+    ask(wakefulness)
+    assert not await is_awake(SPAN_SECS / 2)
+
+
+async def test_a_request_that_comes_ends_the_vigil() -> None:
+    wakefulness = Wakefulness(SPAN_US)
+    ask(wakefulness)
+    ask(wakefulness)
+    wakefulness.began()
+    assert not await is_awake(SPAN_SECS / 2)
+    wakefulness.ended()
+    assert await is_awake(SPAN_SECS / 2)
