@@ -180,10 +180,11 @@ class DynamicScheduler(Scheduler):
 
     async def _let_more_arrive(self) -> None:
         before, clock = self._queue.rows, time.monotonic_ns
+        enough = self._gathering.enough(self._most_rows)
         wait = Wait(before, clock())
-        while not wait.over(self._queue.rows, self._most_rows, clock()):  # noqa: ASYNC110 - turns
+        while not wait.over(self._queue.rows, enough, clock()):  # noqa: ASYNC110 - turns
             await asyncio.sleep(0)
-        self._gathering.waited(some_came=self._queue.rows > before)
+        self._gathering.waited(before, self._queue.rows, enough)
 
     def _take(self, task: Task, instance: Instance) -> Batch:
         """The batch that is due for a free instance; empty if none is."""

@@ -16,14 +16,23 @@ TRY_EVERY = 64
 """One in so many batches waits although the last wait brought nothing."""
 CREDIT = 16
 """So many waits in a row must bring nothing before the next batches are taken at once."""
+LOOK_AGAIN = 16
+"""After so many waits that ended with as many rows as expected one is not cut short, to see whether
+more would come."""
 
 
 @dataclass(slots=True)
 class Gathering:
-    """What the waits before the latest batches have brought."""
+    """What the waits before the latest batches have brought.
+
+    `expected` are the rows with which the last wait ended that was not cut short: clients that wait
+    for their answers come in the same number again, and all the turns after the last are lost.
+    """
 
     taken_at_once: int = 0
     credit: int = 0
+    expected: int = 0
+    cut_short: int = 0
 
     @property
     def worthwhile(self) -> bool:
@@ -33,10 +42,21 @@ class Gathering:
         self.taken_at_once += 1
         return self.taken_at_once >= TRY_EVERY
 
-    def waited(self, *, some_came: bool) -> None:
-        """A batch has waited, and requests came meanwhile, or none."""
+    def enough(self, most: int) -> int:
+        """With how many rows the next wait ends at once; `most` is what a batch may have."""
+        known = self.expected > 1 and self.cut_short < LOOK_AGAIN
+        return min(self.expected, most) if known else most
+
+    def waited(self, before: int, rows: int, enough: int) -> None:
+        """A batch has waited: so many rows were there before and after, and so many enough."""
         self.taken_at_once = 0
-        self.credit = CREDIT if some_came else max(0, self.credit - 1)
+        is_cut_short = rows >= enough == self.expected
+        self.cut_short = self.cut_short + 1 if is_cut_short else 0
+        self.expected = rows
+        if rows > before:
+            self.credit = CREDIT
+        elif not is_cut_short:
+            self.credit = max(0, self.credit - 1)
 
 
 @dataclass(slots=True)

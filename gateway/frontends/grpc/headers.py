@@ -19,6 +19,7 @@ CONTENT_TYPE = re.compile(rb"application/grpc([+;].*)?", re.IGNORECASE)
 
 SHOWN_CHARS = 32
 NO_TRAILERS = "the request has no 'te: trailers': something on the way may not pass on trailers"
+DEADLINE = "grpc-timeout"
 DEADLINE_PASSED = "the client's deadline has passed"
 
 OWN = frozenset({b"te", b"content-type", b"content-length", b"host"})

@@ -93,12 +93,17 @@ class LeanBackend(AsyncioBackend):
         return mailbox, mailbox
 
 
+def is_whole(request: Any) -> bool:
+    """Whether a request is there with all of its body, in one piece."""
+    items = request._stream.body_recv.items
+    return len(items) == 2 and items[1] is None and type(items[0]) is tuple
+
+
 def whole_body(request: Any) -> bytes | None:
     """The body of a request that is there already, in one piece; None for any other."""
-    items = request._stream.body_recv.items
-    if len(items) != 2 or items[1] is not None or type(items[0]) is not tuple:
+    if not is_whole(request):
         return None
-    chunk, is_budgeted = items.popleft()
+    chunk, is_budgeted = request._stream.body_recv.items.popleft()
     connection, stream_id, size = request._conn, request._stream.id, len(chunk)
     if is_budgeted:
         connection.release_data_frame(stream_id, size)

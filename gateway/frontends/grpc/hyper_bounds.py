@@ -4,7 +4,6 @@ httpunk is hyper's HTTP/2 but for what is bounded here. Methods of its connectio
 that it does not promise to keep: its release is pinned, and tests would notice.
 """
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +52,7 @@ class BoundedConnection(ServerConnection):
     turn_bytes = TURN_BYTES
     """What to read next, at most."""
 
+    _begun: list[Any]
     _has_left = False
     _acknowledged = False
     _unfinished = 0
@@ -61,19 +61,29 @@ class BoundedConnection(ServerConnection):
     def _on_request(self, st: Any, frame: Any, eof: bool) -> None:
         """Of the library's: a request has begun.
 
-        It is handed over where it comes in: the queue of the library's would cost a turn of the
-        loop.
+        It is handed over once what came with it has been read, and not by the queue of the
+        library's, which would cost a turn of the loop.
         """
-        self._take(ServerRequest(st, self, frame))  # type: ignore[no-untyped-call]
-        # Those that are reset before they are accepted are counted; this comes also for them.
-        asyncio.get_running_loop().call_soon(self.accepted, st.id)
+        self._begun.append(ServerRequest(st, self, frame))  # type: ignore[no-untyped-call]
         if eof:
             st.body_send.send(None)
+
+    def maybe_goaway_reply(self) -> int:
+        """Of the library's: all frames of a read have been served."""
+        if self._begun:
+            begun, self._begun = self._begun, []
+            for request in begun:
+                self._take(request)
+                # Those that are reset before they are accepted are counted.
+                self.accepted(request._stream.id)
+        found: int = super().maybe_goaway_reply()
+        return found
 
     def bound(self, room: Room, serve: Callable[[Any], None]) -> None:
         """What is unread comes out of the room; requests go to `serve`. Comes before reading."""
         self._share = Share(room)
         self._take = serve
+        self._begun = []
 
     async def start(self) -> None:
         """Of the library's: begin to read and to write."""

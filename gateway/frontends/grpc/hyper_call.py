@@ -9,6 +9,7 @@ from httpunk import HeaderMap, HTTPunkError
 from gateway.frontends.grpc.compression import encoding_for, packed
 from gateway.frontends.grpc.framing import ACCEPTED, IDENTITY, Deframer, framed
 from gateway.frontends.grpc.headers import (
+    DEADLINE,
     read_metadata,
     timeout_secs,
     written_details,
@@ -110,7 +111,7 @@ class HyperCall(Call):
 
         RpcError if it fails, TimeoutError once the client's deadline has passed.
         """
-        allowed = self._request.headers.get("grpc-timeout")
+        allowed = self._request.headers.get(DEADLINE)
         if allowed is None:
             await self._run(method)
             return

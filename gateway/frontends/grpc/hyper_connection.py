@@ -9,8 +9,9 @@ from typing import Any
 from httpunk import H2Server, HTTPunkError
 from httpunk.asyncio import H2ServerProtocol
 
-from gateway.frontends.grpc.headers import DEADLINE_PASSED, NotGrpc, require_grpc
-from gateway.frontends.grpc.hyper_backend import LeanBackend, on_reset
+from gateway.eager import Create, begin
+from gateway.frontends.grpc.headers import DEADLINE, DEADLINE_PASSED, NotGrpc, require_grpc
+from gateway.frontends.grpc.hyper_backend import LeanBackend, is_whole, on_reset
 from gateway.frontends.grpc.hyper_call import HyperCall
 from gateway.frontends.grpc.hyper_keepalive import KeptServer
 from gateway.frontends.grpc.methods import Method
@@ -152,10 +153,21 @@ class Connection(H2ServerProtocol):
             task.cancel()
 
     def _begin(self, request: Any) -> None:
-        task = self._loop.create_task(self.handle(request))
-        self._rpcs.add(task)
-        task.add_done_callback(self._rpcs.discard)
-        on_reset(request, task.cancel)
+        create: Create = self._loop.create_task
+        if self._is_quick(request):
+            task = begin(self.handle(request), create)
+        else:
+            task = create(self.handle(request))
+        if task is not None:
+            self._rpcs.add(task)
+            task.add_done_callback(self._rpcs.discard)
+            on_reset(request, task.cancel)
+
+    def _is_quick(self, request: Any) -> bool:
+        """Whether it is likely to be answered without waiting; a deadline needs a task."""
+        method = self._shared.methods.get(request.path)
+        quick = method is not None and method.at_once and is_whole(request)
+        return quick and request.headers.get(DEADLINE) is None
 
     async def handle(self, request: Any) -> None:
         """One RPC, until it is answered or its client is gone."""

@@ -59,7 +59,8 @@ class Method:
     returns a message, or sends the messages itself and returns None if the server streams. It may
     raise InferenceError or RpcError. The iterator also ends, as if the client had half-closed, when
     the client leaves; right after that the task is cancelled. `compresses` says that its answers
-    are compressed where the settings ask for that.
+    are compressed where the settings ask for that. One that begins `at_once` may not ask for the
+    current task before it has waited for something (see `gateway/eager.py`).
     """
 
     serve: Serve
@@ -68,6 +69,7 @@ class Method:
     client_streams: bool = False
     server_streams: bool = False
     compresses: bool = False
+    at_once: bool = False
 
     async def answer(self, message: bytes, call: Call) -> bytes:
         """The message that a message is answered with; RpcError, and nothing else, if none is."""
@@ -108,11 +110,12 @@ def methods(
     servicer: object,
     in_bytes: Mapping[str, Parse] | None = None,
     compressing: Collection[str] = (),
+    at_once: Collection[str] = (),
 ) -> Iterator[tuple[str, Method]]:
     """Each path of a service, by its descriptor, and the servicer's method of that name.
 
     The methods in `in_bytes` take what the function there makes of the bytes, and give bytes. The
-    answers of those that are `compressing` may be compressed.
+    answers of those that are `compressing` may be compressed; those `at_once` begin so.
     """
     parsers = in_bytes or {}
     for described in service.methods:
@@ -126,6 +129,7 @@ def methods(
                 client_streams=described.client_streaming,
                 server_streams=described.server_streaming,
                 compresses=name in compressing,
+                at_once=name in at_once,
             ),
         )
 

@@ -9,15 +9,15 @@ from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.methods import Method, methods
 from gateway.frontends.grpc.servicer import Servicer
 from gateway.frontends.grpc.transport import Transport
-from gateway.frontends.grpc.wire import parse_request
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.recordings import Recordings
 from gateway.settings import GrpcSettings, GrpcTransport
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-IN_BYTES = {"ModelInfer": parse_request, "ModelStreamInfer": parse_request}
 COMPRESSING = ("ModelInfer", "ModelStreamInfer")
 """As Triton: what management answers is not compressed (protocol: gRPC transport)."""
+AT_ONCE = ("ModelInfer",)
+"""What is asked often and answered soon; nothing on its way asks for the current task."""
 TRANSPORTS = {GrpcTransport.HYPER: HyperTransport, GrpcTransport.GRPCIO: GrpcioTransport}
 
 
@@ -56,7 +56,9 @@ class GrpcServer:
     def _methods(self) -> Mapping[str, Method]:
         names = (DESCRIPTOR.full_name, health.DESCRIPTOR.full_name)
         return {
-            **dict(methods(DESCRIPTOR, self._servicer, IN_BYTES, COMPRESSING)),
+            **dict(
+                methods(DESCRIPTOR, self._servicer, self._servicer.parsers, COMPRESSING, AT_ONCE)
+            ),
             **dict(methods(health.DESCRIPTOR, self._health)),
             **dict(reflection.ReflectionServicer(names).methods()),
         }

@@ -1,13 +1,16 @@
 """The v2 service over gRPC: one short method per RPC."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 from gateway import metadata
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.codec import RequestDecoder
 from gateway.frontends.grpc.errors import rpc_error
+from gateway.frontends.grpc.known_messages import Incoming, KnownMessages
+from gateway.frontends.grpc.methods import Parse
 from gateway.frontends.grpc.outbox import Outbox
 from gateway.frontends.grpc.parameters import HeaderForwarding
 from gateway.frontends.grpc.repository import RepositoryServicer
@@ -17,7 +20,8 @@ from gateway.frontends.grpc.settings import SettingsServicer
 from gateway.frontends.grpc.shared_memory import SharedMemoryServicer
 from gateway.frontends.grpc.stream_infer import StreamInfer, StrictError
 from gateway.frontends.grpc.tracing import begin, follow
-from gateway.frontends.grpc.wire import Message
+from gateway.frontends.grpc.wire import Message, parse_request
+from gateway.messages import InferRequest
 from gateway.models import pbtxt
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb
@@ -48,7 +52,13 @@ class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
         self._server_id = server_id
         self._send_timeout_secs = settings.send_timeout_secs
         self._forwarding = HeaderForwarding(settings.header_forward_pattern)
+        self._known = KnownMessages()
         self._streams: set[StreamInfer] = set()
+
+    @property
+    def parsers(self) -> Mapping[str, Parse]:
+        """What makes messages of bytes, for the methods that give bytes."""
+        return {"ModelInfer": self._known.parse, "ModelStreamInfer": parse_request}
 
     def stop_reading(self) -> None:
         """Let every open stream finish what it has been asked, and take no more."""
@@ -90,11 +100,8 @@ class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
         rows = metadata.statistics(self._dataplane, request.name, request.version)
         return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**row) for row in rows])
 
-    async def ModelInfer(self, request: Message, call: Call) -> bytes:
-        message, raw = request
-        model = self._dataplane.model(message.model_name, message.model_version)
-        _refuse_decoupled(model)
-        infer_request = self._decoder(call).decode(message, raw, model.config)
+    async def ModelInfer(self, incoming: Incoming, call: Call) -> bytes:
+        model, infer_request = self._read(incoming, call)
         trace = begin(self._dataplane.tracer, infer_request)
         try:
             with self._dataplane.infer(infer_request, model, trace) as stream:
@@ -124,6 +131,20 @@ class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
             raise RpcError(Status.CANCELLED, "the client stopped reading") from None
         finally:
             self._streams.discard(stream)
+
+    def _read(self, incoming: Incoming, call: Call) -> tuple[Model, InferRequest]:
+        """The model that a message is for, and its request."""
+        if (known := incoming.known) is not None:
+            model = self._dataplane.model(known.asked.model, known.asked.version)
+            _refuse_decoupled(model)
+            return model, known.request(incoming.data)
+        message: Any = incoming.message
+        model = self._dataplane.model(message.model_name, message.model_version)
+        _refuse_decoupled(model)
+        request = self._decoder(call).decode(message, incoming.raw, model.config)
+        if not self._forwarding.enabled:
+            self._known.add(incoming, request)
+        return model, request
 
     def _decoder(self, call: Call) -> RequestDecoder:
         metadata = call.metadata if self._forwarding.enabled else ()

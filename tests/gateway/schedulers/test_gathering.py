@@ -2,7 +2,15 @@
 
 import asyncio
 
-from gateway.schedulers.gathering import CREDIT, LIMIT_NS, PATIENCE, TRY_EVERY, Gathering, Wait
+from gateway.schedulers.gathering import (
+    CREDIT,
+    LIMIT_NS,
+    LOOK_AGAIN,
+    PATIENCE,
+    TRY_EVERY,
+    Gathering,
+    Wait,
+)
 from tests.builders import ScriptedInstance, read_all, settle, soon
 from tests.gateway.schedulers.conftest import Start
 from tests.gateway.schedulers.queues import Queue, asked, dynamic, finish
@@ -15,31 +23,71 @@ def batches_until_worthwhile(gathering: Gathering) -> int:
     return count
 
 
+MOST = 1000
+
+
+def vain(gathering: Gathering) -> None:
+    gathering.waited(1, 1, MOST)
+
+
 def test_at_first_and_after_a_vain_wait_one_batch_in_so_many_waits() -> None:
     gathering = Gathering()
     for _ in range(3):
         assert batches_until_worthwhile(gathering) == TRY_EVERY
-        gathering.waited(some_came=False)
+        vain(gathering)
 
 
 def test_waiting_goes_on_while_it_brings_something_now_and_then() -> None:
     gathering = Gathering()
-    gathering.waited(some_came=True)
+    gathering.waited(1, 2, MOST)
     for _ in range(3):
         for _ in range(CREDIT - 1):
             assert gathering.worthwhile
-            gathering.waited(some_came=False)
+            vain(gathering)
         assert gathering.worthwhile
-        gathering.waited(some_came=True)
+        gathering.waited(1, 2, MOST)
 
 
 def test_waiting_ends_after_a_row_of_vain_waits() -> None:
     gathering = Gathering()
-    gathering.waited(some_came=True)
+    gathering.waited(1, 2, MOST)
     for _ in range(CREDIT):
         assert gathering.worthwhile
-        gathering.waited(some_came=False)
+        vain(gathering)
     assert not gathering.worthwhile
+
+
+def test_no_more_are_waited_for_than_came_the_last_time() -> None:
+    gathering = Gathering()
+    assert gathering.enough(MOST) == MOST
+    gathering.waited(1, 8, MOST)
+    assert gathering.enough(MOST) == 8
+    assert gathering.enough(4) == 4
+    gathering.waited(2, 5, 8)  # that was the end of patience: three have gone
+    assert gathering.enough(MOST) == 5
+    gathering.waited(2, 7, 5)  # the last turn brought three at once
+    assert gathering.enough(MOST) == 7
+    vain(gathering)
+    assert gathering.enough(MOST) == MOST  # nobody came: the next wait looks for anybody
+
+
+def test_now_and_then_a_wait_is_not_cut_short() -> None:
+    gathering = Gathering()
+    gathering.waited(1, 8, MOST)
+    for _ in range(2):
+        for _ in range(LOOK_AGAIN):
+            assert gathering.enough(MOST) == 8
+            gathering.waited(8, 8, 8)
+        assert gathering.enough(MOST) == MOST
+        gathering.waited(1, 8, MOST)
+
+
+def test_to_find_all_there_at_once_says_nothing_against_waiting() -> None:
+    gathering = Gathering()
+    gathering.waited(1, 8, MOST)
+    for _ in range(LOOK_AGAIN):
+        gathering.waited(8, 8, 8)
+    assert gathering.credit == CREDIT
 
 
 def turns(arrivals: dict[int, int], enough: int = 1000, turn_ns: int = 1000) -> int:

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -282,7 +283,7 @@ async def test_a_text_of_a_status_reaches_the_client_letter_by_letter(
 async def test_what_goes_wrong_outside_a_method_is_logged_and_ends_its_stream_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    broken: Any = object()
+    broken: Any = SimpleNamespace(at_once=False)
     methods = {**Service().methods(), "/test.Service/broken": broken}
     transport = HyperTransport(methods, GrpcSettings(address="127.0.0.1", port=0))
     await transport.start()

@@ -1,0 +1,159 @@
+"""What a message of ModelInfer meant when it came before: clients repeat it while shapes stay.
+
+Only the raw contents at its end change then, and parsing it again would tell nothing new.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from gateway.frontends.grpc.wire import LARGE_BYTES, RAW_INPUT, parse_request, sized
+from gateway.messages import InferRequest
+from gateway.protos import grpc_service_pb2 as pb
+from gateway.tensor import Buffer, Datatype, Tensor
+
+MOST_KNOWN = 256
+MOST_BYTES = 4096
+"""Before the raw contents; longer messages take little room in the time that their data takes."""
+
+
+class Piece(NamedTuple):
+    """An input, and where in a message its data is; `mark` is what stands right before it."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+    mark: bytes
+
+
+class KnownMessage(NamedTuple):
+    """All that a message says but for its data; `asked` is its request, which has been decoded."""
+
+    asked: InferRequest
+    pieces: Sequence[Piece]
+
+    def fits(self, data: bytes) -> bool:
+        """Whether the raw contents of a message of the same length are as long as they were."""
+        return all(data.endswith(piece.mark, 0, piece.start) for piece in self.pieces)
+
+    def request(self, data: bytes) -> InferRequest:
+        """The request with these bytes for a message."""
+        asked = self.asked
+        return InferRequest(
+            model=asked.model,
+            version=asked.version,
+            inputs=tuple(
+                [
+                    Tensor(name, datatype, shape, data[start:end])
+                    for name, datatype, shape, start, end, _ in self.pieces
+                ]
+            ),
+            outputs=asked.outputs,
+            parameters=asked.parameters,
+            priority=asked.priority,
+            timeout_us=asked.timeout_us,
+            received_ns=time.perf_counter_ns(),
+        )
+
+
+class Incoming(NamedTuple):
+    """A message, and what it means if that is known, or else its parts."""
+
+    data: bytes
+    known: KnownMessage | None = None
+    message: pb.ModelInferRequest | None = None
+    raw: Sequence[Buffer] = ()
+
+
+class KnownMessages:
+    """The latest of those that have been decoded, by what stands before their raw contents.
+
+    A message is remembered when another of the same length has come before: those that are always
+    of other shapes do not come again.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, KnownMessage] = {}
+        self._headers: dict[int, int] = {}
+
+    def parse(self, data: bytes) -> Incoming:
+        """A message; DecodeError if it is none."""
+        known = self._known.get(data[: self._headers.get(len(data), 0)])
+        if known is not None and known.fits(data):
+            return Incoming(data, known)
+        return Incoming(data, None, *parse_request(data))
+
+    def add(self, incoming: Incoming, request: InferRequest) -> None:
+        """Remember one that was decoded well, in place of the one known longest if need be.
+
+        That is if only its raw contents may change, which are numbers: it has no id, is in no
+        sequence, and has nothing in shared memory.
+        """
+        data, _, message, raw = incoming
+        if message is None or len(data) >= LARGE_BYTES or not self._has_come_before(len(data)):
+            return
+        header, marks = _cut(data, raw)
+        if len(header) > MOST_BYTES or not _is_plain(message, raw, request):
+            return
+        known = KnownMessage(
+            replace(request, inputs=()), tuple(_pieces(len(header), marks, raw, request))
+        )
+        if known.fits(data) and _is_all_but_raw(header, message):
+            _make_room(self._known)
+            self._known[header] = known
+            self._headers[len(data)] = len(header)
+
+    def _has_come_before(self, size: int) -> bool:
+        if size in self._headers:
+            return True
+        _make_room(self._headers)
+        self._headers[size] = 0
+        return False
+
+
+def _make_room(found: dict[Any, Any]) -> None:
+    if len(found) >= MOST_KNOWN:
+        del found[next(iter(found))]
+
+
+def _cut(data: bytes, raw: Sequence[Buffer]) -> tuple[bytes, Sequence[bytes]]:
+    """What stands before the raw contents, if these stand at the end; and before each of them."""
+    marks = [sized(bytes([RAW_INPUT]), len(each)) for each in raw]
+    size = sum(map(len, marks)) + sum(map(len, raw))
+    return data[: len(data) - size], marks
+
+
+def _pieces(
+    end: int, marks: Sequence[bytes], raw: Sequence[Buffer], request: InferRequest
+) -> Iterator[Piece]:
+    for tensor, mark, each in zip(request.inputs, marks, raw, strict=True):
+        start = end + len(mark)
+        end = start + len(each)
+        yield Piece(tensor.name, tensor.datatype, tensor.shape, start, end, mark)
+
+
+def _is_plain(message: pb.ModelInferRequest, raw: Sequence[Buffer], request: InferRequest) -> bool:
+    return (
+        0 < len(raw) == len(request.inputs)
+        and not request.id
+        and request.sequence is None
+        and not any(tensor.datatype is Datatype.BYTES for tensor in request.inputs)
+        and not any(tensor.parameters for tensor in message.inputs)
+        and not any(output.region for output in request.outputs)
+    )
+
+
+def _is_all_but_raw(header: bytes, message: pb.ModelInferRequest) -> bool:
+    """Whether the raw contents stand behind all else, in one row."""
+    rest = pb.ModelInferRequest()
+    rest.CopyFrom(message)
+    rest.ClearField("raw_input_contents")
+    try:
+        return pb.ModelInferRequest.FromString(header) == rest
+    except DecodeError:
+        return False
