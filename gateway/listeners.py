@@ -26,7 +26,7 @@ class BoundListeners(Listeners):
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._doors = _doors(core.settings)
+        self._doors = _doors(core)
         self._http: list[HttpListener | HttpDoor] = []
         self._grpc: GrpcServer | None = None
         self._health: asyncio.Task[None] | None = None
@@ -98,8 +98,9 @@ class OwnDoors:
         """There are no processes to run."""
 
 
-def _doors(settings: Settings) -> OwnDoors | ProcessDoors:
-    return ProcessDoors(settings.frontends, settings.log) if settings.frontends else OwnDoors()
+def _doors(core: Core) -> OwnDoors | ProcessDoors:
+    count = core.settings.frontends
+    return ProcessDoors(count, core.dataplane.log) if count else OwnDoors()
 
 
 def _metrics_socket(settings: MetricsSettings) -> socket.socket:

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway.doctor import cgroups
+from gateway import cgroups
 from gateway.doctor.finding import Finding, Verdict, size
 from gateway.processors import processors
 

@@ -19,6 +19,7 @@ from gateway.frontends.grpc.sockets import OwnPath, bound, unix_path
 from gateway.frontends.grpc.tls import read_certificates
 from gateway.frontends.grpc.transport import Transport
 from gateway.frontends.http.listener import listening_at
+from gateway.observability.log import Log
 from gateway.settings import GrpcSettings, GrpcTransport, HttpSettings, LogSettings
 
 Sockets = Sequence[socket.socket]
@@ -31,15 +32,16 @@ class ProcessDoors:
     `http` and `grpc` come before `run`. They raise OSError when an address cannot be had.
     """
 
-    def __init__(self, count: int, log: LogSettings) -> None:
+    def __init__(self, count: int, log: Log) -> None:
         self._count = count
         self._app: ASGIApp | None = None
         self._methods: Mapping[str, Method] = {}
-        self._told: dict[str, Any] = {"http": None, "grpc": None, "log": asdict(log)}
+        self._told: dict[str, Any] = {"http": None, "grpc": None, "log": asdict(log.settings)}
         self._sockets: dict[str, Sockets] = {}
         self._processes: Sequence[FrontendProcess] = ()
         self._tasks = asyncio.TaskGroup()
         self._ended = asyncio.Event()
+        log.on_change(self._log_differently)
 
     def http(self, app: ASGIApp, settings: HttpSettings) -> "HttpDoor":
         """The application behind its port."""
@@ -80,6 +82,11 @@ class ProcessDoors:
     async def ended(self) -> None:
         """Wait until no process is left."""
         await self._ended.wait()
+
+    def _log_differently(self, settings: LogSettings) -> None:
+        self._told["log"] = asdict(settings)
+        for each in self._processes:
+            each.log_differently(self._told["log"])
 
     def _process(self, index: int) -> FrontendProcess:
         found = {name: sockets[index].fileno() for name, sockets in self._sockets.items()}

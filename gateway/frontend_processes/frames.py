@@ -33,6 +33,9 @@ class Kind(IntEnum):
     STOP_GRPC = 12  # take no more RPCs
     CUT_OFF = 13  # drop all RPCs in so many milliseconds: a number
     WANTED = 14  # the rest of a request's body is wanted
+    PING = 15  # to a frontend
+    PONG = 16  # what it answers
+    LOG = 17  # headed: how to log from now on
 
 
 SERVER = 0

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -31,11 +32,14 @@ class Frontend:
         self._grpc: Transport | None = None
         self._grpc_stop = asyncio.Event()
         self._ends: list[asyncio.Task[None]] = []
+        self._log = Log()
+        self._channel: Channel | None = None
 
     async def run(self, connection: socket.socket) -> None:
         """Serve; returns when the last client is gone."""
         loop = asyncio.get_running_loop()
         _, channel = await loop.create_unix_connection(lambda: Channel(self._hear), sock=connection)
+        self._channel = channel
         async with asyncio.TaskGroup() as tasks:
             gone = tasks.create_task(self._leave_with_server(channel))
             first = await self._said.get()
@@ -48,7 +52,8 @@ class Frontend:
         channel.close()
 
     async def _start(self, told: Mapping[str, Any], calls: Calls, tasks: asyncio.TaskGroup) -> None:
-        Log(TypeAdapter(LogSettings).validate_python(told["log"])).install()
+        self._log = Log(_log_settings(told["log"]))
+        self._log.install()
         if told["grpc"] is not None:
             grpc_settings = TypeAdapter(GrpcSettings).validate_python(told["grpc"])
             methods = relaying(told["methods"], calls, grpc_settings.send_timeout_secs)
@@ -69,7 +74,9 @@ class Frontend:
 
     def _hear(self, frame: Frame) -> None:
         """What the server says; also of calls that have ended here, which nobody wants to know."""
-        if frame.call == SERVER:
+        if frame.kind == Kind.PING and self._channel is not None:
+            self._channel.send(Kind.PONG)
+        elif frame.call == SERVER:
             self._said.put_nowait(frame)
 
     async def _obey(self, tasks: asyncio.TaskGroup) -> None:
@@ -81,6 +88,9 @@ class Frontend:
             self._http.stop(read_number(frame.payload) / 1000)
         elif frame.kind == Kind.DROP_HALF and self._http is not None:
             self._http.drop_half_requests()
+        elif frame.kind == Kind.LOG:
+            settings = _log_settings(read_headed(frame.payload)[0])
+            self._log.change({each.name: getattr(settings, each.name) for each in fields(settings)})
         elif frame.kind == Kind.STOP_GRPC and self._grpc is not None:
             self._grpc_stop.set()
         elif frame.kind == Kind.CUT_OFF and self._grpc is not None:
@@ -92,3 +102,8 @@ class Frontend:
         now = number(0)
         for kind in (Kind.STOP_HTTP, Kind.STOP_GRPC, Kind.CUT_OFF):
             self._said.put_nowait(Frame(kind, SERVER, now))
+
+
+def _log_settings(told: Mapping[str, Any]) -> LogSettings:
+    found: LogSettings = TypeAdapter(LogSettings).validate_python(told)
+    return found

@@ -20,6 +20,12 @@ FIRST_PAUSE_SECS, LONGEST_PAUSE_SECS = 0.1, 5.0
 STEADY_SECS = 10.0
 """So long a process must have run for the pause to begin anew."""
 
+PATIENCE_SECS = 10.0
+"""A process that has answered nothing for so long hangs: it is killed, and another one started."""
+
+START_SECS = 60.0
+"""The same for one that has answered nothing yet: it has to import what it needs."""
+
 EXIT_SECS = 5.0
 """So long a process may take to end when its connection has, before it is killed."""
 
@@ -35,6 +41,7 @@ class FrontendProcess:
         self._passed = passed
         self._channel: Channel | None = None
         self._is_stopping = False
+        self._has_answered = False
         self._last_words: list[tuple[Kind, bytes]] = []
 
     async def run(self, hear: Hear) -> None:
@@ -60,6 +67,12 @@ class FrontendProcess:
         if self._channel is not None:
             self._channel.send(kind, SERVER, payload)
 
+    def log_differently(self, settings: Mapping[str, Any]) -> None:
+        """Say how to log from now on."""
+        self._told = {**self._told, "log": settings}
+        if self._channel is not None:
+            self._channel.send(Kind.LOG, SERVER, headed(settings))
+
     async def _run_once(self, hear: Hear) -> int | str:
         """Start one and wait for its end; its exit status. OSError if it cannot be started."""
         ours, theirs = socket.socketpair()
@@ -68,6 +81,10 @@ class FrontendProcess:
                 process = self._start(theirs)
             try:
                 await self._talk(ours.dup(), hear)
+            except TimeoutError:
+                process.kill()
+                await asyncio.to_thread(process.wait)
+                return f"it has answered nothing for {PATIENCE_SECS:g} s, and was killed"
             finally:
                 self._channel = None
                 ours.shutdown(socket.SHUT_RDWR)
@@ -75,18 +92,43 @@ class FrontendProcess:
         return status
 
     async def _talk(self, connection: socket.socket, hear: Hear) -> None:
-        """Tell it what it must know, and hear what it says until it ends."""
+        """Tell it what it must know, and hear what it says until it ends.
+
+        Raises TimeoutError if it hangs.
+        """
+
+        def heard(frame: Frame) -> None:
+            self._has_answered = True
+            if frame.kind != Kind.PONG:
+                hear(channel, frame)
+
         _, channel = await asyncio.get_running_loop().create_unix_connection(
-            lambda: Channel(lambda frame: hear(channel, frame)), sock=connection
+            lambda: Channel(heard), sock=connection
         )
         channel.send(Kind.SETTINGS, SERVER, headed(self._told))
         self._channel = channel
+        self._has_answered = False
         for kind, payload in self._last_words:
             channel.send(kind, SERVER, payload)
         try:
-            await channel.lost()
+            await self._watch(channel)
         finally:
             channel.close()
+
+    async def _watch(self, channel: Channel) -> None:
+        """Wait until it is gone; TimeoutError once it does not answer."""
+        time = asyncio.get_running_loop().time
+        ends_at = time() + START_SECS
+        while not channel.is_lost:
+            self._has_answered = False
+            channel.send(Kind.PING)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE_SECS):
+                    await channel.lost()
+            if self._has_answered:
+                ends_at = 0.0
+            elif not channel.is_lost and time() > ends_at:
+                raise TimeoutError
 
     def _start(self, connection: socket.socket) -> "subprocess.Popen[bytes]":
         descriptor = connection.fileno()

@@ -7,6 +7,7 @@ its caches cold: together that is as much as a small inference takes.
 import asyncio
 import time
 
+from gateway import cgroups
 from gateway.processors import processors
 
 
@@ -15,12 +16,12 @@ class Wakefulness:
 
     It does so for `span_us` at most, and only if the latest request came within as much of the end
     of those before it: whoever asks again and again is answered sooner, and a server that has
-    little to do, or waits for an engine, sleeps as ever. So does one that has a single processor:
-    its clients need that.
+    little to do, or waits for an engine, sleeps as ever. So does one that may use no more than one
+    processor: its clients need that.
     """
 
     def __init__(self, span_us: int = 0) -> None:
-        self._span_ns = 1000 * span_us if processors() > 1 else 0
+        self._span_ns = 1000 * span_us if _has_several_processors() else 0
         self._in_flight = 0
         self._free_since_ns = 0
         self._came_soon = False
@@ -47,3 +48,8 @@ class Wakefulness:
         self._awake = not self._in_flight and spent_ns < self._span_ns
         if self._awake:
             asyncio.get_running_loop().call_soon(self._stay)
+
+
+def _has_several_processors() -> bool:
+    quota = cgroups.cpus()
+    return processors() > 1 and (quota is None or quota > 1)

@@ -3,7 +3,7 @@
 import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from logging.handlers import WatchedFileHandler
@@ -27,6 +27,7 @@ class Log:
     def __init__(self, settings: LogSettings | None = None) -> None:
         self.settings = settings or LogSettings()
         self._installed: list[logging.Handler] = []
+        self._on_change: list[Callable[[LogSettings], None]] = []
 
     def install(self, out: TextIO = sys.stdout, err: TextIO = sys.stderr) -> None:
         """Have the whole process log here; OSError if the file cannot be had."""
@@ -41,6 +42,12 @@ class Log:
         self.settings = replace(self.settings, **changes)
         if self._installed:
             self._apply()
+        for tell in self._on_change:
+            tell(self.settings)
+
+    def on_change(self, tell: Callable[[LogSettings], None]) -> None:
+        """Have a function called with the settings whenever they have changed."""
+        self._on_change.append(tell)
 
     def _handlers(self, out: TextIO, err: TextIO) -> list[logging.Handler]:
         if self.settings.file:

@@ -44,7 +44,7 @@ class Gathering:
 
     def enough(self, most: int) -> int:
         """With how many rows the next wait ends at once; `most` is what a batch may have."""
-        known = self.expected > 1 and self.cut_short < LOOK_AGAIN
+        known = self.credit and self.expected > 1 and self.cut_short < LOOK_AGAIN
         return min(self.expected, most) if known else most
 
     def waited(self, before: int, rows: int, enough: int) -> None:

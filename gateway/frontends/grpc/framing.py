@@ -39,7 +39,7 @@ class Deframer:
                 Status.UNIMPLEMENTED,
                 f"messages are compressed by '{encoding[:64]}', expected one of {ACCEPTED}",
             )
-        self._encoding = encoding
+        self.encoding = encoding
         self._max_bytes = max_bytes
         self._head = b""
         self._flag = PLAIN
@@ -49,7 +49,7 @@ class Deframer:
 
     def quick(self, chunk: bytes) -> bool:
         """Whether feeding this chunk takes no longer than copying it."""
-        return self._encoding == IDENTITY or self._came + len(chunk) <= QUICK_BYTES
+        return self.encoding == IDENTITY or self._came + len(chunk) <= QUICK_BYTES
 
     def feed(self, chunk: bytes) -> Sequence[bytes]:
         """The messages that end in this chunk."""
@@ -102,7 +102,7 @@ class Deframer:
             )
         if self._flag not in (PLAIN, COMPRESSED):
             raise RpcError(Status.INTERNAL, f"a message has the flag {self._flag}, expected 0 or 1")
-        if self._flag == COMPRESSED and self._encoding == IDENTITY:
+        if self._flag == COMPRESSED and self.encoding == IDENTITY:
             raise RpcError(
                 Status.INTERNAL, "a message is compressed, and 'grpc-encoding' does not say how"
             )
@@ -125,7 +125,7 @@ class Deframer:
     def _decompressed(self, message: bytes) -> bytes:
         if not message:
             return message  # as gRPC's own libraries take it
-        decompressor = zlib.decompressobj(WINDOW_BITS[self._encoding])
+        decompressor = zlib.decompressobj(WINDOW_BITS[self.encoding])
         try:
             # One byte more than may be, to tell what fits exactly from what does not.
             found = decompressor.decompress(message, self._max_bytes + 1)
@@ -141,7 +141,7 @@ class Deframer:
         return found
 
     def _malformed(self) -> RpcError:
-        return RpcError(Status.INTERNAL, f"a message is not in the form of {self._encoding}")
+        return RpcError(Status.INTERNAL, f"a message is not in the form of {self.encoding}")
 
 
 def framed(messages: Sequence[bytes]) -> Sequence[bytes]:

@@ -123,6 +123,12 @@ async def send_rest(answer: Any, body: Sequence[bytes], trailers: HeaderMap) -> 
     connection._send_trailers(stream, trailers)
 
 
+def is_reset(request: Any) -> bool:
+    """Whether its client has abandoned a request already."""
+    found: bool = request._stream.reset_evt.is_set()
+    return found
+
+
 def on_reset(request: Any, left: Callable[[], object]) -> None:
     """Have a function called when a request's client abandons it."""
     request._stream.reset_evt.listen(left)

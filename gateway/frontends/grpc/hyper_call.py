@@ -202,10 +202,13 @@ class HyperCall(Call):
             found = deframer.feed(chunk)
         else:
             found = await asyncio.to_thread(deframer.feed, chunk)
-        if found:
+        if not found:
+            self._incoming.add(len(chunk))
+        elif deframer.encoding == IDENTITY:
             self._incoming.clear()
         else:
-            self._incoming.add(len(chunk))
+            # Until the next ones come: decompressed they may be a thousand times what was sent.
+            self._incoming.change(sum(map(len, found)))
         return found
 
     def _hold(self, body: Sequence[bytes]) -> None:

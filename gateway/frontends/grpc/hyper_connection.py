@@ -11,7 +11,7 @@ from httpunk.asyncio import H2ServerProtocol
 
 from gateway.eager import Create, begin
 from gateway.frontends.grpc.headers import DEADLINE, DEADLINE_PASSED, NotGrpc, require_grpc
-from gateway.frontends.grpc.hyper_backend import LeanBackend, is_whole, on_reset
+from gateway.frontends.grpc.hyper_backend import LeanBackend, is_reset, is_whole, on_reset
 from gateway.frontends.grpc.hyper_call import HyperCall
 from gateway.frontends.grpc.hyper_keepalive import KeptServer
 from gateway.frontends.grpc.methods import Method
@@ -153,15 +153,25 @@ class Connection(H2ServerProtocol):
             task.cancel()
 
     def _begin(self, request: Any) -> None:
+        if is_reset(request):
+            return
         create: Create = self._loop.create_task
         if self._is_quick(request):
-            task = begin(self.handle(request), create)
+            task = self._begin_at_once(request, create)
         else:
             task = create(self.handle(request))
         if task is not None:
             self._rpcs.add(task)
             task.add_done_callback(self._rpcs.discard)
             on_reset(request, task.cancel)
+
+    def _begin_at_once(self, request: Any, create: Create) -> "asyncio.Task[None] | None":
+        try:
+            return begin(self.handle(request), create)
+        except (Exception, asyncio.CancelledError):
+            # Around one request in a frontend: it runs where all of the connection's are read.
+            log.exception("request failed unexpectedly")
+            return create(request.reset())
 
     def _is_quick(self, request: Any) -> bool:
         """Whether it is likely to be answered without waiting; a deadline needs a task."""

@@ -38,8 +38,10 @@ class KnownMessage(NamedTuple):
     pieces: Sequence[Piece]
 
     def fits(self, data: bytes) -> bool:
-        """Whether the raw contents of a message of the same length are as long as they were."""
-        return all(data.endswith(piece.mark, 0, piece.start) for piece in self.pieces)
+        """Whether the raw contents of a message with the same header are as long as they were."""
+        return len(data) == self.pieces[-1].end and all(
+            data.endswith(piece.mark, 0, piece.start) for piece in self.pieces
+        )
 
     def request(self, data: bytes) -> InferRequest:
         """The request with these bytes for a message."""
@@ -74,7 +76,8 @@ class KnownMessages:
     """The latest of those that have been decoded, by what stands before their raw contents.
 
     A message is remembered when another of the same length has come before: those that are always
-    of other shapes do not come again.
+    of other shapes do not come again. Of those of one length, only such are known as have as much
+    before their raw contents as the first of them.
     """
 
     def __init__(self) -> None:
@@ -89,7 +92,7 @@ class KnownMessages:
         return Incoming(data, None, *parse_request(data))
 
     def add(self, incoming: Incoming, request: InferRequest) -> None:
-        """Remember one that was decoded well, in place of the one known longest if need be.
+        """Remember one that was accepted, in place of the one known longest if need be.
 
         That is if only its raw contents may change, which are numbers: it has no id, is in no
         sequence, and has nothing in shared memory.
@@ -98,13 +101,16 @@ class KnownMessages:
         if message is None or len(data) >= LARGE_BYTES or not self._has_come_before(len(data)):
             return
         header, marks = _cut(data, raw)
-        if len(header) > MOST_BYTES or not _is_plain(message, raw, request):
+        if self._headers[len(data)] not in (0, len(header)) or len(header) > MOST_BYTES:
+            return
+        if not _is_plain(message, raw, request):
             return
         known = KnownMessage(
             replace(request, inputs=()), tuple(_pieces(len(header), marks, raw, request))
         )
         if known.fits(data) and _is_all_but_raw(header, message):
-            _make_room(self._known)
+            if header not in self._known:
+                _make_room(self._known)
             self._known[header] = known
             self._headers[len(data)] = len(header)
 

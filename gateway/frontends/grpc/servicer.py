@@ -105,6 +105,8 @@ class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
         trace = begin(self._dataplane.tracer, infer_request)
         try:
             with self._dataplane.infer(infer_request, model, trace) as stream:
+                if incoming.known is None and not self._forwarding.enabled:
+                    self._known.add(incoming, infer_request)
                 response = await stream.only()
         finally:
             if trace is not None:
@@ -141,10 +143,7 @@ class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
         message: Any = incoming.message
         model = self._dataplane.model(message.model_name, message.model_version)
         _refuse_decoupled(model)
-        request = self._decoder(call).decode(message, incoming.raw, model.config)
-        if not self._forwarding.enabled:
-            self._known.add(incoming, request)
-        return model, request
+        return model, self._decoder(call).decode(message, incoming.raw, model.config)
 
     def _decoder(self, call: Call) -> RequestDecoder:
         metadata = call.metadata if self._forwarding.enabled else ()

@@ -76,8 +76,12 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _not_routed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - what this handler is registered for
     if is_openai(request.url.path):
-        return openai_error(request, error.status_code, error_json(error.status_code, error.detail))
-    return plain_error(error.status_code, error.detail)
+        body = error_json(error.status_code, error.detail)
+        answer = openai_error(request, error.status_code, body)
+    else:
+        answer = plain_error(error.status_code, error.detail)
+    answer.headers.update(error.headers or {})  # of 405 what is allowed
+    return answer
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

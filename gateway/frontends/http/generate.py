@@ -89,7 +89,7 @@ class GenerateRoutes:
         if request.headers.get(LAST_EVENT_ID) and request.method in ("GET", "POST"):
             return await self._resume(request)
         if request.method != "POST":
-            raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED)
+            raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})
         call = await self._read(request)
         with ExitStack() as owner:
             stream = self._infer(request, call)

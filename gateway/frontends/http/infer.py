@@ -112,7 +112,7 @@ class InferRoute:
         if not is_version(version):
             answer = plain_error(404, "Not Found")
         elif scope["method"] != "POST":
-            answer = plain_error(405, "Method Not Allowed")
+            answer = plain_error(405, "Method Not Allowed", {"Allow": "POST"})
         else:
             call = _Call(scope, receive, model, version, received_ns, dict(scope["headers"]))
             answer = await self._safely(call)

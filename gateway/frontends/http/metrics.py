@@ -45,4 +45,5 @@ async def _nothing(request: Request) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - what this handler is registered for
-    return plain_error(error.status_code, error.detail)
+    allowed = dict(error.headers or {})
+    return plain_error(error.status_code, error.detail, allowed)

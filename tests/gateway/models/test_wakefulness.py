@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from gateway import cgroups
 from gateway.models import wakefulness as module
 from gateway.models.wakefulness import Wakefulness
 
@@ -15,6 +16,7 @@ SPAN_SECS = SPAN_US / 1e6
 @pytest.fixture(autouse=True)
 def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "processors", lambda: 2)
+    monkeypatch.setattr(cgroups, "cpus", lambda: None)
 
 
 async def is_awake(secs: float) -> bool:
@@ -47,10 +49,12 @@ async def test_it_sleeps_again_after_its_span() -> None:
     assert not await is_awake(SPAN_SECS / 2)
 
 
-@pytest.mark.parametrize("prepare", ["in flight", "switched off", "one processor"])
+@pytest.mark.parametrize("prepare", ["in flight", "switched off", "one processor", "half of two"])
 async def test_it_never_stays_awake(monkeypatch: pytest.MonkeyPatch, prepare: str) -> None:
     if prepare == "one processor":
         monkeypatch.setattr(module, "processors", lambda: 1)
+    if prepare == "half of two":
+        monkeypatch.setattr(cgroups, "cpus", lambda: 1.0)
     wakefulness = Wakefulness(0 if prepare == "switched off" else SPAN_US)
     if prepare == "in flight":
         wakefulness.began()

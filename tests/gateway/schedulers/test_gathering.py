@@ -71,6 +71,12 @@ def test_no_more_are_waited_for_than_came_the_last_time() -> None:
     assert gathering.enough(MOST) == MOST  # nobody came: the next wait looks for anybody
 
 
+def test_whoever_has_waited_in_vain_looks_for_anybody() -> None:
+    gathering = Gathering()
+    gathering.waited(8, 8, MOST)  # one client alone, with eight rows
+    assert gathering.enough(MOST) == MOST
+
+
 def test_now_and_then_a_wait_is_not_cut_short() -> None:
     gathering = Gathering()
     gathering.waited(1, 8, MOST)

@@ -9,10 +9,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.dataplane import DataPlane
-from gateway.errors import Code
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.openai.door import OpenAiDoor
-from gateway.frontends.http.openai.errors import refusal
 from gateway.frontends.http.openai.listing import cards
 from gateway.frontends.http.openai.paths import V1, paths_of
 from gateway.frontends.http.openai.request_id import request_id_header
@@ -79,7 +77,7 @@ class OpenAiRoutes:
         for card in cards(self._models):
             if card["id"] == model:
                 return _json(request, card)
-        raise refusal(Code.NOT_FOUND, f"The model `{model}` does not exist.", "model")
+        raise self._models.why_not(model)
 
     def _answer_of(self, endpoint: Endpoint) -> Answer:
         async def answer(request: Request) -> Response:

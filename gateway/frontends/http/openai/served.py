@@ -40,6 +40,18 @@ class ServedModels:
             raise _unfit(name, model.config, endpoint)
         return model
 
+    def why_not(self, name: str) -> InferenceError:
+        """Why there is none of that name: it is unknown, serves no endpoint, or is not ready."""
+        try:
+            model = self._named(name)
+        except InferenceError as error:
+            return error
+        if not any(serves(model.config, endpoint) for endpoint in Endpoint):
+            return _unknown(name)
+        return InferenceError(
+            Code.UNAVAILABLE, f"model '{model.name}' is unavailable: {model.trouble}"
+        )
+
     def _named(self, name: str) -> Model:
         try:
             return self._dataplane.model(name)
@@ -50,7 +62,7 @@ class ServedModels:
                 return found
             if error.code is not Code.NOT_FOUND:
                 raise
-        raise refusal(Code.NOT_FOUND, f"The model `{name}` does not exist.", "model")
+        raise _unknown(name)
 
     def _further_named(self, name: str) -> Model | None:
         for model in self._dataplane.models():
@@ -79,6 +91,10 @@ def serves(config: ModelConfig, endpoint: Endpoint) -> bool:
     if serves_openai(config):
         return endpoint is Endpoint.CHAT or declares_endpoint(config)
     return endpoint is Endpoint.EMBEDDINGS and encoder_of(config) is not None
+
+
+def _unknown(name: str) -> InferenceError:
+    return refusal(Code.NOT_FOUND, f"The model `{name}` does not exist.", "model")
 
 
 def _unfit(name: str, config: ModelConfig, endpoint: Endpoint) -> InferenceError:

@@ -1,6 +1,7 @@
 """What one client can make a connection on hyper's HTTP/2 hold, and what it can not."""
 
 import asyncio
+import gzip
 import struct
 from collections.abc import AsyncIterator
 from typing import Any
@@ -20,6 +21,7 @@ ROOM_BYTES = 1 << 20
 WINDOW_BYTES = 1 << 30
 SMALL, LARGE = bytes(1000), bytes(700_000)
 ECHO, KEEP = head(path="/test/echo"), head(path="/test/keep")
+GZIP = head(("grpc-encoding", "gzip"), path="/test/echo")
 OK, RESOURCE_EXHAUSTED = 0, 8
 PROTOCOL_ERROR, ENHANCE_YOUR_CALM = 1, 11
 ACKNOWLEDGED = frame(abuses.SETTINGS, 1)
@@ -122,6 +124,23 @@ async def test_what_methods_do_not_read_has_so_much_room_and_no_more(port: int) 
         assert gone.error_code == ENHANCE_YOUR_CALM
         other.send(BEGIN + asked(1, LARGE))
         assert await status(other, 1) == OK
+
+
+@pytest.mark.parametrize(
+    ("size", "status_of"), [(ROOM_BYTES // 4, OK), (2 * ROOM_BYTES, RESOURCE_EXHAUSTED)]
+)
+async def test_what_messages_become_when_they_are_decompressed_needs_room(
+    port: int, size: int, status_of: int
+) -> None:
+    packed = gzip.compress(bytes(size))
+    framed = struct.pack(">BL", 1, len(packed)) + packed
+    with Connection(port) as one:
+        one.send(BEGIN, abuses.window_update(WINDOW_BYTES))
+        headers = frame(abuses.HEADERS, END_HEADERS, 1, GZIP)
+        one.send(headers + frame(abuses.DATA, END_STREAM, 1, framed))
+        one.send(abuses.window_update(WINDOW_BYTES, 1))
+        assert await status(one, 1) == status_of
+        await served(one)
 
 
 @pytest.mark.parametrize("first", [b"", PREFACE[:12], PREFACE])

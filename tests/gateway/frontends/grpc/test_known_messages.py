@@ -162,6 +162,39 @@ def test_raw_contents_that_stand_elsewhere_are_not_mistaken(known: KnownMessages
     assert meaning(known, odd) is None
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        pb.ModelInferRequest(id="abc").SerializeToString(),
+        pb.ModelInferRequest(
+            parameters={"sequence_id": pb.InferParameter(int64_param=7)}
+        ).SerializeToString(),
+        message(3).SerializeToString()[-5:],
+    ],
+    ids=["id", "parameter", "more raw contents"],
+)
+def test_what_follows_the_raw_contents_is_not_passed_over(
+    known: KnownMessages, more: bytes
+) -> None:
+    """Also if another message of that length, with as much before its contents, is known."""
+    short = pb.ModelInferRequest(model_name="n", inputs=message(4).inputs)
+    short.raw_input_contents.append(bytes(4))
+    taught(known, message(4 + len(more)))
+    taught(known, short)
+    assert meaning(known, short) is not None
+    assert meaning(known, short.SerializeToString() + more) is None
+
+
+def test_of_one_length_the_first_to_be_known_stay_known(known: KnownMessages) -> None:
+    first, other = message(9), message(4, model_version="123")
+    assert len(first.SerializeToString()) == len(other.SerializeToString())
+    for _ in range(3):
+        taught(known, first)
+        taught(known, other)
+    assert meaning(known, first) is not None
+    assert meaning(known, other) is None
+
+
 def test_what_is_no_message_is_refused(known: KnownMessages) -> None:
     with pytest.raises(DecodeError):
         known.parse(b"\xff\xff\xff")

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,12 +81,16 @@ class Service:
             self.cancelled.put_nowait(time.perf_counter())
             raise
 
-    def methods(self) -> dict[str, Method]:
+    async def give_up(self, message: bytes, call: Call) -> bytes:
+        """End as a task does that somebody has cancelled, though nobody has."""
+        raise asyncio.CancelledError
+
+    def methods(self, *, at_once: bool = False) -> dict[str, Method]:
         streams = {"client_streams": True, "server_streams": True}
         return {
             **{
-                f"/test.Service/{each.__name__}": Method(each, bytes, bytes)
-                for each in (self.wait, self.tell, self.fail, self.decorate)
+                f"/test.Service/{each.__name__}": Method(each, bytes, bytes, at_once=at_once)
+                for each in (self.wait, self.tell, self.fail, self.decorate, self.give_up)
             },
             **{
                 f"/test.Service/{each.__name__}": Method(each, bytes, bytes, **streams)
@@ -100,7 +104,10 @@ async def service() -> Service:
     return Service()
 
 
-@pytest.fixture(params=list(GrpcTransport))
+AT_ONCE = "hyper, at once"
+
+
+@pytest.fixture(params=[*GrpcTransport, AT_ONCE])
 async def transport(
     request: pytest.FixtureRequest, service: Service, caplog: pytest.LogCaptureFixture
 ) -> AsyncIterator[Transport]:
@@ -109,11 +116,13 @@ async def transport(
     That a client leaves is no error, and so is not in the log.
     """
     settings = GrpcSettings(address="127.0.0.1", port=0)
-    found = TRANSPORTS[request.param](service.methods(), settings)
+    at_once = request.param == AT_ONCE
+    name = GrpcTransport.HYPER if at_once else request.param
+    found = TRANSPORTS[name](service.methods(at_once=at_once), settings)
     await found.start()
     yield found
     await soon(asyncio.gather(found.stop(), found.cut_off(60.0)))
-    if request.param is GrpcTransport.HYPER:  # grpc.aio has tasks of its own
+    if name is GrpcTransport.HYPER:  # grpc.aio has tasks of its own
         assert tasks_left() == []
     logged = [*caplog.get_records("call"), *caplog.records]
     assert [each for each in logged if each.levelno >= logging.WARNING and _is_ours(each)] == []
@@ -278,6 +287,43 @@ async def test_a_text_of_a_status_reaches_the_client_letter_by_letter(
     assert found.grpc_message == text
     raw = (found.text("grpc-message") or "").encode()
     assert all(0x20 <= byte <= 0x7E for byte in raw)
+
+
+@asynccontextmanager
+async def at_once(service: Service) -> AsyncIterator[HyperTransport]:
+    """A transport whose methods begin at once."""
+    settings = GrpcSettings(address="127.0.0.1", port=0)
+    transport = HyperTransport(service.methods(at_once=True), settings)
+    await transport.start()
+    yield transport
+    await soon(asyncio.gather(transport.stop(), transport.cut_off(60.0)))
+
+
+async def test_a_method_that_ends_as_if_it_were_cancelled_ends_its_stream_alone(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with at_once(service) as transport:
+        with Connection(transport.port) as connection:
+            connection.begin()
+            found = await answer(connection, "give_up", body=b"x")
+            assert found.client_status == "INTERNAL"
+            found = await answer(connection, "tell", body=b"x", stream=3)
+            assert found.client_status == "OK"
+    (record,) = [each for each in caplog.records if each.exc_info]
+    assert record.getMessage() == "request failed unexpectedly"
+
+
+async def test_an_rpc_that_was_reset_before_it_was_read_never_begins(service: Service) -> None:
+    async with at_once(service) as transport:
+        with Connection(transport.port) as connection:
+            connection.begin()
+            headers = connection.headers(1, request("/test.Service/wait"))
+            connection.send(
+                headers, DataFrame(1, BODY, flags=("END_STREAM",)), RstStreamFrame(1, CANCEL)
+            )
+            found = await answer(connection, "tell", body=b"x", stream=3)
+            assert found.client_status == "OK"
+    assert service.begun.empty()
 
 
 async def test_what_goes_wrong_outside_a_method_is_logged_and_ends_its_stream_alone(

@@ -116,6 +116,7 @@ async def test_another_method_is_not_allowed(
 ) -> None:
     answer = await soon(text.request(method, path))
     assert (answer.status_code, answer.text) == (405, '{"error":"Method Not Allowed"}')
+    assert ("POST" if "generate" in path else "GET") in answer.headers["allow"].split(", ")
 
 
 async def test_head_is_not_allowed_either(text: httpx.AsyncClient) -> None:

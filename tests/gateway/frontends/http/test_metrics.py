@@ -47,6 +47,7 @@ async def test_the_page_is_only_read() -> None:
     ) as client:
         refused = await soon(client.post("/metrics"))
         assert (refused.status_code, refused.text) == (405, '{"error":"Method Not Allowed"}')
+        assert set(refused.headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
 @pytest.mark.parametrize("path", ["/", "/other", "/metrics/other"])

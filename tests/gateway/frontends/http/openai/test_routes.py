@@ -307,6 +307,17 @@ async def test_a_model_that_is_not_there_is_not_found(client: httpx.AsyncClient,
     assert found.json()["error"]["message"] == f"The model `{name}` does not exist."
 
 
+async def test_a_model_that_has_died_says_why(serve: Serve, connect: Open) -> None:
+    instance = ScriptedInstance()
+    client = connect(app_of(serve(instance, config=CHAT)))
+    instance.die("out of memory")
+    await settle()
+    found = await soon(client.get("/v1/models/chat"))
+    assert found.status_code == 503
+    assert "model 'chat' is unavailable: " in found.json()["error"]["message"]
+    assert "out of memory" in found.json()["error"]["message"]
+
+
 async def test_a_further_name_may_have_a_slash(
     serve: Serve, connect: Open, instance: ScriptedInstance
 ) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.doctor import cgroups
+from gateway import cgroups
 
 MOUNT = "sys/fs/cgroup"
 
