@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtests import perf_analyzer
-from loadtests.perf_analyzer import Measurement, Traffic, measure
+from loadtests.perf_analyzer import TRIES, Measurement, Traffic, measure
 from loadtests.rounds import LoadTestFailed
 from loadtests.server import Ports, Server
 
@@ -69,11 +69,11 @@ def test_one_that_hangs_is_killed_with_its_children_and_tried_again(
     assert read_to_end(held) == b"started\n"
 
 
-def test_one_that_hangs_twice_fails_the_load_test(script: Path, held: int) -> None:
+def test_one_that_hangs_each_time_fails_the_load_test(script: Path, held: int) -> None:
     with pytest.raises(LoadTestFailed) as failed:
         run(script, HANG)
     assert str(failed.value) == (
-        "perf_analyzer was stopped 2 times: model 'm', grpc, 8 clients, expected it to end "
+        f"perf_analyzer was stopped {TRIES} times: model 'm', grpc, 8 clients, expected it to end "
         "within 1 s"
     )
-    assert read_to_end(held) == b"started\n" * 2
+    assert read_to_end(held) == b"started\n" * TRIES
