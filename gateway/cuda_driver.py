@@ -60,6 +60,11 @@ def gpu_count(driver: Any) -> int:
     return _told(lambda found: call(driver, "cuDeviceGetCount", found))
 
 
+def find_device(driver: Any, number: int) -> int:
+    """The driver's handle of a GPU; CudaFailed if there is none of that number."""
+    return _told(lambda found: call(driver, "cuDeviceGet", found, number))
+
+
 def memory_in_use(driver: Any | None, number: int) -> float:
     """Which fraction of a GPU's memory is taken, by whomever; CudaFailed if it cannot be told.
 
@@ -67,8 +72,7 @@ def memory_in_use(driver: Any | None, number: int) -> float:
     """
     if driver is None:
         raise CudaFailed("there is no CUDA driver")
-    device = _told(lambda found: call(driver, "cuDeviceGet", found, number))
-    context = ctypes.c_void_p()
+    device, context = find_device(driver, number), ctypes.c_void_p()
     call(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
     try:
         call(driver, "cuCtxPushCurrent_v2", context)
@@ -87,7 +91,7 @@ def _fraction_in_use(driver: Any) -> float:
 
 
 def _capability(driver: Any, number: int) -> tuple[int, int]:
-    device = _told(lambda found: call(driver, "cuDeviceGet", found, number))
+    device = find_device(driver, number)
     read = "cuDeviceGetAttribute"
     return (
         _told(lambda found: call(driver, read, found, MAJOR, device)),

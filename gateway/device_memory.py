@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from gateway.cuda_driver import CudaFailed, call, load_driver
+from gateway.cuda_driver import CudaFailed, call, find_device, load_driver
 from gateway.errors import Code, InferenceError
 
 PER_THREAD_STREAM = 2
@@ -95,9 +95,7 @@ def device(number: int) -> Device:
 
 @cache
 def _open(driver: Any, number: int) -> Device:
-    found = ctypes.c_int()
-    call(driver, "cuDeviceGet", ctypes.byref(found), ctypes.c_int(number))
-    context = ctypes.c_void_p()
+    found, context = find_device(driver, number), ctypes.c_void_p()
     call(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), found)
     return Device(driver, context)
 

@@ -1,4 +1,4 @@
-"""Coroutines that begin at once: most RPCs and executions never wait, and need no task then.
+"""Coroutines that begin at once, and need a task only from their first wait on, if there is one.
 
 Python 3.12 has the like as `asyncio.eager_task_factory`; 3.11, which is served too, has not.
 """

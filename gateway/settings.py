@@ -194,7 +194,8 @@ class ResourceLimit:
 class GpuSettings:
     """Which GPUs models may have: those of that compute capability or better.
 
-    Of a GPU with a limit, a fraction of its memory, no more may be taken when an instance loads.
+    The default is that of Triton's builds. Of a GPU with a limit, a fraction of its memory, no more
+    may be taken when an instance loads.
     """
 
     min_compute_capability: tuple[int, int] = (6, 0)

@@ -3,16 +3,27 @@
 import ctypes
 from typing import Any
 
-from gateway.device_memory import DeviceMemory
+from gateway.device_memory import DeviceMemory, DeviceRegion
 
 INVALID_DEVICE, INVALID_HANDLE, OUT_OF_ORDER = 101, 400, 999
+
+
+class Region(DeviceRegion):
+    """A client's memory on a GPU."""
+
+    def __init__(self, memory: DeviceMemory, gpu: int = 0) -> None:
+        self.memory = memory
+        self.gpu = gpu
+
+    def part(self, offset: int, byte_size: int) -> DeviceMemory:
+        return DeviceMemory(self.gpu, self.memory.address + offset, byte_size, self)
 
 
 class HostGpu:
     """The driver of a machine with one GPU. `calls` counts; those in `broken` fail."""
 
     def __init__(self) -> None:
-        self.blocks: list[Any] = []
+        self.allocated: list[DeviceMemory] = []
         self.handles: dict[bytes, int] = {}
         self.closed: list[int] = []
         self.calls: dict[str, int] = {}
@@ -23,10 +34,10 @@ class HostGpu:
     def allocate(self, content: bytes, align: int = 256) -> DeviceMemory:
         """Memory of the GPU with that content, at a multiple of `align`."""
         block = ctypes.create_string_buffer(len(content) + align)
-        self.blocks.append(block)
         address = -(-ctypes.addressof(block) // align) * align
         ctypes.memmove(address, content, len(content))
-        return DeviceMemory(0, address, len(content), block)
+        self.allocated.append(DeviceMemory(0, address, len(content), block))
+        return self.allocated[-1]
 
     def share(self, handle: bytes, memory: DeviceMemory) -> None:
         """Let the memory be opened by a handle."""
@@ -49,7 +60,7 @@ class HostGpu:
         pass
 
     def _cuDeviceGet(self, device: Any, ordinal: Any) -> int:
-        return 0 if ordinal.value == 0 else INVALID_DEVICE
+        return 0 if ordinal == 0 else INVALID_DEVICE
 
     def _cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> None:
         pass
@@ -64,11 +75,10 @@ class HostGpu:
         self.closed.append(address.value)
 
     def _cuMemGetAddressRange_v2(self, start: Any, size: Any, address: Any) -> int:
-        for block in self.blocks:
-            first = ctypes.addressof(block)
-            if first <= address.value < first + len(block):
-                put(start, first)
-                put(size, len(block))
+        for memory in self.allocated:
+            if 0 <= address.value - memory.address < len(memory):
+                put(start, memory.address)
+                put(size, len(memory))
                 return 0
         return INVALID_HANDLE
 

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -33,13 +33,12 @@ class Frontend:
         self._grpc_stop = asyncio.Event()
         self._ends: list[asyncio.Task[None]] = []
         self._log = Log()
-        self._channel: Channel | None = None
 
     async def run(self, connection: socket.socket) -> None:
         """Serve; returns when the last client is gone."""
         loop = asyncio.get_running_loop()
-        _, channel = await loop.create_unix_connection(lambda: Channel(self._hear), sock=connection)
-        self._channel = channel
+        channel = Channel(lambda frame: self._hear(channel, frame))
+        await loop.create_unix_connection(lambda: channel, sock=connection)
         async with asyncio.TaskGroup() as tasks:
             gone = tasks.create_task(self._leave_with_server(channel))
             first = await self._said.get()
@@ -72,10 +71,10 @@ class Frontend:
         await self._grpc_stop.wait()
         await grpc.stop()
 
-    def _hear(self, frame: Frame) -> None:
+    def _hear(self, channel: Channel, frame: Frame) -> None:
         """What the server says; also of calls that have ended here, which nobody wants to know."""
-        if frame.kind == Kind.PING and self._channel is not None:
-            self._channel.send(Kind.PONG)
+        if frame.kind == Kind.PING:
+            channel.send(Kind.PONG)
         elif frame.call == SERVER:
             self._said.put_nowait(frame)
 
@@ -89,8 +88,7 @@ class Frontend:
         elif frame.kind == Kind.DROP_HALF and self._http is not None:
             self._http.drop_half_requests()
         elif frame.kind == Kind.LOG:
-            settings = _log_settings(read_headed(frame.payload)[0])
-            self._log.change({each.name: getattr(settings, each.name) for each in fields(settings)})
+            self._log.change(asdict(_log_settings(read_headed(frame.payload)[0])))
         elif frame.kind == Kind.STOP_GRPC and self._grpc is not None:
             self._grpc_stop.set()
         elif frame.kind == Kind.CUT_OFF and self._grpc is not None:

@@ -83,7 +83,6 @@ class FrontendProcess:
                 await self._talk(ours.dup(), hear)
             except TimeoutError:
                 process.kill()
-                await asyncio.to_thread(process.wait)
                 return f"it has answered nothing for {PATIENCE_SECS:g} s, and was killed"
             finally:
                 self._channel = None
@@ -102,12 +101,10 @@ class FrontendProcess:
             if frame.kind != Kind.PONG:
                 hear(channel, frame)
 
-        _, channel = await asyncio.get_running_loop().create_unix_connection(
-            lambda: Channel(heard), sock=connection
-        )
+        channel = Channel(heard)
+        await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=connection)
         channel.send(Kind.SETTINGS, SERVER, headed(self._told))
         self._channel = channel
-        self._has_answered = False
         for kind, payload in self._last_words:
             channel.send(kind, SERVER, payload)
         try:

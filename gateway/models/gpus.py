@@ -5,9 +5,7 @@ from dataclasses import dataclass, field
 
 from gateway.cuda_driver import CudaFailed, load_driver, memory_in_use
 from gateway.errors import Code, InferenceError
-
-MINIMUM_COMPUTE_CAPABILITY = (6, 0)
-"""Of a GPU that is used, as in Triton's builds."""
+from gateway.settings import GpuSettings
 
 
 def every_backend(backend: str) -> bool:
@@ -25,7 +23,7 @@ class Gpus:
     """
 
     usable: tuple[int, ...] = ()
-    minimum: tuple[int, int] = MINIMUM_COMPUTE_CAPABILITY
+    minimum: tuple[int, int] = GpuSettings().min_compute_capability
     serve: Callable[[str], bool] = field(default=every_backend, compare=False)
 
 

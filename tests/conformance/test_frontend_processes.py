@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.children import command, frontends_of
 from tests.conformance.models import REPEAT, identity
 from tests.leaving import IN_FLIGHT
 from tests.raw import Connection
@@ -41,16 +42,7 @@ def server(models: Path) -> Iterator[Serving]:
 
 def frontends(server: Serving) -> Sequence[int]:
     """The processes that have the connections."""
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-    found = [int(pid) for pid in children.read_text().split()]
-    return [pid for pid in found if b"frontend_processes" in command(pid)]
-
-
-def command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:
-        return b""
+    return frontends_of(server.process.pid)
 
 
 def test_there_are_so_many_processes_and_the_server_itself_listens_at_neither_port(

@@ -17,33 +17,20 @@ from backends.onnxruntime.binding import Place, place_of
 from backends.onnxruntime.instance import OnnxRuntimeInstance
 from backends.onnxruntime.signature import Signature
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
-from gateway.device_memory import DeviceMemory, DeviceRegion
+from gateway.device_memory import DeviceMemory
 from gateway.messages import InferRequest, InferResponse, RequestedOutput, SharedRegion
 from gateway.tensor import Datatype, Tensor, array_tensor
 from tests.backends.onnxruntime.conftest import Load, answers, context
-from tests.host_gpu import HostGpu
+from tests.host_gpu import HostGpu, Region
 from tests.onnx_models import add_sub, identity
 
 Array = npt.NDArray[Any]
 A, B = np.arange(16, dtype="<f4").reshape(1, 16), np.full((1, 16), 3, dtype="<f4")
 
 
-class Region(DeviceRegion):
-    """A client's memory on GPU 0."""
-
-    gpu = 0
-
-    def __init__(self, memory: DeviceMemory) -> None:
-        self.memory = memory
-
-    def part(self, offset: int, byte_size: int) -> DeviceMemory:
-        return DeviceMemory(0, self.memory.address + offset, byte_size, self)
-
-
-def lying(host_gpu: HostGpu, name: str, array: Array, align: int = 256) -> Tensor:
-    """A tensor in memory of the GPU."""
-    datatype = Datatype.FP32 if array.dtype == np.float32 else Datatype.BOOL
-    return Tensor(name, datatype, array.shape, host_gpu.allocate(array.tobytes(), align))
+def lying(host_gpu: HostGpu, name: str, array: Array) -> Tensor:
+    """A tensor of FP32 in memory of the GPU."""
+    return Tensor(name, Datatype.FP32, array.shape, host_gpu.allocate(array.tobytes()))
 
 
 def into(region: Region, name: str) -> RequestedOutput:
@@ -99,10 +86,8 @@ async def test_inputs_and_outputs_may_be_on_either_side(load: Load, host_gpu: Ho
 async def test_memory_that_kernels_could_not_use_goes_by_the_host(
     load: Load, host_gpu: HostGpu, align: int
 ) -> None:
-    instance = await placed(load, add_sub())
-    first = lying(host_gpu, "INPUT0", A)
-    assert isinstance(first.data, DeviceMemory)
-    odd = DeviceMemory(0, first.data.address + align, 60, first)
+    first = host_gpu.allocate(A.tobytes())
+    odd = DeviceMemory(0, first.address + align, 60, first)
     given = Tensor("INPUT0", Datatype.FP32, (1, 15), odd)
     request = InferRequest(
         model="m", inputs=(given, array_tensor("INPUT1", Datatype.FP32, B[:, :15]))

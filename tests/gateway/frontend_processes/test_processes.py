@@ -19,6 +19,7 @@ from gateway.frontend_processes.doors import HttpDoor, ProcessDoors
 from gateway.observability.log import Log
 from gateway.settings import HttpSettings, LogSettings
 from tests.builders import WAIT_SECS
+from tests.children import frontends_of
 
 
 async def hello(request: Request) -> PlainTextResponse:
@@ -45,18 +46,6 @@ async def until(found: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-def children() -> list[int]:
-    listed = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    return [int(pid) for pid in listed if b"frontend_processes" in command(int(pid))]
-
-
-def command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:
-        return b""
-
-
 async def ask(door: HttpDoor) -> str:
     async with httpx.AsyncClient(timeout=WAIT_SECS) as client:
         return (await client.get(f"http://127.0.0.1:{door.port}/")).text
@@ -68,9 +57,11 @@ async def test_one_that_hangs_is_killed_and_another_is_started(
     async with serving(Log()) as door:
         assert await ask(door) == "hello"
         monkeypatch.setattr(processes, "PATIENCE_SECS", 0.3)
-        [hung] = children()
+        [hung] = frontends_of(os.getpid())
         os.kill(hung, signal.SIGSTOP)
-        await until(lambda: bool(children()) and hung not in children())
+        await until(
+            lambda: bool(frontends_of(os.getpid())) and hung not in frontends_of(os.getpid())
+        )
         assert await ask(door) == "hello"
     statuses = [vars(each)["status"] for each in caplog.records if "status" in vars(each)]
     assert "it has answered nothing for 0.3 s, and was killed" in statuses
@@ -80,9 +71,9 @@ async def test_one_that_answers_goes_on(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(processes, "PATIENCE_SECS", 0.2)
     async with serving(Log()) as door:
         assert await ask(door) == "hello"
-        before = children()
+        before = frontends_of(os.getpid())
         await asyncio.sleep(1)
-        assert children() == before
+        assert frontends_of(os.getpid()) == before
 
 
 async def speak_no_http(door: HttpDoor) -> None:
@@ -102,6 +93,6 @@ async def test_processes_hear_of_changes_of_the_log(tmp_path: Path) -> None:
         log.change({"warning": True})
         await asyncio.sleep(0)
         await speak_no_http(door)
-        [pid] = children()
+        [pid] = frontends_of(os.getpid())
         await until(lambda: f" {pid} " in file.read_text())
         assert file.read_text().count("Invalid HTTP request") == 1

@@ -4,22 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.device_memory import DeviceMemory, DeviceRegion
+from gateway.device_memory import DeviceMemory
 from gateway.messages import InferRequest, RequestedOutput, SharedRegion
 from gateway.tensor import Datatype, Tensor
 from gateway.tensor_runtime.device_outputs import delivered, staying
-from tests.host_gpu import HostGpu
-
-
-class Region(DeviceRegion):
-    """A client's memory on a GPU."""
-
-    def __init__(self, memory: DeviceMemory, gpu: int = 0) -> None:
-        self.memory = memory
-        self.gpu = gpu
-
-    def part(self, offset: int, byte_size: int) -> DeviceMemory:
-        return DeviceMemory(self.gpu, self.memory.address + offset, byte_size, self)
+from tests.host_gpu import HostGpu, Region
 
 
 def wanting(*outputs: RequestedOutput) -> InferRequest:
