@@ -13,7 +13,14 @@ from gateway.frontend_processes.frames import Frame, Kind, headed, read_headed
 from gateway.frontend_processes.heads import text_pairs
 from gateway.frontend_processes.scope import read_scope
 from gateway.frontends.http.body import WATCH
-from gateway.frontends.http.one_write import SEND_PIECE, SEND_WHOLE, Headers
+from gateway.frontends.http.one_write import (
+    JOINED_BYTES,
+    OK,
+    SEND_PIECE,
+    SEND_WHOLE,
+    Headers,
+    Parts,
+)
 
 log = logging.getLogger("sluice.http")
 
@@ -108,9 +115,15 @@ class HttpCall(CallEnd):
         if not self._window.has_room:
             await self._window.room()
 
-    async def send_whole(self, headers: Headers, body: bytes) -> None:
-        """Answer with status 200, head and body at once."""
-        self._answered(Kind.WHOLE, headed(text_pairs(headers), body))
+    async def send_whole(self, headers: Headers, parts: Parts) -> None:
+        """Answer with status 200; a small answer's head and body at once."""
+        if sum(map(len, parts)) <= JOINED_BYTES:
+            self._answered(Kind.WHOLE, headed(text_pairs(headers), b"".join(parts)))
+            return
+        await self.send({"type": "http.response.start", "status": OK, "headers": headers})
+        for part in parts:
+            await self.send_piece(bytes(part))
+        self._answered(Kind.END)
 
     def _ask_for_more(self) -> None:
         """Say that the body is wanted: the client may wait for that."""

@@ -90,7 +90,7 @@ class _Answer:
             return False
         if frame.kind == Kind.WHOLE:
             headers, body = read_headed(frame.payload)
-            await self._state[SEND_WHOLE](byte_pairs(headers), body)
+            await self._state[SEND_WHOLE](byte_pairs(headers), (body,))
         elif frame.kind == Kind.END:
             await self.put({"type": "http.response.body", "body": b"", "more_body": False})
         # What is aborted has not been ended, and so the listener drops its client.

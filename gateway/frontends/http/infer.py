@@ -46,8 +46,6 @@ KEY_HEADER = IDEMPOTENCY_KEY.encode()
 AS_REPLAYED = (REPLAYED.lower().encode(), b"true")
 AS_JSON = (b"content-type", JSON.encode())
 AS_BINARY = (b"content-type", b"application/octet-stream")
-JOINED_BYTES = 64 * 1024
-"""Binary data beyond this is sent as it is; below, one write is cheaper than views."""
 
 
 class _Call(NamedTuple):
@@ -70,8 +68,8 @@ class _Answer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         send_whole: SendWhole | None = scope.get("state", {}).get(SEND_WHOLE)
-        if send_whole is not None and len(self.parts) == 1 and TRACES not in scope:
-            await send_whole(self.headers, bytes(self.parts[0]))
+        if send_whole is not None and TRACES not in scope:
+            await send_whole(self.headers, self.parts)
             return
         await send({"type": "http.response.start", "status": 200, "headers": self.headers})
         for part in self.parts[:-1]:
@@ -199,8 +197,5 @@ async def _written(encoded: EncodedResponse, accept_encoding: bytes | None) -> _
     if encoding != IDENTITY:
         parts = [await compress(encoding, parts)]
         headers.append((b"content-encoding", encoding.encode()))
-    size = sum(map(len, parts))
-    if size <= JOINED_BYTES and len(parts) > 1:
-        parts = [b"".join(parts)]
-    headers.append((b"content-length", b"%d" % size))
+    headers.append((b"content-length", b"%d" % sum(map(len, parts))))
     return _Answer(headers, parts)

@@ -5,12 +5,15 @@ body cost a small request as much as its way through the scheduler; and each pie
 through every layer of the application.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from gateway.tensor import Buffer
+
 Headers = Iterable[tuple[bytes, bytes]]
-SendWhole = Callable[[Headers, bytes], Awaitable[None]]
+Parts = Sequence[Buffer]
+SendWhole = Callable[[Headers, Parts], Awaitable[None]]
 
 SEND_WHOLE = "sluice.send_whole"
 """Where a request's state has the `SendWhole` for its answer."""
@@ -23,10 +26,10 @@ JOINED_BYTES = 64 * 1024
 """Up to so many bytes of body a copy is cheaper than a write of two buffers."""
 
 
-async def send_whole(cycle: RequestResponseCycle, headers: Headers, body: bytes) -> None:
+async def send_whole(cycle: RequestResponseCycle, headers: Headers, parts: Parts) -> None:
     """Answer that request with status 200: all that ASGI's two messages do, and as they do it.
 
-    `headers` are ours, and not checked; one of them is the body's length.
+    `headers` are ours, and not checked; one of them is the length of the body, which `parts` are.
     """
     if cycle.flow.write_paused and not cycle.disconnected:
         await cycle.flow.drain()
@@ -36,10 +39,10 @@ async def send_whole(cycle: RequestResponseCycle, headers: Headers, body: bytes)
     lines = [b"%b: %b\r\n" % header for header in headers]
     close = b"" if cycle.keep_alive else b"connection: close\r\n"
     head = b"".join((STATUS_LINE[OK], *lines, close, b"\r\n"))
-    if len(body) <= JOINED_BYTES:
-        cycle.transport.write(head + body)
+    if sum(map(len, parts)) <= JOINED_BYTES:
+        cycle.transport.write(b"".join((head, *parts)))
     else:
-        cycle.transport.writelines((head, body))
+        cycle.transport.writelines((head, *parts))
     cycle.message_event.set()
     if not cycle.keep_alive:
         cycle.transport.close()

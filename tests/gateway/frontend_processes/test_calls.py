@@ -29,7 +29,7 @@ from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError, Status
 from gateway.frontends.http.body import WATCH
 from gateway.frontends.http.header_forwarding import HEADER_NAMES
-from gateway.frontends.http.one_write import SEND_PIECE, SEND_WHOLE, Headers
+from gateway.frontends.http.one_write import JOINED_BYTES, SEND_PIECE, SEND_WHOLE, Headers, Parts
 from tests.builders import settle, soon
 
 PIECE = bytes(REPORTED_BYTES - FRAME_BYTES)
@@ -235,9 +235,9 @@ class Client:
         await self.takes.wait()
         self._pieces.put_nowait(piece)
 
-    async def _take_whole(self, headers: Headers, body: bytes) -> None:
+    async def _take_whole(self, headers: Headers, parts: Parts) -> None:
         self.heads.append((200, list(headers)))
-        await self._take(body)
+        await self._take(b"".join(parts))
         self.is_answered = True
 
 
@@ -279,11 +279,24 @@ async def test_an_answer_is_the_applications_status_headers_and_body() -> None:
 
 async def test_a_whole_answer_is_given_to_the_listener_at_once() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await scope["state"][SEND_WHOLE](TEXT, await body_of(receive))
+        await scope["state"][SEND_WHOLE](TEXT, (await body_of(receive),))
 
     async with linked(app) as link:
         client = Client(link.app, b"asked")
         assert await client.answer() == b"asked"
+        assert client.heads == [(200, TEXT)]
+
+
+@pytest.mark.parametrize("size", [JOINED_BYTES, JOINED_BYTES + 1, 3 * WINDOW_BYTES])
+async def test_a_whole_answer_may_be_large_and_have_many_parts(size: int) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        parts = (b"", b"x" * (size // 2), memoryview(b"y" * (size - size // 2)))
+        await scope["state"][SEND_WHOLE](TEXT, parts)
+
+    async with linked(app) as link:
+        client = Client(link.app, b"")
+        answer = await client.answer()
+        assert (answer.count(b"x"), answer.count(b"y")) == (size // 2, size - size // 2)
         assert client.heads == [(200, TEXT)]
 
 

@@ -1,0 +1,205 @@
+"""One client's connection: uvicorn's, bounded where it is not."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from gateway.frontends.http.body import WATCH
+from gateway.frontends.http.errors import JSON, error_body
+from gateway.frontends.http.header_forwarding import HEADER_NAMES
+from gateway.frontends.http.one_write import (
+    SEND_PIECE,
+    SEND_WHOLE,
+    Headers,
+    Parts,
+    send_piece,
+    send_whole,
+)
+
+log = logging.getLogger("sluice.http")
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_PIPELINED = 16
+"""Requests that a client may send ahead before no more of them are read."""
+
+UPGRADE = b"\r\nupgrade:"
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 protocol with a bound on a request's line and headers together.
+
+    The parser collects them without a limit of its own, so it never gets more of them than that,
+    nor of what may stand around a body that comes in chunks: their extensions, and trailers.
+    It also drops the body of a request that asks for an upgrade, as Java's client does to get
+    HTTP/2; an offer to upgrade may be ignored (RFC 9110, 7.8), so the parser does not see it. What
+    cannot be parsed is refused in JSON, as everything else. A client that takes nothing of what
+    has been written for `send_timeout_secs` counts as gone, also when its answer is whole.
+    """
+
+    def __init__(self, *arguments: Any, send_timeout_secs: float, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._send_timeout_secs = send_timeout_secs
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._in_head = True
+        self._head_bytes = 0
+        self._framing_bytes = 0
+        self._header_names: list[bytes] = []
+        self._leave: Callable[[], None] | None = None
+        self._answered: RequestResponseCycle | None = None
+        self._receiving: RequestResponseCycle | None = None
+
+    @property
+    def is_receiving(self) -> bool:
+        """A request has begun to arrive, and its body has not ended."""
+        return not self._in_head
+
+    def watch(self, leave: Callable[[], None] | None) -> None:
+        """Have `leave` called if the client goes away, at once if it has gone; None ends that."""
+        self._leave = leave
+        if leave is None:
+            return
+        self._read_on()
+        if self.transport.is_closing():
+            leave()
+
+    def _read_on(self) -> None:
+        """Go on reading while a request is under way, or its client's leaving goes unnoticed."""
+        if self._leave is not None and len(self.pipeline) < MAX_PIPELINED:
+            self.flow.resume_reading()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._state = {
+            SEND_WHOLE: self._send_whole,
+            SEND_PIECE: self._send_piece,
+            WATCH: self.watch,
+        }
+        super().connection_made(transport)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_progress()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._call_off_watchdog()
+
+    def _expect_progress(self) -> None:
+        """Look again later whether the client has taken anything; until then nothing is added."""
+        unsent = self.transport.get_write_buffer_size()
+        self._watchdog = self.loop.call_later(self._send_timeout_secs, self._look_again, unsent)
+
+    def _look_again(self, unsent_before: int) -> None:
+        if self.transport.get_write_buffer_size() < unsent_before:
+            self._expect_progress()
+            return
+        log.warning("client stopped reading", extra={"secs": self._send_timeout_secs})
+        self.transport.abort()
+
+    def _call_off_watchdog(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._call_off_watchdog()
+        super().connection_lost(exc)
+        # uvicorn tells only the last request that came, which is not the one being answered if
+        # the client has sent some ahead.
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+        if self._leave is not None:
+            self._leave()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_names = []
+        self.scope["state"] = {HEADER_NAMES: self._header_names, **self._state}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_names.append(name)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
+        super().on_headers_complete()
+        self._receiving = self.cycle
+        if not self.pipeline:
+            self._answered = self.cycle
+        self._read_on()
+
+    def _send_whole(self, headers: Headers, parts: Parts) -> Awaitable[None]:
+        assert self._answered is not None  # noqa: S101 - a request is being answered
+        return send_whole(self._answered, headers, parts)
+
+    def _send_piece(self, piece: bytes) -> Awaitable[None]:
+        assert self._answered is not None  # noqa: S101 - a request is being answered
+        return send_piece(self._answered, piece)
+
+    def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._answered = self.pipeline[-1][0]
+        super().on_response_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        self._receiving = None
+        self._framing_bytes = 0
+        super().on_message_complete()
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            data = _without_upgrade(data)
+        while data and not self.transport.is_closing():
+            data = data[self._feed(data) :]
+
+    def _feed(self, data: bytes) -> int:
+        """Give the parser as much as it may have, and return how much that was."""
+        if not self._in_head:
+            self._framing_bytes += len(data)
+            super().data_received(data)
+            if self._framing_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._refuse_head(f"trailers or chunk extensions exceed {MAX_HEAD_BYTES} bytes")
+            return len(data)
+        piece = data[: MAX_HEAD_BYTES - self._head_bytes]
+        if piece:
+            self._head_bytes += len(piece)
+            super().data_received(piece)
+        else:
+            self._refuse_head(f"request line and headers exceed {MAX_HEAD_BYTES} bytes")
+        return len(piece)
+
+    def _refuse_head(self, message: str) -> None:
+        self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(HTTPStatus.BAD_REQUEST, msg)
+
+    def _refuse(self, status: HTTPStatus, message: str) -> None:
+        if self._receiving is not None and self._receiving.response_started:
+            self.transport.abort()  # what would be written were a part of that response
+            return
+        body = error_body(message)
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\nconnection: close\r\n"
+            f"content-type: {JSON}\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The bytes of a head with another name for its Upgrade header."""
+    end = data.find(b"\r\n\r\n")
+    head = data if end < 0 else data[:end]
+    found = head.lower().find(UPGRADE)
+    return data if found < 0 else data[: found + 2] + b"x-" + data[found + 2 :]
