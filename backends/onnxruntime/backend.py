@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from backends.onnxruntime.completion import complete, is_complete
 from backends.onnxruntime.instance import OnnxRuntimeInstance
 from backends.onnxruntime.model_file import find_model
 from backends.onnxruntime.parameters import count
+from backends.onnxruntime.pinning import Pin, Pins
 from backends.onnxruntime.providers import CUDA, providers
 from backends.onnxruntime.session import SessionPlan, open_session
 from backends.onnxruntime.signature import Signature
@@ -40,24 +42,44 @@ class OnnxRuntimeBackend(Backend):
         return complete(config, Signature.of(session), size)
 
     async def load(self, context: ModelContext) -> Instance:
-        shared = self._turns  # made here, on the event loop: no two threads make it at once
         on_cpu = context.group.kind is not InstanceKind.KIND_GPU
-        return await asyncio.to_thread(self._load, context, shared if on_cpu else None)
+        turns = self._turns if on_cpu else None  # made here, on the event loop: only once
+        threads = None if turns else SessionThreads.read(context.config, self.settings)
+        pin = self._pins.take(context.config, threads.intra) if on_cpu and threads else None
+        try:
+            instance = await asyncio.to_thread(self._load, context, threads, turns, pin)
+            await instance.keep_to(pin)
+        except BaseException:
+            if pin is not None:
+                pin.end()
+            raise
+        return instance
 
-    def _load(self, context: ModelContext, turns: threading.Semaphore | None) -> Instance:
+    def _load(
+        self,
+        context: ModelContext,
+        threads: SessionThreads | None,
+        turns: threading.Semaphore | None,
+        pin: Pin | None,
+    ) -> OnnxRuntimeInstance:
         config = context.config
         plan = SessionPlan(
             context.name or config.name,
-            None if turns else SessionThreads.read(config, self.settings),
+            threads,
             providers(config, context.group.kind, context.device),
         )
-        session = open_session(config, context.path, plan)
+        with pin.kept() if pin else nullcontext():
+            session = open_session(config, context.path, plan)
         check(config, Signature.of(session))
         file = find_model(config, context.path)
         steady = turns is None and is_steady(config, file, plan.providers)
         instance = OnnxRuntimeInstance(context, session, turns)  # starts a thread: comes last
         instance.steady = steady
         return instance
+
+    @cached_property
+    def _pins(self) -> Pins:
+        return Pins()
 
     @cached_property
     def _turns(self) -> threading.Semaphore | None:

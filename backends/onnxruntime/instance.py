@@ -11,6 +11,7 @@ import onnxruntime
 from backends.onnxruntime.binding import Lying, Place, bind, bind_outputs, place_of, usable_on
 from backends.onnxruntime.element_types import BFLOAT16, BFLOAT16_KIND
 from backends.onnxruntime.failures import Told
+from backends.onnxruntime.pinning import Pin
 from backends.onnxruntime.signature import Signature
 from gateway.backend import ModelContext
 from gateway.batches.sequence_tensors import with_sequence_tensors
@@ -41,6 +42,7 @@ class OnnxRuntimeInstance(TensorInstance):
         self._told = Told(context.path, f"model '{self._model}' failed")
         self._session = session
         self._turn = turn or nullcontext()
+        self._pin: Pin | None = None
         self._shrinkage = context.config.parameter(SHRINKAGE)
         known = with_sequence_tensors(context.config)
         self._datatypes = {output.name: output.datatype for output in known.output}
@@ -98,8 +100,16 @@ class OnnxRuntimeInstance(TensorInstance):
         options, self._options = self._options, self._run_options()
         options.terminate = True
 
+    async def keep_to(self, pin: Pin | None) -> None:
+        """Have the thread that runs compute on keep to these processors from now on."""
+        self._pin = pin
+        if pin is not None:
+            await self._thread.call(pin.keep)
+
     def release(self) -> None:
         del self._session
+        if self._pin is not None:
+            self._pin.end()
 
     def _run_options(self) -> Any:
         options = onnxruntime.RunOptions()
