@@ -17,6 +17,7 @@ from backends.tensorrt.library import Library
 from backends.tensorrt.parameters import (
     allocation,
     cuda_hints,
+    dla_core,
     profile_indices,
     require_gpu,
     urgency,
@@ -52,7 +53,7 @@ class TensorRtBackend(Backend):
     ) -> ModelConfig:
         if is_complete(config):
             return with_batching(config)
-        engine = self._open(config, path, next(iter(groups[0].gpus), 0))
+        engine = self._open(config, path, next(iter(groups[0].gpus), 0), groups[0])
         count = len(engine.signature.profiles)
         named = {index for group in groups for index in profile_indices(group, config.name, count)}
         return complete(config, engine.signature, sorted(named))
@@ -61,13 +62,13 @@ class TensorRtBackend(Backend):
         require_gpu(context.config, context.group)
         return await asyncio.to_thread(self._load, context)
 
-    def _open(self, config: ModelConfig, path: Path, device: int) -> Engine:
+    def _open(self, config: ModelConfig, path: Path, device: int, group: InstanceGroup) -> Engine:
         self._engines.settings = self.settings
-        return self._engines.open(config, path, device)
+        return self._engines.open(config, path, device, dla_core(group, config.name))
 
     def _load(self, context: ModelContext) -> Instance:
         config, name = context.config, context.name or context.config.name
-        engine = self._open(config, context.path, context.device)
+        engine = self._open(config, context.path, context.device, context.group)
         signature = engine.signature
         indices = profile_indices(context.group, config.name, len(signature.profiles))
         check(config, signature, indices)

@@ -46,22 +46,25 @@ class Engines:
         self._ready = False
         self._shared: WeakValueDictionary[tuple[object, ...], Engine] = WeakValueDictionary()
 
-    def open(self, config: ModelConfig, folder: Path, device: int) -> Engine:
+    def open(
+        self, config: ModelConfig, folder: Path, device: int, dla_core: int | None = None
+    ) -> Engine:
         """The engine of a version on a device, which this thread uses from now on.
 
-        Blocks for as long as it takes to read it. Raises InferenceError naming the model, the
-        device and what to do.
+        With `dla_core` the layers that were built for a DLA execute on that one. Blocks for as long
+        as it takes to read the plan. Raises InferenceError naming the model, the device and what to
+        do.
         """
         with self._lock:
             properties = self._use(config, device)
             file = find_plan(config, folder, properties.capability)
             status = file.stat()
-            key = (file, status.st_ino, status.st_mtime_ns, status.st_size, device)
+            key = (file, status.st_ino, status.st_mtime_ns, status.st_size, device, dla_core)
             engine = self._shared.get(key)
             if engine is None:
                 self._prepare()
                 subject = Subject(config.name, device, properties)
-                engine = self._shared[key] = self._read(file, subject)
+                engine = self._shared[key] = self._read(file, subject, dla_core)
             return engine
 
     def _use(self, config: ModelConfig, device: int) -> Properties:
@@ -81,7 +84,7 @@ class Engines:
             self._library.load_plugins(self.settings.get(PLUGINS, ""))
             self._ready = True
 
-    def _read(self, file: Path, subject: Subject) -> Engine:
+    def _read(self, file: Path, subject: Subject, dla_core: int | None) -> Engine:
         library = self._library
         allowed = version_compatible(self.settings)
         with load_failure(subject):
@@ -91,8 +94,22 @@ class Engines:
             except TypeError as error:  # what the binding makes of null
                 raise subject.uncreated("TensorRT runtime", library.ear.last) from error
             runtime.engine_host_code_allowed = allowed
+            if dla_core is not None:
+                _choose(runtime, dla_core, subject)
             found = runtime.deserialize_cuda_engine(file.read_bytes())
             if found is None:
                 raise subject.unreadable(library)
             signature = Signature.of(found, library.api, subject.model)
             return Engine(library.api, runtime, found, signature, subject)
+
+
+def _choose(runtime: Any, dla_core: int, subject: Subject) -> None:
+    """Have a runtime execute on that DLA core; INVALID_ARG if the machine has none of the kind."""
+    if dla_core >= runtime.num_DLA_cores:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"unable to load model '{subject.model}': there is no DLA core {dla_core} beside GPU "
+            f"{subject.device}, TensorRT finds {runtime.num_DLA_cores}; correct "
+            "`secondary_devices` of its instance_group",
+        )
+    runtime.DLA_core = dla_core

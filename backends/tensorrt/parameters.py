@@ -71,6 +71,20 @@ def _index(name: str, model: str, count: int) -> int:
     )
 
 
+def dla_core(group: InstanceGroup, model: str) -> int | None:
+    """The DLA core that a group names as its secondary device; INVALID_ARG for several."""
+    if not group.secondary_devices:
+        return None
+    if len(group.secondary_devices) > 1 or group.secondary_devices[0].device_id < 0:
+        found = ", ".join(f"{each.kind} {each.device_id}" for each in group.secondary_devices)
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"instance_group of model '{model}' has the secondary devices {found}, expected one "
+            "KIND_NVDLA whose device_id is not negative",
+        )
+    return group.secondary_devices[0].device_id
+
+
 def cuda_hints(config: ModelConfig) -> Cuda:
     """`optimization { cuda { ... } }`, with defaults for what is not given."""
     policy = config.optimization

@@ -104,10 +104,12 @@ SUPPORT = {
     "instance_group.count": HONOURED,
     "instance_group.rate_limiter": HONOURED,
     "instance_group.gpus": HONOURED,
-    "instance_group.secondary_devices": _refused("no backend has secondary devices"),
+    "instance_group.secondary_devices": Support(
+        Verdict.IGNORED, "only TensorRT has secondary devices", "tensorrt"
+    ),
     "instance_group.profile": HONOURED,
     "instance_group.passive": HONOURED,
-    "instance_group.host_policy": _ignored("instances are not pinned to cores or memory"),
+    "instance_group.host_policy": _ignored("ONNX models can have `cpu_pinning` instead"),
     "default_model_filename": HONOURED,
     "cc_model_filenames": Support(
         Verdict.IGNORED, "the default model file is used on every device", "tensorrt"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backends.tensorrt.backend import TensorRtBackend
-from gateway.config import InstanceKind, ModelConfig
+from gateway.config import InstanceKind, ModelConfig, SecondaryDevice
 from gateway.errors import Code, InferenceError
 from gateway.optimization import Cuda, OptimizationPolicy, OptimizationPriority
 from tests.backends.tensorrt.conftest import (
@@ -104,6 +104,65 @@ async def test_threads_sleep_while_they_wait_unless_the_config_says_otherwise(
     policy = OptimizationPolicy(cuda=Cuda(busy_wait_events=spins))
     await load(NEGATE, replace(M, optimization=policy))
     assert world.calls[f"event {flags}"] == 1
+
+
+# DLA.
+
+
+@pytest.mark.parametrize("core", [0, 1])
+async def test_layers_for_a_dla_execute_on_the_core_that_the_config_names(
+    load: Load, world: Any, core: int
+) -> None:
+    world.dla_cores = 2
+    config = on(M, secondary_devices=(SecondaryDevice(device_id=core),))
+    instance = await load(replace(NEGATE, for_dla=True), config)
+    assert world.calls[f"DLA {core}"] == world.calls["deserialize_cuda_engine"]
+    assert await ask(instance, request(x=ONE)) == MINUS_ONE
+
+
+async def test_each_dla_core_has_an_engine_of_its_own(load: Load, world: Any) -> None:
+    world.dla_cores = 2
+    for core in (0, 1, 1):
+        await load(NEGATE, on(M, secondary_devices=(SecondaryDevice(device_id=core),)))
+    await load(NEGATE)
+    assert world.counts["engine"] == 3
+
+
+@pytest.mark.parametrize(
+    ("cores", "reason"),
+    [
+        (
+            (2,),
+            "unable to load model 'm': there is no DLA core 2 beside GPU 0, TensorRT finds 2; "
+            "correct `secondary_devices` of its instance_group",
+        ),
+        (
+            (0, 1),
+            "instance_group of model 'm' has the secondary devices KIND_NVDLA 0, KIND_NVDLA 1, "
+            "expected one KIND_NVDLA whose device_id is not negative",
+        ),
+        (
+            (-1,),
+            "instance_group of model 'm' has the secondary devices KIND_NVDLA -1, expected one "
+            "KIND_NVDLA whose device_id is not negative",
+        ),
+    ],
+)
+def test_dla_cores_that_cannot_be_had_are_refused(
+    backend: TensorRtBackend, folder: Path, world: Any, cores: tuple[int, ...], reason: str
+) -> None:
+    world.dla_cores = 2
+    save(NEGATE, folder)
+    devices = tuple(SecondaryDevice(device_id=core) for core in cores)
+    error = completing(backend, folder, on(M, secondary_devices=devices))
+    assert (error.code, error.message) == (Code.INVALID_ARG, reason)
+
+
+def test_a_plan_for_a_dla_says_so_where_none_is_named(
+    backend: TensorRtBackend, folder: Path
+) -> None:
+    save(replace(NEGATE, for_dla=True), folder)
+    assert "DLA core is not set" in completing(backend, folder).message
 
 
 # Reasons not to load.

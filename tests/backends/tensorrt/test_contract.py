@@ -25,6 +25,8 @@ ENUMS = (
 )
 ATTRIBUTES = (
     ("Runtime", "engine_host_code_allowed"),
+    ("Runtime", "DLA_core"),
+    ("Runtime", "num_DLA_cores"),
     ("ICudaEngine", "num_io_tensors"),
     ("ICudaEngine", "num_optimization_profiles"),
     ("ICudaEngine", "device_memory_size_v2"),

@@ -71,13 +71,6 @@ def test_whatever_is_not_honoured_says_why() -> None:
             ModelConfig(name="m", output=(ModelOutput(is_non_linear_format_io=True),)),
             "output.is_non_linear_format_io",
         ),
-        (
-            ModelConfig(
-                name="m",
-                instance_group=(InstanceGroup(secondary_devices=(SecondaryDevice(),)),),
-            ),
-            "instance_group.secondary_devices",
-        ),
     ],
 )
 def test_a_config_that_sets_a_refused_field_is_refused(config: ModelConfig, path: str) -> None:
@@ -106,7 +99,10 @@ def test_whatever_is_ignored_is_named_with_the_reason() -> None:
         parameters={"TRITON_BATCH_STRATEGY_PATH": "/batch.so", "other": "value"},
     )
     assert list(ignored(config)) == [
-        ("instance_group.host_policy", "instances are not pinned to cores or memory"),
+        (
+            "instance_group.host_policy",
+            "ONNX models can have `cpu_pinning` instead",
+        ),
         ("cc_model_filenames", "the default model file is used on every device"),
         (
             "parameters.TRITON_BATCH_STRATEGY_PATH",
@@ -120,12 +116,14 @@ def test_what_one_backend_honours_is_ignored_by_the_others() -> None:
     config = ModelConfig(
         cc_model_filenames={"7.5": "model.plan"},
         optimization=OptimizationPolicy(cuda=Cuda(graphs=True), eager_batching=True),
+        instance_group=(InstanceGroup(secondary_devices=(SecondaryDevice(),)),),
     )
     unused = ("optimization.eager_batching", "a hint about speed that makes no difference here")
     assert list(ignored(config, "tensorrt")) == [unused]
     assert [path for path, _ in ignored(config, "onnxruntime")] == [
         "optimization.cuda",
         "optimization.eager_batching",
+        "instance_group.secondary_devices",
         "cc_model_filenames",
     ]
 

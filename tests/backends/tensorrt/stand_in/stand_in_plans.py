@@ -32,6 +32,7 @@ class Plan:
     scratch: Sequence[int] = (512,)
     version: str = VERSION
     capability: str = "9.0"
+    for_dla: bool = False
     version_compatible: bool = False
     plugins: Sequence[str] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)

@@ -68,6 +68,8 @@ class Runtime:
             self._log.error("CUDA initialization failure with error: 35")
             raise TypeError("pybind11::init(): factory function returned nullptr")
         self.engine_host_code_allowed = False
+        self.DLA_core = -1
+        self.num_DLA_cores = world.dla_cores
 
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None:
         world.calls["deserialize_cuda_engine"] += 1
@@ -75,6 +77,7 @@ class Runtime:
         if plan is None or (reason := self._refusal(plan)):
             self._log.error(reason if plan else "[runtime.cpp::parsePlan::314] Error Code 4: Magic")
             return None
+        world.calls[f"DLA {self.DLA_core}"] += 1
         try:
             return ICudaEngine(plan, self._log)
         except Refused:
@@ -92,6 +95,8 @@ class Runtime:
             )
         if plan.version_compatible and not self.engine_host_code_allowed:
             return "Cannot deserialize engine with lean runtime: engine host code is not allowed"
+        if plan.for_dla and self.DLA_core < 0:
+            return "IRuntime::deserializeCudaEngine: Error Code 4: DLA core is not set"
         if plan.capability != world.capability:
             return (
                 "The engine plan file is generated on an incompatible device, expecting compute "

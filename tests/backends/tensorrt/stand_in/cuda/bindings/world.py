@@ -92,6 +92,7 @@ class World:
     ) -> None:
         """Begin anew. Once there is a file `lost_if`, all devices have failed for good."""
         self.gpus, self.memory, self.name, self.capability = gpus, memory, name, capability
+        self.dla_cores = 0
         self._lost_if = lost_if
         self.blocks: dict[int, Block] = {}
         self.handles: dict[int, Any] = {}
