@@ -58,7 +58,8 @@ class Pins:
     def take(self, config: ModelConfig, threads: int) -> Pin | None:
         """One processor for each thread, those with the fewest instances; None if not asked for.
 
-        Also None where the system cannot do it. Raises INVALID_ARG for what is no switch.
+        The last ones come first: engines, such as vLLM's on the CPU, begin with the first. Also
+        None where the system cannot do it. Raises INVALID_ARG for what is no switch.
         """
         if not switch(config.parameters, PINNING, default=False):
             return None
@@ -66,7 +67,7 @@ class Pins:
             log.warning("threads cannot be kept to processors here", extra={"model": config.name})
             return None
         with self._lock:
-            ranked = sorted(os.sched_getaffinity(0), key=lambda each: (self._taken[each], each))
+            ranked = sorted(os.sched_getaffinity(0), key=lambda each: (self._taken[each], -each))
             found = frozenset(ranked[:threads])
             self._taken.update(found)
         return Pin(found, self._give_back)
