@@ -8,7 +8,6 @@ serves requests as they come can do better.
 
 import argparse
 import re
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,12 +25,12 @@ from loadtests.encoder_session import best_rate
 from loadtests.encoder_triton import repository
 from loadtests.lengths import LONGEST, sentences, write_input_data
 from loadtests.perf_analyzer import Traffic
+from loadtests.python_repositories import ENCODER, write_encoder
 from loadtests.results import Better, Metric, Results, save, standings
 from loadtests.rounds import LoadTestFailed
 from loadtests.server import serving
 
-REPOSITORY = Path(__file__).parent.parent / "model_repository"
-MODEL = "minilm"
+MODEL = ENCODER
 ONNX = "all-minilm-l6-v2-onnx/model.onnx"
 ALONE = "ONNX Runtime alone"
 PADDED = f"triton, padded to {LONGEST}"
@@ -91,7 +90,7 @@ def _measured(asked: argparse.Namespace, folder: Path) -> Sequence[Measured]:
     write_input_data(true, found)
     write_input_data(padded, found, LONGEST)
     ours = folder / "gateway"
-    shutil.copytree(REPOSITORY / MODEL, ours / MODEL)
+    write_encoder(ours)
     _serve_embeddings_only(ours / MODEL / "config.pbtxt")
     measured = [Measured(contenders.gateway(ours), true)]
     if asked.triton:

@@ -17,6 +17,7 @@ ENSEMBLE, ENCODER = "embed_text", "minilm"
 STEPS = ("tokenizer", "pooling")
 WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world")
 """Each is one token."""
+PINNED = 'parameters { key: "cpu_pinning" value { string_value: "1" } }\n'
 WITH_PACKAGES = """import sys
 
 sys.path.append({packages!r})
@@ -27,8 +28,15 @@ from own import TritonPythonModel  # noqa: E402
 def of_gateway(folder: Path) -> Path:
     """The repository for the gateway: minilm of the ensemble is on ONNX Runtime."""
     _write_shared(folder)
-    shutil.copytree(OURS / ENCODER, folder / ENCODER)
+    write_encoder(folder)
     return folder
+
+
+def write_encoder(folder: Path) -> None:
+    """Add the encoder to a repository for the gateway, as where nothing else is served."""
+    shutil.copytree(OURS / ENCODER, folder / ENCODER)
+    with (folder / ENCODER / "config.pbtxt").open("a") as config:
+        config.write(PINNED)
 
 
 def of_triton(folder: Path, onnx: Path, threads: int) -> Path:
