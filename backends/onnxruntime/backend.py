@@ -48,7 +48,8 @@ class OnnxRuntimeBackend(Backend):
         pin = self._pins.take(context.config, threads.intra) if on_cpu and threads else None
         try:
             instance = await asyncio.to_thread(self._load, context, threads, turns, pin)
-            await instance.keep_to(pin)
+            if pin is not None:
+                await instance.keep_to(pin)
         except BaseException:
             if pin is not None:
                 pin.end()

@@ -100,11 +100,10 @@ class OnnxRuntimeInstance(TensorInstance):
         options, self._options = self._options, self._run_options()
         options.terminate = True
 
-    async def keep_to(self, pin: Pin | None) -> None:
+    async def keep_to(self, pin: Pin) -> None:
         """Have the thread that runs compute on keep to these processors from now on."""
         self._pin = pin
-        if pin is not None:
-            await self._thread.call(pin.keep)
+        await self._thread.call(pin.keep)
 
     def release(self) -> None:
         del self._session

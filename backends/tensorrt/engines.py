@@ -46,9 +46,7 @@ class Engines:
         self._ready = False
         self._shared: WeakValueDictionary[tuple[object, ...], Engine] = WeakValueDictionary()
 
-    def open(
-        self, config: ModelConfig, folder: Path, device: int, dla_core: int | None = None
-    ) -> Engine:
+    def open(self, config: ModelConfig, folder: Path, device: int, dla_core: int | None) -> Engine:
         """The engine of a version on a device, which this thread uses from now on.
 
         With `dla_core` the layers that were built for a DLA execute on that one. Blocks for as long

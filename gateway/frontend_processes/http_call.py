@@ -15,11 +15,11 @@ from gateway.frontend_processes.scope import read_scope
 from gateway.frontends.http.body import WATCH
 from gateway.frontends.http.one_write import (
     JOINED_BYTES,
-    OK,
     SEND_PIECE,
     SEND_WHOLE,
     Headers,
     Parts,
+    send_apart,
 )
 
 log = logging.getLogger("sluice.http")
@@ -119,11 +119,8 @@ class HttpCall(CallEnd):
         """Answer with status 200; a small answer's head and body at once."""
         if sum(map(len, parts)) <= JOINED_BYTES:
             self._answered(Kind.WHOLE, headed(text_pairs(headers), b"".join(parts)))
-            return
-        await self.send({"type": "http.response.start", "status": OK, "headers": headers})
-        for part in parts:
-            await self.send_piece(bytes(part))
-        self._answered(Kind.END)
+        else:
+            await send_apart(self.send, headers, parts)
 
     def _ask_for_more(self) -> None:
         """Say that the body is wanted: the client may wait for that."""

@@ -25,7 +25,7 @@ from gateway.frontends.http.errors import JSON, error_response, plain_error, ref
 from gateway.frontends.http.header_forwarding import HeaderFilter
 from gateway.frontends.http.infer_body import HEADER_LENGTH, InferBody, read_infer_body
 from gateway.frontends.http.infer_codec import InferDecoder, Target
-from gateway.frontends.http.one_write import SEND_WHOLE, SendWhole
+from gateway.frontends.http.one_write import SEND_WHOLE, SendWhole, send_apart
 from gateway.frontends.http.paths import is_version
 from gateway.frontends.http.requested_outputs import OutputForms
 from gateway.frontends.http.response_codec import EncodedResponse, ResponseEncoder
@@ -70,11 +70,8 @@ class _Answer:
         send_whole: SendWhole | None = scope.get("state", {}).get(SEND_WHOLE)
         if send_whole is not None and TRACES not in scope:
             await send_whole(self.headers, self.parts)
-            return
-        await send({"type": "http.response.start", "status": 200, "headers": self.headers})
-        for part in self.parts[:-1]:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-        await send({"type": "http.response.body", "body": self.parts[-1]})
+        else:
+            await send_apart(send, self.headers, self.parts)
 
 
 class InferRoute:

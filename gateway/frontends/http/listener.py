@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,8 +11,6 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.frontends.http.connection import BoundedProtocol
-
-log = logging.getLogger("sluice.http")
 
 BACKLOG = 2048
 KEEP_ALIVE_SECS = 600

@@ -7,6 +7,7 @@ through every layer of the application.
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from starlette.types import Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from gateway.tensor import Buffer
@@ -47,6 +48,14 @@ async def send_whole(cycle: RequestResponseCycle, headers: Headers, parts: Parts
     if not cycle.keep_alive:
         cycle.transport.close()
     cycle.on_response()
+
+
+async def send_apart(send: Send, headers: Headers, parts: Parts) -> None:
+    """Answer with status 200 by ASGI's own messages: one for the head, one for each part."""
+    await send({"type": "http.response.start", "status": OK, "headers": headers})
+    for part in parts[:-1]:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": parts[-1]})
 
 
 async def send_piece(cycle: RequestResponseCycle, piece: bytes) -> None:

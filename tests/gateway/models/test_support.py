@@ -99,10 +99,7 @@ def test_whatever_is_ignored_is_named_with_the_reason() -> None:
         parameters={"TRITON_BATCH_STRATEGY_PATH": "/batch.so", "other": "value"},
     )
     assert list(ignored(config)) == [
-        (
-            "instance_group.host_policy",
-            "ONNX models can have `cpu_pinning` instead",
-        ),
+        ("instance_group.host_policy", "ONNX models can have `cpu_pinning` instead"),
         ("cc_model_filenames", "the default model file is used on every device"),
         (
             "parameters.TRITON_BATCH_STRATEGY_PATH",
