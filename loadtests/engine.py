@@ -7,6 +7,8 @@ from typing import Any
 
 import orjson
 
+from backends.vllm.openai_settings import OpenAiSettings, read_openai_settings
+from gateway.models.pbtxt import parse
 from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root
 from loadtests.server import ServerFailed
@@ -21,20 +23,33 @@ class EngineModel:
 
 
 def read_model(folder: Path) -> EngineModel:
-    """Read `1/model.json` of a model folder, and look for the model where the gateway does.
+    """Read `1/model.json` and the config of a model folder.
 
-    ServerFailed if there is none.
+    The model is looked for where the gateway does. ServerFailed if there is none.
     """
     version = folder / "1"
     try:
         arguments: dict[str, Any] = orjson.loads((version / "model.json").read_bytes())
+        config = parse((folder / "config.pbtxt").read_text(), folder.name)
     except FileNotFoundError as error:
         raise ServerFailed(f"no model of backend vllm: '{error.filename}' is missing") from None
     source = arguments["model"]
     for place in (version, default_root(ENVIRONMENT)):
         if (place / source / "config.json").is_file():
             arguments["model"] = str((place / source).resolve())
-    return EngineModel(folder.name, engine_flags(arguments))
+    settings = read_openai_settings(config, version)
+    return EngineModel(folder.name, (*engine_flags(arguments), *openai_flags(settings)))
+
+
+def openai_flags(settings: OpenAiSettings) -> Sequence[str]:
+    """How OpenAI's requests are served; parsers decide which chunks there are."""
+    flags = {
+        "chat_template": settings.chat_template,
+        "tool_call_parser": settings.tool_call_parser or None,
+        "enable_auto_tool_choice": True if settings.tool_call_parser else None,
+        "reasoning_parser": settings.reasoning_parser or None,
+    }
+    return engine_flags(flags)
 
 
 def engine_flags(arguments: Mapping[str, Any]) -> Sequence[str]:
