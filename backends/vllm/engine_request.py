@@ -8,11 +8,16 @@ from typing import Any, Self
 
 from vllm.exceptions import VLLMError
 
+from backends.vllm.grammar_time import SECS as GRAMMAR_SECS
 from backends.vllm.grammars import check_constraint
 from backends.vllm.output import count_tokens, failed
 from gateway.errors import Code, InferenceError
 
 ABORT_TIMEOUT_SECS = 2.0
+CANNOT_FOLLOW = (
+    "cannot follow the 'structured_outputs' of the request, or not prepare that within "
+    f"{GRAMMAR_SECS:g} s"
+)
 
 
 class EngineRequest:
@@ -78,9 +83,7 @@ class EngineRequest:
     def _failure(self) -> InferenceError:
         # vLLM's checks let some grammars pass that its engine cannot compile or follow.
         if self._constrained:
-            return InferenceError(
-                Code.INVALID_ARG, "the engine cannot follow the 'structured_outputs' of the request"
-            )
+            return InferenceError(Code.INVALID_ARG, f"the engine {CANNOT_FOLLOW}")
         return InferenceError(Code.INTERNAL, "the engine failed while it worked on the request")
 
     async def _abort(self) -> None:

@@ -12,7 +12,7 @@ counts. So long does vLLM take to read them, on the event loop: here up to 0.3 s
 
 MAX_LENGTHS = 32
 """Different lengths that a schema gives to texts. For each of them the engine computes for a
-second or more, before it begins with the next request's schema."""
+second or more, beside a few other schemas (`grammar_time.py`)."""
 
 QUANTIFIER = re.compile(r"\{(\d+)?(?:,(\d+)?)?\}")
 PROPERTIES = re.compile(r'"(?:min|max)Properties"\s*:\s*(\d+)')

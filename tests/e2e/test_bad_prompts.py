@@ -2,6 +2,8 @@
 
 import json
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,9 @@ CONSTRAINTS = {
     ),
     "a tag that is no JSON": (shaped(structural_tag="oops"), "grammar"),
 }
+SLOW = {"type": "string", "pattern": "^(.{1,9}){1,9}$"}
+"""The engine computes for seconds what this means."""
+
 REFUSED = {
     f"{kind}: {name}": case
     for kind, cases in (
@@ -156,6 +161,15 @@ def test_json_of_the_wrong_type_is_refused_as_triton_does(llama: Llama, case: st
 def test_an_odd_request_is_answered(llama: Llama, case: str) -> None:
     assert "text_output" in llama.generate(**ODD[case])
     llama.expect_answer()
+
+
+def test_a_schema_that_takes_long_keeps_no_other_waiting(llama: Llama) -> None:
+    with ThreadPoolExecutor(1) as beside:
+        slow = beside.submit(llama.generate, **shaped(json=SLOW))
+        time.sleep(0.2)
+        assert llama.generate(**shaped(json={"type": "integer"}))["text_output"]
+        assert not slow.done()
+        assert slow.result()["text_output"]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
