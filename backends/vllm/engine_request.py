@@ -15,7 +15,7 @@ from gateway.errors import Code, InferenceError
 
 ABORT_TIMEOUT_SECS = 2.0
 CANNOT_FOLLOW = (
-    "cannot follow the 'structured_outputs' of the request, or not prepare that within "
+    "the engine cannot follow the 'structured_outputs' of the request, or not prepare that within "
     f"{GRAMMAR_SECS:g} s"
 )
 
@@ -83,7 +83,7 @@ class EngineRequest:
     def _failure(self) -> InferenceError:
         # vLLM's checks let some grammars pass that its engine cannot compile or follow.
         if self._constrained:
-            return InferenceError(Code.INVALID_ARG, f"the engine {CANNOT_FOLLOW}")
+            return InferenceError(Code.INVALID_ARG, CANNOT_FOLLOW)
         return InferenceError(Code.INTERNAL, "the engine failed while it worked on the request")
 
     async def _abort(self) -> None:

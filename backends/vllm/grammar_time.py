@@ -12,8 +12,11 @@ from typing import Any, TypeVar
 
 from vllm.v1.structured_output import StructuredOutputManager
 
+from gateway.processors import processors
+
 SECS = 60.0
-AT_ONCE = 4
+AT_ONCE = max(4, (processors() + 1) // 2)
+"""On large machines as many as vLLM has threads for; on small ones it would have fewer."""
 
 T = TypeVar("T")
 

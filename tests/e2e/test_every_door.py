@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from loadtests import contenders
-from loadtests.engine import engine_flags
+from loadtests.engine import read_model
 from loadtests.server import serving as launched
 from tests.conformance.clients import tensor, text
-from tests.e2e.llama import ANSWER_SECS, Llama, joined, shipped_arguments
+from tests.e2e.llama import ANSWER_SECS, SHIPPED, Llama, joined
 from tests.e2e.streams import STREAM, hear
 from tests.serving import Serving
 
@@ -51,8 +51,7 @@ def conversation(topic: str) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def reference(stored_model: Path) -> Iterator[dict[str, Answer]]:
     """What vLLM's own server answers."""
-    arguments = {**shipped_arguments(), "model": str(stored_model)}
-    own = contenders.vllm("llama", engine_flags(arguments)).launch()
+    own = contenders.vllm("llama", read_model(SHIPPED).flags).launch()
     with launched(own, frozenset()) as server, _client(server.ports.http) as client:
         yield {topic: _whole(client, topic) for topic in TOPICS}
 
