@@ -73,7 +73,11 @@ class BoundListeners(Listeners):
             self.ports["http"] = self._http[-1].port
         if settings.metrics.enabled:
             page = build_metrics_app(
-                dataplane, settings.metrics, self._core.read_cache, recordings.reading
+                dataplane,
+                settings.metrics,
+                self._core.read_cache,
+                recordings.reading,
+                self._doors.reading,
             )
             self._http.append(HttpListener(page, _metrics_socket(settings.metrics)))
             self.ports["metrics"] = self._http[-1].port
@@ -96,6 +100,9 @@ class OwnDoors:
 
     async def run(self) -> None:
         """There are no processes to run."""
+
+    def reading(self) -> None:
+        """Nor has anybody to tell of them."""
 
 
 def _doors(core: Core) -> OwnDoors | ProcessDoors:

@@ -9,6 +9,7 @@ from gateway.observability.exposition import label, render
 from gateway.observability.machine import Machine
 from gateway.observability.metrics import (
     CacheReading,
+    FrontendsReading,
     ModelReading,
     RecordingsReading,
     families,
@@ -17,6 +18,7 @@ from gateway.settings import MetricsSettings
 
 CacheReader = Callable[[], CacheReading | None]
 RecordingsReader = Callable[[], RecordingsReading | None]
+FrontendsReader = Callable[[], FrontendsReading | None]
 
 
 def no_cache() -> CacheReading | None:
@@ -29,6 +31,11 @@ def no_recordings() -> RecordingsReading | None:
     return None
 
 
+def no_frontends() -> FrontendsReading | None:
+    """What a server that has the connections itself has to tell of processes for them."""
+    return None
+
+
 class MetricsPage:
     """Every family of every model, of the response cache and of this machine."""
 
@@ -38,17 +45,21 @@ class MetricsPage:
         settings: MetricsSettings,
         cache: CacheReader = no_cache,
         recordings: RecordingsReader = no_recordings,
+        frontends: FrontendsReader = no_frontends,
     ) -> None:
         self._dataplane = dataplane
         self._settings = settings
         self._cache = cache
         self._recordings = recordings
+        self._frontends = frontends
         self._machine = Machine(settings)
 
     async def render(self) -> bytes:
         """The page in Prometheus' text format."""
         readings = [_reading(model) for model in self._dataplane.models()]
-        found = families(readings, self._settings, self._cache(), self._recordings())
+        found = families(
+            readings, self._settings, self._cache(), self._recordings(), self._frontends()
+        )
         found += self._machine.families()
         if self._machine.gpus is not None:
             found += await asyncio.to_thread(self._machine.gpus.families)

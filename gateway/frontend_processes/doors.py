@@ -20,6 +20,7 @@ from gateway.frontends.grpc.tls import read_certificates
 from gateway.frontends.grpc.transport import Transport
 from gateway.frontends.http.listener import listening_at
 from gateway.observability.log import Log
+from gateway.observability.metrics import FrontendsReading
 from gateway.settings import GrpcSettings, GrpcTransport, HttpSettings, LogSettings
 
 Sockets = Sequence[socket.socket]
@@ -78,6 +79,13 @@ class ProcessDoors:
         """Say something to every process."""
         for each in self._processes:
             each.tell(kind, payload)
+
+    def reading(self) -> FrontendsReading:
+        """The processes as metrics see them."""
+        return FrontendsReading(
+            up=sum(each.up for each in self._processes),
+            restarts=sum(each.restarts for each in self._processes),
+        )
 
     async def ended(self) -> None:
         """Wait until no process is left."""

@@ -33,7 +33,10 @@ Hear = Callable[[Channel, Frame], None]
 
 
 class FrontendProcess:
-    """One of them, with the sockets that it accepts at, and the next one when it has ended."""
+    """One of them, with the sockets that it accepts at, and the next one when it has ended.
+
+    `up` says that one runs and has begun to answer, `restarts` how often another had to be started.
+    """
 
     def __init__(self, index: int, told: Mapping[str, Any], passed: Sequence[int]) -> None:
         self._name = f"frontend {index}"
@@ -42,6 +45,8 @@ class FrontendProcess:
         self._channel: Channel | None = None
         self._is_stopping = False
         self._has_answered = False
+        self.up = False
+        self.restarts = 0
         self._last_words: list[tuple[Kind, bytes]] = []
 
     async def run(self, hear: Hear) -> None:
@@ -59,6 +64,7 @@ class FrontendProcess:
             await asyncio.sleep(pause)
             steady = time() - began > STEADY_SECS
             pause = FIRST_PAUSE_SECS if steady else min(2 * pause, LONGEST_PAUSE_SECS)
+            self.restarts += 1
 
     def tell(self, kind: Kind, payload: bytes = b"") -> None:
         """Say something that ends it, also to the next one if this one ends before it hears."""
@@ -85,7 +91,7 @@ class FrontendProcess:
                 process.kill()
                 return f"it has answered nothing for {PATIENCE_SECS:g} s, and was killed"
             finally:
-                self._channel = None
+                self._channel, self.up = None, False
                 ours.shutdown(socket.SHUT_RDWR)
                 status = await _ended(process)
         return status
@@ -97,7 +103,7 @@ class FrontendProcess:
         """
 
         def heard(frame: Frame) -> None:
-            self._has_answered = True
+            self._has_answered = self.up = True
             if frame.kind != Kind.PONG:
                 hear(channel, frame)
 

@@ -97,20 +97,25 @@ RECORDING_COUNTERS = {
     "gateway_joined_total": "Requests that joined another one with their idempotency key",
     "gateway_expired_total": "Streams that were left because nobody came back in time",
 }
+FRONTEND_GAUGES = {"gateway_frontends": "Processes that have the clients' connections, and answer"}
+FRONTEND_COUNTERS = {
+    "gateway_frontend_restarts_total": "Such processes that were started because one had ended"
+}
 KINDS = {
     "counter": COUNTERS
     | LATENCY_COUNTERS
     | MODEL_CACHE_COUNTERS
     | OWN_COUNTERS
-    | RECORDING_COUNTERS,
-    "gauge": GAUGES | CACHE_GAUGES | OWN_GAUGES | RECORDING_GAUGES,
+    | RECORDING_COUNTERS
+    | FRONTEND_COUNTERS,
+    "gauge": GAUGES | CACHE_GAUGES | OWN_GAUGES | RECORDING_GAUGES | FRONTEND_GAUGES,
     "histogram": FIRST_RESPONSE | OWN_HISTOGRAMS,
     "summary": SUMMARIES,
 }
 ORDER = (
     *(*COUNTERS, *LATENCY_COUNTERS, *MODEL_CACHE_COUNTERS, *GAUGES, *CACHE_GAUGES),
     *(*FIRST_RESPONSE, *SUMMARIES, *OWN_COUNTERS, *OWN_GAUGES, *OWN_HISTOGRAMS),
-    *(*RECORDING_GAUGES, *RECORDING_COUNTERS),
+    *(*RECORDING_GAUGES, *RECORDING_COUNTERS, *FRONTEND_GAUGES, *FRONTEND_COUNTERS),
 )
 DOCUMENTED = {name: text for kind in KINDS.values() for name, text in kind.items()} | MACHINE
 """Every family of the gateway's own, with its help text."""
@@ -163,16 +168,26 @@ class RecordingsReading:
     expired: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendsReading:
+    """The processes that have the clients' connections, as metrics see them."""
+
+    up: int
+    restarts: int
+
+
 def families(
     readings: Iterable[ModelReading],
     settings: MetricsSettings,
     cache: CacheReading | None = None,
     recordings: RecordingsReading | None = None,
+    frontends: FrontendsReading | None = None,
 ) -> list[Metric]:
     """All families: the gateway's own, then the runtimes', those of one name merged."""
     kinds = {name: kind for kind, names in KINDS.items() for name in names}
     by_name = {name: Metric(name, DOCUMENTED[name], kinds[name]) for name in ORDER}
-    for name, value in (*_cache_values(cache), *_recording_values(recordings)):
+    values = (*_cache_values(cache), *_recording_values(recordings), *_frontend_values(frontends))
+    for name, value in values:
         by_name[name].add_sample(name, {}, value)
     for reading in readings:
         for name, samples in _samples(reading, settings):
@@ -211,6 +226,13 @@ def _recording_values(found: RecordingsReading | None) -> Iterator[tuple[str, fl
     yield "gateway_resumed_total", found.resumed
     yield "gateway_joined_total", found.joined
     yield "gateway_expired_total", found.expired
+
+
+def _frontend_values(found: FrontendsReading | None) -> Iterator[tuple[str, float]]:
+    if found is None:
+        return
+    yield "gateway_frontends", found.up
+    yield "gateway_frontend_restarts_total", found.restarts
 
 
 def _samples(

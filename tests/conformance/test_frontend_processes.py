@@ -45,10 +45,17 @@ def frontends(server: Serving) -> Sequence[int]:
     return frontends_of(server.process.pid)
 
 
+def counted(server: Serving) -> tuple[float, float]:
+    """How many processes there are by the metrics, and how many were started again."""
+    found = server.metrics()
+    return found["gateway_frontends"], found["gateway_frontend_restarts_total"]
+
+
 def test_there_are_so_many_processes_and_the_server_itself_listens_at_neither_port(
     server: Serving,
 ) -> None:
     wait_until(lambda: len(frontends(server)) == COUNT, "all are there")
+    wait_until(lambda: counted(server) == (COUNT, 0), "they are counted")
     assert http_get(server.ports["http"], READY)[0] == 200
     with connected(server.grpc) as stub:
         assert stub.ModelInfer(infer_request("single", INPUT="x")).model_name == "single"
@@ -72,6 +79,7 @@ def test_a_process_that_is_killed_takes_its_own_clients_with_it_and_comes_back(
         assert 0 < left < STREAMS
         wait_until(lambda: len(frontends(server)) == COUNT, "there is another one")
         assert survivor in frontends(server)
+        wait_until(lambda: counted(server) == (COUNT, 1), "one was started again")
         for _ in range(STREAMS):
             assert http_get(server.ports["http"], READY)[0] == 200
         assert server.metric(IN_FLIGHT, "repeat") == left

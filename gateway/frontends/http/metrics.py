@@ -10,9 +10,11 @@ from gateway.dataplane import DataPlane
 from gateway.frontends.http.errors import plain_error
 from gateway.metrics_page import (
     CacheReader,
+    FrontendsReader,
     MetricsPage,
     RecordingsReader,
     no_cache,
+    no_frontends,
     no_recordings,
 )
 from gateway.observability.exposition import CONTENT_TYPE
@@ -24,12 +26,13 @@ def build_metrics_app(
     settings: MetricsSettings,
     cache: CacheReader = no_cache,
     recordings: RecordingsReader = no_recordings,
+    frontends: FrontendsReader = no_frontends,
 ) -> Starlette:
     """An application with one page; what it shows is read when it is asked for.
 
     Every other path is, as on Triton, an empty page.
     """
-    page = MetricsPage(dataplane, settings, cache, recordings)
+    page = MetricsPage(dataplane, settings, cache, recordings, frontends)
 
     async def show(request: Request) -> Response:
         return Response(await page.render(), media_type=CONTENT_TYPE)

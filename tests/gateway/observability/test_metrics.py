@@ -20,6 +20,7 @@ from gateway.observability.metrics import (
     MODEL_CACHE_COUNTERS,
     SUMMARIES,
     CacheReading,
+    FrontendsReading,
     ModelReading,
     RecordingsReading,
     families,
@@ -138,7 +139,8 @@ def test_the_page_has_what_is_documented_and_nothing_else() -> None:
     plain = reading("a", statistics=ModelStatistics(summaries=Summaries()), load_secs=1.5)
     cached = reading("b", statistics=ModelStatistics(summaries=Summaries()), cached=True)
     cache = CacheReading(utilization=0.5)
-    found = families([plain, cached], EVERYTHING, cache, RECORDED)
+    frontends = FrontendsReading(up=2, restarts=1)
+    found = families([plain, cached], EVERYTHING, cache, RECORDED, frontends)
     assert {family.name for family in found} == set(DOCUMENTED) - set(MACHINE)
 
 
@@ -153,6 +155,17 @@ def test_streams_that_can_be_resumed_are_counted() -> None:
     ]
     assert "# TYPE gateway_recordings gauge" in found
     assert "# TYPE gateway_expired_total counter" in found
+
+
+def test_processes_that_have_the_connections_are_counted() -> None:
+    frontends = FrontendsReading(up=2, restarts=1)
+    found = render(families([], EVERYTHING, frontends=frontends)).decode().splitlines()
+    assert [line for line in found if not line.startswith("#")] == [
+        "gateway_frontends 2",
+        "gateway_frontend_restarts_total 1",
+    ]
+    assert "# TYPE gateway_frontends gauge" in found
+    assert "# TYPE gateway_frontend_restarts_total counter" in found
 
 
 def test_tritons_counters_have_no_suffix_and_no_time_of_creation() -> None:
