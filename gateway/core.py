@@ -81,7 +81,7 @@ class Core:
     def __init__(self, settings: Settings, log_of_process: Log | None = None) -> None:
         self.settings = settings
         self._tracer = Tracer(settings.trace)
-        backends = _build_backends(settings.models)
+        backends = _build_backends(settings)
         repository = _build_repository(settings.models, backends)
         self._cache = _build_cache(settings.cache)
         awake = Wakefulness(settings.stay_awake_us)
@@ -174,8 +174,11 @@ class Core:
         listeners.stop_waiting(tasks, LAST_ANSWERS_SECS)
 
 
-def _build_backends(settings: ModelSettings) -> BackendLoader:
-    return BackendLoader(settings.backends, settings.store / KEPT, settings.backend_directory)
+def _build_backends(settings: Settings) -> BackendLoader:
+    models = settings.models
+    told = {"frontends": str(settings.frontends), **models.backends.get("", {})}
+    found = {**models.backends, "": told} if settings.frontends else models.backends
+    return BackendLoader(found, models.store / KEPT, models.backend_directory)
 
 
 def _build_repository(settings: ModelSettings, backends: BackendLoader) -> ModelRepository:

@@ -20,14 +20,17 @@ from gateway.generation import INPUTS, OUTPUTS
 
 log = logging.getLogger("sluice.vllm")
 
-Open = Callable[[EngineModel, ModelContext], Awaitable[Instance]]
+Open = Callable[[EngineModel, Callable[[int], None]], Awaitable[Instance]]
+
+FRONTENDS = "frontends"
+"""A setting for all backends: so many processes have the connections of clients."""
 
 
 class VllmBackend(Backend):
     """Starts one vLLM engine per instance, one after the other, each in processes of its own."""
 
     def __init__(self) -> None:
-        self._open = _import_vllm()
+        self._open, self._open_shared = _import_vllm()
         self._starting = asyncio.Lock()
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
@@ -52,11 +55,13 @@ class VllmBackend(Backend):
                 Code.INVALID_ARG,
                 f"model '{name}': vLLM models must have a decoupled transaction policy",
             )
-        model = await asyncio.to_thread(read_engine_model, context)
+        clients = max(1, int(self.settings.get(FRONTENDS, "1")))
+        model = await asyncio.to_thread(read_engine_model, context, clients)
         log.info("read model.json", extra=model.log_fields)
         # vLLM measures free memory while it starts, and a second start would disturb it.
         async with self._starting:
-            return await self._open(model, context)
+            opened = self._open if model.clients == 1 else self._open_shared
+            return await opened(model, context.wasted)
 
 
 def _insist_on_one_instance(config: ModelConfig) -> None:
@@ -69,12 +74,16 @@ def _insist_on_one_instance(config: ModelConfig) -> None:
         )
 
 
-def _import_vllm() -> Open:
-    """Everything of this backend that needs vLLM, whose first import takes seconds."""
+def _import_vllm() -> tuple[Open, Open]:
+    """Everything of this backend that needs vLLM, whose first import takes seconds.
+
+    What starts an engine with one client, which is this process, and with several.
+    """
     if "vllm" not in sys.modules:
         log.info("importing vllm")
         if not log.isEnabledFor(logging.DEBUG):
             logging.getLogger("vllm").setLevel(logging.WARNING)
+    from backends.vllm.engine_clients.opening import open_shared
     from backends.vllm.opening import open_instance
 
-    return open_instance
+    return open_instance, open_shared

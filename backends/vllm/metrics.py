@@ -72,7 +72,7 @@ class EngineMetrics:
     def collect(self) -> Iterator[Metric]:
         """The families at this moment."""
         for family in self._registry.collect():
-            yield _labelled(family, self._labels)
+            yield labelled(family, self._labels)
 
     def _triton_latency(self) -> Histogram:
         return Histogram(
@@ -95,10 +95,11 @@ def _within(part: type, kinds: Mapping[str, Any]) -> type:
     return type(part.__name__, (part,), {k: v for k, v in kinds.items() if hasattr(part, k)})
 
 
-def _labelled(family: Metric, labels: Mapping[str, str]) -> Metric:
-    labelled = Metric(family.name, family.documentation, family.type, family.unit)
-    labelled.samples = [
+def labelled(family: Metric, labels: Mapping[str, str]) -> Metric:
+    """The family with some labels more."""
+    found = Metric(family.name, family.documentation, family.type, family.unit)
+    found.samples = [
         Sample(s.name, {**s.labels, **labels}, s.value, s.timestamp, s.exemplar)
         for s in family.samples
     ]
-    return labelled
+    return found

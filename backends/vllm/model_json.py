@@ -9,17 +9,23 @@ from typing import Any, NoReturn
 
 import orjson
 
-from backends.vllm.lora import ENABLED
+from backends.vllm.lora import ENABLED, Adapters, read_adapters
 from backends.vllm.openai_settings import OpenAiSettings, read_openai_settings
 from gateway.backend import ModelContext
 from gateway.config import InstanceKind
 from gateway.errors import Code, InferenceError
+from gateway.openai_exchange import further_names
 
 FILE = "model.json"
 
 CORES = "cpu_cores"
 """Parameter of a model: the cores of its engine. vLLM binds each engine's threads to the same
 cores, from the first on, so two engines on a CPU should be given different ones."""
+
+CLIENTS = "api_server_count"
+"""vLLM's name for how many processes are clients of one engine; no argument of the engine."""
+
+MAX_CLIENTS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +35,23 @@ class EngineModel:
     `arguments` go to AsyncEngineArgs. `source` is the model as `model.json` names it; when it is no
     folder here, `local` is false. `folders` are the host's folders that a message must not show,
     each with what to show instead. `cpu_cores` are those the engine may use, none for all.
-    `openai` says how it serves requests of OpenAI's.
+    `openai` says how it serves requests of OpenAI's, `other_names` are what their clients may call
+    it, too. So many `clients` of the engine there are: one is the server itself, more are processes
+    of their own. `triton_metrics`: it has metrics under Triton's names as well.
     """
 
     name: str
+    version: str
     arguments: Mapping[str, Any]
     source: str
     local: bool
     folders: Mapping[str, str]
     cpu_cores: frozenset[int] = frozenset()
     openai: OpenAiSettings = field(default_factory=OpenAiSettings)
+    other_names: tuple[str, ...] = ()
+    adapters: Adapters = field(default_factory=Adapters)
+    clients: int = 1
+    triton_metrics: bool = False
 
     @property
     def log_fields(self) -> dict[str, str]:
@@ -57,22 +70,24 @@ class EngineModel:
         )
 
 
-def read_engine_model(context: ModelContext) -> EngineModel:
+def read_engine_model(context: ModelContext, clients: int = 1) -> EngineModel:
     """Read `model.json` of the version folder and look for the model it names.
 
-    Raises InferenceError for a file that is missing or no JSON object, and for settings that the
-    model's instance group contradicts.
+    `clients` is how many the engine has unless the file says it. Raises InferenceError for a file
+    that is missing or no JSON object, and for settings that the model's instance group contradicts.
     """
-    name = context.config.name
+    name, config = context.config.name, context.config
     arguments = _read(context.path, name)
+    clients = _clients(arguments, clients, model=name)
     source = arguments.get("model")
     if not isinstance(source, str) or not source:
         _refuse(name, f"its {FILE} must name a model: the key 'model' is missing or no string")
     found = _find(source, context)
-    openai = read_openai_settings(context.config, context.path)
+    openai = read_openai_settings(config, context.path)
     derived = {"model": found or source} | openai.engine_arguments(arguments)
     return EngineModel(
         name=name,
+        version=context.path.name,
         arguments=arguments | derived | _device(arguments, context),
         source=source,
         local=found is not None,
@@ -82,8 +97,12 @@ def read_engine_model(context: ModelContext) -> EngineModel:
             str(context.path): "the version folder",
             str(context.store): "the model store",
         },
-        cpu_cores=_cores(context.config.parameters.get(CORES, ""), model=name),
+        cpu_cores=_cores(config.parameters.get(CORES, ""), model=name),
         openai=openai,
+        other_names=tuple(further_names(config)),
+        adapters=read_adapters(context.path, model=name) if lora_enabled(arguments) else Adapters(),
+        clients=clients,
+        triton_metrics=is_true(config.parameters.get("REPORT_CUSTOM_METRICS", "")),
     )
 
 
@@ -170,6 +189,16 @@ def _cores(text: str, *, model: str) -> frozenset[int]:
             _refuse(model, f"its parameter '{CORES}' is '{text}', expected a list such as '0-3,8'")
         cores.update(range(int(first), int(last or first) + 1))
     return frozenset(cores)
+
+
+def _clients(arguments: dict[str, Any], default: int, *, model: str) -> int:
+    """Take how many clients the engine has out of its arguments."""
+    count = arguments.pop(CLIENTS, default)
+    if type(count) is not int or not 1 <= count <= MAX_CLIENTS:
+        _refuse(
+            model, f"its {FILE} has {CLIENTS} {count!r}, expected a number from 1 to {MAX_CLIENTS}"
+        )
+    return count
 
 
 def _size(arguments: Mapping[str, Any], key: str) -> int:

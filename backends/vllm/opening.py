@@ -2,37 +2,46 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.exceptions import VLLMError
 
 from backends.vllm.failures import Failures
 from backends.vllm.instance import RunningEngine, VllmInstance, lora_request
-from backends.vllm.lora import Adapters, read_adapters
+from backends.vllm.lora import Adapters
 from backends.vllm.metrics import EngineMetrics
-from backends.vllm.model_json import EngineModel, is_true, lora_enabled
+from backends.vllm.model_json import EngineModel
 from backends.vllm.prompt import PromptRenderer
 from backends.vllm.serving.refusals import Refusals
 from backends.vllm.serving.state import Served, check_parsers, handlers
 from backends.vllm.startup import MISTAKES, start_engine, stop_engine
 from backends.vllm.warm_up import GENERATE, warm_up
 from backends.vllm.watch import Watch
-from gateway.backend import Instance, ModelContext
+from gateway.backend import Instance
 from gateway.errors import Code, InferenceError
-from gateway.openai_exchange import further_names
 
 log = logging.getLogger("sluice.vllm")
 
 
-async def open_instance(model: EngineModel, context: ModelContext) -> Instance:
+async def open_instance(model: EngineModel, wasted: Callable[[int], None]) -> Instance:
     """Start the engine of a model and put an instance before it."""
-    adapters = _adapters(model, context)
     check_parsers(model)
-    metrics = _metrics(model, context)
+    metrics = engine_metrics(model)
     began = time.monotonic()
     log.info("starting engine", extra={"model": model.name})
     llm = await start_engine(model, metrics)
+    engine = await open_engine(model, llm, metrics)
+    tell_ready(engine, time.monotonic() - began)
+    return VllmInstance(engine, wasted)
+
+
+async def open_engine(model: EngineModel, llm: Any, metrics: EngineMetrics | None) -> RunningEngine:
+    """A client of a running engine, with all that requests need of it.
+
+    InferenceError says why there cannot be one; then the client has been stopped, with its engine
+    if it is its own.
+    """
     resources = llm.engine_core.resources
     # Actors of Ray are no processes of ours: only what an engine sends tells that they ended.
     watch = Watch(getattr(resources.engine_manager, "processes", ()))
@@ -41,16 +50,15 @@ async def open_instance(model: EngineModel, context: ModelContext) -> Instance:
         # An engine that has lost a worker says so long before its process has ended.
         watch.add_task(resources.output_queue_task)
         failures = Failures(model.name, model.folders)
-        await _load_adapters(llm, watch, adapters, failures)
-        served = _served(model, context, adapters)
-        state = await watch.unless_ended(_handlers(llm, served, tasks, failures))
+        await _load_adapters(llm, watch, model.adapters, failures)
+        state = await watch.unless_ended(_handlers(llm, _served(model), tasks, failures))
         engine = RunningEngine(
             model=model.name,
             llm=llm,
             watch=watch,
             tasks=frozenset(tasks),
             prompts=PromptRenderer(llm, state.online_renderer),
-            adapters=adapters,
+            adapters=model.adapters,
             handlers=state,
             failures=failures,
             refusals=Refusals(failures, model.folders),
@@ -61,13 +69,35 @@ async def open_instance(model: EngineModel, context: ModelContext) -> Instance:
         watch.close()
         await stop_engine(llm)
         raise
-    _tell_ready(engine, time.monotonic() - began)
-    return VllmInstance(engine, context.wasted)
+    return engine
 
 
-def _served(model: EngineModel, context: ModelContext, adapters: Adapters) -> Served:
-    offered = adapters.by_name or {}
-    others = [each for each in further_names(context.config) if each not in offered]
+def engine_metrics(model: EngineModel) -> EngineMetrics | None:
+    """The metrics of an engine, unless its model has them switched off."""
+    if model.arguments.get("disable_log_stats", False):
+        return None
+    return EngineMetrics(model.name, model.version, triton_names=model.triton_metrics)
+
+
+def tell_ready(engine: RunningEngine, secs: float) -> None:
+    """Log what an engine can do that has started."""
+    config = engine.llm.vllm_config
+    log.info(
+        "engine ready",
+        extra={
+            "model": engine.model,
+            "secs": round(secs, 1),
+            "tasks": sorted(engine.tasks),
+            "max_context": config.model_config.max_model_len,
+            "kv_blocks": config.cache_config.num_gpu_blocks,
+            "max_sequences": config.scheduler_config.max_num_seqs,
+        },
+    )
+
+
+def _served(model: EngineModel) -> Served:
+    offered = model.adapters.by_name or {}
+    others = [each for each in model.other_names if each not in offered]
     return Served(
         names=(model.name, *others), adapters=tuple(offered.values()), settings=model.openai
     )
@@ -107,31 +137,3 @@ async def _warm_up(engine: RunningEngine) -> None:
             raise engine.failures.explain(error) from error
     if engine.metrics is not None:
         engine.metrics.begin()
-
-
-def _metrics(model: EngineModel, context: ModelContext) -> EngineMetrics | None:
-    if model.arguments.get("disable_log_stats", False):
-        return None
-    triton_names = is_true(context.config.parameters.get("REPORT_CUSTOM_METRICS", ""))
-    return EngineMetrics(model.name, context.path.name, triton_names=triton_names)
-
-
-def _adapters(model: EngineModel, context: ModelContext) -> Adapters:
-    if not lora_enabled(model.arguments):
-        return Adapters()
-    return read_adapters(context.path, model=model.name)
-
-
-def _tell_ready(engine: RunningEngine, secs: float) -> None:
-    config = engine.llm.vllm_config
-    log.info(
-        "engine ready",
-        extra={
-            "model": engine.model,
-            "secs": round(secs, 1),
-            "tasks": sorted(engine.tasks),
-            "max_context": config.model_config.max_model_len,
-            "kv_blocks": config.cache_config.num_gpu_blocks,
-            "max_sequences": config.scheduler_config.max_num_seqs,
-        },
-    )

@@ -4,12 +4,13 @@ import asyncio
 import logging
 import multiprocessing
 import os
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -25,6 +26,8 @@ from backends.vllm.validation import first_mistake
 from gateway.errors import Code, InferenceError
 
 log = logging.getLogger("sluice.vllm")
+
+Engine = TypeVar("Engine")
 
 ENGINE_PROCESS = "EngineCore"
 KNOWN_ARGUMENTS = frozenset(field.name for field in fields(AsyncEngineArgs))
@@ -49,14 +52,25 @@ async def start_engine(model: EngineModel, metrics: EngineMetrics | None) -> Any
     """
     if model.whereabouts:
         log.warning("model is not on this host, vLLM looks for it", extra=model.log_fields)
+    return await started(model, partial(_start, model, metrics), stop_engine)
+
+
+async def started(
+    model: EngineModel, start: Callable[[], Engine], stop: Callable[[Engine], Awaitable[None]]
+) -> Engine:
+    """What `start` returns, called in a thread; the event loop stays free meanwhile.
+
+    InferenceError says why it does not start. When cancelled, it kills the processes of an engine
+    that were started, and has `stop` end what came of it.
+    """
     before = set(multiprocessing.active_children())
     thread = ThreadPoolExecutor(1, "vllm-startup")
-    starting = asyncio.get_running_loop().run_in_executor(thread, _start, model, metrics)
+    starting = asyncio.get_running_loop().run_in_executor(thread, start)
     thread.shutdown(wait=False)
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
-        await _abandon(starting, before)
+        await _abandon(starting, before, stop)
         raise
     except FAILURES as error:
         log.debug("engine did not start", exc_info=error, extra=model.log_fields)
@@ -95,23 +109,45 @@ def engine_arguments(model: EngineModel) -> dict[str, Any]:
     return defaults | dict(model.arguments)
 
 
-def _start(model: EngineModel, metrics: EngineMetrics | None) -> Any:
+def engine_config(model: EngineModel, **more: Any) -> tuple[AsyncEngineArgs, Any]:
+    """The arguments of an engine, with some of vLLM's own more, and its configuration."""
+    _refuse_redirects()
+    cli_env_setup()  # as `vllm serve`: processes are started afresh, not forked from this one
+    arguments = AsyncEngineArgs(**engine_arguments(model), **more)
+    return arguments, arguments.create_engine_config(usage_context=CONTEXT)
+
+
+def own_engine_config(model: EngineModel, **more: Any) -> tuple[AsyncEngineArgs, Any]:
+    """The same for who starts the engine, in a thread of its own.
+
+    Its processes will stay on the model's cores, and end with this one.
+    """
     if model.cpu_cores:
         # Of this thread alone; the processes it starts inherit it, and vLLM stays within.
         os.sched_setaffinity(0, model.cpu_cores)
-    _refuse_redirects()
-    cli_env_setup()  # as `vllm serve`: processes are started afresh, not forked from this one
-    arguments = AsyncEngineArgs(**engine_arguments(model))
-    config = arguments.create_engine_config(usage_context=CONTEXT)
+    arguments, config = engine_config(model, **more)
     if not config.parallel_config.use_ray and isinstance(config.additional_config, dict):
         config.additional_config = FollowingSettings(config.additional_config)
+    return arguments, config
+
+
+def new_client(
+    arguments: AsyncEngineArgs, config: Any, metrics: EngineMetrics | None, **more: Any
+) -> Any:
+    """An AsyncLLM; unless told more it starts the engine. Blocks until that is ready."""
     return AsyncLLM.from_vllm_config(
         config,
         usage_context=CONTEXT,
         stat_loggers=[metrics.logger()] if metrics is not None else None,
         enable_log_requests=arguments.enable_log_requests,
         disable_log_stats=arguments.disable_log_stats,
+        **more,
     )
+
+
+def _start(model: EngineModel, metrics: EngineMetrics | None) -> Any:
+    arguments, config = own_engine_config(model)
+    return new_client(arguments, config, metrics)
 
 
 def _refuse_redirects() -> None:
@@ -120,13 +156,17 @@ def _refuse_redirects() -> None:
         setattr(envs, REDIRECTS, False)
 
 
-async def _abandon(starting: asyncio.Future[Any], before: Collection[BaseProcess]) -> None:
+async def _abandon(
+    starting: asyncio.Future[Engine],
+    before: Collection[BaseProcess],
+    stop: Callable[[Engine], Awaitable[None]],
+) -> None:
     """End a start-up that nobody waits for any more; it fails as soon as its process is gone."""
     for process in set(multiprocessing.active_children()) - set(before):
         if process.name.startswith(ENGINE_PROCESS):
             process.kill()
     with suppress(*FAILURES):
-        await stop_engine(await starting)
+        await stop(await starting)
 
 
 def _explain(error: Exception, model: EngineModel) -> InferenceError:

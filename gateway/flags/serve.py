@@ -110,8 +110,9 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
         type=natural,
         default=Settings().frontends,
         metavar="N",
-        help="so many processes have the clients' connections, behind the same ports; for more "
-        "streams than one process carries (default: %(default)s, the server itself)",
+        help="so many processes have the clients' connections, behind the same ports, and as many "
+        "make the texts of each engine of vLLM's; for more streams than one process carries "
+        "(default: %(default)s, the server itself)",
     )
     group.add_argument(
         "--stay-awake-us",

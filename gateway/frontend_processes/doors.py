@@ -8,11 +8,10 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from gateway.frontend_processes.channel import Channel
-from gateway.frontend_processes.frames import Frame, Kind
 from gateway.frontend_processes.grpc_call import GrpcCall
 from gateway.frontend_processes.grpc_relay import shapes
 from gateway.frontend_processes.http_call import HttpCall
+from gateway.frontend_processes.kinds import Kind
 from gateway.frontend_processes.processes import FrontendProcess, in_ms
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.sockets import OwnPath, bound, unix_path
@@ -21,6 +20,8 @@ from gateway.frontends.grpc.transport import Transport
 from gateway.frontends.http.listener import listening_at
 from gateway.observability.log import Log
 from gateway.observability.metrics import FrontendsReading
+from gateway.process_channel.channel import Channel
+from gateway.process_channel.frames import Frame
 from gateway.settings import GrpcSettings, GrpcTransport, HttpSettings, LogSettings
 
 Sockets = Sequence[socket.socket]
@@ -75,7 +76,7 @@ class ProcessDoors:
                     running.create_task(each.run(self._hear))
             self._ended.set()
 
-    def tell(self, kind: Kind, payload: bytes = b"") -> None:
+    def tell(self, kind: int, payload: bytes = b"") -> None:
         """Say something to every process."""
         for each in self._processes:
             each.tell(kind, payload)

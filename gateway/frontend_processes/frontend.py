@@ -8,15 +8,16 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from gateway.frontend_processes.channel import Channel
-from gateway.frontend_processes.frames import SERVER, Frame, Kind, number, read_headed, read_number
 from gateway.frontend_processes.grpc_relay import relaying
 from gateway.frontend_processes.http_relay import HttpRelay
+from gateway.frontend_processes.kinds import Kind
 from gateway.frontend_processes.relayed_call import Calls
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.transport import Transport
 from gateway.frontends.http.listener import HttpListener
 from gateway.observability.log import Log
+from gateway.process_channel.channel import Channel
+from gateway.process_channel.frames import NO_CALL, Frame, number, read_headed, read_number
 from gateway.settings import GrpcSettings, HttpSettings, LogSettings
 
 
@@ -75,7 +76,7 @@ class Frontend:
         """What the server says; also of calls that have ended here, which nobody wants to know."""
         if frame.kind == Kind.PING:
             channel.send(Kind.PONG)
-        elif frame.call == SERVER:
+        elif frame.call == NO_CALL:
             self._said.put_nowait(frame)
 
     async def _obey(self, tasks: asyncio.TaskGroup) -> None:
@@ -99,7 +100,7 @@ class Frontend:
         await channel.lost()
         now = number(0)
         for kind in (Kind.STOP_HTTP, Kind.STOP_GRPC, Kind.CUT_OFF):
-            self._said.put_nowait(Frame(kind, SERVER, now))
+            self._said.put_nowait(Frame(kind, NO_CALL, now))
 
 
 def _log_settings(told: Mapping[str, Any]) -> LogSettings:

@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from gateway.errors import UNEXPECTED
-from gateway.frontend_processes.call_end import CallEnd
-from gateway.frontend_processes.channel import Channel
-from gateway.frontend_processes.frames import Frame, Kind, headed, read_headed
 from gateway.frontend_processes.heads import read, writable, written
+from gateway.frontend_processes.kinds import Kind
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError, Status
+from gateway.process_channel.call_end import CallEnd
+from gateway.process_channel.channel import Channel
+from gateway.process_channel.frames import Frame, headed, read_headed
 
 log = logging.getLogger("sluice.grpc")
 

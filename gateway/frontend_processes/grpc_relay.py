@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from gateway.frontend_processes.frames import Frame, Kind, read_headed
 from gateway.frontend_processes.heads import read, written
+from gateway.frontend_processes.kinds import Kind
 from gateway.frontend_processes.relayed_call import Calls, RelayedCall, ServerGone, beside
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.rpc import Call, RpcError, Status
+from gateway.process_channel.frames import Frame, read_headed
 
 Shape = Sequence[Any]
 """Of one method: its path, whether the client streams, the server does, and answers compress."""

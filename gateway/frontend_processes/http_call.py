@@ -7,10 +7,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Scope
 
-from gateway.frontend_processes.call_end import CallEnd
-from gateway.frontend_processes.channel import Channel
-from gateway.frontend_processes.frames import Frame, Kind, headed, read_headed
 from gateway.frontend_processes.heads import text_pairs
+from gateway.frontend_processes.kinds import Kind
 from gateway.frontend_processes.scope import read_scope
 from gateway.frontends.http.body import WATCH
 from gateway.frontends.http.one_write import (
@@ -21,6 +19,9 @@ from gateway.frontends.http.one_write import (
     Parts,
     send_apart,
 )
+from gateway.process_channel.call_end import CallEnd
+from gateway.process_channel.channel import Channel
+from gateway.process_channel.frames import Frame, headed, read_headed
 
 log = logging.getLogger("sluice.http")
 
@@ -128,7 +129,7 @@ class HttpCall(CallEnd):
             self._is_wanted = True
             self._channel.send(Kind.WANTED, self._call)
 
-    def _answered(self, kind: Kind, payload: bytes = b"") -> None:
+    def _answered(self, kind: int, payload: bytes = b"") -> None:
         if not self._is_over:
             self._channel.send(kind, self._call, payload)
             self._is_over = True

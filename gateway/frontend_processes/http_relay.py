@@ -4,8 +4,8 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.frontend_processes.frames import Frame, Kind, read_headed
 from gateway.frontend_processes.heads import byte_pairs
+from gateway.frontend_processes.kinds import Kind
 from gateway.frontend_processes.relayed_call import (
     Calls,
     ClientLeft,
@@ -17,6 +17,7 @@ from gateway.frontend_processes.scope import written_scope
 from gateway.frontends.http.body import WATCH
 from gateway.frontends.http.errors import plain_error
 from gateway.frontends.http.one_write import SEND_PIECE, SEND_WHOLE
+from gateway.process_channel.frames import Frame, read_headed
 
 UNAVAILABLE = 503
 GONE = "Server exiting"

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from gateway.frontend_processes.channel import Channel
-from gateway.frontend_processes.frames import SERVER, Frame, Kind, headed, number
+from gateway.frontend_processes.kinds import Kind
+from gateway.process_channel.channel import Channel
+from gateway.process_channel.frames import NO_CALL, Frame, headed, number
 
 log = logging.getLogger("sluice.server")
 
@@ -47,7 +48,7 @@ class FrontendProcess:
         self._has_answered = False
         self.up = False
         self.restarts = 0
-        self._last_words: list[tuple[Kind, bytes]] = []
+        self._last_words: list[tuple[int, bytes]] = []
 
     async def run(self, hear: Hear) -> None:
         """Keep one running until it has been told to stop, and has ended."""
@@ -66,18 +67,18 @@ class FrontendProcess:
             pause = FIRST_PAUSE_SECS if steady else min(2 * pause, LONGEST_PAUSE_SECS)
             self.restarts += 1
 
-    def tell(self, kind: Kind, payload: bytes = b"") -> None:
+    def tell(self, kind: int, payload: bytes = b"") -> None:
         """Say something that ends it, also to the next one if this one ends before it hears."""
         self._is_stopping = True
         self._last_words.append((kind, payload))
         if self._channel is not None:
-            self._channel.send(kind, SERVER, payload)
+            self._channel.send(kind, NO_CALL, payload)
 
     def log_differently(self, settings: Mapping[str, Any]) -> None:
         """Say how to log from now on."""
         self._told = {**self._told, "log": settings}
         if self._channel is not None:
-            self._channel.send(Kind.LOG, SERVER, headed(settings))
+            self._channel.send(Kind.LOG, NO_CALL, headed(settings))
 
     async def _run_once(self, hear: Hear) -> int | str:
         """Start one and wait for its end; its exit status. OSError if it cannot be started."""
@@ -109,10 +110,10 @@ class FrontendProcess:
 
         channel = Channel(heard)
         await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=connection)
-        channel.send(Kind.SETTINGS, SERVER, headed(self._told))
+        channel.send(Kind.SETTINGS, NO_CALL, headed(self._told))
         self._channel = channel
         for kind, payload in self._last_words:
-            channel.send(kind, SERVER, payload)
+            channel.send(kind, NO_CALL, payload)
         try:
             await self._watch(channel)
         finally:

@@ -8,9 +8,10 @@ from types import TracebackType
 from typing import Self
 
 from gateway.errors import first_error
-from gateway.frontend_processes.call_end import CallEnd
-from gateway.frontend_processes.channel import Channel
-from gateway.frontend_processes.frames import Frame, Kind, headed
+from gateway.frontend_processes.kinds import Kind
+from gateway.process_channel.call_end import CallEnd
+from gateway.process_channel.channel import Channel
+from gateway.process_channel.frames import Frame, headed
 
 
 class ServerGone(Exception):
@@ -74,7 +75,7 @@ class RelayedCall(CallEnd):
         self._window.close()
         self._wake()
 
-    def begin(self, kind: Kind, head: object, first: bytes = b"") -> None:
+    def begin(self, kind: int, head: object, first: bytes = b"") -> None:
         """Ask, by a head and the first piece of what belongs to it."""
         self._channel.send(kind, self._call, headed(head, first))
         self._window.sent(len(first))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from backends.vllm.backend import VllmBackend
+from backends.vllm.model_json import EngineModel
 from gateway.backend import ModelContext
 from gateway.backend_loader import BackendLoader
 from gateway.config import (
@@ -25,8 +26,11 @@ from gateway.generation import INPUTS, OUTPUTS
 from gateway.openai_exchange import serves_openai
 
 LLAMA = ModelConfig(name="llama", backend="vllm")
-RUNTIME = "backends.vllm.opening"
-"""The module that imports all of vLLM."""
+RUNTIME = {
+    "backends.vllm.opening": "open_instance",
+    "backends.vllm.engine_clients.opening": "open_shared",
+}
+"""The modules that import all of vLLM, and what each has that starts an engine."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,13 +38,17 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """vLLM is not imported; the models that it would be asked to start."""
     asked: list[str] = []
 
-    async def open_instance(model: Any, context: ModelContext) -> str:
-        asked.append(context.config.name)
-        return "an instance"
+    def opener(name: str) -> Any:
+        async def opened(model: EngineModel, wasted: Any) -> str:
+            asked.append(f"{name} {model.name} {model.clients}")
+            return "an instance"
 
-    module = ModuleType(RUNTIME)
-    module.open_instance = open_instance  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, RUNTIME, module)
+        return opened
+
+    for path, name in RUNTIME.items():
+        module = ModuleType(path)
+        setattr(module, name, opener(name))
+        monkeypatch.setitem(sys.modules, path, module)
     return asked
 
 
@@ -82,26 +90,57 @@ def test_more_than_one_instance_is_refused() -> None:
         complete(replace(LLAMA, instance_group=groups))
 
 
-async def test_all_of_vllm_is_imported_when_the_backend_is_created(
-    runtime: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    backend = VllmBackend()
-    monkeypatch.delitem(sys.modules, RUNTIME)
-    (tmp_path / "model.json").write_text('{"model": "anywhere/anything"}')
-    context = ModelContext(
-        config=backend.complete(LLAMA, tmp_path),
-        path=tmp_path,
-        store=tmp_path,
+def context(folder: Path, text: str = '{"model": "anywhere/anything"}') -> ModelContext:
+    """A version folder whose `model.json` has a text."""
+    (folder / "model.json").write_text(text)
+    return ModelContext(
+        config=complete(LLAMA),
+        path=folder,
+        store=folder,
         infer=_ask_nobody,
         wasted=lambda tokens: None,
     )
-    assert await backend.load(context) == "an instance"
-    assert runtime == ["llama"]
-    assert RUNTIME not in sys.modules
+
+
+async def test_all_of_vllm_is_imported_when_the_backend_is_created(
+    runtime: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    backend, asked = VllmBackend(), context(tmp_path)
+    for path in RUNTIME:
+        monkeypatch.delitem(sys.modules, path)
+    assert await backend.load(asked) == "an instance"
+    assert runtime == ["open_instance llama 1"]
+    assert not RUNTIME.keys() & sys.modules.keys()
+
+
+@pytest.mark.parametrize(
+    ("frontends", "text", "started"),
+    [
+        ("0", '{"model": "m"}', "open_instance llama 1"),
+        ("1", '{"model": "m"}', "open_instance llama 1"),
+        ("3", '{"model": "m"}', "open_shared llama 3"),
+        ("3", '{"model": "m", "api_server_count": 1}', "open_instance llama 1"),
+        ("0", '{"model": "m", "api_server_count": 2}', "open_shared llama 2"),
+    ],
+)
+async def test_an_engine_has_as_many_clients_as_there_are_frontends_or_its_file_says(
+    runtime: list[str], tmp_path: Path, frontends: str, text: str, started: str
+) -> None:
+    backend = VllmBackend()
+    backend.settings = {"frontends": frontends}
+    assert await backend.load(context(tmp_path, text)) == "an instance"
+    assert runtime == [started]
+
+
+@pytest.mark.parametrize("count", ["-1", "65", '"2"', "1.5", "true"])
+async def test_a_count_of_clients_that_cannot_be_is_refused(tmp_path: Path, count: str) -> None:
+    text = f'{{"model": "m", "api_server_count": {count}}}'
+    with pytest.raises(InferenceError, match=r"api_server_count .+ from 1 to 64"):
+        await VllmBackend().load(context(tmp_path, text))
 
 
 def test_without_vllm_the_backend_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, RUNTIME, None)
+    monkeypatch.setitem(sys.modules, "backends.vllm.opening", None)
     with pytest.raises(InferenceError, match=r"backend 'vllm' cannot be imported: .+; install"):
         BackendLoader().get("vllm")
 

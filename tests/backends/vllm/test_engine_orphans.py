@@ -42,8 +42,8 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def gateway(write: Write, tmp_path: Path) -> Iterator[psutil.Popen]:
-    """A process that starts an engine and says when it is ready."""
-    context = write()
+    """A process that starts an engine with two clients, and says when it is ready."""
+    context = write(api_server_count=2)
     script = tmp_path / "starter.py"
     script.write_text(GATEWAY)
     with psutil.Popen(

@@ -15,21 +15,22 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import UNEXPECTED
-from gateway.frontend_processes.channel import Channel
-from gateway.frontend_processes.frames import Frame, Kind, headed
 from gateway.frontend_processes.grpc_call import GrpcCall
 from gateway.frontend_processes.grpc_relay import relaying, shapes
 from gateway.frontend_processes.http_call import HttpCall
 from gateway.frontend_processes.http_relay import EARLY_BYTES, HttpRelay
+from gateway.frontend_processes.kinds import Kind
 from gateway.frontend_processes.relayed_call import Calls
 from gateway.frontend_processes.scope import written_scope
-from gateway.frontend_processes.window import FRAME_BYTES, REPORTED_BYTES, WINDOW_BYTES
 from gateway.frontends.grpc.errors import rpc_error
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError, Status
 from gateway.frontends.http.body import WATCH
 from gateway.frontends.http.header_forwarding import HEADER_NAMES
 from gateway.frontends.http.one_write import JOINED_BYTES, SEND_PIECE, SEND_WHOLE, Headers, Parts
+from gateway.process_channel.channel import Channel
+from gateway.process_channel.frames import Frame, headed
+from gateway.process_channel.window import FRAME_BYTES, REPORTED_BYTES, WINDOW_BYTES
 from tests.builders import settle, soon
 
 PIECE = bytes(REPORTED_BYTES - FRAME_BYTES)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.frontend_processes.frames import headed, read_headed
 from gateway.frontend_processes.heads import Pairs, byte_pairs, read, text_pairs, written
+from gateway.process_channel.frames import headed, read_headed
 
 EVERY_BYTE = bytes(range(256))
 

@@ -6,9 +6,9 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Scope
 
-from gateway.frontend_processes.frames import headed, read_headed
 from gateway.frontend_processes.scope import read_scope, written_scope
 from gateway.frontends.http.header_forwarding import HEADER_NAMES, HeaderFilter
+from gateway.process_channel.frames import headed, read_headed
 
 HEADERS = [(b"host", b"here"), (b"x-name", b"caf\xe9"), (b"x-name", b"again")]
 NAMES = [b"Host", b"X-Name", b"x-NAME"]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.frontend_processes.window import (
+from gateway.process_channel.window import (
     FRAME_BYTES,
     REPORTED_BYTES,
     WINDOW_BYTES,

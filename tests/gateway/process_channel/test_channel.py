@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.frontend_processes.channel import Channel, Receiver
-from gateway.frontend_processes.frames import SERVER, Frame, Kind
+from gateway.process_channel.channel import Channel, Receiver
+from gateway.process_channel.frames import NO_CALL, Frame, Kind
 from tests.builders import settle, soon
 
 
@@ -65,9 +65,9 @@ async def ends() -> AsyncIterator[Ends]:
 
 
 async def test_frames_of_one_turn_arrive_in_their_order(ends: Ends) -> None:
-    sent = [Frame(Kind.DATA, call, b"%d" % call) for call in (3, 1, 2, 1, SERVER)]
+    sent = [Frame(Kind.DATA, call, b"%d" % call) for call in (3, 1, 2, 1, NO_CALL)]
     for frame in sent:
-        ends.one.channel.send(Kind(frame.kind), frame.call, frame.payload)
+        ends.one.channel.send(frame.kind, frame.call, frame.payload)
     assert [await ends.other.stray() for _ in sent] == sent
 
 
@@ -120,8 +120,8 @@ async def test_who_has_joined_hears_the_frames_of_that_call_only(ends: Ends) -> 
     ends.other.channel.join(2, two)
     for call in (1, 2, 3, 1):
         ends.one.channel.send(Kind.DATA, call)
-    ends.one.channel.send(Kind.END, SERVER)
-    assert [(await ends.other.stray()).call for _ in range(2)] == [3, SERVER]
+    ends.one.channel.send(Kind.END, NO_CALL)
+    assert [(await ends.other.stray()).call for _ in range(2)] == [3, NO_CALL]
     assert [frame.call for frame in one.heard] == [1, 1]
     assert [frame.call for frame in two.heard] == [2]
 

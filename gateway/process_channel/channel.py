@@ -1,4 +1,4 @@
-"""One end of the connection between the server and a frontend process."""
+"""One end of the connection between the server and a process that it has started."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from gateway.frontend_processes.frames import SERVER, Frame, FrameReader, Kind, packed
+from gateway.process_channel.frames import NO_CALL, Frame, FrameReader, packed
 
 log = logging.getLogger("sluice.server")
 
@@ -59,7 +59,7 @@ class Channel(asyncio.Protocol):
         """Have no more of them."""
         self._receivers.pop(call, None)
 
-    def send(self, kind: Kind, call: int = SERVER, payload: bytes = b"") -> None:
+    def send(self, kind: int, call: int = NO_CALL, payload: bytes = b"") -> None:
         """Send a frame; one to a process that is gone is dropped."""
         if not self._unsent:
             self._loop.call_soon(self._flush)

@@ -1,4 +1,4 @@
-"""The binary messages between the server and its frontend processes.
+"""The binary messages between the server and processes that it has started.
 
 Each is a head of nine bytes (length of the payload, kind, number of the call it belongs to; little
 endian) and its payload. What a payload holds, its kind says.
@@ -6,7 +6,6 @@ endian) and its payload. What a payload holds, its kind says.
 
 import struct
 from collections.abc import Iterator
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import orjson
@@ -15,30 +14,24 @@ HEAD = struct.Struct("<IBI")
 LENGTH = struct.Struct("<I")
 
 
-class Kind(IntEnum):
-    """What a frame says. "Headed" payloads are JSON, its length before it, and bytes behind it."""
+class Kind:
+    """What a frame says, in every channel; what else there is, each channel's own kinds say.
 
-    SETTINGS = 0  # headed; to a frontend, first of all
-    HTTP_CALL = 1  # headed: the request's head, and the first piece of its body
-    GRPC_CALL = 2  # headed: path and metadata, and the message if only one comes
-    DATA = 3  # a piece of a body, a message of gRPC
-    HEAD = 4  # headed: the answer's head, initial metadata
-    WHOLE = 5  # headed: an HTTP answer with status 200, and its body
-    END = 6  # no more DATA; of an answer of gRPC headed: status, details, trailing metadata
-    GONE = 7  # the client has left
-    ABORT = 8  # drop the client
-    TAKEN = 9  # so many bytes of DATA have been passed on: a number
-    STOP_HTTP = 10  # accept nothing more, and drop all in so many milliseconds: a number
-    DROP_HALF = 11  # drop those of whose request only a part has come
-    STOP_GRPC = 12  # take no more RPCs
-    CUT_OFF = 13  # drop all RPCs in so many milliseconds: a number
-    WANTED = 14  # the rest of a request's body is wanted
-    PING = 15  # to a frontend
-    PONG = 16  # what it answers
-    LOG = 17  # headed: how to log from now on
+    "Headed" payloads are JSON, its length before it, and bytes behind it.
+    """
+
+    DATA = 0  # a piece of what a call carries
+    END = 1  # no more DATA
+    GONE = 2  # nothing more is wanted
+    TAKEN = 3  # so many bytes of DATA have been passed on: a number
+    PING = 4  # to a process that the server has started
+    PONG = 5  # what it answers
 
 
-SERVER = 0
+OWN_KINDS = 16
+"""From here on kinds are each channel's own."""
+
+NO_CALL = 0
 """The number of no call: what the processes say to each other."""
 
 
@@ -50,7 +43,7 @@ class Frame(NamedTuple):
     payload: bytes
 
 
-def packed(kind: Kind, call: int, payload: bytes = b"") -> bytes:
+def packed(kind: int, call: int, payload: bytes = b"") -> bytes:
     """A frame as bytes."""
     return HEAD.pack(len(payload), kind, call) + payload
 

@@ -1,11 +1,11 @@
-"""What either end of a call has, in a frontend process and in the server."""
+"""What either end of a call between two processes has."""
 
 import asyncio
 from abc import abstractmethod
 
-from gateway.frontend_processes.channel import Channel, Receiver
-from gateway.frontend_processes.frames import Frame, Kind, number, read_number
-from gateway.frontend_processes.window import Receipts, Window
+from gateway.process_channel.channel import Channel, Receiver
+from gateway.process_channel.frames import Frame, Kind, number, read_number
+from gateway.process_channel.window import Receipts, Window
 
 
 class CallEnd(Receiver):

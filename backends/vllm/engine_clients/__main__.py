@@ -1,0 +1,25 @@
+"""python -m backends.vllm.engine_clients FD: one client of an engine, which the server starts."""
+
+import os
+import signal
+import socket
+import sys
+
+import uvloop
+
+from backends.vllm.orphans import follow
+
+
+async def _run(descriptor: int) -> None:
+    # It takes seconds to import all of vLLM, and the server may end meanwhile.
+    from backends.vllm.engine_clients.client import EngineClient
+
+    await EngineClient().run(socket.socket(fileno=descriptor))
+
+
+if __name__ == "__main__":
+    # Whoever ends all processes at once means the server: it lets requests end first.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    follow(os.getppid())
+    uvloop.run(_run(int(sys.argv[1])))

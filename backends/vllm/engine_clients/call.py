@@ -1,0 +1,62 @@
+"""A request while another process answers it: the server's end."""
+
+from collections import deque
+from collections.abc import AsyncGenerator
+
+from backends.vllm.engine_clients.kinds import Kind
+from backends.vllm.engine_clients.values import read_error, read_response, write_request
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest, InferResponse
+from gateway.process_channel.call_end import CallEnd
+from gateway.process_channel.channel import Channel
+from gateway.process_channel.frames import Frame
+
+
+class EngineCall(CallEnd):
+    """Sent when it is made; then one task reads `responses`, and `leave` ends it."""
+
+    def __init__(self, channel: Channel, call: int, request: InferRequest) -> None:
+        super().__init__(channel, call)
+        self._model = request.model
+        self._frames: deque[Frame] = deque()
+        self._is_lost = False
+        self._is_over = False
+        payload = write_request(request)
+        channel.join(call, self)
+        channel.send(Kind.REQUEST, call, payload)
+
+    async def responses(self) -> AsyncGenerator[InferResponse, None]:
+        """What comes; InferenceError if the request is refused, or its process ends."""
+        while not self._is_over:
+            frame = await self._next()
+            if frame.kind == Kind.DATA:
+                self._passed_on(len(frame.payload))
+                yield read_response(frame.payload)
+                continue
+            self._is_over = True
+            if frame.kind == Kind.REFUSED:
+                raise read_error(frame.payload)
+
+    def leave(self) -> None:
+        """Nothing more is wanted."""
+        self._channel.leave(self._call)
+        if not (self._is_over or self._is_lost):
+            self._channel.send(Kind.GONE, self._call)
+
+    def lose(self) -> None:
+        self._is_lost = True
+        self._wake()
+
+    def _take(self, frame: Frame) -> None:
+        self._frames.append(frame)
+        self._wake()
+
+    async def _next(self) -> Frame:
+        while not self._frames:
+            if self._is_lost:
+                raise InferenceError(
+                    Code.UNAVAILABLE,
+                    f"model '{self._model}': its engine has stopped; retry shortly",
+                )
+            await self._news()
+        return self._frames.popleft()

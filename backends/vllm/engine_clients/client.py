@@ -1,0 +1,121 @@
+"""A process that is one of the clients of an engine: it answers what the server hands it."""
+
+import asyncio
+import logging
+import socket
+import time
+from functools import partial
+from typing import Any
+
+from backends.vllm.engine_clients.kinds import Kind
+from backends.vllm.engine_clients.records import Records
+from backends.vllm.engine_clients.served_call import ServedCall
+from backends.vllm.engine_clients.values import (
+    ClientSettings,
+    Offer,
+    read_settings,
+    write,
+    write_error,
+)
+from backends.vllm.instance import VllmInstance
+from backends.vllm.metrics import EngineMetrics
+from backends.vllm.opening import engine_metrics, open_engine, tell_ready
+from backends.vllm.startup import engine_config, new_client, started, stop_engine
+from gateway.backend import Instance
+from gateway.errors import InferenceError
+from gateway.process_channel.channel import Channel
+from gateway.process_channel.frames import Frame, number
+
+
+class EngineClient:
+    """Serves until the server ends the connection; made on the event loop."""
+
+    def __init__(self) -> None:
+        self._channel = Channel(self._hear)
+        self._settings: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._tasks = asyncio.TaskGroup()
+        self._instance: Instance | None = None
+
+    async def run(self, connection: socket.socket) -> None:
+        """Do all of it; returns when everything has ended."""
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: self._channel, sock=connection)
+        settings = read_settings(await self._settings)
+        _log_to(self._channel, debug=settings.debug)
+        try:
+            self._instance = await _open(settings, self._tell_wasted)
+        except InferenceError as error:
+            self._channel.send(Kind.FAILED, payload=write_error(error))
+            self._channel.close()
+            return
+        try:
+            await self._serve(self._instance)
+        finally:
+            await self._instance.close()
+
+    async def _serve(self, instance: Instance) -> None:
+        async with self._tasks as tasks:
+            watching = tasks.create_task(self._tell_stop(instance))
+            offer = Offer(tuple(instance.adapters), instance.max_model_len or 0)
+            self._channel.send(Kind.READY, payload=write(offer))
+            await self._channel.lost()
+            watching.cancel()
+
+    def _hear(self, frame: Frame) -> None:
+        """What no call waits for: beginnings, and what the server asks of the process."""
+        if frame.kind == Kind.REQUEST and self._instance is not None:
+            self._begin(frame, self._instance)
+        elif frame.kind == Kind.PING:
+            self._channel.send(Kind.PONG)
+        elif frame.kind == Kind.SETTINGS:
+            self._settings.set_result(frame.payload)
+
+    def _begin(self, frame: Frame, instance: Instance) -> None:
+        call = ServedCall(self._channel, frame.call, frame.payload)
+        call.task = self._tasks.create_task(call.run(instance))
+        call.task.add_done_callback(lambda _: self._channel.leave(frame.call))
+
+    def _tell_wasted(self, tokens: int) -> None:
+        self._channel.send(Kind.WASTED, payload=number(tokens))
+
+    async def _tell_stop(self, instance: Instance) -> None:
+        self._channel.send(Kind.STOPPED, payload=(await instance.died()).encode())
+
+
+async def _open(settings: ClientSettings, wasted: Any) -> Instance:
+    model, began = settings.model, time.monotonic()
+    metrics = engine_metrics(model)
+    llm = await started(model, partial(_join, settings, metrics), stop_engine)
+    engine = await open_engine(model, llm, metrics)
+    if settings.index == 0:
+        tell_ready(engine, time.monotonic() - began)
+    return VllmInstance(engine, wasted)
+
+
+def _join(settings: ClientSettings, metrics: EngineMetrics | None) -> Any:
+    """Become one of the engine's clients; blocks until it is ready."""
+    model, index = settings.model, settings.index
+    counted = {"_api_process_count": model.clients, "_api_process_rank": index}
+    arguments, config = engine_config(model, **counted)
+    listeners = {
+        "input_listener": socket.socket(fileno=settings.input_fd),
+        "output_listener": socket.socket(fileno=settings.output_fd),
+    }
+    return new_client(
+        arguments,
+        config,
+        metrics,
+        client_addresses=settings.addresses | listeners,
+        client_count=model.clients,
+        client_index=index,
+    )
+
+
+def _log_to(channel: Channel, *, debug: bool) -> None:
+    """Have the server log what is logged here; vLLM's own log is its own, as in its engine."""
+    logger = logging.getLogger("sluice")
+    logger.addHandler(Records(partial(channel.send, Kind.LOG, 0)))
+    logger.setLevel(logging.DEBUG if debug else logging.INFO)
+    logger.propagate = False
+    if not debug:
+        logging.getLogger("vllm").setLevel(logging.WARNING)

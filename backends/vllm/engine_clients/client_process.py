@@ -1,0 +1,73 @@
+"""The process of one client of a shared engine: how it is started, and how it ends."""
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from backends.vllm.engine_clients.values import ClientSettings, write
+from backends.vllm.model_json import EngineModel
+
+log = logging.getLogger("sluice.vllm")
+
+PROMETHEUS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""Where the variable points, values of metrics are kept in files that other processes can read."""
+
+EXIT_SECS = 5.0
+"""So long it may take to end when its connection has ended, before it is killed."""
+
+
+class ClientProcess:
+    """Begun where it is made, in any thread; `settings` are what it is to be told first.
+
+    `ends` are the two listeners of vLLM's where the engine looks for this client: they become its
+    own. `addresses` are what vLLM tells its clients besides, `metrics_folder` is theirs in common.
+    """
+
+    def __init__(
+        self,
+        model: EngineModel,
+        index: int,
+        ends: tuple[Any, Any],
+        addresses: Mapping[str, str],
+        metrics_folder: Path,
+    ) -> None:
+        self.index = index
+        self.connection, theirs = socket.socketpair()
+        listening = (ends[0].socket.fileno(), ends[1].socket.fileno())
+        told = {"input_address": ends[0].address, "output_address": ends[1].address, **addresses}
+        debug = log.isEnabledFor(logging.DEBUG)
+        self.settings = write(ClientSettings(model, index, told, *listening, debug))
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "backends.vllm.engine_clients", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), *listening),
+                start_new_session=True,  # signals of the terminal are the server's
+                env={**os.environ, PROMETHEUS_FOLDER: str(metrics_folder)},
+            )
+        for end in ends:
+            end.close()
+
+    @property
+    def how_it_ended(self) -> str:
+        """For messages: its exit status, if that is known."""
+        status = self._process.poll()
+        return "" if status is None else f" (exit code {status})"
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """Wait until it has ended; one that goes on without a connection is killed. Blocks."""
+        self.connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_SECS)
+        self._process.kill()
+        self._process.wait()

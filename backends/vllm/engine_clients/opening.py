@@ -1,0 +1,47 @@
+"""From `model.json` to an instance whose engine has several clients."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from backends.vllm.engine_clients.metrics import SharedMetrics
+from backends.vllm.engine_clients.remote_client import RemoteClient
+from backends.vllm.engine_clients.shared_engine import SharedEngine
+from backends.vllm.engine_clients.shared_instance import SharedInstance
+from backends.vllm.engine_clients.values import Offer
+from backends.vllm.model_json import EngineModel
+from backends.vllm.serving.state import check_parsers
+from backends.vllm.startup import started
+from backends.vllm.watch import Watch
+from gateway.backend import Instance
+
+log = logging.getLogger("sluice.vllm")
+
+
+async def open_shared(model: EngineModel, wasted: Callable[[int], None]) -> Instance:
+    """Start the engine of a model and its clients, and put an instance before them."""
+    check_parsers(model)
+    log.info("starting engine", extra={"model": model.name, "clients": model.clients})
+    engine = await started(model, partial(SharedEngine, model), _stop)
+    watch = Watch(engine.processes)
+    clients = [RemoteClient(model.name, each, wasted, watch.report) for each in engine.clients]
+    try:
+        offers = await watch.unless_ended(_offers(clients))
+    except BaseException:
+        watch.close()
+        for client in clients:
+            client.close()
+        await _stop(engine)
+        raise
+    metrics = SharedMetrics(model.name, model.version, engine.metrics_folder)
+    return SharedInstance(engine, clients, offers[0], watch, metrics)
+
+
+async def _offers(clients: Sequence[RemoteClient]) -> Sequence[Offer]:
+    """What each offers; all offer the same."""
+    return await asyncio.gather(*(client.offer() for client in clients))
+
+
+async def _stop(engine: SharedEngine) -> None:
+    await asyncio.to_thread(engine.stop)

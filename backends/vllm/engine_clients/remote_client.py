@@ -1,0 +1,118 @@
+"""One client of a shared engine as the server sees it: who answers requests."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from itertools import count
+
+from backends.vllm.engine_clients.call import EngineCall
+from backends.vllm.engine_clients.client_process import ClientProcess
+from backends.vllm.engine_clients.kinds import Kind
+from backends.vllm.engine_clients.records import relay
+from backends.vllm.engine_clients.values import Offer, read_error, read_offer
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest
+from gateway.process_channel.channel import Channel, Receiver
+from gateway.process_channel.frames import NO_CALL, Frame, read_number
+
+log = logging.getLogger("sluice.vllm")
+
+PATIENCE_SECS = 60.0
+"""A client that has answered nothing for so long hangs, and is killed; texts are long, at times."""
+
+LAST_BREATH_SECS = 0.1
+"""How long a process may take to end once it has ended its connection: then it is known how."""
+
+
+class RemoteClient(Receiver):
+    """Talks to a process, on one event loop; it has so many `calls` at this moment.
+
+    `wasted` is told tokens that were made for nobody, `stopped` why there will be no more answers.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        process: ClientProcess,
+        wasted: Callable[[int], None],
+        stopped: Callable[[str], None],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.calls = 0
+        self._model = model
+        self._process = process
+        self._wasted = wasted
+        self._stopped = stopped
+        self._numbers = count(1)
+        self._channel = Channel(_no_longer_wanted)
+        self._offer: asyncio.Future[Offer] = loop.create_future()
+        self._has_answered = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def offer(self) -> Offer:
+        """Connect, and wait until it serves; what it offers. InferenceError says why it cannot."""
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: self._channel, sock=self._process.connection)
+        self._channel.join(NO_CALL, self)
+        self._channel.send(Kind.SETTINGS, NO_CALL, self._process.settings)
+        offer = await self._offer
+        self._timer = loop.call_later(PATIENCE_SECS, self._check)
+        return offer
+
+    def call(self, request: InferRequest) -> EngineCall:
+        """Hand it a request; `returned` must follow."""
+        call = EngineCall(self._channel, next(self._numbers), request)
+        self.calls += 1
+        return call
+
+    def returned(self, call: EngineCall) -> None:
+        """Nobody waits for what is left of a call."""
+        self.calls -= 1
+        call.leave()
+
+    def close(self) -> None:
+        """End the connection, and so the process."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._channel.leave(NO_CALL)
+        self._channel.close()
+
+    def hear(self, frame: Frame) -> None:
+        self._has_answered = True
+        if frame.kind == Kind.READY:
+            self._offer.set_result(read_offer(frame.payload))
+        elif frame.kind == Kind.FAILED:
+            self._offer.set_exception(read_error(frame.payload))
+        elif frame.kind == Kind.WASTED:
+            self._wasted(read_number(frame.payload))
+        elif frame.kind == Kind.LOG:
+            relay(frame.payload)
+        elif frame.kind == Kind.STOPPED:
+            self._end(frame.payload.decode())
+
+    def lose(self) -> None:
+        asyncio.get_running_loop().call_later(LAST_BREATH_SECS, self._lost)
+
+    def _lost(self) -> None:
+        self._end(f"client {self._process.index} of its engine ended{self._process.how_it_ended}")
+
+    def _end(self, why: str) -> None:
+        if not self._offer.done():
+            reason = f"model '{self._model}': {why}; the log says more"
+            self._offer.set_exception(InferenceError(Code.INTERNAL, reason))
+        self._stopped(why)
+
+    def _check(self) -> None:
+        """Ask whether it still answers, and kill it if it has said nothing since the last time."""
+        if self._has_answered:
+            self._has_answered = False
+            self._channel.send(Kind.PING)
+            self._timer = asyncio.get_running_loop().call_later(PATIENCE_SECS, self._check)
+            return
+        about = {"model": self._model, "client": self._process.index, "secs": PATIENCE_SECS}
+        log.error("client of an engine hangs, and is killed", extra=about)
+        self._process.kill()
+
+
+def _no_longer_wanted(_: Frame) -> None:
+    """What still comes of a call that has been left."""

@@ -1,0 +1,57 @@
+"""A request while this process answers it: the client's end."""
+
+import asyncio
+import logging
+from contextlib import aclosing
+
+from backends.vllm.engine_clients.kinds import Kind
+from backends.vllm.engine_clients.values import read_request, write_error, write_response
+from gateway.backend import Instance
+from gateway.errors import UNEXPECTED, InferenceError
+from gateway.messages import InferResponse
+from gateway.process_channel.call_end import CallEnd
+from gateway.process_channel.channel import Channel
+from gateway.process_channel.frames import Frame
+
+log = logging.getLogger("sluice.vllm")
+
+
+class ServedCall(CallEnd):
+    """Hears from the time it is made; `task` runs it, and is cancelled when nobody wants more."""
+
+    def __init__(self, channel: Channel, call: int, payload: bytes) -> None:
+        super().__init__(channel, call)
+        self.task: asyncio.Task[None] | None = None
+        self._payload = payload
+        channel.join(call, self)
+
+    async def run(self, instance: Instance) -> None:
+        """Have an instance answer."""
+        try:
+            await self._answer(instance)
+            self._channel.send(Kind.END, self._call)
+        except InferenceError as error:
+            self._channel.send(Kind.REFUSED, self._call, write_error(error))
+        except Exception:
+            # Around one request: the client learns nothing of what is in the log.
+            log.exception("request failed unexpectedly")
+            self._channel.send(Kind.REFUSED, self._call, write_error(UNEXPECTED))
+
+    def lose(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+    async def _answer(self, instance: Instance) -> None:
+        request = read_request(self._payload)
+        async with aclosing(instance.execute((request,))) as answers:
+            async for _, answer in answers:
+                if isinstance(answer, InferenceError):
+                    raise answer
+                if isinstance(answer, InferResponse):
+                    self._send_data(write_response(answer))
+                    if not self._window.has_room:
+                        await self._window.room()
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind == Kind.GONE:
+            self.lose()

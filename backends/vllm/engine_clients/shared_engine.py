@@ -1,0 +1,76 @@
+"""The processes of an engine that has several clients, none of which has started it."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from vllm.v1.engine.utils import bind_engine_zmq_listeners, launch_core_engines
+from vllm.v1.executor.abstract import Executor
+
+from backends.vllm.engine_clients.client_process import ClientProcess
+from backends.vllm.model_json import EngineModel
+from backends.vllm.startup import own_engine_config
+
+SUPERVISOR = -1
+"""The rank of a process that starts an engine and is none of its clients."""
+
+
+class SharedEngine:
+    """An engine, and the processes that are its clients; made in a thread, for it blocks.
+
+    `processes` are the engine's. `metrics_folder` is where the clients keep the values of their
+    metrics, for whoever adds them up.
+    """
+
+    def __init__(self, model: EngineModel) -> None:
+        self.clients: list[ClientProcess] = []
+        self.processes: list[Any] = []
+        self.metrics_folder = Path(tempfile.mkdtemp(prefix="sluice-metrics-"))
+        self._ends: list[Callable[[], object]] = []
+        try:
+            self._launch(model)
+        except BaseException:
+            for client in self.clients:
+                client.kill()
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End the engine, and wait for its clients, whose connections have ended; blocks."""
+        for client in self.clients:
+            client.end()
+        for end in self._ends:
+            with suppress(OSError):
+                end()
+        shutil.rmtree(self.metrics_folder, ignore_errors=True)
+
+    def _launch(self, model: EngineModel) -> None:
+        """Start all, and wait until the engine is ready, as `vllm serve` does it for its own."""
+        counted = {"_api_process_count": model.clients, "_api_process_rank": SUPERVISOR}
+        arguments, config = own_engine_config(model, **counted)
+        listeners = bind_engine_zmq_listeners(config, model.clients)
+        self._ends.append(listeners.cleanup)
+        with launch_core_engines(
+            config,
+            Executor.get_class(config),
+            not arguments.disable_log_stats,
+            listeners.addresses,
+        ) as launched:
+            told = self._keep(launched)
+            for index, ends in enumerate(zip(listeners.inputs, listeners.outputs, strict=True)):
+                client = ClientProcess(model, index, ends, told, self.metrics_folder)
+                self.clients.append(client)
+
+    def _keep(self, launched: Any) -> dict[str, str]:
+        """Remember what is to be ended; what the clients are to be told of it."""
+        self.processes = list(getattr(launched.engine_manager, "processes", ()))
+        if launched.engine_manager is not None:
+            self._ends.insert(0, launched.engine_manager.shutdown)
+        if launched.coordinator is None:
+            return {}
+        self.processes.append(launched.coordinator.proc)
+        self._ends.insert(1, launched.coordinator.shutdown)
+        return {"stats_update_address": launched.coordinator.get_stats_publish_address()}

@@ -1,0 +1,220 @@
+"""A request in one process, and its answer from another: both ends, on one connection."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from itertools import count
+
+import pytest
+
+from backends.vllm.engine_clients.call import EngineCall
+from backends.vllm.engine_clients.kinds import Kind
+from backends.vllm.engine_clients.served_call import ServedCall
+from gateway.backend import Answer, Instance
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest
+from gateway.openai_exchange import OpenAiRefusal
+from gateway.process_channel.channel import Channel
+from gateway.process_channel.frames import Frame
+from gateway.process_channel.window import WINDOW_BYTES
+from tests.builders import settle, soon, text_request, text_response, texts
+
+Execute = Callable[[InferRequest], AsyncGenerator[Answer, None]]
+
+
+class Scripted(Instance):
+    """Answers as a test says."""
+
+    def __init__(self, execute: Execute) -> None:
+        self._execute = execute
+
+    async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
+        async with aclosing(self._execute(requests[0])) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def close(self) -> None:
+        """There is nothing to release."""
+
+
+class Far:
+    """The other process: it has an instance answer whatever comes."""
+
+    def __init__(self) -> None:
+        self.channel = Channel(self._hear)
+        self.tasks: list[asyncio.Task[None]] = []
+        self.asked = asyncio.Event()
+        self.instance = Scripted(echo)
+
+    def _hear(self, frame: Frame) -> None:
+        if frame.kind == Kind.REQUEST:
+            call = ServedCall(self.channel, frame.call, frame.payload)
+            call.task = asyncio.create_task(call.run(self.instance))
+            call.task.add_done_callback(lambda _: self.channel.leave(frame.call))
+            self.tasks.append(call.task)
+            self.asked.set()
+
+    async def ended(self) -> None:
+        """Wait until every task there has ended, however."""
+        await soon(asyncio.wait(self.tasks))
+
+
+class Near:
+    """The server."""
+
+    def __init__(self) -> None:
+        self.channel = Channel(lambda frame: self.strays.append(frame))
+        self.strays: list[Frame] = []
+        self._numbers = count(1)
+
+    def call(self, request: InferRequest | None = None) -> EngineCall:
+        return EngineCall(self.channel, next(self._numbers), request or text_request("hello"))
+
+    async def read(self, call: EngineCall) -> list[str]:
+        """All of a call, to its end."""
+        return texts([response async for response in call.responses()])
+
+
+async def echo(request: InferRequest) -> AsyncGenerator[Answer, None]:
+    (tensor,) = request.inputs
+    yield 0, text_response(tensor.elements()[0].decode())
+    yield 0, text_response("", final=True)
+
+
+@pytest.fixture
+async def far() -> Far:
+    return Far()
+
+
+@pytest.fixture
+async def near(far: Far) -> AsyncIterator[Near]:
+    loop, near = asyncio.get_running_loop(), Near()
+    one, other = socket.socketpair()
+    await loop.create_unix_connection(lambda: near.channel, sock=one)
+    await loop.create_unix_connection(lambda: far.channel, sock=other)
+    yield near
+    for channel in (near.channel, far.channel):
+        channel.close()
+        await soon(channel.lost())
+
+
+async def test_responses_come_in_their_order_and_end(near: Near, far: Far) -> None:
+    assert await soon(near.read(near.call())) == ["hello", ""]
+    await far.ended()
+
+
+async def test_calls_side_by_side_get_their_own(near: Near, far: Far) -> None:
+    calls = [near.call(text_request(f"text {index}")) for index in range(50)]
+    found = await soon(asyncio.gather(*map(near.read, calls)))
+    assert [text for text, _ in found] == [f"text {index}" for index in range(50)]
+
+
+async def test_an_error_comes_after_what_was_said_before_it(near: Near, far: Far) -> None:
+    async def fails(_: InferRequest) -> AsyncGenerator[Answer, None]:
+        yield 0, text_response("first")
+        yield 0, OpenAiRefusal(Code.INVALID_ARG, "no", status=400, body=b"{}")
+
+    far.instance = Scripted(fails)
+    responses = near.call().responses()
+    assert texts([await soon(anext(responses))]) == ["first"]
+    with pytest.raises(OpenAiRefusal, match="no"):
+        await soon(anext(responses))
+
+
+async def test_a_defect_is_logged_and_told_without_its_text(
+    near: Near, far: Far, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def breaks(_: InferRequest) -> AsyncGenerator[Answer, None]:
+        yield 0, text_response("first")
+        raise LookupError("secret")
+
+    far.instance = Scripted(breaks)
+    with caplog.at_level(logging.ERROR), pytest.raises(InferenceError) as caught:
+        await soon(near.read(near.call()))
+    assert (caught.value.code, "secret" in caught.value.message) == (Code.INTERNAL, False)
+    assert "secret" in caplog.text
+
+
+async def test_who_leaves_ends_the_work_and_hears_no_more(near: Near, far: Far) -> None:
+    closed = asyncio.Event()
+
+    async def endless(_: InferRequest) -> AsyncGenerator[Answer, None]:
+        try:
+            while True:
+                yield 0, text_response("more")
+                await asyncio.sleep(0.001)
+        finally:
+            closed.set()
+
+    far.instance = Scripted(endless)
+    call = near.call()
+    await soon(anext(call.responses()))
+    call.leave()
+    await soon(closed.wait())
+    await far.ended()
+    assert Kind.REFUSED not in [frame.kind for frame in near.strays]
+
+
+async def test_who_leaves_at_once_does_too(near: Near, far: Far) -> None:
+    near.call().leave()
+    await soon(far.asked.wait())
+    await far.ended()
+
+
+async def test_who_leaves_after_the_end_says_nothing(near: Near, far: Far) -> None:
+    call = near.call()
+    await soon(near.read(call))
+    call.leave()
+    heard: list[Frame] = []
+    far.channel.join(1, heard.append)  # type: ignore[arg-type]
+    await settle()
+    assert heard == []
+
+
+async def test_a_slow_reader_holds_back_the_one_who_answers(near: Near, far: Far) -> None:
+    size, sent = WINDOW_BYTES // 8, 0
+
+    async def large(_: InferRequest) -> AsyncGenerator[Answer, None]:
+        nonlocal sent
+        for _ in range(40):
+            sent += 1
+            yield 0, text_response("x" * size)
+
+    far.instance = Scripted(large)
+    call = near.call()
+    responses = call.responses()
+    await soon(anext(responses))
+    await asyncio.sleep(0.2)
+    assert sent <= 10
+    assert len([each async for each in responses]) == 39
+
+
+async def test_without_the_other_process_a_call_ends_with_an_error(near: Near, far: Far) -> None:
+    async def waits(_: InferRequest) -> AsyncGenerator[Answer, None]:
+        yield 0, text_response("first")
+        await asyncio.Event().wait()
+
+    far.instance = Scripted(waits)
+    call = near.call()
+    responses = call.responses()
+    await soon(anext(responses))
+    far.channel.close()
+    with pytest.raises(InferenceError, match="'text': its engine has stopped") as caught:
+        await soon(anext(responses))
+    assert caught.value.code is Code.UNAVAILABLE
+    call.leave()
+    with pytest.raises(InferenceError, match="its engine has stopped"):
+        await soon(near.read(near.call()))
+
+
+async def test_without_the_server_nobody_works_for_it(near: Near, far: Far) -> None:
+    async def waits(_: InferRequest) -> AsyncGenerator[Answer, None]:
+        yield 0, text_response("first")
+        await asyncio.Event().wait()
+
+    far.instance = Scripted(waits)
+    await soon(anext(near.call().responses()))
+    near.channel.close()
+    await far.ended()

@@ -1,0 +1,167 @@
+"""The real engine with two clients: as one engine to whoever asks it, and at its end."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from tempfile import gettempdir
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from backends.vllm.backend import VllmBackend
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest
+from gateway.openai_exchange import OpenAiRefusal
+from tests.backends.vllm.conftest import (
+    ANSWER,
+    CONTEXT,
+    Llama,
+    Write,
+    ask,
+    engine_processes,
+    openai,
+)
+from tests.builders import soon
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning"),
+]
+
+CLIENTS = 2
+GREEDY = {"temperature": 0, "max_tokens": 16}
+ENDLESS = {"stream": True, "max_tokens": CONTEXT, "ignore_eos": True}
+CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], **GREEDY}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def llama(write: Write) -> AsyncIterator[Llama]:
+    """One engine for all tests but the last; at the end it has no request left."""
+    wasted: list[int] = []
+    reports = {"REPORT_CUSTOM_METRICS": "true"}
+    context = write(parameters=reports, wasted=wasted.append, api_server_count=CLIENTS)
+    found = Llama(await VllmBackend().load(context), wasted)
+    yield found
+    await running(found, 0)
+    await found.instance.close()
+
+
+async def running(llama: Llama, count: int) -> None:
+    """Wait until the engine works on so many requests."""
+    async with asyncio.timeout(10):
+        while llama.metric("vllm:num_requests_running") != count:  # noqa: ASYNC110 - a gauge
+            await asyncio.sleep(0.01)
+
+
+def clients() -> list[psutil.Process]:
+    """The processes that are clients of an engine of this process."""
+    return [
+        each
+        for each in psutil.Process().children()
+        if "backends.vllm.engine_clients" in each.cmdline()
+    ]
+
+
+def metrics_folders() -> Sequence[Path]:
+    return list(Path(gettempdir()).glob("sluice-metrics-*"))
+
+
+async def test_many_at_once_get_the_answer_that_one_alone_gets(llama: Llama) -> None:
+    assert await llama.say(ask(exclude_input_in_output=True, **GREEDY)) == ANSWER
+    asked = [llama.say(ask(stream=True, **GREEDY)) for _ in range(6)]
+    assert await soon(asyncio.gather(*asked)) == [ANSWER] * 6
+
+
+async def test_openais_requests_are_answered_streamed_and_whole(llama: Llama) -> None:
+    whole = await llama.whole(openai(CHAT))
+    chunks = await llama.chunks(openai({**CHAT, "stream": True}))
+    assert whole["choices"][0]["message"]["content"] == ANSWER
+    deltas = [each["choices"][0]["delta"].get("content") or "" for each in chunks]
+    assert "".join(deltas) == ANSWER
+
+
+async def test_metrics_of_all_clients_are_added_up(llama: Llama) -> None:
+    counted = ("vllm:generation_tokens_total", "vllm:request_success_total")
+    before = [llama.metric(name) for name in counted]
+    asked = [llama.say(ask(ignore_eos=True, **GREEDY)) for _ in range(4)]
+    await soon(asyncio.gather(*asked))
+    after = [llama.metric(name) for name in counted]
+    assert [now - then for then, now in zip(before, after, strict=True)] == [4 * 16, 4]
+    assert llama.metric("vllm:time_per_output_token_seconds_count") > 0
+    labels = {
+        (sample.labels["model"], sample.labels["version"])
+        for family in llama.instance.metrics()
+        for sample in family.samples
+    }
+    assert labels == {("llama", "1")}
+
+
+async def test_each_client_has_some_of_the_requests(llama: Llama) -> None:
+    """Two that run at the same time are read by two processes, which both use processor time."""
+    used = [sum(each.cpu_times()[:2]) for each in clients()]
+    asked = [llama.say(ask(stream=True, max_tokens=200, ignore_eos=True)) for _ in range(CLIENTS)]
+    await soon(asyncio.gather(*asked))
+    more = [sum(each.cpu_times()[:2]) - then for each, then in zip(clients(), used, strict=True)]
+    assert len(more) == CLIENTS
+    assert min(more) > 0
+
+
+async def test_a_refusal_comes_with_openais_status_and_body(llama: Llama) -> None:
+    with pytest.raises(OpenAiRefusal) as caught:
+        await llama.answers(openai({**CHAT, "top_logprobs": 99, "logprobs": True}))
+    assert caught.value.status == 400
+    assert b"BadRequestError" in caught.value.body
+
+
+async def test_a_refusal_is_that_of_one_client(llama: Llama) -> None:
+    with pytest.raises(InferenceError, match="temperature must be non-negative") as caught:
+        await llama.answers(ask(temperature=-1))
+    assert caught.value.code is Code.INVALID_ARG
+
+
+async def test_who_leaves_is_aborted_and_what_was_made_is_wasted(llama: Llama) -> None:
+    leaving = [asyncio.create_task(llama.answers(ask(**ENDLESS))) for _ in range(CLIENTS)]
+    await running(llama, CLIENTS)
+    for task in leaving:
+        task.cancel()
+    await soon(asyncio.wait(leaving))
+    await running(llama, 0)
+
+
+async def test_the_contract_is_offered_as_the_engine_has_it(llama: Llama) -> None:
+    assert llama.instance.max_model_len == CONTEXT
+    assert llama.instance.adapters == ()
+
+
+async def failure(llama: Llama, request: InferRequest) -> InferenceError:
+    with pytest.raises(InferenceError) as caught:
+        await llama.answers(request)
+    return caught.value
+
+
+async def test_the_death_of_a_client_is_that_of_its_engine_and_nothing_is_left(
+    write: Write,
+) -> None:
+    others, folders = set(clients()), set(metrics_folders())
+    engines = set(engine_processes())
+    llama = Llama(await VllmBackend().load(write(api_server_count=CLIENTS)))
+    mine = set(clients()) - others
+    assert len(mine) == CLIENTS
+    died = asyncio.create_task(llama.instance.died())
+    failures = [asyncio.create_task(failure(llama, ask(**ENDLESS))) for _ in range(CLIENTS)]
+    await running(llama, CLIENTS)
+    mine.pop().kill()
+    assert "of its engine ended (exit code -9)" in await soon(died)
+    async with asyncio.timeout(15):
+        await llama.instance.close()
+    errors = await soon(asyncio.gather(*failures))
+    assert {(error.code, error.message) for error in errors} == {
+        (Code.UNAVAILABLE, "model 'llama': its engine has stopped; retry shortly")
+    }
+    psutil.wait_procs(mine, timeout=5)
+    assert set(clients()) == others
+    assert set(engine_processes()) == engines
+    assert set(metrics_folders()) == folders

@@ -1,0 +1,161 @@
+"""What one process writes for another reads as it was."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.vllm.engine_clients.values import (
+    ClientSettings,
+    Offer,
+    read_error,
+    read_offer,
+    read_request,
+    read_response,
+    read_settings,
+    write,
+    write_error,
+    write_request,
+    write_response,
+)
+from backends.vllm.lora import Adapter, Adapters, LoraRefusal
+from backends.vllm.model_json import EngineModel
+from backends.vllm.openai_settings import OpenAiSettings
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest, InferResponse, Phases, Usage
+from gateway.openai_exchange import OpenAiRefusal
+from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
+
+MODEL = EngineModel(
+    name="llama",
+    version="3",
+    arguments={"model": "/store/llama", "seed": 5, "hf_overrides": {"a": [1, None, 0.5]}},
+    source="llama",
+    local=True,
+    folders={"/store": "the model store"},
+    cpu_cores=frozenset({0, 3}),
+    openai=OpenAiSettings(chat_template="{{ 1 }}", media_domains=("a.org",)),
+    other_names=("other",),
+    adapters=Adapters({"pirate": Adapter(1, "pirate", "/adapters/pirate")}),
+    clients=4,
+    triton_metrics=True,
+)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [MODEL, EngineModel(name="m", version="1", arguments={}, source="m", local=False, folders={})],
+)
+def test_settings(model: EngineModel) -> None:
+    sent = ClientSettings(model, 2, {"input_address": "ipc:///tmp/x"}, 7, 8, True)
+    assert read_settings(write(sent)) == sent
+
+
+def test_an_offer() -> None:
+    assert read_offer(write(Offer(("pirate",), 8192))) == Offer(("pirate",), 8192)
+
+
+VALUES = [
+    True,
+    False,
+    0,
+    -(1 << 63),
+    (1 << 64) - 1,
+    0.5,
+    math.inf,
+    "",
+    "é\0",
+    [1, ["a"]],
+    {"a": {}},
+]
+
+
+@pytest.mark.parametrize("value", [*VALUES, None])
+def test_parameters_of_a_request(value: Any) -> None:
+    found = read_request(write_request(InferRequest(model="m", parameters={"p": value})))
+    assert found.parameters == {"p": value}
+    assert type(found.parameters["p"]) is type(value)
+
+
+def test_a_number_that_is_none() -> None:
+    found = read_request(write_request(InferRequest(model="m", parameters={"p": math.nan})))
+    assert math.isnan(found.parameters["p"])
+
+
+@pytest.mark.parametrize("value", [1 << 64, object()])
+def test_a_parameter_that_cannot_be_written_is_refused(value: Any) -> None:
+    with pytest.raises(InferenceError, match="'m': the parameters of the request") as caught:
+        write_request(InferRequest(model="m", parameters={"p": value}))
+    assert caught.value.code is Code.INVALID_ARG
+
+
+TENSORS = [
+    text_tensor("text", ["", "é", "x" * 70_000]),
+    Tensor("wire", Datatype.BYTES, (1,), b"\2\0\0\0hi"),
+    Tensor("none", Datatype.BYTES, (0,), ()),
+    array_tensor("stream", Datatype.BOOL, np.array([True])),
+    array_tensor("numbers", Datatype.FP32, np.arange(6, dtype=np.float32).reshape(2, 3)),
+    Tensor("half", Datatype.BF16, (2,), bytearray(b"\0\1\2\3")),
+    array_tensor("scalar", Datatype.INT64, np.array(5)),
+]
+
+
+@pytest.mark.parametrize("tensor", TENSORS, ids=lambda tensor: tensor.name)
+def test_tensors_of_requests_and_responses(tensor: Tensor) -> None:
+    asked = read_request(write_request(InferRequest(model="m", inputs=(tensor,))))
+    answered = read_response(write_response(InferResponse(outputs=(tensor,))))
+    for (found,) in (asked.inputs, answered.outputs):
+        assert (found.name, found.datatype, found.shape) == (
+            tensor.name,
+            tensor.datatype,
+            tensor.shape,
+        )
+        assert bytes(found.raw()) == bytes(tensor.raw())
+        assert isinstance(found.datatype, Datatype)
+        assert isinstance(found.data, tuple) == isinstance(tensor.data, tuple)
+
+
+def test_who_is_asked() -> None:
+    asked = InferRequest(model="m", version="2", id="seven")
+    assert read_request(write_request(asked)) == asked
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        InferResponse(),
+        InferResponse(final=True),
+        InferResponse(usage=Usage(prompt_tokens=3, completion_tokens=1, finish_reason="stop")),
+        InferResponse(parameters={"event": "done", "n": 1, "x": 0.5, "b": False}, final=True),
+    ],
+)
+def test_a_response(response: InferResponse) -> None:
+    assert read_response(write_response(response)) == response
+
+
+def test_phases_are_not_told() -> None:
+    assert read_response(write_response(InferResponse(phases=Phases(infer_ns=1)))).phases is None
+
+
+@pytest.mark.parametrize("code", Code)
+def test_an_error(code: Code) -> None:
+    found = read_error(write_error(InferenceError(code, "naïve")))
+    assert (type(found), found.code, found.message) == (InferenceError, code, "naïve")
+
+
+def test_a_refusal_in_openais_form() -> None:
+    sent = OpenAiRefusal(Code.NOT_FOUND, "none", status=404, body=b'{"error": 1}')
+    found = read_error(write_error(sent))
+    assert isinstance(found, OpenAiRefusal)
+    assert (found.code, found.message, found.status, found.body) == (
+        Code.NOT_FOUND,
+        "none",
+        404,
+        b'{"error": 1}',
+    )
+
+
+def test_other_errors_keep_code_and_text() -> None:
+    found = read_error(write_error(LoraRefusal("LoRA feature is not enabled.")))
+    assert (found.code, found.message) == (Code.INVALID_ARG, "LoRA feature is not enabled.")
