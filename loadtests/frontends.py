@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 import orjson
-import psutil
 import uvloop
 from rich.console import Console
 
@@ -21,6 +20,7 @@ from loadtests.contenders import gateway
 from loadtests.cpus import pinned
 from loadtests.grpc_clients import METHOD, TEXT, repeat_request
 from loadtests.grpc_frames import GrpcConnection
+from loadtests.processor_time import SERVER, spent_secs
 from loadtests.results import Better, Metric, comparison, save
 from loadtests.rounds import LoadTestFailed, Plan, Step
 from loadtests.server import Server
@@ -32,7 +32,6 @@ SETTLED_SECS = 2.0
 """Frontends have begun by then."""
 
 KINDS = ("SSE", "gRPC")
-CpuSecs = Mapping[int, float]
 
 
 def main() -> None:
@@ -82,27 +81,19 @@ def _step(
     time.sleep(SETTLED_SECS)
     delay_us = round(streams / asked.rate * 1e6)
     each = round(asked.secs * 1e6 / delay_us)
-    before, began = _cpu_secs(server), time.perf_counter()
+    before, began = spent_secs(server), time.perf_counter()
     found = uvloop.run(_read_all(kind, server, streams, each, delay_us))
-    took, after = time.perf_counter() - began, _cpu_secs(server)
+    took, after = time.perf_counter() - began, spent_secs(server)
     if found != streams * each:
         raise LoadTestFailed(f"{kind}: {found} responses came, expected {streams * each}")
-    used = {pid: (secs - before.get(pid, 0)) / found * 1e6 for pid, secs in after.items()}
-    own = used.pop(server.pid)
+    used = {role: (secs - before.get(role, 0)) / found * 1e6 for role, secs in after.items()}
     return {
         Metric(f"{kind} responses/s", streams, "", Better.HIGHER): found / took,
-        Metric(f"{kind}: CPU of the server", streams, "us/response", Better.LOWER): own,
-        Metric(f"{kind}: CPU of all frontends", streams, "us/response", Better.LOWER): sum(
-            used.values()
+        Metric(f"{kind}: CPU of the server", streams, "us/response", Better.LOWER): used[SERVER],
+        Metric(f"{kind}: CPU of all frontends", streams, "us/response", Better.LOWER): used.get(
+            "frontends", 0.0
         ),
     }
-
-
-def _cpu_secs(server: Server) -> CpuSecs:
-    """What each process of a server has used."""
-    first = psutil.Process(server.pid)
-    every = [first, *first.children(recursive=True)]
-    return {each.pid: sum(each.cpu_times()[:2]) for each in every}
 
 
 async def _read_all(kind: str, server: Server, streams: int, each: int, delay_us: int) -> int:

@@ -7,8 +7,8 @@ from tests.serving import Serving, wait_until
 
 ENGINE = "EngineCore"
 WORKER = "Worker"
-TRACKER = "resource_tracker"
-"""A process that Python starts with others, and that ends with the one that has started it."""
+OTHERS = ("resource_tracker", "frontend_processes")
+"""What Python starts with others, and ends with the one that has started it; and our frontends."""
 
 
 class Processes:
@@ -37,7 +37,7 @@ class Processes:
 
     def _is_of_engine(self, pid: int) -> bool:
         mine = pid != self._gateway and _writes_to(pid) == self._pipe
-        return mine and TRACKER not in _title(pid)
+        return mine and not any(word in _title(pid) for word in OTHERS)
 
 
 def _writes_to(pid: int) -> str:

@@ -123,7 +123,7 @@ def test_statistics_outlive_an_engine(incident: Incident) -> None:
 
 
 def test_no_process_of_a_killed_engine_is_left(incident: Incident) -> None:
-    assert len(incident.killed) == len(incident.back) == len((ENGINE, WORKER))
+    assert len(incident.killed) == len(incident.back) >= len((ENGINE, WORKER))
     assert not set(incident.killed) & set(incident.back)
 
 
