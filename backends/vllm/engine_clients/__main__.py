@@ -1,6 +1,8 @@
-"""python -m backends.vllm.engine_clients FD: one client of an engine, which the server starts."""
+"""python -m backends.vllm.engine_clients FD SERVER: one client of an engine.
 
-import os
+SERVER is the process that starts it: it may be gone before this one can ask for its parent.
+"""
+
 import signal
 import socket
 import sys
@@ -21,5 +23,5 @@ if __name__ == "__main__":
     # Whoever ends all processes at once means the server: it lets requests end first.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    follow(os.getppid())
+    follow(int(sys.argv[2]))
     uvloop.run(_run(int(sys.argv[1])))

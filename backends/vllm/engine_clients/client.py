@@ -40,7 +40,9 @@ class EngineClient:
         """Do all of it; returns when everything has ended."""
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: self._channel, sock=connection)
-        settings = read_settings(await self._settings)
+        if not await self._is_told():
+            return
+        settings = read_settings(self._settings.result())
         _log_to(self._channel, debug=settings.debug)
         try:
             self._instance = await _open(settings, self._tell_wasted)
@@ -52,6 +54,13 @@ class EngineClient:
             await self._serve(self._instance)
         finally:
             await self._instance.close()
+
+    async def _is_told(self) -> bool:
+        """Wait for the settings; False if the server is gone instead."""
+        lost = asyncio.ensure_future(self._channel.lost())
+        await asyncio.wait((lost, self._settings), return_when=asyncio.FIRST_COMPLETED)
+        lost.cancel()
+        return self._settings.done()
 
     async def _serve(self, instance: Instance) -> None:
         async with self._tasks as tasks:

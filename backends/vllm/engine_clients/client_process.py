@@ -43,9 +43,10 @@ class ClientProcess:
         told = {"input_address": ends[0].address, "output_address": ends[1].address, **addresses}
         debug = log.isEnabledFor(logging.DEBUG)
         self.settings = write(ClientSettings(model, index, told, *listening, debug))
+        arguments = (str(theirs.fileno()), str(os.getpid()))
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "backends.vllm.engine_clients", str(theirs.fileno())],
+                [sys.executable, "-m", "backends.vllm.engine_clients", *arguments],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), *listening),
                 start_new_session=True,  # signals of the terminal are the server's
