@@ -61,7 +61,8 @@ def clients() -> list[psutil.Process]:
     return [
         each
         for each in psutil.Process().children()
-        if "backends.vllm.engine_clients" in each.cmdline()
+        if each.status() != psutil.STATUS_ZOMBIE  # an engine's, which multiprocessing will join
+        and "backends.vllm.engine_clients" in each.cmdline()
     ]
 
 
