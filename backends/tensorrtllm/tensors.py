@@ -21,7 +21,7 @@ _FLAG = (
     *(STREAM, "streaming", "stop"),
     *("exclude_input_in_output", f"{_LLM_API}exclude_input_from_output"),
     *("return_finish_reason", "return_stop_reason", "return_cumulative_logprob"),
-    *("return_log_probs", "return_num_input_tokens", "return_num_output_tokens"),
+    *("return_log_probs", "return_logprobs", "return_num_input_tokens", "return_num_output_tokens"),
     *("return_perf_metrics", f"{_LLM_API}return_perf_metrics"),
 )
 _INT32 = (
@@ -62,7 +62,7 @@ INPUTS = (
 )
 
 OUTPUTS = (
-    *_outputs((TEXT_OUTPUT, "finish_reason", "stop_reason"), DataType.TYPE_STRING),
+    *_outputs((TEXT_OUTPUT, "finish_reason", "stop_reason", "logprobs"), DataType.TYPE_STRING),
     *_outputs(("cumulative_logprob", "cum_log_probs"), DataType.TYPE_FP32),
     *_outputs(("output_log_probs",), DataType.TYPE_FP32, (-1, -1)),
     *_outputs(("num_input_tokens",), DataType.TYPE_INT32, (1,)),

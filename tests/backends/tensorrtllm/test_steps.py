@@ -63,15 +63,13 @@ def test_sequences_come_in_the_order_of_their_indices() -> None:
     ]
 
 
-def test_log_probabilities_are_those_of_the_chosen_tokens() -> None:
+def test_log_probabilities_are_those_of_new_tokens() -> None:
     progress, one = Progress(9), sequence()
-    chance = SimpleNamespace
-    one.token_ids = [5]
-    one.logprobs = [{9: chance(logprob=-0.1), 5: chance(logprob=-2.0)}]
-    assert progress.read(SimpleNamespace(outputs=[one], finished=False))[0].logprobs == (-2.0,)
-    one.token_ids = [5, 6]
-    one.logprobs = [*one.logprobs, {6: chance(logprob=-0.5)}]
-    assert progress.read(SimpleNamespace(outputs=[one], finished=False))[0].logprobs == (-0.5,)
+    output = SimpleNamespace(outputs=[one], finished=False)
+    for token in (5, 6):
+        one.token_ids, one.logprobs = [*one.token_ids, token], [*(one.logprobs or []), -token]
+        (gain,) = progress.read(output)
+        assert [(e.chosen.token, e.chosen.logprob) for e in gain.logprobs] == [(token, -token)]
 
 
 def test_a_sequence_without_a_reason_has_one_at_the_end() -> None:

@@ -13,6 +13,7 @@ FLAGS = {
     "stop_reason": ("return_stop_reason",),
     "cumulative_logprob": ("return_cumulative_logprob",),
     "log_probs": ("return_log_probs",),
+    "logprobs": ("return_logprobs",),
     "num_input_tokens": ("return_num_input_tokens",),
     "num_output_tokens": ("return_num_output_tokens",),
     "perf_metrics": ("return_perf_metrics", "sampling_param_return_perf_metrics"),

@@ -15,9 +15,11 @@ NUMBERS = {
     **dict.fromkeys(("n", "seed", "top_k", "min_tokens", "max_tokens"), (int,)),
 }
 """Members that the engine knows by the same name."""
+MOST_LOGPROBS = 20
+"""As OpenAI has it."""
 DEFAULTS = {"temperature": 1.0}
 """What OpenAI's clients expect where the engine has another default."""
-REFUSED = ("logprobs", "top_logprobs", "suffix", "best_of", "functions", "logit_bias")
+REFUSED = ("suffix", "best_of", "functions", "logit_bias")
 """Members that change the answer, and that cannot be served; those that say nothing are not."""
 
 
@@ -31,6 +33,8 @@ def read_body(body: Mapping[str, Any], *, chat: bool, adapters: Collection[str])
     if _typed(body, "stream_options", dict, "an object") and not stream:
         raise Refusal("`stream_options` can only be used when `stream` is True")
     sampling = {**_sampling(body), **_guide(body.get("response_format"))}
+    if (top := top_logprobs(body, chat=chat)) is not None:
+        sampling["logprobs"] = max(top, 1)  # 0 has meant none to some versions of the library
     if body.get("model") in adapters:
         sampling[PARAMETER] = body["model"]
     if chat:
@@ -43,7 +47,27 @@ def read_body(body: Mapping[str, Any], *, chat: bool, adapters: Collection[str])
     echo = bool(_typed(body, "echo", bool, "true or false"))
     if echo and text is None:
         raise Refusal("'echo' needs a 'prompt' that is a text")
+    if echo and top is not None:
+        raise Refusal("'logprobs' of an 'echo' are not supported: ask for one of them")
     return Asked(text=text, tokens=tokens, stream=stream, echo=echo, sampling=sampling)
+
+
+def top_logprobs(body: Mapping[str, Any], *, chat: bool) -> int | None:
+    """How many of the likeliest tokens are wanted in each place; None: no log probabilities."""
+    if not chat:
+        return _top(body, "logprobs")
+    wanted = _typed(body, "logprobs", bool, "true or false")
+    top = _top(body, "top_logprobs")
+    if top and not wanted:
+        raise Refusal("'top_logprobs' needs 'logprobs' to be true")
+    return top or 0 if wanted else None
+
+
+def _top(body: Mapping[str, Any], name: str) -> int | None:
+    found: int | None = _typed(body, name, int, "an integer")
+    if found is not None and not 0 <= found <= MOST_LOGPROBS:
+        raise Refusal(f"'{name}' is {found}, expected 0 to {MOST_LOGPROBS}")
+    return found
 
 
 def _refuse_tools(body: Mapping[str, Any]) -> None:

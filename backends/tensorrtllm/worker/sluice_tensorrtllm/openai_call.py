@@ -12,7 +12,8 @@ import triton_python_backend_utils as pb_utils
 
 from .asked import Asked
 from .inputs import Inputs
-from .openai_body import read_body
+from .logprobs import Chance, Decode, chat_logprobs, completion_logprobs
+from .openai_body import read_body, top_logprobs
 from .outputs import usage
 from .refusals import Refusal
 from .steps import Gain
@@ -21,7 +22,9 @@ REQUEST, ENDPOINT, RESPONSE = "openai_request", "openai_endpoint", "openai_respo
 CHAT, COMPLETIONS = "chat/completions", "completions"
 
 
-def read_call(inputs: Inputs, model: str, adapters: Collection[str]) -> "OpenAiCall":
+def read_call(
+    inputs: Inputs, model: str, adapters: Collection[str], decode: Decode
+) -> "OpenAiCall":
     """What the tensors ask for; Refusal says what is wrong with it."""
     body = inputs.json(REQUEST, dict)
     endpoint = inputs.text(ENDPOINT) or CHAT
@@ -41,6 +44,8 @@ def read_call(inputs: Inputs, model: str, adapters: Collection[str]) -> "OpenAiC
         asked=asked,
         chat=chat,
         model=body.get("model") or model,
+        decode=decode,
+        top=top_logprobs(body, chat=chat),
         usage=bool(options.get("include_usage")) or not asked.stream,
         prefix=(asked.text or "") if asked.echo else "",
     )
@@ -50,17 +55,21 @@ def read_call(inputs: Inputs, model: str, adapters: Collection[str]) -> "OpenAiC
 class OpenAiCall:
     """One request while it is answered: a chunk for each gain, or all at once at the end.
 
-    `usage` says whether the client is told of tokens, `prefix` is what an echo begins with.
+    `usage` says whether the client is told of tokens, `prefix` is what an echo begins with. `top`
+    is how many of the likeliest tokens come with log probabilities, None if there are none.
     """
 
     asked: Asked
     chat: bool
     model: str
     usage: bool
+    decode: Decode
+    top: int | None = None
     prefix: str = ""
     _id: str = field(default_factory=lambda: uuid.uuid4().hex)
     _created: int = field(default_factory=lambda: int(time.time()))
     _begun: set[int] = field(default_factory=set)
+    _letters: dict[int, int] = field(default_factory=dict)
     _tokens: int = 0
 
     def within(self, limit: int | None, prompt: Sequence[int] | None) -> Asked:
@@ -93,8 +102,9 @@ class OpenAiCall:
                 self._begun.add(gain.index)
                 chunks += self._beginning(gain.index)
             # A sequence that has nothing new has no chunk, unless it has ended.
-            if gain.text or gain.finish_reason:
-                chunks.append(self._chunk(gain.index, gain.text, gain.finish_reason))
+            logprobs = self._logprobs(gain.index, gain.logprobs)
+            if gain.text or gain.finish_reason or logprobs:
+                chunks.append(self._chunk(gain.index, gain.text, gain.finish_reason, logprobs))
         return chunks
 
     def _beginning(self, index: int) -> list[dict[str, Any]]:
@@ -103,10 +113,13 @@ class OpenAiCall:
             return [self._with_choice({"index": index, "delta": delta, "finish_reason": None})]
         return [self._chunk(index, self.prefix, None)] if self.prefix else []
 
-    def _chunk(self, index: int, text: str, reason: str | None) -> dict[str, Any]:
-        said: dict[str, Any] = {"text": text, "logprobs": None}
+    def _chunk(
+        self, index: int, text: str, reason: str | None, logprobs: Any = None
+    ) -> dict[str, Any]:
+        said: dict[str, Any] = {"text": text}
         if self.chat:
             said = {"delta": {"content": text} if text else {}}
+        said["logprobs"] = logprobs
         return self._with_choice({"index": index, **said, "finish_reason": reason})
 
     def _with_choice(self, choice: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,10 +127,21 @@ class OpenAiCall:
         return {**chunk, "usage": None} if self.usage else chunk
 
     def _choice(self, gain: Gain) -> dict[str, Any]:
-        said: dict[str, Any] = {"text": self.prefix + gain.text, "logprobs": None}
+        said: dict[str, Any] = {"text": self.prefix + gain.text}
         if self.chat:
-            said = {"message": {"role": "assistant", "content": gain.text}, "logprobs": None}
+            said = {"message": {"role": "assistant", "content": gain.text}}
+        said["logprobs"] = self._logprobs(gain.index, gain.logprobs)
         return {"index": gain.index, **said, "finish_reason": gain.finish_reason}
+
+    def _logprobs(self, index: int, found: Sequence[Chance]) -> dict[str, Any] | None:
+        """Those of new tokens, None where nobody asked or nothing is new."""
+        if self.top is None or not found:
+            return None
+        if self.chat:
+            return chat_logprobs(found, self.top, self.decode)
+        told = completion_logprobs(found, self.top, self.decode, self._letters.get(index, 0))
+        self._letters[index] = told["text_offset"][-1] + len(told["tokens"][-1])
+        return told
 
     def _head(self) -> dict[str, Any]:
         kind = "text_completion"

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from .logprobs import Decode, contract_logprobs
 from .steps import Gain
 
 USAGE = "sluice_usage"
@@ -24,12 +25,17 @@ DRAFTS = ("total_accepted_draft_tokens", "total_draft_tokens")
 class Responses:
     """Makes the responses to one request; `batched` models have a dimension more.
 
-    `outputs` are the optional ones, `prefix` is what stands before each text.
+    `outputs` are the optional ones, `with_logprobs` says whether the library was asked for log
+    probabilities. `prefix` is what stands before each text.
     """
 
-    def __init__(self, outputs: Collection[str], *, batched: bool) -> None:
+    def __init__(
+        self, outputs: Collection[str], decode: Decode, *, with_logprobs: bool, batched: bool
+    ) -> None:
         self.prefix = ""
         self._outputs = outputs
+        self._decode = decode
+        self._with_logprobs = with_logprobs
         self._batched = batched
         self._prompt_told = False
 
@@ -53,6 +59,8 @@ class Responses:
         if "log_probs" in self._outputs:
             tensors.append(self._tensor("cum_log_probs", totals, np.float32))
             tensors.append(self._tensor("output_log_probs", _table(gains), np.float32))
+        if "logprobs" in self._outputs:
+            tensors.append(self._texts("logprobs", [self._logprobs(each) for each in gains]))
         if "num_input_tokens" in self._outputs:
             tensors.append(self._tensor("num_input_tokens", [prompt_tokens], np.int32))
         if "num_output_tokens" in self._outputs:
@@ -61,6 +69,9 @@ class Responses:
         if "perf_metrics" in self._outputs:
             tensors += self._measured([each.metrics for each in gains])
         return tensors
+
+    def _logprobs(self, gain: Gain) -> str:
+        return contract_logprobs(gain.logprobs, self._decode) if self._with_logprobs else "null"
 
     def _measured(self, metrics: Sequence[Any]) -> list[Any]:
         """What the engine has measured, once it tells it."""
@@ -98,5 +109,6 @@ def usage(gains: Sequence[Gain], prompt_tokens: int, *, final: bool) -> dict[str
 
 def _table(gains: Sequence[Gain]) -> list[list[float]]:
     """One row per sequence, filled up with zeros."""
-    width = max((len(each.logprobs) for each in gains), default=0)
-    return [[*each.logprobs, *[0.0] * (width - len(each.logprobs))] for each in gains]
+    rows = [[chance.chosen.logprob for chance in each.logprobs] for each in gains]
+    width = max(map(len, rows), default=0)
+    return [[*row, *[0.0] * (width - len(row))] for row in rows]

@@ -101,12 +101,18 @@ class Service:
     def _read(self, inputs: Inputs) -> tuple[Asked, Writer]:
         writer: Writer
         if REQUEST in inputs:
-            call = read_call(inputs, self._contract.model, self._adapters.names)
+            names = self._adapters.names
+            call = read_call(inputs, self._contract.model, names, self._decoded)
             asked, writer = call.asked, call
         else:
             inputs.text(ENDPOINT)  # says nothing without a request of OpenAI's
             asked = read_asked(inputs)
-            writer = Responses(asked.outputs, batched=self._contract.batched)
+            writer = Responses(
+                asked.outputs,
+                self._decoded,
+                with_logprobs=asked.sampling.get("logprobs") is not None,
+                batched=self._contract.batched,
+            )
         if asked.stream:
             self._check_stream(asked)
         return asked, writer
@@ -166,6 +172,9 @@ class Service:
         if not asked.echo:
             return ""
         return asked.text or "" if tokens is None else str(self._tokenizer().decode(tokens))
+
+    def _decoded(self, token: int) -> str:
+        return str(self._tokenizer().decode([token]))
 
     def _tokenizer(self) -> Any:
         found = self._llm.tokenizer

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from .logprobs import Chance, chances
+
 
 @dataclass(frozen=True)
 class Gain:
@@ -14,7 +16,7 @@ class Gain:
     finish_reason: str | None = None
     stop_reason: Any = None
     cumulative_logprob: float | None = None
-    logprobs: tuple[float, ...] = ()
+    logprobs: tuple[Chance, ...] = ()
     metrics: Any = None
 
 
@@ -55,16 +57,6 @@ class Progress:
             finish_reason=reason,
             stop_reason=sequence.stop_reason,
             cumulative_logprob=sequence.cumulative_logprob,
-            logprobs=_chosen(sequence, tokens),
+            logprobs=chances(sequence, tokens),
             metrics=sequence.request_perf_metrics,
         )
-
-
-def _chosen(sequence: Any, told: int) -> tuple[float, ...]:
-    """The log probabilities of the new tokens: each entry has the chosen one among others."""
-    entries = (sequence.logprobs or [])[told:]
-    tokens = sequence.token_ids[told:]
-    return tuple(
-        each[token].logprob if isinstance(each, dict) else float(each)
-        for token, each in zip(tokens, entries, strict=False)
-    )

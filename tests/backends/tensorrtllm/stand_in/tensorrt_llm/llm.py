@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tensorrt_llm.executor import LoRARequest, RequestError
-from tensorrt_llm.results import RequestOutput
+from tensorrt_llm.results import Piece, RequestOutput
 from tensorrt_llm.sampling_params import SamplingParams
 
 FURTHER = {
@@ -41,9 +41,12 @@ class Tokenizer:
         self._words: list[str] = []
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        words = text.split(" ")
-        self._words += [word for word in words if word not in self._words]
-        return [self._words.index(word) for word in words]
+        return [self.number(word) for word in text.split(" ")]
+
+    def number(self, word: str) -> int:
+        if word not in self._words:
+            self._words.append(word)
+        return self._words.index(word)
 
     def decode(self, tokens: list[int]) -> str:
         return " ".join(self._words[token] for token in tokens)
@@ -155,9 +158,14 @@ class LLM:
         else:
             slow = "!slow" in words
             said = itertools.cycle(words) if slow else words
-            made = [f" {word}" if n else word for n, word in enumerate(itertools.islice(said, 500))]
+            said = itertools.islice(said, 500)
+            made = [self._piece(f" {word}" if n else word) for n, word in enumerate(said)]
             await result.follow(made, params, 0.02 if slow else 0.0)
             self._log(ended=result.prompt, aborted=result.aborted())
+
+    def _piece(self, text: str) -> Piece:
+        number = (self.tokenizer or Tokenizer()).number
+        return Piece(text, number(text), number("<other>"))
 
     def _start(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

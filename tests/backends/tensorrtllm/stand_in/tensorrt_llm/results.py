@@ -31,6 +31,15 @@ class CompletionOutput:
     request_perf_metrics: Any = None
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Of an answer: its text, its token, and one that it might have been instead."""
+
+    text: str
+    token: int
+    other: int
+
+
 class RequestOutput:
     """Iterated over in the loop it was made in; every step yields this object, changed."""
 
@@ -72,7 +81,7 @@ class RequestOutput:
     def aborted(self) -> bool:
         return self._aborted
 
-    async def follow(self, words: list[str], params: Any, pace: float) -> None:
+    async def follow(self, words: list[Piece], params: Any, pace: float) -> None:
         """Make the words, one token each, unless aborted.
 
         Each sequence is a response of its own, beams are one; without a stream it comes whole.
@@ -100,7 +109,7 @@ class RequestOutput:
             raise step
         step()
 
-    def _respond_each(self, words: list[str], params: Any, reason: str | None) -> None:
+    def _respond_each(self, words: list[Piece], params: Any, reason: str | None) -> None:
         if params.use_beam_search:
             self._respond(words, self.outputs, params, reason)
             return
@@ -111,7 +120,7 @@ class RequestOutput:
 
     def _respond(
         self,
-        words: list[str],
+        words: list[Piece],
         outputs: list[CompletionOutput],
         params: Any,
         reason: str | None,
@@ -124,14 +133,14 @@ class RequestOutput:
         self._steps.put_nowait(change)
 
 
-def grow(output: CompletionOutput, words: list[str], params: Any, reason: str | None) -> None:
+def grow(output: CompletionOutput, words: list[Piece], params: Any, reason: str | None) -> None:
     for word in words:
-        token = len(word)
-        output.text += word
-        output.token_ids.append(token)
+        output.text += word.text
+        output.token_ids.append(word.token)
         output.cumulative_logprob = (output.cumulative_logprob or 0.0) - 0.5
         if params.logprobs is not None:
-            output.logprobs.append({0: Logprob(-9.0, 2), token: Logprob(-0.5, 1)})
+            known = {word.other: Logprob(-9.0, 2), word.token: Logprob(-0.5, 1)}
+            output.logprobs.append(known)
     output.finish_reason = reason
     if params.return_perf_metrics and reason:
         output.request_perf_metrics = perf_metrics()
