@@ -18,9 +18,6 @@ log = logging.getLogger("sluice.vllm")
 PROMETHEUS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """Where the variable points, values of metrics are kept in files that other processes can read."""
 
-EXIT_SECS = 5.0
-"""So long it may take to end when its connection has ended, before it is killed."""
-
 
 class ClientProcess:
     """Begun where it is made, in any thread; `settings` are what it is to be told first.
@@ -65,10 +62,10 @@ class ClientProcess:
         """End it at once."""
         self._process.kill()
 
-    def end(self) -> None:
+    def end(self, within: float) -> None:
         """Wait until it has ended; one that goes on without a connection is killed. Blocks."""
         self.connection.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(EXIT_SECS)
+            self._process.wait(within)
         self._process.kill()
         self._process.wait()

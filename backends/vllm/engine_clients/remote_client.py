@@ -71,7 +71,8 @@ class RemoteClient(Receiver):
         call.leave()
 
     def close(self) -> None:
-        """End the connection, and so the process."""
+        """End the connection, and so the process; nobody waits for an offer any more."""
+        self._offer.cancel()
         if self._timer is not None:
             self._timer.cancel()
         self._channel.leave(NO_CALL)

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,9 @@ from vllm.v1.executor.abstract import Executor
 from backends.vllm.engine_clients.client_process import ClientProcess
 from backends.vllm.model_json import EngineModel
 from backends.vllm.startup import own_engine_config
+
+EXIT_SECS = 5.0
+"""So long clients may take to end when their connections have ended, before they are killed."""
 
 SUPERVISOR = -1
 """The rank of a process that starts an engine and is none of its clients."""
@@ -40,8 +44,9 @@ class SharedEngine:
 
     def stop(self) -> None:
         """End the engine, and wait for its clients, whose connections have ended; blocks."""
+        ends_at = time.monotonic() + EXIT_SECS
         for client in self.clients:
-            client.end()
+            client.end(max(0.0, ends_at - time.monotonic()))
         for end in self._ends:
             with suppress(OSError):
                 end()

@@ -94,6 +94,14 @@ async def test_a_client_that_ends_before_it_is_ready_fails_the_model(situation: 
     )
 
 
+async def test_nobody_waits_for_a_client_that_was_closed(situation: Situation) -> None:
+    offering = asyncio.create_task(situation.client.offer())
+    await soon(situation.heard.get())
+    situation.client.close()
+    with pytest.raises(asyncio.CancelledError):
+        await soon(offering)
+
+
 async def test_the_end_of_a_client_is_told_with_its_exit_code(situation: Situation) -> None:
     await situation.offered()
     situation.far.close()
