@@ -25,6 +25,10 @@ input { name: "prompt_vocab_size" data_type: TYPE_INT32 dims: 1 optional: true }
 output { name: "text_output" data_type: TYPE_STRING dims: -1 }
 """
 )
+READERS = """
+parameters { key: "reasoning_parser" value { string_value: "deepseek-r1" } }
+parameters { key: "tool_call_parser" value { string_value: "qwen3" } }
+"""
 OLD_NAME = """
 platform: "ensemble"
 model_transaction_policy { decoupled: true }
@@ -74,6 +78,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "enable_lora: true\ntriton_config: {cancellation_check_period_ms: 20}\n"
     )
     (folder / "llm/1/multi_lora.json").write_text('{"pirate": "adapters/pirate"}')
+    write_model(folder, "reader", BACKEND + READERS)
+    (folder / "reader/1/model.json").write_text('{"model": "m"}')
+    write_model(folder, "bad_parser", BACKEND + READERS.replace("qwen3", "qwen33"))
+    (folder / "bad_parser/1/model.json").write_text('{"model": "m"}')
     write_model(folder, "classic", CLASSIC)
     (folder / "classic/1/model.json").write_text('{"model": "m"}')
     write_model(folder, "ensemble", OLD_NAME)
@@ -93,7 +101,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 @pytest.fixture(scope="module")
 def server(repository: Path, engine: Engine) -> Iterator[Serving]:
-    names = ("llm", "classic", "ensemble", "mortal")
+    names = ("llm", "classic", "ensemble", "mortal", "reader")
     path = os.pathsep.join([str(STAND_IN), str(ROOT), os.environ.get("PYTHONPATH", "")])
     with serving(
         repository,
@@ -105,7 +113,7 @@ def server(repository: Path, engine: Engine) -> Iterator[Serving]:
     assert started.process.returncode == 0, started.log[-100:]
     opened = [event["opened"] for event in engine.events("opened")]
     living = {each["pid"] for each in opened if each["enable_iter_perf_stats"]}
-    assert len(living) == 2
+    assert len(living) == 3
     assert living <= {each["shutdown"] for each in engine.events("shutdown")}, started.log[-100:]
 
 

@@ -419,7 +419,13 @@ def test_openai_completions_take_texts_and_tokens(http: httpx.Client) -> None:
     [
         ("chat/completions", {"messages": []}, 400, "'messages' is missing or empty"),
         ("chat/completions", {"messages": [1], "temperature": "x"}, 400, "expected a number"),
-        ("chat/completions", {"messages": [1], "tools": [{}]}, 501, "'tools' is not supported"),
+        ("chat/completions", {"messages": [1], "chat_template": "x"}, 501, "'chat_template'"),
+        (
+            "chat/completions",
+            {"messages": [1], "chat_template_kwargs": {"chat_template": "{{ x }}"}},
+            400,
+            "'chat_template_kwargs' has 'chat_template'",
+        ),
         ("completions", {"prompt": ["a", "b"]}, 400, "expected one text"),
         (
             "chat/completions",

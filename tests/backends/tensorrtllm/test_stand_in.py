@@ -28,6 +28,10 @@ def describe() -> dict[str, Any]:
     results = importlib.import_module(
         "tensorrt_llm.results" if "stand_in" in str(llmapi.__file__) else "tensorrt_llm.llmapi"
     )
+    thoughts = importlib.import_module("tensorrt_llm.llmapi.reasoning_parser")
+    protocol = importlib.import_module("tensorrt_llm.serve.openai_protocol")
+    calls = importlib.import_module("tensorrt_llm.serve.tool_parser.core_types")
+    tools = importlib.import_module("tensorrt_llm.serve.tool_parser.tool_parser_factory")
     generate = inspect.signature(llmapi.LLM.generate_async).parameters
     return {
         "LLM": _names(llmapi.LLM),
@@ -39,6 +43,14 @@ def describe() -> dict[str, Any]:
         "RequestError": [each.__name__ for each in executor.RequestError.__mro__],
         "RequestOutput": dir(results.RequestOutput),
         "attributes of LLM": dir(llmapi.LLM),
+        "ReasoningParserResult": _names(thoughts.ReasoningParserResult),
+        "reasoning parser": dir(
+            thoughts.ReasoningParserFactory.create_reasoning_parser("deepseek-r1")
+        ),
+        "tool parser": dir(tools.ToolParserFactory.create_tool_parser("qwen3")),
+        "ToolCallItem": _names(calls.ToolCallItem),
+        "StreamingParseResult": _names(calls.StreamingParseResult),
+        "ChatCompletionToolsParam": _names(protocol.ChatCompletionToolsParam),
     }
 
 
@@ -57,6 +69,8 @@ def described_stand_in() -> dict[str, Any]:
 
 USED = {"RequestOutput": {"abort", "__aiter__", "__anext__"}}
 """What has other attributes in the stand-in than in the library, and which of them are used."""
+USED["reasoning parser"] = {"parse", "parse_delta"}
+USED["tool parser"] = {"detect_and_parse", "parse_streaming_increment"}
 USED["attributes of LLM"] = {"generate_async", "get_stats_async", "shutdown"}
 
 

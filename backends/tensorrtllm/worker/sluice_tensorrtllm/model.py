@@ -14,6 +14,7 @@ from .loop import Loop
 from .measures import Measures
 from .model_file import ModelFile, read_model_file
 from .opening import choose_gpu, import_library, opened
+from .parsers import load_parsers
 from .refusals import Refusal
 from .service import Contract, Service
 
@@ -57,13 +58,14 @@ class TritonPythonModel:
         file = read_model_file(Path(pb_utils.get_model_dir()), args.get("stored_model", ""))
         choose_gpu(args, file)
         llm, library = import_library()
+        contract = _contract(config, file)
         self._llm = opened(llm, file)
         self._loop = Loop()
         measures = Measures(args["model_name"], args["model_version"])
         self._service = Service(
             self._llm,
             library,
-            _contract(config, file),
+            contract,
             Adapters(file, library.LoRARequest),
             Live(file.check_secs),
             measures,
@@ -74,18 +76,23 @@ class TritonPythonModel:
 
 def _contract(config: dict[str, Any], file: ModelFile) -> Contract:
     length = file.arguments.get("max_seq_len")
+    thoughts = _parameter(config, "reasoning_parser") or file.arguments.get("reasoning_parser")
     return Contract(
         model=config["name"],
         decoupled=bool((config.get("model_transaction_policy") or {}).get("decoupled")),
         batched=bool(config.get("max_batch_size")),
         max_length=length if isinstance(length, int) else None,
+        parsers=load_parsers(str(thoughts or ""), _parameter(config, "tool_call_parser")),
     )
 
 
 def _stored(config: dict[str, Any]) -> str:
     """The name of the stored model; where it is does not matter to its config."""
-    found = config.get("parameters", {}).get("stored_model", {})
-    return str(found.get("string_value", ""))
+    return _parameter(config, "stored_model")
+
+
+def _parameter(config: dict[str, Any], name: str) -> str:
+    return str(config.get("parameters", {}).get(name, {}).get("string_value", ""))
 
 
 def _for_model(name: str, refusal: Refusal) -> BadAnswer:

@@ -6,6 +6,7 @@ from typing import Any
 
 from .adapters import PARAMETER
 from .asked import Asked
+from .parsers import Tools
 from .refusals import Refusal
 from .sampling import GUIDE, GUIDE_TYPE
 
@@ -19,8 +20,16 @@ MOST_LOGPROBS = 20
 """As OpenAI has it."""
 DEFAULTS = {"temperature": 1.0}
 """What OpenAI's clients expect where the engine has another default."""
-REFUSED = ("suffix", "best_of", "functions", "logit_bias")
+REFUSED = ("suffix", "best_of", "functions", "logit_bias", "chat_template")
 """Members that change the answer, and that cannot be served; those that say nothing are not."""
+NO_VARIABLES = frozenset(
+    {
+        *("chat_template", "tools", "documents", "tokenize", "return_dict", "return_tensors"),
+        *("padding", "truncation", "max_length", "tokenizer_kwargs"),
+        *("return_assistant_tokens_mask", "conversation"),
+    }
+)
+"""What a tokenizer takes beside the variables of a template: not the client's to set."""
 
 
 def read_body(body: Mapping[str, Any], *, chat: bool, adapters: Collection[str]) -> Asked:
@@ -28,26 +37,40 @@ def read_body(body: Mapping[str, Any], *, chat: bool, adapters: Collection[str])
     for name in REFUSED:
         if body.get(name):
             raise Refusal(f"'{name}' is not supported for TensorRT-LLM models", "UNSUPPORTED")
-    _refuse_tools(body)
     stream = _typed(body, "stream", bool, "true or false") or False
     if _typed(body, "stream_options", dict, "an object") and not stream:
         raise Refusal("`stream_options` can only be used when `stream` is True")
-    sampling = {**_sampling(body), **_guide(body.get("response_format"))}
+    tools = read_tools(body) if chat else None
+    sampling = {**_sampling(body), **_guide(body.get("response_format")), **_forced(body, tools)}
     if (top := top_logprobs(body, chat=chat)) is not None:
         sampling["logprobs"] = max(top, 1)  # 0 has meant none to some versions of the library
     if body.get("model") in adapters:
         sampling[PARAMETER] = body["model"]
     if chat:
-        messages = _typed(body, "messages", list, "a list")
-        if not messages:
-            raise Refusal("'messages' is missing or empty, expected a list of messages")
-        template = _typed(body, "chat_template_kwargs", dict, "an object") or {}
-        return Asked(messages=messages, template=template, stream=stream, sampling=sampling)
+        return _chat(body, tools, stream, sampling)
+    return _completion(body, stream, sampling)
+
+
+def _chat(
+    body: Mapping[str, Any], tools: Tools | None, stream: bool, sampling: Mapping[str, Any]
+) -> Asked:
+    messages = _typed(body, "messages", list, "a list")
+    if not messages:
+        raise Refusal("'messages' is missing or empty, expected a list of messages")
+    template = _typed(body, "chat_template_kwargs", dict, "an object") or {}
+    if closed := NO_VARIABLES & template.keys():
+        raise Refusal(f"'chat_template_kwargs' has '{min(closed)}', which clients cannot set")
+    if tools is not None:
+        template = {**template, "tools": tools.definitions}
+    return Asked(messages=messages, template=template, stream=stream, sampling=sampling)
+
+
+def _completion(body: Mapping[str, Any], stream: bool, sampling: Mapping[str, Any]) -> Asked:
     text, tokens = _prompt(body.get("prompt"))
     echo = bool(_typed(body, "echo", bool, "true or false"))
     if echo and text is None:
         raise Refusal("'echo' needs a 'prompt' that is a text")
-    if echo and top is not None:
+    if echo and "logprobs" in sampling:
         raise Refusal("'logprobs' of an 'echo' are not supported: ask for one of them")
     return Asked(text=text, tokens=tokens, stream=stream, echo=echo, sampling=sampling)
 
@@ -70,12 +93,51 @@ def _top(body: Mapping[str, Any], name: str) -> int | None:
     return found
 
 
-def _refuse_tools(body: Mapping[str, Any]) -> None:
-    if body.get("tools") and body.get("tool_choice") != "none":
+def read_tools(body: Mapping[str, Any]) -> Tools | None:
+    """What a chat lets the model call, None if nothing."""
+    definitions = _typed(body, "tools", list, "a list")
+    choice = body.get("tool_choice")
+    if not definitions or choice == "none":
+        return None
+    names = [_function_name(each) for each in definitions]
+    if None in names:
         raise Refusal(
-            "'tools' is not supported for TensorRT-LLM models: nothing reads calls from the text",
+            f"'tools' has {_shown(definitions[names.index(None)])}, expected the type function "
+            "with a function that has a name"
+        )
+    parallel = _typed(body, "parallel_tool_calls", bool, "true or false") is not False
+    if choice in (None, "auto"):
+        return Tools(definitions, parallel=parallel)
+    if choice == "required":
+        raise Refusal(
+            "'tool_choice' is \"required\", which is not supported for TensorRT-LLM models; name "
+            "the function, or leave the choice to the model",
             "UNSUPPORTED",
         )
+    if (name := _function_name(choice)) not in names or name is None:
+        raise Refusal(f"'tool_choice' is {_shown(choice)}, expected a function of 'tools'")
+    return Tools(definitions, named=name)
+
+
+def _function_name(tool: Any) -> str | None:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) and name and tool.get("type") == "function" else None
+
+
+def _forced(body: Mapping[str, Any], tools: Tools | None) -> dict[str, Any]:
+    """A function that is named has arguments as it describes them."""
+    if tools is None or not tools.named:
+        return {}
+    if body.get("response_format"):
+        raise Refusal("'response_format' and a function in 'tool_choice' exclude each other")
+    found = next(each for each in tools.definitions if _function_name(each) == tools.named)
+    schema = found["function"].get("parameters")
+    if schema is not None and not isinstance(schema, dict):
+        raise Refusal(f"'tools' has the parameters {_shown(schema)}, expected an object")
+    if not schema:
+        return {GUIDE_TYPE: "json"}
+    return {GUIDE_TYPE: "json_schema", GUIDE: json.dumps(schema)}
 
 
 def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:

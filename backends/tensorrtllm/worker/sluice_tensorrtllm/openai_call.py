@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,10 +11,12 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from .asked import Asked
+from .chat_message import delta, message
 from .inputs import Inputs
 from .logprobs import Chance, Decode, chat_logprobs, completion_logprobs
-from .openai_body import read_body, top_logprobs
+from .openai_body import read_body, read_tools, top_logprobs
 from .outputs import usage
+from .parsers import Forced, Parsers, Plain, Reader, Said
 from .refusals import Refusal
 from .steps import Gain
 
@@ -23,7 +25,7 @@ CHAT, COMPLETIONS = "chat/completions", "completions"
 
 
 def read_call(
-    inputs: Inputs, model: str, adapters: Collection[str], decode: Decode
+    inputs: Inputs, model: str, adapters: Collection[str], decode: Decode, parsers: Parsers
 ) -> "OpenAiCall":
     """What the tensors ask for; Refusal says what is wrong with it."""
     body = inputs.json(REQUEST, dict)
@@ -40,11 +42,15 @@ def read_call(
     chat = endpoint == CHAT
     asked = read_body(body, chat=chat, adapters=adapters)
     options = body.get("stream_options") or {}
+    readers = (
+        parsers.readers(read_tools(body), asked.template, stream=asked.stream) if chat else Plain
+    )
     return OpenAiCall(
         asked=asked,
         chat=chat,
         model=body.get("model") or model,
         decode=decode,
+        readers=readers,
         top=top_logprobs(body, chat=chat),
         usage=bool(options.get("include_usage")) or not asked.stream,
         prefix=(asked.text or "") if asked.echo else "",
@@ -56,7 +62,8 @@ class OpenAiCall:
     """One request while it is answered: a chunk for each gain, or all at once at the end.
 
     `usage` says whether the client is told of tokens, `prefix` is what an echo begins with. `top`
-    is how many of the likeliest tokens come with log probabilities, None if there are none.
+    is how many of the likeliest tokens come with log probabilities, None if there are none;
+    `readers` make what reads the text of each choice.
     """
 
     asked: Asked
@@ -64,6 +71,7 @@ class OpenAiCall:
     model: str
     usage: bool
     decode: Decode
+    readers: Callable[[], Reader]
     top: int | None = None
     prefix: str = ""
     _id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -71,6 +79,8 @@ class OpenAiCall:
     _begun: set[int] = field(default_factory=set)
     _letters: dict[int, int] = field(default_factory=dict)
     _tokens: int = 0
+    _reading: dict[int, Reader] = field(default_factory=dict)
+    _callers: set[int] = field(default_factory=set)
 
     def within(self, limit: int | None, prompt: Sequence[int] | None) -> Asked:
         """What is asked for; a chat without a limit of its own may fill the context."""
@@ -102,36 +112,47 @@ class OpenAiCall:
                 self._begun.add(gain.index)
                 chunks += self._beginning(gain.index)
             # A sequence that has nothing new has no chunk, unless it has ended.
-            logprobs = self._logprobs(gain.index, gain.logprobs)
-            if gain.text or gain.finish_reason or logprobs:
-                chunks.append(self._chunk(gain.index, gain.text, gain.finish_reason, logprobs))
+            said, logprobs = self._said(gain), self._logprobs(gain.index, gain.logprobs)
+            if said != Said() or gain.finish_reason or logprobs:
+                chunks.append(self._chunk(gain.index, said, self._reason(gain), logprobs))
         return chunks
 
     def _beginning(self, index: int) -> list[dict[str, Any]]:
         if self.chat:
             delta = {"role": "assistant", "content": ""}
             return [self._with_choice({"index": index, "delta": delta, "finish_reason": None})]
-        return [self._chunk(index, self.prefix, None)] if self.prefix else []
+        return [self._chunk(index, Said(self.prefix), None)] if self.prefix else []
 
     def _chunk(
-        self, index: int, text: str, reason: str | None, logprobs: Any = None
+        self, index: int, said: Said, reason: str | None, logprobs: Any = None
     ) -> dict[str, Any]:
-        said: dict[str, Any] = {"text": text}
-        if self.chat:
-            said = {"delta": {"content": text} if text else {}}
-        said["logprobs"] = logprobs
-        return self._with_choice({"index": index, **said, "finish_reason": reason})
+        told = {"delta": delta(said)} if self.chat else {"text": said.content}
+        rest = {"logprobs": logprobs, "finish_reason": reason}
+        return self._with_choice({"index": index, **told, **rest})
 
     def _with_choice(self, choice: Mapping[str, Any]) -> dict[str, Any]:
         chunk = {**self._head(), "choices": [choice]}
         return {**chunk, "usage": None} if self.usage else chunk
 
     def _choice(self, gain: Gain) -> dict[str, Any]:
-        said: dict[str, Any] = {"text": self.prefix + gain.text}
-        if self.chat:
-            said = {"message": {"role": "assistant", "content": gain.text}}
-        said["logprobs"] = self._logprobs(gain.index, gain.logprobs)
-        return {"index": gain.index, **said, "finish_reason": gain.finish_reason}
+        said = self._said(gain)
+        told = {"message": message(said)} if self.chat else {"text": self.prefix + said.content}
+        rest = {"logprobs": self._logprobs(gain.index, gain.logprobs)}
+        return {"index": gain.index, **told, **rest, "finish_reason": self._reason(gain)}
+
+    def _said(self, gain: Gain) -> Said:
+        reader = self._reading.get(gain.index)
+        if reader is None:
+            reader = self._reading[gain.index] = self.readers()
+        said = reader.read(gain.text, final=bool(gain.finish_reason))
+        # Whoever names the function knows that it is called.
+        if said.calls and not isinstance(reader, Forced):
+            self._callers.add(gain.index)
+        return said
+
+    def _reason(self, gain: Gain) -> str | None:
+        calls = gain.finish_reason == "stop" and gain.index in self._callers
+        return "tool_calls" if calls else gain.finish_reason
 
     def _logprobs(self, index: int, found: Sequence[Chance]) -> dict[str, Any] | None:
         """Those of new tokens, None where nobody asked or nothing is new."""

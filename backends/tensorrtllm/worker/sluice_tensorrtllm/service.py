@@ -5,7 +5,7 @@ import os
 import traceback
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import triton_python_backend_utils as pb_utils
@@ -19,6 +19,7 @@ from .messages import readable
 from .openai_call import ENDPOINT, REQUEST, OpenAiCall, read_call
 from .opening import Library
 from .outputs import Responses
+from .parsers import Parsers
 from .refusals import Refusal, clean
 from .sampling import end_beside_words, guided, revises
 from .steps import Gain, Progress
@@ -47,6 +48,7 @@ class Contract:
     decoupled: bool
     batched: bool
     max_length: int | None
+    parsers: Parsers = field(default_factory=Parsers)
 
 
 class Service:
@@ -102,7 +104,8 @@ class Service:
         writer: Writer
         if REQUEST in inputs:
             names = self._adapters.names
-            call = read_call(inputs, self._contract.model, names, self._decoded)
+            contract = self._contract
+            call = read_call(inputs, contract.model, names, self._decoded, contract.parsers)
             asked, writer = call.asked, call
         else:
             inputs.text(ENDPOINT)  # says nothing without a request of OpenAI's

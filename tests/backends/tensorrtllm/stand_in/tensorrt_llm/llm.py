@@ -65,7 +65,9 @@ class Tokenizer:
         assert not return_dict
         if conversation[-1]["role"] != "user":
             raise ValueError("the last message must be the user's")
-        return self.encode(" ".join(f"<{m['role']}> {m['content']}" for m in conversation))
+        said = [f"<{m['role']}> {m['content']}" for m in conversation]
+        tools = [f"<{each['function']['name']}>" for each in variables.get("tools") or ()]
+        return self.encode(" ".join(tools + said))
 
 
 class LLM:

@@ -1,0 +1,16 @@
+"""What a parser has found."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class ToolCallItem:
+    tool_index: int
+    parameters: str
+    name: str | None = None
+
+
+@dataclass
+class StreamingParseResult:
+    normal_text: str = ""
+    calls: list[ToolCallItem] = field(default_factory=list)
