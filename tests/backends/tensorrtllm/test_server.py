@@ -410,8 +410,11 @@ def test_openai_completions_take_texts_and_tokens(http: httpx.Client) -> None:
     found = http.post("/v1/completions", json=body).json()
     assert found["choices"][0]["text"] == "one moreone more"
     assert found["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
-    tokens = http.post("/v1/completions", json={"model": "llm", "prompt": [0]}).json()
-    assert tokens["usage"]["prompt_tokens"] == 1
+    logprobs = generate(http, text_input="one", return_logprobs=True, logprobs=1)["logprobs"]
+    token, *_ = map(int, json.loads(logprobs)[0])
+    tokens = http.post("/v1/completions", json={"model": "llm", "prompt": [token]})
+    assert tokens.status_code == 200, tokens.text
+    assert tokens.json()["usage"]["prompt_tokens"] == 1
 
 
 @pytest.mark.parametrize(
