@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
 DISTRIBUTIONS = {
+    "cuda.bindings": "cuda-bindings",
     "google.protobuf": "protobuf",
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",

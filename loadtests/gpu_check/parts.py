@@ -41,6 +41,13 @@ PARTS = (
         limit_secs=60,
     ),
     Part(
+        name="tensorrt",
+        asks="TensorRT: the same as on the CPU, infer/s",
+        needs=(*CORE, "tensorrt", "cuda.bindings"),
+        limit_secs=90,
+        only_gpu=True,
+    ),
+    Part(
         name="gpu_metrics",
         asks="nv_gpu_* change, and agree with NVML",
         needs=(*CORE, "torch", "pynvml"),

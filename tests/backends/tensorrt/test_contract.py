@@ -14,9 +14,13 @@ import pytest
 from backends.tensorrt.cuda import LASTING
 
 STAND_IN = Path(__file__).parent / "stand_in"
-CLASSES = ("Runtime", "ICudaEngine", "IExecutionContext", "ILogger", "IPluginRegistry")
-MADE_BY_THE_LIBRARY = ("ICudaEngine", "IExecutionContext", "IPluginRegistry")
+BUILDING = ("INetworkDefinition", "IBuilderConfig", "IOptimizationProfile")
+MADE_BY_THE_LIBRARY = ("ICudaEngine", "IExecutionContext", "IPluginRegistry", *BUILDING)
+CLASSES = ("Runtime", "Builder", "ILogger", *MADE_BY_THE_LIBRARY)
 ENUMS = (
+    "ActivationType",
+    "BuilderFlag",
+    "MatrixOperation",
     "DataType",
     "ExecutionContextAllocationStrategy",
     "TensorFormat",

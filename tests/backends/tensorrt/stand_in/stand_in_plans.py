@@ -11,7 +11,10 @@ VERSION = "10.14.1"
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTensor:
-    """An input, or an output with the operation that computes it from others."""
+    """An input, or an output with the operation that computes it from others.
+
+    Those of the operation "layers" are matrices, and names of activations.
+    """
 
     name: str
     dims: Sequence[int]
@@ -20,6 +23,7 @@ class PlannedTensor:
     of: Sequence[str] = ()
     host: bool = False
     format: str = "LINEAR"
+    layers: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

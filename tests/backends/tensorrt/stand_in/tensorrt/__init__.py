@@ -9,6 +9,16 @@ from typing import Any
 from cuda.bindings.world import Refused, world
 from stand_in_plans import VERSION, Plan, read
 
+from .builder import (
+    ActivationType,
+    Builder,
+    BuilderFlag,
+    IBuilderConfig,
+    INetworkDefinition,
+    IOptimizationProfile,
+    Logger,
+    MatrixOperation,
+)
 from .engine import ICudaEngine, IExecutionContext
 from .enums import (
     DataType,
@@ -21,13 +31,21 @@ from .interfaces import ILogger, IOutputAllocator, Logging
 
 __version__ = VERSION
 __all__ = [
+    "ActivationType",
+    "Builder",
+    "BuilderFlag",
     "DataType",
     "ExecutionContextAllocationStrategy",
+    "IBuilderConfig",
     "ICudaEngine",
     "IExecutionContext",
     "ILogger",
+    "INetworkDefinition",
+    "IOptimizationProfile",
     "IOutputAllocator",
     "IPluginRegistry",
+    "Logger",
+    "MatrixOperation",
     "Runtime",
     "TensorFormat",
     "TensorIOMode",

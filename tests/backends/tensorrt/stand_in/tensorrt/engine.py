@@ -71,22 +71,22 @@ class ICudaEngine:
     ) -> "IExecutionContext | None":
         if not isinstance(strategy, ExecutionContextAllocationStrategy):
             raise TypeError("create_execution_context(): incompatible function arguments")
-        if strategy is not ExecutionContextAllocationStrategy.USER_MANAGED:
-            raise NotImplementedError("the stand-in has contexts without memory of their own alone")
         if world.device != self.device or self.plan.extra.get("no_context"):
             self.log.error("[executionContext.cpp::init::12] Error Code 2: OutOfMemory (no room)")
             return None
-        return IExecutionContext(self)
+        with_memory = strategy is not ExecutionContextAllocationStrategy.USER_MANAGED
+        return IExecutionContext(self, with_memory=with_memory)
 
 
 class IExecutionContext:
     """Refuses, with a line in the log, what is not in order: profile, memory, shapes, addresses."""
 
-    def __init__(self, engine: ICudaEngine) -> None:
+    def __init__(self, engine: ICudaEngine, *, with_memory: bool) -> None:
         self._engine = engine
+        self._with_memory = with_memory
         self._plan = engine.plan
         self._log = engine.log
-        self._profile: int | None = None
+        self._profile = 0 if with_memory else None
         self._scratch = (0, 0)
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
@@ -191,7 +191,8 @@ class IExecutionContext:
         if self.infer_shapes():
             self._log.error("not all inputs have a shape")
             return None
-        world.require(*self._scratch, self._engine.device)
+        if not self._with_memory:
+            world.require(*self._scratch, self._engine.device)
         for each in self._plan.tensors:
             if each.name in self._allocators:
                 continue
@@ -227,6 +228,8 @@ class IExecutionContext:
             _array(addresses[each.name], tuple(shapes.get(each.name, each.dims)), each.type)
             for each in inputs
         ]
+        if tensor.layers:
+            return operations.through_layers(*arrays, tensor.layers)
         return operations.COMPUTE[tensor.operation](*arrays)
 
     def _compute(self, addresses: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:

@@ -38,6 +38,12 @@ COMPUTE: Mapping[str, Callable[..., Array]] = {
 }
 
 
+def through_layers(x: Array, layers: Sequence[Any]) -> Array:
+    for each in layers:
+        x = np.maximum(x, 0) if each == "RELU" else x @ np.array(each, np.float32)
+    return x
+
+
 def output_shape(operation: str, shapes: Sequence[Shape], values: Sequence[Array | None]) -> Shape:
     """Of an output, whose inputs have these shapes, and values where they are on the host."""
     match operation:
