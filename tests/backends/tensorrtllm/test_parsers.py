@@ -9,7 +9,14 @@ import httpx
 import openai
 import pytest
 
-from backends.tensorrtllm.worker.sluice_tensorrtllm.parsers import Call, Forced, Parsed, Said
+from backends.tensorrtllm.worker.sluice_tensorrtllm.parsers import (
+    Call,
+    Forced,
+    Parsed,
+    Parsers,
+    Said,
+    Tools,
+)
 from tests.backends.tensorrtllm.conftest import Engine
 from tests.backends.tensorrtllm.test_server import load_error
 from tests.serving import Serving
@@ -178,6 +185,29 @@ def test_a_parser_that_is_none_fails_the_load(http: httpx.Client) -> None:
     error = load_error(http, "bad_parser")
     assert "tensorrt_llm has no parser 'deepseek-r1' and 'qwen33'" in error
     assert "Supported parsers: ['qwen3']" in error
+
+
+@pytest.mark.parametrize(
+    ("parsers", "tools", "raw"),
+    [
+        (Parsers(raw_tools=True), None, False),
+        (Parsers(raw_tools=True), Tools([WEATHER]), True),
+        (Parsers(raw_tools=True), Tools([WEATHER], named="weather"), False),
+        (Parsers(raw_thoughts=True), None, True),
+        (Parsers(), Tools([WEATHER]), False),
+    ],
+)
+def test_a_parser_that_looks_for_special_tokens_has_them(
+    parsers: Parsers, tools: Tools | None, raw: bool
+) -> None:
+    assert parsers.sampling(tools) == ({"skip_special_tokens": False} if raw else {})
+
+
+def test_thoughts_marked_by_special_tokens_are_told(server: Serving, engine: Engine) -> None:
+    message, _ = answered(server, chat(f"{THOUGHT} raw"), stream=False)
+    assert message.content == " raw"
+    sampling = engine.asked(f"<user> {THOUGHT} raw")["sampling"]
+    assert sampling["skip_special_tokens"] is False
 
 
 class Finds:

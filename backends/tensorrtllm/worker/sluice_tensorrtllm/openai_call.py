@@ -42,9 +42,11 @@ def read_call(
     chat = endpoint == CHAT
     asked = read_body(body, chat=chat, adapters=adapters)
     options = body.get("stream_options") or {}
-    readers = (
-        parsers.readers(read_tools(body), asked.template, stream=asked.stream) if chat else Plain
-    )
+    readers: Callable[[], Reader] = Plain
+    if chat:
+        tools = read_tools(body)
+        readers = parsers.readers(tools, asked.template, stream=asked.stream)
+        asked = replace(asked, sampling={**asked.sampling, **parsers.sampling(tools)})
     return OpenAiCall(
         asked=asked,
         chat=chat,

@@ -122,11 +122,22 @@ class Parsed:
 
 @dataclass(frozen=True)
 class Parsers:
-    """What makes the parsers of a model, None where it has none; `definition` reads one tool."""
+    """What makes the parsers of a model, None where it has none; `definition` reads one tool.
+
+    Some parsers look for special tokens (`raw_thoughts`, `raw_tools`), which no text has otherwise.
+    """
 
     thoughts: Callable[[Mapping[str, Any]], Any] | None = None
+    raw_thoughts: bool = False
     tools: Callable[[], Any] | None = None
+    raw_tools: bool = False
     definition: Callable[..., Any] | None = None
+
+    def sampling(self, tools: Tools | None) -> dict[str, Any]:
+        """How texts are to be made so that they can be read."""
+        with_tools = tools is not None and not tools.named
+        raw = self.raw_thoughts or (self.raw_tools and with_tools)
+        return {"skip_special_tokens": False} if raw else {}
 
     def readers(
         self, tools: Tools | None, template: Mapping[str, Any], *, stream: bool
@@ -161,32 +172,39 @@ class Parsers:
 def load_parsers(thoughts: str, tools: str) -> Parsers:
     """The library's parsers of these names, "" for none; Refusal if it has no such parser."""
     try:
-        return Parsers(*_of_thoughts(thoughts), *_of_tools(tools))
+        make_thoughts, raw_thoughts = _of_thoughts(thoughts)
+        make_tools, raw_tools, definition = _of_tools(tools)
     except (ImportError, ValueError) as error:
         names = " and ".join(f"'{each}'" for each in (thoughts, tools) if each)
         raise Refusal(f"tensorrt_llm has no parser {names}: {clean(error)}") from error
+    return Parsers(make_thoughts, raw_thoughts, make_tools, raw_tools, definition)
 
 
-def _of_thoughts(name: str) -> tuple[Callable[[Mapping[str, Any]], Any] | None]:
+def _of_thoughts(name: str) -> tuple[Callable[[Mapping[str, Any]], Any] | None, bool]:
     if not name:
-        return (None,)
+        return None, False
     from tensorrt_llm.llmapi.reasoning_parser import ReasoningParserFactory
 
     create = ReasoningParserFactory.create_reasoning_parser
-    create(name)  # a name that is none is told when the model is loaded
+    raw = _looks_for_special_tokens(create(name))
     if "chat_template_kwargs" in inspect.signature(create).parameters:
-        return (lambda template: create(name, dict(template)),)
-    return (lambda _: create(name),)
+        return lambda template: create(name, dict(template)), raw
+    return lambda _: create(name), raw
 
 
-def _of_tools(name: str) -> tuple[Callable[[], Any] | None, Callable[..., Any] | None]:
+def _of_tools(name: str) -> tuple[Callable[[], Any] | None, bool, Callable[..., Any] | None]:
     if not name:
-        return None, None
+        return None, False, None
     from tensorrt_llm.serve.openai_protocol import ChatCompletionToolsParam
     from tensorrt_llm.serve.tool_parser.tool_parser_factory import ToolParserFactory
 
-    ToolParserFactory.create_tool_parser(name)
-    return lambda: ToolParserFactory.create_tool_parser(name), ChatCompletionToolsParam
+    create = ToolParserFactory.create_tool_parser
+    return lambda: create(name), _looks_for_special_tokens(create(name)), ChatCompletionToolsParam
+
+
+def _looks_for_special_tokens(parser: Any) -> bool:
+    """Older versions of the library do not say."""
+    return bool(getattr(parser, "needs_raw_special_tokens", False))
 
 
 def _bare(tool: Mapping[str, Any]) -> dict[str, Any]:

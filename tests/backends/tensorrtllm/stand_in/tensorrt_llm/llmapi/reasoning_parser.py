@@ -13,6 +13,8 @@ class ReasoningParserResult:
 
 
 class DeepSeekR1Parser:
+    needs_raw_special_tokens = True
+
     def __init__(self) -> None:
         self._thinks = True
         self._held = ""
