@@ -5,6 +5,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tritonclient.grpc import service_pb2
@@ -206,6 +207,10 @@ def flood(connection: socket.socket, data: bytes, *, reads: bool = True) -> Met:
         while reads and not met.ended and select.select([connection], [], [], STALL_SECS)[0]:
             _receive(connection, met)
     except (ConnectionResetError, BrokenPipeError):
+        # What the server said before it ended the connection has come, and may not be read yet.
+        with suppress(OSError):
+            while not met.ended:
+                _receive(connection, met)
         met.ended = True
     return met
 
