@@ -1,5 +1,6 @@
 """The real engine with the real model, as a backend's caller sees it."""
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -89,6 +90,12 @@ class Llama:
         """The value of a series that has one sample."""
         samples = [s for family in self.instance.metrics() for s in family.samples]
         return sum(sample.value for sample in samples if sample.name == name)
+
+    async def running(self, count: int) -> None:
+        """Wait until the engine works on so many requests; it tells so with each step it makes."""
+        async with asyncio.timeout(10):
+            while self.metric("vllm:num_requests_running") != count:  # noqa: ASYNC110 - a gauge
+                await asyncio.sleep(0.01)
 
 
 def strings(response: InferResponse, name: str) -> list[str]:

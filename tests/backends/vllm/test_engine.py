@@ -51,15 +51,8 @@ async def llama(write: Write) -> AsyncIterator[Llama]:
     context = write(parameters={"REPORT_CUSTOM_METRICS": "true"}, wasted=wasted.append)
     llama = Llama(await VllmBackend().load(context), wasted)
     yield llama
-    await running(llama, 0)
+    await llama.running(0)
     await llama.instance.close()
-
-
-async def running(llama: Llama, count: int) -> None:
-    """Wait until the engine works on so many requests; it tells so with each step it makes."""
-    async with asyncio.timeout(10):
-        while llama.metric("vllm:num_requests_running") != count:  # noqa: ASYNC110 - a gauge
-            await asyncio.sleep(0.01)
 
 
 async def refusal(llama: Llama, request: InferRequest) -> str:
@@ -313,7 +306,7 @@ class TestBadInput:
 class TestLeaving:
     @pytest.mark.parametrize("stream", [False, True])
     async def test_closing_frees_the_request_at_once(self, llama: Llama, stream: bool) -> None:
-        await running(llama, 0)
+        await llama.running(0)
         before = llama.metric("vllm:generation_tokens_total"), sum(llama.wasted)
         execution = llama.instance.execute([ask(stream=stream, **ENDLESS)])
         read = 0
@@ -323,12 +316,12 @@ class TestLeaving:
             read = (answer.usage or Usage()).completion_tokens
         else:
             first = asyncio.create_task(anext(execution))
-            await running(llama, 1)
+            await llama.running(1)
             first.cancel()
             await asyncio.wait([first])
         began = time.monotonic()
         await soon(execution.aclose())
-        await running(llama, 0)
+        await llama.running(0)
         assert time.monotonic() - began < 1
         made = llama.metric("vllm:generation_tokens_total") - before[0]
         assert sum(llama.wasted) - before[1] == made - read
@@ -342,7 +335,7 @@ class TestLeaving:
 
     async def test_a_request_can_be_closed_before_it_has_begun(self, llama: Llama) -> None:
         await llama.instance.execute([ask(**GREEDY)]).aclose()
-        await running(llama, 0)
+        await llama.running(0)
 
 
 class TestMetrics:
@@ -358,7 +351,7 @@ class TestMetrics:
         name = "vllm:time_per_output_token_seconds_count"
         before = llama.metric(name), llama.metric("vllm:generation_tokens_total")
         await llama.say(ask(stream=True, **GREEDY))
-        await running(llama, 0)
+        await llama.running(0)
         assert llama.metric("vllm:generation_tokens_total") - before[1] == 8
         assert llama.metric(name) - before[0] == 7
 

@@ -45,15 +45,8 @@ async def llama(write: Write) -> AsyncIterator[Llama]:
     context = write(parameters=reports, wasted=wasted.append, api_server_count=CLIENTS)
     found = Llama(await VllmBackend().load(context), wasted)
     yield found
-    await running(found, 0)
+    await found.running(0)
     await found.instance.close()
-
-
-async def running(llama: Llama, count: int) -> None:
-    """Wait until the engine works on so many requests."""
-    async with asyncio.timeout(10):
-        while llama.metric("vllm:num_requests_running") != count:  # noqa: ASYNC110 - a gauge
-            await asyncio.sleep(0.01)
 
 
 def clients() -> list[psutil.Process]:
@@ -125,11 +118,11 @@ async def test_a_refusal_is_that_of_one_client(llama: Llama) -> None:
 
 async def test_who_leaves_is_aborted_and_what_was_made_is_wasted(llama: Llama) -> None:
     leaving = [asyncio.create_task(llama.answers(ask(**ENDLESS))) for _ in range(CLIENTS)]
-    await running(llama, CLIENTS)
+    await llama.running(CLIENTS)
     for task in leaving:
         task.cancel()
     await soon(asyncio.wait(leaving))
-    await running(llama, 0)
+    await llama.running(0)
 
 
 async def test_the_contract_is_offered_as_the_engine_has_it(llama: Llama) -> None:
@@ -153,7 +146,7 @@ async def test_the_death_of_a_client_is_that_of_its_engine_and_nothing_is_left(
     assert len(mine) == CLIENTS
     died = asyncio.create_task(llama.instance.died())
     failures = [asyncio.create_task(failure(llama, ask(**ENDLESS))) for _ in range(CLIENTS)]
-    await running(llama, CLIENTS)
+    await llama.running(CLIENTS)
     mine.pop().kill()
     assert "of its engine ended (exit code -9)" in await soon(died)
     async with asyncio.timeout(15):
