@@ -86,9 +86,15 @@ class EngineMetrics:
 def _kinds(registry: CollectorRegistry) -> dict[str, Any]:
     """The attributes with which vLLM's loggers create their series, bound to the registry."""
     return {
-        f"_{kind.__name__.lower()}_cls": staticmethod(partial(kind, registry=registry))
-        for kind in (Counter, Gauge, Histogram)
+        f"_{kind.__name__.lower()}_cls": staticmethod(partial(made, registry=registry))
+        for kind, made in ((Counter, Counter), (Gauge, _gauge), (Histogram, Histogram))
     }
+
+
+def _gauge(name: str, documentation: str, multiprocess_mode: str = "all", **named: Any) -> Gauge:
+    """vLLM's one gauge that its clients would add up has a time for its value."""
+    mode: Any = "max" if multiprocess_mode == "sum" else multiprocess_mode
+    return Gauge(name, documentation, multiprocess_mode=mode, **named)
 
 
 def _within(part: type, kinds: Mapping[str, Any]) -> type:

@@ -193,7 +193,10 @@ def _cores(text: str, *, model: str) -> frozenset[int]:
 
 def _clients(arguments: dict[str, Any], default: int, *, model: str) -> int:
     """Take how many clients the engine has out of its arguments."""
-    count = arguments.pop(CLIENTS, default)
+    alone = arguments.get("mm_tensor_ipc") == "torch_shm"  # one client hands over the tensors
+    count = arguments.pop(CLIENTS, 1 if alone else min(default, MAX_CLIENTS))
+    if alone and count != 1:
+        _refuse(model, f"its {FILE} has mm_tensor_ipc 'torch_shm', which needs {CLIENTS} 1")
     if type(count) is not int or not 1 <= count <= MAX_CLIENTS:
         _refuse(
             model, f"its {FILE} has {CLIENTS} {count!r}, expected a number from 1 to {MAX_CLIENTS}"

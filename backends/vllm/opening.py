@@ -36,11 +36,13 @@ async def open_instance(model: EngineModel, wasted: Callable[[int], None]) -> In
     return VllmInstance(engine, wasted)
 
 
-async def open_engine(model: EngineModel, llm: Any, metrics: EngineMetrics | None) -> RunningEngine:
+async def open_engine(
+    model: EngineModel, llm: Any, metrics: EngineMetrics | None, *, warms_up: bool = True
+) -> RunningEngine:
     """A client of a running engine, with all that requests need of it.
 
-    InferenceError says why there cannot be one; then the client has been stopped, with its engine
-    if it is its own.
+    Of several clients one warms the engine up. InferenceError says why there cannot be one; then
+    the client has been stopped, with its engine if it is its own.
     """
     resources = llm.engine_core.resources
     # Actors of Ray are no processes of ours: only what an engine sends tells that they ended.
@@ -64,11 +66,14 @@ async def open_engine(model: EngineModel, llm: Any, metrics: EngineMetrics | Non
             refusals=Refusals(failures, model.folders),
             metrics=metrics,
         )
-        await _warm_up(engine)
+        if warms_up and GENERATE in engine.tasks:
+            await _warm_up(engine)
     except BaseException:
         watch.close()
         await stop_engine(llm)
         raise
+    if metrics is not None:
+        metrics.begin()
     return engine
 
 
@@ -129,11 +134,8 @@ async def _load_adapters(llm: Any, watch: Watch, adapters: Adapters, failures: F
 
 
 async def _warm_up(engine: RunningEngine) -> None:
-    if GENERATE in engine.tasks:
-        try:
-            warming = warm_up(engine.llm, engine.prompts, model=engine.model)
-            await engine.watch.unless_ended(warming)
-        except VLLMError as error:
-            raise engine.failures.explain(error) from error
-    if engine.metrics is not None:
-        engine.metrics.begin()
+    try:
+        warming = warm_up(engine.llm, engine.prompts, model=engine.model)
+        await engine.watch.unless_ended(warming)
+    except VLLMError as error:
+        raise engine.failures.explain(error) from error

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
@@ -11,7 +11,7 @@ from gateway.errors import first_error
 from gateway.frontend_processes.kinds import Kind
 from gateway.process_channel.call_end import CallEnd
 from gateway.process_channel.channel import Channel
-from gateway.process_channel.frames import Frame, headed
+from gateway.process_channel.frames import Frame, call_numbers, headed
 
 
 class ServerGone(Exception):
@@ -137,14 +137,8 @@ class Calls:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self._numbers = _numbers()
+        self._numbers = call_numbers()
 
     def new(self) -> RelayedCall:
         """One more call."""
         return RelayedCall(self.channel, next(self._numbers))
-
-
-def _numbers() -> Iterator[int]:
-    """Every number but the one that is no call's; when they come again the first have ended."""
-    while True:
-        yield from range(1, 1 << 32)

@@ -35,6 +35,12 @@ NO_CALL = 0
 """The number of no call: what the processes say to each other."""
 
 
+def call_numbers() -> Iterator[int]:
+    """Every number but the one that is no call's; when they come again the first have ended."""
+    while True:
+        yield from range(1, 1 << 32)
+
+
 class Frame(NamedTuple):
     """One message."""
 

@@ -3,6 +3,7 @@
 SERVER is the process that starts it: it may be gone before this one can ask for its parent.
 """
 
+import os
 import signal
 import socket
 import sys
@@ -25,3 +26,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     follow(int(sys.argv[2]))
     uvloop.run(_run(int(sys.argv[1])))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All has ended; to take vLLM's modules apart would take the interpreter seconds.
+    os._exit(0)

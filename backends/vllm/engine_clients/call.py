@@ -12,6 +12,12 @@ from gateway.process_channel.channel import Channel
 from gateway.process_channel.frames import Frame
 
 
+def tokens(frame: Frame) -> int:
+    """How many a frame brings."""
+    usage = read_response(frame.payload).usage if frame.kind == Kind.DATA else None
+    return 0 if usage is None else usage.completion_tokens
+
+
 class EngineCall(CallEnd):
     """Sent when it is made; then one task reads `responses`, and `leave` ends it."""
 
@@ -37,11 +43,13 @@ class EngineCall(CallEnd):
             if frame.kind == Kind.REFUSED:
                 raise read_error(frame.payload)
 
-    def leave(self) -> None:
-        """Nothing more is wanted."""
+    def leave(self) -> int:
+        """Nothing more is wanted; how many tokens have come that nobody has read."""
         self._channel.leave(self._call)
-        if not (self._is_over or self._is_lost):
-            self._channel.send(Kind.GONE, self._call)
+        if self._is_over or self._is_lost:
+            return 0
+        self._channel.send(Kind.GONE, self._call)
+        return sum(map(tokens, self._frames))
 
     def lose(self) -> None:
         self._is_lost = True

@@ -5,8 +5,10 @@ import logging
 import socket
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from backends.vllm.engine_clients.counters import shared_counters
 from backends.vllm.engine_clients.kinds import Kind
 from backends.vllm.engine_clients.records import Records
 from backends.vllm.engine_clients.served_call import ServedCall
@@ -95,8 +97,9 @@ async def _open(settings: ClientSettings, wasted: Any) -> Instance:
     model, began = settings.model, time.monotonic()
     metrics = engine_metrics(model)
     llm = await started(model, partial(_join, settings, metrics), stop_engine)
-    engine = await open_engine(model, llm, metrics)
-    if settings.index == 0:
+    is_first = settings.index == 0
+    engine = await open_engine(model, llm, metrics, warms_up=is_first)
+    if is_first:
         tell_ready(engine, time.monotonic() - began)
     return VllmInstance(engine, wasted)
 
@@ -110,11 +113,12 @@ def _join(settings: ClientSettings, metrics: EngineMetrics | None) -> Any:
         "input_listener": socket.socket(fileno=settings.input_fd),
         "output_listener": socket.socket(fileno=settings.output_fd),
     }
+    counters = {"mp_admission_counters": shared_counters(Path(settings.counters))}
     return new_client(
         arguments,
         config,
         metrics,
-        client_addresses=settings.addresses | listeners,
+        client_addresses=settings.addresses | listeners | counters,
         client_count=model.clients,
         client_index=index,
     )

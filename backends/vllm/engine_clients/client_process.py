@@ -23,7 +23,9 @@ class ClientProcess:
     """Begun where it is made, in any thread; `settings` are what it is to be told first.
 
     `ends` are the two listeners of vLLM's where the engine looks for this client: they become its
-    own. `addresses` are what vLLM tells its clients besides, `metrics_folder` is theirs in common.
+    own. `addresses` are what vLLM tells its clients besides; the file `counters` and the
+    `metrics_folder` are theirs in common. `name`, `exitcode` and `sentinel` are for vLLM, which
+    gives a start up when one of them ends.
     """
 
     def __init__(
@@ -32,14 +34,17 @@ class ClientProcess:
         index: int,
         ends: tuple[Any, Any],
         addresses: Mapping[str, str],
+        counters: Path,
         metrics_folder: Path,
     ) -> None:
         self.index = index
+        self.name = f"client {index}"
         self.connection, theirs = socket.socketpair()
+        self.sentinel = self.connection.fileno()  # it has something to read when the client ends
         listening = (ends[0].socket.fileno(), ends[1].socket.fileno())
         told = {"input_address": ends[0].address, "output_address": ends[1].address, **addresses}
         debug = log.isEnabledFor(logging.DEBUG)
-        self.settings = write(ClientSettings(model, index, told, *listening, debug))
+        self.settings = write(ClientSettings(model, index, told, *listening, str(counters), debug))
         arguments = (str(theirs.fileno()), str(os.getpid()))
         with theirs:
             self._process = subprocess.Popen(
@@ -53,9 +58,14 @@ class ClientProcess:
             end.close()
 
     @property
+    def exitcode(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    @property
     def how_it_ended(self) -> str:
         """For messages: its exit status, if that is known."""
-        status = self._process.poll()
+        status = self.exitcode
         return "" if status is None else f" (exit code {status})"
 
     def kill(self) -> None:

@@ -3,9 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from itertools import count
 
-from backends.vllm.engine_clients.call import EngineCall
+from backends.vllm.engine_clients.call import EngineCall, tokens
 from backends.vllm.engine_clients.client_process import ClientProcess
 from backends.vllm.engine_clients.kinds import Kind
 from backends.vllm.engine_clients.records import relay
@@ -13,7 +12,7 @@ from backends.vllm.engine_clients.values import Offer, read_error, read_offer
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.process_channel.channel import Channel, Receiver
-from gateway.process_channel.frames import NO_CALL, Frame, read_number
+from gateway.process_channel.frames import NO_CALL, Frame, call_numbers, read_number
 
 log = logging.getLogger("sluice.vllm")
 
@@ -43,8 +42,8 @@ class RemoteClient(Receiver):
         self._process = process
         self._wasted = wasted
         self._stopped = stopped
-        self._numbers = count(1)
-        self._channel = Channel(_no_longer_wanted)
+        self._numbers = call_numbers()
+        self._channel = Channel(self._waste)
         self._offer: asyncio.Future[Offer] = loop.create_future()
         self._has_answered = False
         self._timer: asyncio.TimerHandle | None = None
@@ -68,7 +67,8 @@ class RemoteClient(Receiver):
     def returned(self, call: EngineCall) -> None:
         """Nobody waits for what is left of a call."""
         self.calls -= 1
-        call.leave()
+        if unread := call.leave():
+            self._wasted(unread)
 
     def close(self) -> None:
         """End the connection, and so the process; nobody waits for an offer any more."""
@@ -114,6 +114,7 @@ class RemoteClient(Receiver):
         log.error("client of an engine hangs, and is killed", extra=about)
         self._process.kill()
 
-
-def _no_longer_wanted(_: Frame) -> None:
-    """What still comes of a call that has been left."""
+    def _waste(self, frame: Frame) -> None:
+        """What still comes of a call that has been left."""
+        if late := tokens(frame):
+            self._wasted(late)

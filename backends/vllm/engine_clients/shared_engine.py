@@ -1,5 +1,6 @@
 """The processes of an engine that has several clients, none of which has started it."""
 
+import os
 import shutil
 import tempfile
 import time
@@ -12,6 +13,7 @@ from vllm.v1.engine.utils import bind_engine_zmq_listeners, launch_core_engines
 from vllm.v1.executor.abstract import Executor
 
 from backends.vllm.engine_clients.client_process import ClientProcess
+from backends.vllm.engine_clients.counters import write_counters
 from backends.vllm.model_json import EngineModel
 from backends.vllm.startup import own_engine_config
 
@@ -54,6 +56,9 @@ class SharedEngine:
 
     def _launch(self, model: EngineModel) -> None:
         """Start all, and wait until the engine is ready, as `vllm serve` does it for its own."""
+        counters = self.metrics_folder / "requests"
+        write_counters(counters, model.clients)
+        all_cores = os.sched_getaffinity(0) if model.cpu_cores else set()
         counted = {"_api_process_count": model.clients, "_api_process_rank": SUPERVISOR}
         arguments, config = own_engine_config(model, **counted)
         listeners = bind_engine_zmq_listeners(config, model.clients)
@@ -65,8 +70,12 @@ class SharedEngine:
             listeners.addresses,
         ) as launched:
             told = self._keep(launched)
+            if all_cores:
+                # The engine's processes have been started: its cores are for them alone.
+                os.sched_setaffinity(0, all_cores)
+            launched.watched_frontend_processes = self.clients
             for index, ends in enumerate(zip(listeners.inputs, listeners.outputs, strict=True)):
-                client = ClientProcess(model, index, ends, told, self.metrics_folder)
+                client = ClientProcess(model, index, ends, told, counters, self.metrics_folder)
                 self.clients.append(client)
 
     def _keep(self, launched: Any) -> dict[str, str]:

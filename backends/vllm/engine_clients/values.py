@@ -19,6 +19,7 @@ class ClientSettings(msgspec.Struct, array_like=True):
     """What a client must know: the model, which client it is, and how it reaches the engine.
 
     `addresses` are vLLM's, by its names; `input_fd` and `output_fd` listen at two of them already.
+    `counters` is the file where all clients of the engine count the requests that each has.
     """
 
     model: EngineModel
@@ -26,6 +27,7 @@ class ClientSettings(msgspec.Struct, array_like=True):
     addresses: dict[str, str]
     input_fd: int
     output_fd: int
+    counters: str
     debug: bool
 
 

@@ -119,6 +119,8 @@ async def test_all_of_vllm_is_imported_when_the_backend_is_created(
         ("0", '{"model": "m"}', "open_instance llama 1"),
         ("1", '{"model": "m"}', "open_instance llama 1"),
         ("3", '{"model": "m"}', "open_shared llama 3"),
+        ("65", '{"model": "m"}', "open_shared llama 64"),
+        ("3", '{"model": "m", "mm_tensor_ipc": "torch_shm"}', "open_instance llama 1"),
         ("3", '{"model": "m", "api_server_count": 1}', "open_instance llama 1"),
         ("0", '{"model": "m", "api_server_count": 2}', "open_shared llama 2"),
     ],
@@ -136,6 +138,12 @@ async def test_an_engine_has_as_many_clients_as_there_are_frontends_or_its_file_
 async def test_a_count_of_clients_that_cannot_be_is_refused(tmp_path: Path, count: str) -> None:
     text = f'{{"model": "m", "api_server_count": {count}}}'
     with pytest.raises(InferenceError, match=r"api_server_count .+ from 1 to 64"):
+        await VllmBackend().load(context(tmp_path, text))
+
+
+async def test_tensors_in_torchs_shared_memory_have_one_client(tmp_path: Path) -> None:
+    text = '{"model": "m", "mm_tensor_ipc": "torch_shm", "api_server_count": 2}'
+    with pytest.raises(InferenceError, match=r"'torch_shm', which needs api_server_count 1"):
         await VllmBackend().load(context(tmp_path, text))
 
 

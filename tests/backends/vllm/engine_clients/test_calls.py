@@ -5,6 +5,7 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -14,7 +15,7 @@ from backends.vllm.engine_clients.kinds import Kind
 from backends.vllm.engine_clients.served_call import ServedCall
 from gateway.backend import Answer, Instance
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest
+from gateway.messages import InferRequest, Usage
 from gateway.openai_exchange import OpenAiRefusal
 from gateway.process_channel.channel import Channel
 from gateway.process_channel.frames import Frame
@@ -155,6 +156,20 @@ async def test_who_leaves_ends_the_work_and_hears_no_more(near: Near, far: Far) 
     await soon(closed.wait())
     await far.ended()
     assert Kind.REFUSED not in [frame.kind for frame in near.strays]
+
+
+async def test_what_came_and_was_not_read_is_told(near: Near, far: Far) -> None:
+    async def talks(_: InferRequest) -> AsyncGenerator[Answer, None]:
+        for _ in range(3):
+            yield 0, replace(text_response("word"), usage=Usage(completion_tokens=2))
+        await asyncio.Event().wait()
+
+    far.instance = Scripted(talks)
+    call = near.call()
+    await soon(anext(call.responses()))
+    await settle()
+    assert call.leave() == 4
+    await far.ended()
 
 
 async def test_who_leaves_at_once_does_too(near: Near, far: Far) -> None:

@@ -1,7 +1,9 @@
 """The real engine with two clients: as one engine to whoever asks it, and at its end."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -125,9 +127,56 @@ async def test_who_leaves_is_aborted_and_what_was_made_is_wasted(llama: Llama) -
     await llama.running(0)
 
 
+async def test_tokens_that_came_for_somebody_who_left_are_wasted(llama: Llama) -> None:
+    del llama.wasted[:]
+    before = llama.metric("vllm:generation_tokens_total")
+    async with aclosing(llama.instance.execute([ask(**ENDLESS)])) as answers:
+        await soon(anext(answers))
+        await asyncio.sleep(0.5)
+    await llama.running(0)
+    made = llama.metric("vllm:generation_tokens_total") - before
+    assert made > 5
+    assert sum(llama.wasted) == pytest.approx(made - 1, abs=2)
+
+
 async def test_the_contract_is_offered_as_the_engine_has_it(llama: Llama) -> None:
     assert llama.instance.max_model_len == CONTEXT
     assert llama.instance.adapters == ()
+
+
+async def test_limits_are_the_engines_and_its_cores_are_not_the_clients(write: Write) -> None:
+    here = os.sched_getaffinity(0)
+    one = {"cpu_cores": str(max(here))}
+    others = set(clients())
+    llama = Llama(
+        await VllmBackend().load(
+            write(parameters=one, api_server_count=CLIENTS, max_num_queued_reqs=1)
+        )
+    )
+    try:
+        assert [each.cpu_affinity() for each in set(clients()) - others] == [sorted(here)] * CLIENTS
+        asked = [llama.say(ask(stream=True, **GREEDY)) for _ in range(4)]
+        answers = await soon(asyncio.gather(*asked, return_exceptions=True))
+        refused = [each for each in answers if isinstance(each, InferenceError)]
+        assert [each.code for each in refused] == [Code.UNAVAILABLE] * 3
+        assert [each for each in answers if isinstance(each, str)] == [ANSWER]
+        asked = [llama.say(ask(stream=True, **GREEDY))]
+        assert await soon(asyncio.gather(*asked)) == [ANSWER]
+    finally:
+        await llama.instance.close()
+
+
+async def test_a_client_that_ends_while_the_engine_starts_ends_the_start(write: Write) -> None:
+    others, engines = set(clients()), set(engine_processes())
+    loading = asyncio.create_task(VllmBackend().load(write(api_server_count=CLIENTS)))
+    async with asyncio.timeout(60):
+        while not (mine := set(clients()) - others):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+        mine.pop().kill()
+        with pytest.raises(InferenceError, match=r"client [01]"):
+            await loading
+    assert set(clients()) == others
+    assert set(engine_processes()) == engines
 
 
 async def failure(llama: Llama, request: InferRequest) -> InferenceError:

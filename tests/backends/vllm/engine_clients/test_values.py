@@ -48,7 +48,7 @@ MODEL = EngineModel(
     [MODEL, EngineModel(name="m", version="1", arguments={}, source="m", local=False, folders={})],
 )
 def test_settings(model: EngineModel) -> None:
-    sent = ClientSettings(model, 2, {"input_address": "ipc:///tmp/x"}, 7, 8, True)
+    sent = ClientSettings(model, 2, {"input_address": "ipc:///tmp/x"}, 7, 8, "requests", True)
     assert read_settings(write(sent)) == sent
 
 
