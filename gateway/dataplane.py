@@ -16,6 +16,7 @@ from gateway.observability.tracing import Tracer
 from gateway.running_requests import RequestName, RunningRequests
 from gateway.shared_memory.regions import SharedMemory
 from gateway.stream import ResponseStream
+from gateway.threads import Threads, request_threads
 
 
 def _exiting() -> InferenceError:
@@ -23,7 +24,10 @@ def _exiting() -> InferenceError:
 
 
 class DataPlane:
-    """Resolves a request's model, has it checked, and submits it; knows how the server fares."""
+    """Resolves a request's model, has it checked, and submits it; knows how the server fares.
+
+    `threads` decode and encode what is large; the caller that gives them closes them.
+    """
 
     def __init__(
         self,
@@ -33,7 +37,9 @@ class DataPlane:
         shared_memory: SharedMemory | None = None,
         tracer: Tracer | None = None,
         log: Log | None = None,
+        threads: Threads | None = None,
     ) -> None:
+        self.threads = threads or request_threads()
         self.tracer = tracer or Tracer()
         self.log = log or Log()
         self.shared_memory = shared_memory or SharedMemory()

@@ -79,7 +79,8 @@ class BoundListeners(Listeners):
                 recordings.reading,
                 self._doors.reading,
             )
-            self._http.append(HttpListener(page, _metrics_socket(settings.metrics)))
+            listening = _metrics_socket(settings.metrics)
+            self._http.append(HttpListener(page, listening, limits=http.limits))
             self.ports["metrics"] = self._http[-1].port
         if settings.grpc.enabled:
             self._grpc = GrpcServer(
@@ -96,7 +97,7 @@ class OwnDoors:
     def http(self, app: ASGIApp, settings: HttpSettings) -> HttpListener:
         """The application behind its port; OSError when that cannot be had."""
         listening = listening_at(settings.address, settings.port)
-        return HttpListener(app, listening, settings.send_timeout_secs)
+        return HttpListener(app, listening, settings.send_timeout_secs, settings.limits)
 
     async def run(self) -> None:
         """There are no processes to run."""

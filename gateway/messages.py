@@ -1,10 +1,11 @@
 """The values that travel between frontends and backends: requests and responses."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from types import MappingProxyType
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
+from gateway.errors import InferenceError
 from gateway.tensor import Tensor
 from gateway.value import keyword_value, value
 
@@ -43,6 +44,19 @@ class RequestedOutput:
     region: SharedRegion | None = None
 
 
+def asked_once(outputs: Sequence[RequestedOutput]) -> tuple[RequestedOutput, ...]:
+    """The outputs without repetition, as Triton serves them.
+
+    Of those with one name the first with a form of its own counts, else the first.
+    """
+    found: dict[str, RequestedOutput] = {}
+    for each in outputs:
+        known = found.setdefault(each.name, each)
+        if not (known.classes or known.region):
+            found[each.name] = each
+    return tuple(found.values())
+
+
 @value
 class SequenceTag:
     """Where a request stands in its sequence. `correlation_id` 0 or "" means no sequence."""
@@ -59,6 +73,13 @@ class Lineage(Protocol):
         """The trace of a request that is made on behalf of this one."""
 
 
+class Checked(NamedTuple):
+    """That `rules` have found a request to be one of that batch size."""
+
+    rules: object
+    batch_size: int
+
+
 @keyword_value
 class InferRequest:
     """One request.
@@ -68,6 +89,7 @@ class InferRequest:
     `timeout_us` and `priority` 0 mean the model's default. `received_ns` is when its first byte
     was handled (`time.perf_counter_ns`), 0 if the frontend did not say. `trace` is the request's
     own once its model has taken it; before that, the one of the request on whose behalf it is made.
+    `checked` is the result of a check that came before, which its model need not repeat.
     """
 
     model: str
@@ -81,6 +103,7 @@ class InferRequest:
     timeout_us: int = 0
     received_ns: int = 0
     trace: Lineage | None = field(default=None, compare=False, repr=False)
+    checked: Checked | None = field(default=None, compare=False, repr=False)
 
     def input(self, name: str) -> Tensor | None:
         """The input of that name, or None."""
@@ -118,7 +141,10 @@ class InferResponse:
     """One response; `final` says that no more will come for its request.
 
     A final response without outputs is only the flag (Triton's empty final response). `phases`
-    are those of the execution it comes from, where the backend measures them.
+    are those of the execution it comes from, where the backend measures them. With an `error` it
+    has no outputs, and more may follow: an error that ends its request is raised instead.
+    `shared_bytes` is the memory of another process that its outputs lie in: few such responses may
+    wait to be read.
     """
 
     outputs: tuple[Tensor, ...] = ()
@@ -126,6 +152,8 @@ class InferResponse:
     final: bool = False
     usage: Usage | None = None
     phases: Phases | None = None
+    shared_bytes: int = 0
+    error: InferenceError | None = None
 
     def output(self, name: str) -> Tensor | None:
         """The output of that name, or None."""

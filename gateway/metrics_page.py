@@ -1,6 +1,5 @@
 """What the metrics page shows, for whoever asks: its text is made at that moment."""
 
-import asyncio
 from collections.abc import Callable
 
 from gateway.dataplane import DataPlane
@@ -62,7 +61,7 @@ class MetricsPage:
         )
         found += self._machine.families()
         if self._machine.gpus is not None:
-            found += await asyncio.to_thread(self._machine.gpus.families)
+            found += await self._dataplane.threads.run(self._machine.gpus.families)
         return render(found)
 
 
@@ -73,6 +72,7 @@ def _reading(model: Model) -> ModelReading:
         statistics=model.statistics,
         in_flight=model.in_flight,
         ready=model.ready,
+        oldest_secs=model.oldest_secs(),
         families=[family for instance in model.instances for family in instance.metrics()],
         labels=_labels(model),
         cached=model.cached,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gateway.core import Core
 from gateway.listeners import BoundListeners
+from gateway.loop_watch import LoopWatch
 from gateway.models.model import Model
 from gateway.observability.log import Log
 from gateway.settings import Settings, netloc
@@ -35,7 +36,8 @@ class Server:
             _tell_started(self._core.settings, ports)
             on_ready(ports, list(self._core.dataplane.models()))
 
-        await self._core.run(BoundListeners, ready)
+        with LoopWatch():
+            await self._core.run(BoundListeners, ready)
 
 
 def _tell_started(settings: Settings, ports: Mapping[str, int]) -> None:

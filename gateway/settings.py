@@ -11,6 +11,19 @@ ENVIRONMENT: Mapping[str, str] = os.environ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HttpTimeLimits:
+    """Seconds that an HTTP client may take to send; 0 is no limit.
+
+    `head_secs` is for a request line with its headers, `body_idle_secs` for the next bytes of a
+    body, `connection_idle_secs` for the next request on a connection.
+    """
+
+    head_secs: float = 10.0
+    body_idle_secs: float = 60.0
+    connection_idle_secs: float = 75.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
     """The HTTP frontend. Port 0 picks a free one; sizes are bytes, times seconds.
 
@@ -26,6 +39,7 @@ class HttpSettings:
     first_response_secs: float = 5.0
     keep_alive_secs: float = 15.0
     send_timeout_secs: float = 30.0
+    limits: HttpTimeLimits = field(default_factory=HttpTimeLimits)
 
 
 UNIX = "unix:"
@@ -210,7 +224,9 @@ class ModelSettings:
     `backends` are the settings of each backend, those under "" hold for every one; the folders in
     `backend_directory` are backends written in Python. `summaries`
     has each model keep summaries of its latencies. `rate_limit` lets executions have the resources
-    that instance groups ask for: as much as the `resource_limits` say, if there are any.
+    that instance groups ask for: as much as the `resource_limits` say, if there are any. An
+    instance that makes no progress for `stall_secs` is restarted; 0 is never. `host_policies` are
+    the CPU cores of each policy that an instance group can name.
     """
 
     repositories: tuple[Path, ...] = ()
@@ -231,6 +247,8 @@ class ModelSettings:
     rate_limit: bool = False
     resource_limits: tuple[ResourceLimit, ...] = ()
     gpus: GpuSettings = field(default_factory=GpuSettings)
+    stall_secs: float = 0.0
+    host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,8 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse
 
 DEFAULT_LIMIT = 64
+SHARED_LIMIT_BYTES = 1 << 20
+"""A stream is full, too, once its responses keep so much memory of another process."""
 CANCELLED = "cancelled"
 """The parameter of the response that ends a request which was interrupted."""
 
@@ -21,6 +23,16 @@ INTERRUPTED = InferResponse(parameters={CANCELLED: True}, final=True)
 def has_data(response: InferResponse) -> bool:
     """Whether a response says more than that none will follow."""
     return bool(response.outputs) or not response.final or response == INTERRUPTED
+
+
+def single(answers: Sequence[InferResponse]) -> InferResponse:
+    """The only one of the responses; raises the first error, INTERNAL for another number."""
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
+    if len(answers) != 1:
+        raise InferenceError(Code.INTERNAL, f"expected a single response, got {len(answers)}")
+    return answers[0]
 
 
 class Interrupted(InferenceError):
@@ -78,7 +90,7 @@ class ResponseStream(Leavable):
     while `full` by awaiting `room`. Leaving the `with` block cancels what is left, and
     `on_cancel` is told at once. An error is raised to the reader after the responses before it.
     `interrupt` stops the producer likewise, while the reader stays. `cancelled` says that one of
-    the two has happened.
+    the two has happened. `stop` lets the producer decide how it ends, which `stopping` says.
     """
 
     __slots__ = (
@@ -89,20 +101,26 @@ class ResponseStream(Leavable):
         "_held",
         "_limit",
         "_listener",
+        "_may_stop",
         "_on_cancel",
         "_reader",
         "_recorder",
         "_responses",
+        "_shared_bytes",
         "_taken",
         "_writer",
         "cancelled",
+        "stopping",
     )
 
     def __init__(self, recorder: StreamRecorder | None = None, limit: int = DEFAULT_LIMIT) -> None:
         self.cancelled = False
+        self.stopping = False
+        self._may_stop = False
         self._recorder = recorder
         self._limit = limit
         self._responses: deque[InferResponse] = deque()
+        self._shared_bytes = 0
         self._error: InferenceError | None = None
         self._done = False
         self._abandoned = False
@@ -123,7 +141,7 @@ class ResponseStream(Leavable):
     @property
     def full(self) -> bool:
         """The reader lags behind by the whole limit."""
-        return len(self._responses) >= self._limit
+        return len(self._responses) >= self._limit or self._shared_bytes >= SHARED_LIMIT_BYTES
 
     def put(self, response: InferResponse) -> None:
         """Hand over a response; dropped, and recorded as wasted, when nobody waits any more."""
@@ -132,6 +150,7 @@ class ResponseStream(Leavable):
                 self._recorder.wasted(response)
             return
         self._responses.append(response)
+        self._shared_bytes += response.shared_bytes
         if self._recorder is not None:
             self._recorder.responded(response)
         if response.final:
@@ -179,12 +198,16 @@ class ResponseStream(Leavable):
             self._writer = asyncio.get_running_loop().create_future()
             await self._writer
 
-    def on_cancel(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called once nobody waits any more; at once if that is so already."""
+    def on_cancel(self, callback: Callable[[], None], *, may_stop: bool = False) -> None:
+        """Have `callback` called once the reader has gone; at once if that is so already.
+
+        With `may_stop` it is called as well once the stream is `stopping`.
+        """
         if self._abandoned:
             callback()
         else:
             self._on_cancel = callback
+            self._may_stop = may_stop
 
     # For the one who reads.
 
@@ -200,6 +223,19 @@ class ResponseStream(Leavable):
         self.release()
         self._wake_reader()
         self._tell_producer(self._on_cancel)
+
+    def stop(self) -> None:
+        """Ask the producer to end early; the reader stays, and gets what is still produced.
+
+        A request that no instance executes yet ends with CANCELLED. Idempotent.
+        """
+        if self._done or self.stopping:
+            return
+        if not self._may_stop or self._on_cancel is None:
+            self.abandon(InferenceError(Code.CANCELLED, "Request was cancelled"))
+            return
+        self.stopping = True
+        self._on_cancel()
 
     def interrupt(self) -> bool:
         """Stop the request as if its reader had gone, and tell the reader so; False if it is over.
@@ -239,6 +275,7 @@ class ResponseStream(Leavable):
                 self._recorder.taken()
         taken = list(self._responses)
         self._responses.clear()
+        self._shared_bytes = 0
         self._wake_writer()
         return taken
 
@@ -259,8 +296,8 @@ class ResponseStream(Leavable):
     async def only(self) -> InferResponse:
         """The one response of a request that has exactly one.
 
-        Raises INTERNAL if it has none or more, CANCELLED once nobody waits for it any more, and
-        Interrupted if it was.
+        Raises the error of a response, INTERNAL if it has none or more, CANCELLED once its
+        reader has gone, and Interrupted if it was interrupted.
         """
         answers: list[InferResponse] = []
         while (taken := self.take()) != []:
@@ -272,9 +309,7 @@ class ResponseStream(Leavable):
                 raise Interrupted(answers)
         if self.cancelled:
             raise InferenceError(Code.CANCELLED, "Request was cancelled")
-        if len(answers) != 1:
-            raise InferenceError(Code.INTERNAL, f"expected a single response, got {len(answers)}")
-        return answers[0]
+        return single(answers)
 
     async def _change(self) -> None:
         """Wait until there may be something to take."""

@@ -15,6 +15,11 @@ from gateway.value import value
 Buffer = bytes | bytearray | memoryview
 LENGTH_BYTES = 4
 
+RUN_BYTES = 1 << 18
+FEWEST_ROWS = 16
+LONGEST_PAUSE = 1024
+"""Of records: bytes that are compared at once, the fewest of a run, and those passed over."""
+
 
 class Datatype(StrEnum):
     """Datatypes by their wire names."""
@@ -138,15 +143,24 @@ def join_elements(elements: Sequence[bytes]) -> bytes:
 
 def split_elements(data: Buffer, name: str) -> tuple[bytes, ...]:
     """The wire form of BYTES to its elements; InferenceError if it is cut short."""
+    return next(batched_elements(data, name, len(data) + 1), ())
+
+
+def batched_elements(data: Buffer, name: str, most: int) -> Iterator[tuple[bytes, ...]]:
+    """The same, so many at a time."""
     view = memoryview(data)
-    elements = []
+    elements: list[bytes] = []
     for start, end in element_spans(view):
         if start > len(view):
             raise InferenceError(Code.INVALID_ARG, cut_length(f"'{name}'", start, len(view)))
         if end > len(view):
             raise InferenceError(Code.INVALID_ARG, cut_element(f"'{name}'", start, end, len(view)))
         elements.append(bytes(view[start:end]))
-    return tuple(elements)
+        if len(elements) == most:
+            yield tuple(elements)
+            elements = []
+    if elements:
+        yield tuple(elements)
 
 
 def element_spans(data: Buffer) -> Iterator[tuple[int, int]]:
@@ -160,6 +174,55 @@ def element_spans(data: Buffer) -> Iterator[tuple[int, int]]:
         start = end + LENGTH_BYTES
         end = start + int.from_bytes(view[end:start], "little")
         yield start, end
+
+
+class Runs:
+    """Finds records that begin with the same bytes and follow one another, by numpy.
+
+    It is asked before each record. Where records differ it looks ever more rarely.
+    """
+
+    __slots__ = ("_pause", "_wait")
+
+    def __init__(self) -> None:
+        self._pause = self._wait = 0
+
+    def count(self, view: memoryview, at: int, head: int, stride: int) -> int:
+        """How many whole records of `stride` bytes begin with the same `head` bytes, at least 1."""
+        if self._wait:
+            self._wait -= 1
+            return 1
+        rows = min((len(view) - at) // stride, 1 + RUN_BYTES // stride)
+        if rows < FEWEST_ROWS:
+            return 1
+        probe = self._same(view, at, head, stride, FEWEST_ROWS)
+        if probe < FEWEST_ROWS:
+            self._pause = min(2 * self._pause + FEWEST_ROWS, LONGEST_PAUSE)
+            self._wait = self._pause
+            return max(probe, 1)
+        self._pause = 0
+        return self._same(view, at, head, stride, rows)
+
+    def _same(self, view: memoryview, at: int, head: int, stride: int, rows: int) -> int:
+        records = np.frombuffer(view[at : at + rows * stride], np.uint8).reshape(rows, stride)
+        differs = (records[:, :head] != records[0, :head]).any(axis=1)
+        return int(differs.argmax()) if differs.any() else rows
+
+
+def element_runs(data: Buffer) -> Iterator[tuple[int, int, int]]:
+    """Where each element of the wire form of BYTES starts and ends, and how many are such.
+
+    Of several elements of one size that follow one another, the first. If the form is cut short,
+    the last element ends behind it, or even starts behind it.
+    """
+    view, runs = memoryview(data), Runs()
+    at, size = 0, len(view)
+    while at < size:
+        start = at + LENGTH_BYTES
+        length = int.from_bytes(view[at:start], "little")
+        count = runs.count(view, at, LENGTH_BYTES, LENGTH_BYTES + length)
+        yield start, start + length, count
+        at += count * (LENGTH_BYTES + length)
 
 
 def cut_length(name: str, start: int, size: int) -> str:

@@ -15,7 +15,7 @@ from rich.console import Console
 from loadtests import contenders, cpus, doors, generation_figures, rounds
 from loadtests.cpus import pinned
 from loadtests.doors import Door
-from loadtests.engine import read_model
+from loadtests.engine import gateway_defaults, read_model
 from loadtests.generation_figures import PROMPT_TOKENS, WARM_UP_SEED
 from loadtests.generation_load import Load
 from loadtests.results import Results, comparison, save
@@ -39,7 +39,7 @@ def main() -> None:
         model = asked.model_repository.resolve() / asked.model
         # Of a repository with many models only this one is to be loaded.
         (Path(folder) / asked.model).symlink_to(model)
-        engine = read_model(model)
+        engine = read_model(model, gateway_defaults())
         plan = Plan(
             (contenders.vllm(asked.model, engine.flags), contenders.gateway(Path(folder))),
             {name: _steps(asked, door) for name, door in _doors(asked).items()},

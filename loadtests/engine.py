@@ -1,8 +1,11 @@
 """From a model folder of the backend `vllm` to the flags of vLLM's own server."""
 
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -13,6 +16,9 @@ from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root
 from loadtests.server import ServerFailed
 
+ASK_SECS = 120
+NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
@@ -22,14 +28,16 @@ class EngineModel:
     flags: Sequence[str]
 
 
-def read_model(folder: Path) -> EngineModel:
+def read_model(folder: Path, defaults: Mapping[str, Any] = NO_DEFAULTS) -> EngineModel:
     """Read `1/model.json` and the config of a model folder.
 
-    The model is looked for where the gateway does. ServerFailed if there is none.
+    `defaults` are the gateway's own for arguments that the file leaves open. The model is looked
+    for where the gateway does. ServerFailed if there is none.
     """
     version = folder / "1"
     try:
         arguments: dict[str, Any] = orjson.loads((version / "model.json").read_bytes())
+        arguments = {**defaults, **arguments}
         config = parse((folder / "config.pbtxt").read_text(), folder.name)
     except FileNotFoundError as error:
         raise ServerFailed(f"no model of backend vllm: '{error.filename}' is missing") from None
@@ -39,6 +47,18 @@ def read_model(folder: Path) -> EngineModel:
             arguments["model"] = str((place / source).resolve())
     settings = read_openai_settings(config, version)
     return EngineModel(folder.name, (*engine_flags(arguments), *openai_flags(settings)))
+
+
+def gateway_defaults() -> Mapping[str, Any]:
+    """The gateway's own arguments for an engine on this machine, found in a process that ends."""
+    program = (
+        "import json; from backends.vllm.machine import engine_defaults; "
+        "print(json.dumps(engine_defaults()))"
+    )
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=ASK_SECS)
+    found: dict[str, Any] = orjson.loads(ended.stdout.splitlines()[-1])
+    return found
 
 
 def openai_flags(settings: OpenAiSettings) -> Sequence[str]:

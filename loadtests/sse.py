@@ -180,6 +180,11 @@ class Chunks:
         self._rest = rest
         return b"".join(content)
 
+    @property
+    def rest(self) -> bytes:
+        """What came behind the last complete chunk."""
+        return self._rest
+
 
 async def connect(
     address: Address, protocol: Callable[[], Reader]

@@ -139,6 +139,10 @@ class ScriptedInstance(Instance):
         """Wait for the next execution."""
         return await soon(self._begun.get())
 
+    @property
+    def alive(self) -> bool:  # type: ignore[override]  # most need no property
+        return not self._died.done()
+
     def die(self, reason: str) -> None:
         """Execute no more."""
         self._died.set_result(reason)

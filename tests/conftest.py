@@ -1,8 +1,9 @@
 """Models that run for the length of one test, and leave nothing behind."""
 
 import asyncio
+import datetime
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import suppress
 from typing import Protocol
 
@@ -15,13 +16,21 @@ from gateway.models.model import Model
 from gateway.models.slots import Slot
 from gateway.observability.statistics import ModelStatistics
 from gateway.shared_memory import cuda
+from tests import needs
 from tests.builders import TEXT, soon
 from tests.host_gpu import HostGpu
 from tests.serving import EVERY_SERVER
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--grpc-transport` has every server carry gRPC by another transport than its default."""
+    """`--grpc-transport` has every server carry gRPC by another transport than its default.
+
+    `--every-step` and `--sweep-seed` are those of `tests/sweep`: the whole product, or the sample
+    of a seed. By default the seed is the date, so that each day has another sample.
+    """
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    parser.addoption("--every-step", action="store_true", help="sweep every step of every case")
+    parser.addoption("--sweep-seed", default=today, help="the sample of the sweeps (%(default)s)")
     parser.addoption("--grpc-transport", choices=("hyper", "grpcio"))
     parser.addoption("--frontends", help="have every server leave connections to N processes")
 
@@ -37,6 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
         EVERY_SERVER.append(f"--grpc-transport={transport}")
     if frontends := config.getoption("--frontends"):
         EVERY_SERVER.append(f"--frontends={frontends}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """One line counts the tests that a machine cannot run for the same reason."""
+    return needs.folded((yield))
 
 
 @pytest.fixture

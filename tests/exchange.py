@@ -26,7 +26,8 @@ class Exchange:
         self.reads.set()
         self._app = app
         self._scope = _scope(path, method)
-        self._scope["headers"] = [(k.encode(), v.encode()) for k, v in (headers or {}).items()]
+        every = {"content-type": "application/json", **(headers or {})}
+        self._scope["headers"] = [(k.encode(), v.encode()) for k, v in every.items()]
         self._scope["state"] = {WATCH: self._watch}
         self._leave: Callable[[], None] | None = None
         self._body: bytes | None = body

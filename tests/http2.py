@@ -183,6 +183,10 @@ class Connection:
             self.take(self.receive(within))
         return found
 
+    def known(self, stream: int) -> Answer:
+        """What has come on a stream so far."""
+        return self._answers.setdefault(stream, Answer())
+
     def take(self, frame: Frame | None) -> None:
         """Do what a client does with a frame."""
         if frame is None or isinstance(frame, GoAwayFrame):

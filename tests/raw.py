@@ -59,7 +59,8 @@ class Connection:
 
     def ask(self, path: str, body: Any, *headers: str) -> None:
         """Send a POST with a JSON body."""
-        self.send(post(path, json.dumps(body).encode(), *headers))
+        type_ = "Content-Type: application/json"
+        self.send(post(path, json.dumps(body).encode(), type_, *headers))
 
     def line(self) -> bytes:
         """The next line; empty at the end of the connection."""

@@ -73,6 +73,9 @@ class Backends(BackendLoader):
 class Start(Protocol):
     """Runs the registry of a folder until the test ends; settings are those of ModelSettings."""
 
+    def stop(self) -> Awaitable[None]:
+        """End the registries that run."""
+
     def __call__(
         self, *repositories: Path, settled: bool = True, **settings: Any
     ) -> Awaitable[ModelRegistry]: ...

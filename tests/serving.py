@@ -17,6 +17,10 @@ ROOT = Path(__file__).parent.parent
 EVERY_SERVER: list[str] = []
 """Flags that every server gets before its own."""
 
+STALL_FLAG = "--stall-secs"
+STALL_SECS = 60.0
+"""No instance may be without progress for so long; a server that restarts one fails its test."""
+
 START_SECS = 120.0
 STOP_SECS = 60.0
 WAIT_SECS = 20.0
@@ -37,6 +41,7 @@ class Serving:
         self.log: list[str] = []
         self.ports: dict[str, int] = {}
         self._announced: set[str] = set()
+        self._may_stall = any(flag.startswith(STALL_FLAG) for flag in flags)
         self._listening = threading.Event()
         self._ready = threading.Event()
         self.process = subprocess.Popen(
@@ -44,6 +49,7 @@ class Serving:
                 *(sys.executable, "-m", "gateway", "serve", f"--model-repository={repository}"),
                 *("--http-port=0", "--grpc-port=0", "--metrics-port=0"),
                 *("--http-address=127.0.0.1", "--grpc-address=127.0.0.1"),
+                f"{STALL_FLAG}={STALL_SECS:g}",
                 *EVERY_SERVER,
                 *flags,
             ],
@@ -123,13 +129,18 @@ class Serving:
         return self.wait_ended()
 
     def wait_ended(self, within: float = STOP_SECS) -> int:
-        """Wait for the end, and return the exit status; a process that does not end is killed."""
+        """Wait for the end, and return the exit status; a process that does not end is killed.
+
+        AssertionError if an instance has stalled, unless the server has flags about that.
+        """
         try:
             status = self.process.wait(within)
         except subprocess.TimeoutExpired:
             self.process.kill()
             status = self.process.wait()
         self._reader.join(STOP_SECS)
+        stalls = [line for line in self.log if "instance stalled" in line]
+        assert self._may_stall or not stalls, stalls
         return status
 
     def _wait(self, event: threading.Event) -> Self:

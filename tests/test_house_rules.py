@@ -1,9 +1,12 @@
 """Rules that no linter knows: sizes, names, and that every public word is documented."""
 
+import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -70,3 +73,106 @@ def test_every_metric_is_documented() -> None:
 def test_every_error_code_is_documented() -> None:
     documented = (ROOT / "gateway" / "README.md").read_text()
     assert [code.name for code in Code if f"`{code.name}`" not in documented] == []
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def python_files() -> list[Path]:
+    """Every module of the repository, tests and load tests too."""
+    found = [path for name in ("tests", "loadtests") for path in (ROOT / name).rglob("*.py")]
+    return sorted([*sources(), *found])
+
+
+def within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Nodes and all inside them, but for the functions that they define."""
+    for node in nodes:
+        yield node
+        if not isinstance(node, (*get_args(Function), ast.Lambda)):
+            yield from within(ast.iter_child_nodes(node))
+
+
+def called(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The names of what nodes call: `f` of `f()` and `self.f()`, `asyncio.f` of `asyncio.f()`."""
+    for node in within(nodes):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield node.func.id
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = node.func.value
+            if isinstance(owner, ast.Name):
+                yield {"self": "", "cls": ""}.get(owner.id, f"{owner.id}.") + node.func.attr
+
+
+def clean_ups(tree: ast.AST) -> Iterator[Sequence[ast.stmt]]:
+    """What runs in a task that may be cancelled already."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try):
+            yield node.finalbody
+            yield from (each.body for each in node.handlers if is_for_cancelled(each))
+        elif isinstance(node, ast.AsyncFunctionDef) and node.name == "__aexit__":
+            yield node.body
+
+
+def is_for_cancelled(handler: ast.ExceptHandler) -> bool:
+    caught = "BaseException" if handler.type is None else ast.unparse(handler.type)
+    return bool(re.search(r"\b(CancelledError|BaseException)\b", caught))
+
+
+def timeouts_in_clean_ups(tree: ast.AST) -> set[str]:
+    """The calls of `asyncio.timeout` in clean-ups, and in functions that clean-ups call here."""
+    functions = {each.name: each for each in ast.walk(tree) if isinstance(each, Function)}
+    open_names = {name for body in clean_ups(tree) for name in called(body)}
+    reached: set[str] = set()
+    while open_names:
+        name = open_names.pop()
+        reached.add(name)
+        if name in functions:
+            open_names |= set(called(functions[name].body)) - reached
+    return reached & {"asyncio.timeout", "asyncio.timeout_at", "asyncio.wait_for"}
+
+
+def raises_in_star(tree: ast.AST) -> list[int]:
+    """The lines that raise inside `except*`."""
+    handlers = [
+        each for node in ast.walk(tree) if isinstance(node, ast.TryStar) for each in node.handlers
+    ]
+    return [node.lineno for node in within(handlers) if isinstance(node, ast.Raise)]
+
+
+def trees(paths: Iterable[Path], text: str) -> dict[str, ast.AST]:
+    """The modules in which a text stands, by name."""
+    found = {named(path): path.read_text() for path in paths}
+    return {name: ast.parse(code) for name, code in found.items() if text in code}
+
+
+def test_nothing_is_raised_inside_except_star() -> None:
+    """Before Python 3.11.4 it becomes a group."""
+    found = {name: raises_in_star(tree) for name, tree in trees(python_files(), "except*").items()}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_no_clean_up_of_a_cancelled_task_has_a_timeout() -> None:
+    """Before Python 3.11.3 one that expires there raises CancelledError."""
+    found = {
+        name: timeouts_in_clean_ups(tree) for name, tree in trees(sources(), "asyncio.").items()
+    }
+    assert {name: calls for name, calls in found.items() if calls} == {}
+
+
+CLEAN_UPS = {
+    "try: g()\nfinally: asyncio.timeout(1)": True,
+    "try: g()\nexcept asyncio.CancelledError: asyncio.wait_for(g(), 1)": True,
+    "async def __aexit__(self): self.b()\nasync def b(self): asyncio.timeout(1)": True,
+    "asyncio.timeout(1)": False,
+    "try: g()\nexcept ValueError: asyncio.wait_for(g(), 1)": False,
+}
+
+
+@pytest.mark.parametrize(("code", "is_found"), CLEAN_UPS.items())
+def test_a_timeout_in_a_clean_up_is_found(code: str, is_found: bool) -> None:
+    assert bool(timeouts_in_clean_ups(ast.parse(code))) == is_found
+
+
+def test_a_raise_inside_except_star_is_found() -> None:
+    code = "try: f()\nexcept* ValueError:\n if a:\n  raise KeyError\n def g(): raise KeyError"
+    assert raises_in_star(ast.parse(code)) == [4]

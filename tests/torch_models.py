@@ -11,6 +11,7 @@ import torch
 
 from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.data_type import DataType
+from tests import needs
 
 COMPILE_SECS = 240.0
 COMPILES = pytest.mark.timeout(COMPILE_SECS + 60)
@@ -155,6 +156,7 @@ def export_add_sub(path: Path, most: int = 64) -> Path:
 
 def compile_package(exported: Path, path: Path) -> Path:
     """Compile a program of torch.export with AOTInductor, in a process that then ends."""
+    needs.inductor()
     work = (
         "import sys, torch\n"
         "program = torch.export.load(sys.argv[1])\n"

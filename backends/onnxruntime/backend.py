@@ -1,6 +1,5 @@
 """ONNX models by ONNX Runtime, on the CPU or on a GPU."""
 
-import asyncio
 import threading
 from contextlib import nullcontext
 from functools import cached_property
@@ -21,12 +20,16 @@ from backends.onnxruntime.steadiness import is_steady
 from backends.onnxruntime.threads import SessionThreads, SharedThreads
 from gateway.backend import Backend, Instance, ModelContext
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
+from gateway.errors import Code, InferenceError
+from gateway.threads import apart
 
 DEFAULT_BATCH_SIZE = "default-max-batch-size"
 
 
 class OnnxRuntimeBackend(Backend):
     """Backend `onnxruntime`: each instance has a session of its own, as in Triton."""
+
+    keeps_to_cores = True
 
     def computes_on_gpus(self) -> bool:
         return CUDA in onnxruntime.get_available_providers()
@@ -45,9 +48,15 @@ class OnnxRuntimeBackend(Backend):
         on_cpu = context.group.kind is not InstanceKind.KIND_GPU
         turns = self._turns if on_cpu else None  # made here, on the event loop: only once
         threads = None if turns else SessionThreads.read(context.config, self.settings)
-        pin = self._pins.take(context.config, threads.intra) if on_cpu and threads else None
+        pin = self._pin(context, threads) if threads else None
+        if context.cpu_cores and pin is None:
+            raise InferenceError(
+                Code.UNSUPPORTED,
+                f"model '{context.config.name}' has a host policy with CPU cores, but all sessions "
+                "share one pool of threads (--backend-config of onnxruntime)",
+            )
         try:
-            instance = await asyncio.to_thread(self._load, context, threads, turns, pin)
+            instance = await apart(self._load, context, threads, turns, pin)
             if pin is not None:
                 await instance.keep_to(pin)
         except BaseException:
@@ -55,6 +64,13 @@ class OnnxRuntimeBackend(Backend):
                 pin.end()
             raise
         return instance
+
+    def _pin(self, context: ModelContext, threads: SessionThreads) -> Pin | None:
+        if context.cpu_cores:
+            return Pin(context.cpu_cores, _not_taken)
+        if context.group.kind is InstanceKind.KIND_GPU:
+            return None
+        return self._pins.take(context.config, threads.intra)
 
     def _load(
         self,
@@ -90,3 +106,7 @@ class OnnxRuntimeBackend(Backend):
             return None
         onnxruntime.set_global_thread_pool_sizes(shared.pool, shared.inter)
         return threading.Semaphore(shared.runs)
+
+
+def _not_taken(_: frozenset[int]) -> None:
+    """Cores of a host policy are shared: no instance takes them from another."""

@@ -34,6 +34,7 @@ from gateway.backend import Backend, Instance, ModelContext
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
+from gateway.threads import apart
 
 log = logging.getLogger("sluice.python")
 
@@ -47,6 +48,7 @@ class PythonBackend(Backend):
     """Starts a worker for each instance, and a short-lived one to complete a configuration."""
 
     loads_side_by_side = True
+    keeps_to_cores = True
 
     def __init__(self) -> None:
         self._metrics = MetricStore()
@@ -62,24 +64,21 @@ class PythonBackend(Backend):
     async def load(self, context: ModelContext) -> Instance:
         config, name = context.config, instance_name(context)
         parameters = Parameters.read(config)
-        code = await asyncio.to_thread(code_identity, config, context.path, self.home)
+        code = await apart(code_identity, config, context.path, self.home)
         services = partial(self._services, context)
         suspect = partial(self._quarantine.died, code)
         worker = await self._start(config, context.path, name, services, suspect)
         try:
+            worker.keep_to(context.cpu_cores)
             told = [ToWorker.LOAD, load_message(context, self.home)]
             with self._beginnings.of(config.name):
                 said = await _initialized(worker, told, parameters.initialize_timeout_secs)
         except BaseException:
             await worker.stop()
             raise
-        worker.watch(parameters.health_check_secs)
+        worker.watch(parameters)
         return PythonInstance(
-            worker,
-            parameters,
-            self._quarantine,
-            code,
-            checks_readiness=said["checks_readiness"],
+            worker, self._quarantine, code, checks_readiness=said["checks_readiness"]
         )
 
     async def _complete(self, config: ModelConfig, path: Path) -> ModelConfig:

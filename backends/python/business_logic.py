@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from backends.python.channel import Channel
 from backends.python.link import Link
 from backends.python.requests import to_json
-from backends.python.responses import describe_response
+from backends.python.responses import describe_error, describe_response, expected
 from backends.python.tensors import MUCH_BYTES, TensorWriter, beside
 from backends.python.worker.sluice_worker.messages import ToWorker
 from gateway.backend import ModelControl
@@ -39,14 +39,16 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
+    model: str
     stream: ResponseStream
     served: Served
     task: asyncio.Task[None]
 
 
 class BusinessLogic:
-    """The calls of one worker that are under way, a task each; `end` cancels them.
+    """The calls of one worker that are under way, a task each.
 
+    `end` cancels them, and `ended` waits for the last one.
     `is_left` says whether nobody waits any more for any of some requests: what is asked on their
     behalf is cancelled. Each call is answered, and the last answer says that it is.
     """
@@ -64,6 +66,11 @@ class BusinessLogic:
         self._is_left = is_left
         self._calls: dict[int, _UnderWay] = {}
 
+    @property
+    def models(self) -> list[str]:
+        """The models whose answers are still to come."""
+        return [call.model for call in self._calls.values()]
+
     def begin(self, call: Call) -> None:
         """Ask the other model; its answers go to the worker as they come.
 
@@ -71,22 +78,23 @@ class BusinessLogic:
         """
         if call.number in self._calls:
             raise ValueError(f"call {call.number} is under way")
-        if self._is_left(call.served):
-            self._fail(call, NOBODY_WAITS)
-            return
         try:
-            stream = self._submit(call.request, decoupled=call.decoupled)
-        except InferenceError as error:
-            self._fail(call, error.message)
+            stream = self._submit(call)
+        except Exception as error:  # noqa: BLE001 - around one request: the model waits for it
+            self._fail(call, error)
             return
         task = asyncio.get_running_loop().create_task(self._run(call, stream))
-        self._calls[call.number] = _UnderWay(stream, call.served, task)
+        self._calls[call.number] = _UnderWay(call.request.model, stream, call.served, task)
         task.add_done_callback(lambda _: self._calls.pop(call.number))
 
-    def cancel(self, number: int) -> None:
-        """The model wants no more answers to that call."""
-        if (call := self._calls.get(number)) is not None:
+    def cancel(self, number: int, dropped: bool) -> None:
+        """The asked model should end early; at once if the call was `dropped`."""
+        if (call := self._calls.get(number)) is None:
+            return
+        if dropped:
             call.stream.cancel()
+        else:
+            call.stream.stop()
 
     def cancel_left(self) -> None:
         """Somebody has left: cancel what is asked on behalf of nobody any more."""
@@ -99,6 +107,11 @@ class BusinessLogic:
         for call in tuple(self._calls.values()):
             call.stream.cancel()
 
+    async def ended(self) -> None:
+        """Wait until no call is under way; comes after `end`."""
+        tasks = {each.task for each in self._calls.values()} - {asyncio.current_task()}
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _run(self, call: Call, stream: ResponseStream) -> None:
         try:
             with stream:
@@ -106,12 +119,16 @@ class BusinessLogic:
                     await self._pass_all(call, stream)
                 else:
                     await self._pass(call, await stream.only(), final=True)
-        except InferenceError as error:
-            self._fail(call, error.message)
+        except Exception as error:  # noqa: BLE001 - around one request: the model waits for it
+            self._fail(call, error)
 
-    def _submit(self, request: InferRequest, *, decoupled: bool) -> ResponseStream:
+    def _submit(self, call: Call) -> ResponseStream:
+        """Raises CANCELLED if its clients have disconnected, and INTERNAL for each refusal."""
+        if self._is_left(call.served):
+            raise InferenceError(Code.CANCELLED, NOBODY_WAITS)
+        request = call.request
         try:
-            self._refuse_unsuited(request, decoupled=decoupled)
+            self._refuse_unsuited(request, decoupled=call.decoupled)
             return self._infer(request)
         except InferenceError as error:
             text = f"Model {request.model} - Error when running inference: {error.message}"
@@ -159,9 +176,8 @@ class BusinessLogic:
             ) from None
         channel.send(to_json([ToWorker.INFERRED, call.number, described, final]), tensors.body)
 
-    def _fail(self, call: Call, message: str) -> None:
-        # As on Triton every failure of another model is INTERNAL to the one that asked.
-        described = [[], [Code.INTERNAL.name, message], {}]
+    def _fail(self, call: Call, error: Exception) -> None:
+        described = describe_error(expected(error, f"request to model '{call.request.model}'"))
         self._channel(call).send(to_json([ToWorker.INFERRED, call.number, described, True]))
 
     def _channel(self, call: Call) -> Channel:

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 from backends.python.worker.sluice_worker.frames import (
     RECEIVE_BYTES,
@@ -12,6 +13,7 @@ from backends.python.worker.sluice_worker.frames import (
     FrameReader,
     frame,
 )
+from backends.python.worker.sluice_worker.segments import SCARCE
 
 log = logging.getLogger("sluice.python")
 
@@ -19,15 +21,22 @@ UNSENT_BYTES = 256 << 20
 """A worker that leaves more than this unread has lost its mind."""
 FULL_BYTES = 1 << 20
 """From here on whoever can wait should."""
+RETRY_SECS = 0.05
+"""How long a message waits that needs a descriptor, or memory, while none is free."""
 NOT_UNDERSTOOD = (BrokenFrame, ValueError, TypeError, LookupError, OSError)
 """What reading a frame raises if the other end has not kept to the protocol."""
+
+Frame = tuple[bytes, memoryview]
+"""Header and body."""
 
 
 class Channel:
     """Frames over one socket, for one event loop; `close` ends it.
 
     `on_frame` is called with header and body of each frame, `on_read` after all that came at
-    once, `on_lost` at most once with the reason if no more can come.
+    once, `on_lost` at most once with the reason if no more can come. A frame for which `on_frame`
+    raises an OSError of SCARCE, before it has had any effect, is handed over again later, and
+    nothing is read until then.
     """
 
     def __init__(
@@ -49,10 +58,12 @@ class Channel:
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._wanted = True
         self._reading = False
+        self._retry: asyncio.TimerHandle | None = None
         self._over = False
         self._closed = False
-        self.resume()
+        self._read_or_not()
 
     def send(self, header: bytes, buffers: Sequence[memoryview | bytes] = ()) -> None:
         """Write a frame; what the socket does not take at once follows as soon as it does."""
@@ -74,16 +85,15 @@ class Channel:
                 self._loop.call_soon(self._wake)
 
     def pause(self) -> None:
-        """Read nothing for now: whoever writes is held back."""
-        if self._reading:
-            self._reading = False
-            self._loop.remove_reader(self._socket)
+        """Read nothing for now: the other end waits once the socket is full."""
+        self._wanted = False
+        self._read_or_not()
 
     def resume(self) -> None:
         """Read, if that was not so already."""
-        if not self._reading and not self._over:
-            self._reading = True
-            self._loop.add_reader(self._socket, self._readable)
+        if not self._wanted:
+            self._wanted = True
+            self._read_or_not()
 
     def read_rest(self) -> None:
         """Read all that is there now; for when the other end has ended."""
@@ -95,8 +105,10 @@ class Channel:
         """Let go of the socket; idempotent."""
         if self._closed:
             return
-        self.pause()
         self._over = self._closed = True
+        self._read_or_not()
+        if self._retry is not None:
+            self._retry.cancel()
         self._drop_unsent()
         self._socket.close()
 
@@ -112,22 +124,46 @@ class Channel:
         if not size:
             self._lose("it closed its connection")
             return False
-        self._take(bytes(self._received[:size]))
+        self._take(self._frames.feed(bytes(self._received[:size])))
         return True
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, frames: Iterator[Frame]) -> None:
+        current: Frame | None = None
         try:
-            for header, body in self._frames.feed(data):
-                self._on_frame(header, body)
+            for current in frames:
+                self._on_frame(*current)
             self._on_read()
         except NOT_UNDERSTOOD as error:
+            if current is not None and isinstance(error, OSError) and error.errno in SCARCE:
+                self._on_read()
+                self._stall(chain([current], frames), error)
+                return
             log.exception("message of a Python worker not understood")
             self._lose(f"it sent what cannot be understood: {type(error).__name__}")
 
+    def _stall(self, frames: Iterator[Frame], error: OSError) -> None:
+        if self._reading:
+            log.warning("message of a Python worker delayed", extra={"reason": error.strerror})
+        self._retry = self._loop.call_later(RETRY_SECS, self._try_again, frames)
+        self._read_or_not()
+
+    def _try_again(self, frames: Iterator[Frame]) -> None:
+        self._retry = None
+        self._take(frames)
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        reads = self._wanted and self._retry is None and not self._over
+        if reads and not self._reading:
+            self._loop.add_reader(self._socket, self._readable)
+        elif self._reading and not reads:
+            self._loop.remove_reader(self._socket)
+        self._reading = reads
+
     def _lose(self, reason: str) -> None:
-        self.pause()
         if not self._over:
             self._over = True
+            self._read_or_not()
             self._on_lost(reason)
 
     def _send(self, data: bytes | memoryview) -> int:

@@ -1,76 +1,104 @@
-"""One execution of a worker: its answers as they come, and which requests are still open."""
+"""One execution of a worker: its open requests, and its part of the worker's unread answers."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
 
+from backends.python.link import Link
+from backends.python.requests import to_json
+from backends.python.worker.sluice_worker.messages import ToWorker
 from gateway.backend import Answer, Note
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse
 
+HOLD_BYTES = 16 << 20
+"""An execution with so many bytes of unread answers is held: its senders wait.
+
+It is held sooner once much of other executions is unread.
+"""
+HELD_BYTES = 256 << 20
+"""With so many bytes of unread answers of all executions, nothing more is read of the worker."""
+HELD_SEGMENTS = 256
+"""Once the unread answers have so many segments of shared memory, each execution may have one."""
+SHARES = 16
+"""One execution may fill this part of the room that is left."""
+
 
 class Execution:
-    """Requests that a worker was handed together; one task takes their answers.
+    """Requests that a worker was handed together; one task reads their answers inside `async with`.
 
-    With `before`, an execution that the worker was handed earlier and that is not over, answers
-    are only given once those of that one have been taken; `behind` is who waits for this one.
+    The block ends once `execute` of model.py has returned, since the worker is busy until then.
+    Leaving it calls `release` first, in whatever state the execution is: from then on the execution
+    has no open request, no answer and no place in the order, and takes no more of any.
 
-    They are numbered from `first` on; `indexes` are how their answers are to be told. `weight` is
-    how much waits for the task, `held` that its senders wait for that. It is `returned` once
-    `execute` has, or never will.
+    `number` counts the executions of the worker. Its requests are numbered from `first` on;
+    `indexes` are the scheduler's indexes of them. It has `returned` once `execute` has, or never
+    will, and is `lost` if the worker has ended. `unread_bytes`, `unread_segments` and `held` are
+    the backlog's.
     """
 
     __slots__ = (
         "_answers",
+        "_backlog",
         "_first",
         "_freed",
         "_open",
+        "_release",
         "_waiter",
-        "before",
-        "behind",
         "held",
         "lost",
+        "number",
+        "released",
         "requests",
         "returned",
         "timer",
-        "weight",
+        "unread_bytes",
+        "unread_segments",
     )
 
     def __init__(
         self,
         requests: Sequence[InferRequest],
-        first: int,
         indexes: Sequence[int],
-        before: "Execution | None" = None,
+        backlog: "Backlog",
+        release: "Callable[[Execution], None]",
+        *,
+        number: int,
+        first: int,
     ) -> None:
         self.requests = requests
-        self._first = first
-        self._freed = False
+        self.number = number
         self.returned = False
+        self.released = False
         self.lost = False
         self.held = False
+        self.unread_bytes = self.unread_segments = 0
         self.timer: asyncio.TimerHandle | None = None
-        self.weight = 0
+        self._backlog = backlog
+        self._release = release
+        self._first = first
+        self._freed = False
         self._open = dict(enumerate(indexes, first))
         self._answers: list[Answer] = []
         self._waiter: asyncio.Future[None] | None = None
-        self.behind: Execution | None = None
-        self.before = before
-        if before is not None:
-            before.behind = self
 
-    @property
-    def settled(self) -> bool:
-        """Whether it is over, and all its answers have been taken."""
-        return self.over and not self._answers
+    async def __aenter__(self) -> Self:
+        return self
 
-    @property
-    def untaken(self) -> bool:
-        """Whether answers are there to be taken."""
-        return bool(self._answers)
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._release(self)
+        while not self.returned:
+            await self._change()
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come, and the worker could take another execution."""
+        """Whether no more answers will come, and the worker could take another execution."""
         return self.returned and not self._open
 
     @property
@@ -89,24 +117,28 @@ class Execution:
 
     async def answers(self) -> list[Answer]:
         """All answers that are there, at least one; none once it is over."""
-        while self._must_wait or not (self._answers or self.over):
+        while not self._answers or self._backlog.has_earlier(self):
+            if self.over and not self._answers:
+                return []
             await self._change()
         answers, self._answers = self._answers, []
-        self._let_others()
+        self._backlog.read(self)
         return answers
-
-    async def has_returned(self) -> None:
-        """Wait until `execute` has returned, or the worker has ended."""
-        while not self.returned:
-            self._answers.clear()
-            await self._change()
 
     # For the worker.
 
-    def answer(self, number: int, answer: InferResponse | InferenceError, weight: int) -> bool:
-        """An answer to an open request; returns whether that is done now."""
-        self._answers.append((self._open[number], answer))
-        self.weight += weight
+    def answer(
+        self,
+        number: int,
+        answer: InferResponse | InferenceError,
+        size_bytes: int = 0,
+        segments: int = 0,
+    ) -> bool:
+        """An answer to an open request, and its size; returns whether that is done now."""
+        self._add(self._open[number], answer)
+        self.unread_bytes += size_bytes
+        self.unread_segments += segments
+        self._backlog.add(size_bytes, segments)
         if isinstance(answer, InferenceError) or answer.final:
             del self._open[number]
             return True
@@ -114,7 +146,7 @@ class Execution:
 
     def reschedule(self, number: int) -> None:
         """An open request is to be executed once more."""
-        self._answers.append((self._open.pop(number), Note.RESCHEDULED))
+        self._add(self._open.pop(number), Note.RESCHEDULED)
 
     def end(self) -> None:
         """`execute` has returned; requests that are still open are answered later."""
@@ -126,7 +158,7 @@ class Execution:
         """The worker may be handed another execution."""
         if not self._freed:
             self._freed = True
-            self._answers.append((0, Note.FREED))
+            self._add(0, Note.FREED)
 
     def lose(self, error: InferenceError) -> None:
         """The worker has ended: so does every request that is not done."""
@@ -136,56 +168,111 @@ class Execution:
 
     def fail(self, error: InferenceError) -> None:
         """End every request that is not done."""
-        self._answers += [(index, error) for index in self._open.values()]
+        for index in self._open.values():
+            self._add(index, error)
         self._open.clear()
 
     def leave(self, requests: Sequence[InferRequest]) -> list[int]:
-        """Nobody waits for these any more; the numbers of those that were not done."""
+        """Close these requests of it; returns the numbers of those that were open."""
         left = [n for n in self._open if any(self.request(n) is each for each in requests)]
         for number in left:
             del self._open[number]
         return left
 
-    def abandon(self) -> None:
-        """Nobody waits for any answer any more."""
+    def drop(self) -> None:
+        """Close every request, and drop every answer, those that come later included."""
+        self.released = True
         self._open.clear()
-        self._answers.clear()
-        self._let_others()
+        self._answers = []
+        self._backlog.read(self)
 
     def wake(self) -> None:
-        """Have the task look at what has come."""
+        """Have the reader look at what has come."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _add(self, index: int, answer: InferResponse | InferenceError | Note) -> None:
+        if self.released:
+            return
+        if not self._answers:
+            self._backlog.enter(self)
+        self._answers.append((index, answer))
 
     def _return(self) -> None:
         self.returned = True
         if self.timer is not None:
             self.timer.cancel()
-
-    @property
-    def _must_wait(self) -> bool:
-        before = self.before
-        while before is not None and not before.untaken:
-            before = before.before
-        return before is not None
-
-    def _let_others(self) -> None:
-        """Nothing of this one is there to be taken: those behind it need wait for it no longer."""
-        other = self.behind
-        while other is not None:
-            other.wake()
-            other = other.behind
-        if self.over or not self._open:
-            self._unlink()
-
-    def _unlink(self) -> None:
-        before, behind = self.before, self.behind
-        if before is not None:
-            before.behind = behind
-        if behind is not None:
-            behind.before = before
-        self.before = self.behind = None
+            self.timer = None
 
     async def _change(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
+
+
+class Backlog:
+    """The unread answers of all executions of one worker, which hold it back.
+
+    Where they are `ordered`, an execution is read once no earlier one has unread answers.
+    """
+
+    def __init__(self, link: Link, *, ordered: bool) -> None:
+        self._link = link
+        self._ordered = ordered
+        self._unread: dict[Execution, None] = {}
+        self.unread_bytes = 0
+        self._segments = 0
+
+    def has_earlier(self, execution: Execution) -> bool:
+        """Whether answers must be read before those of this execution."""
+        if not self._ordered or len(self._unread) < 2:
+            return False
+        return any(each.number < execution.number for each in self._unread)
+
+    def enter(self, execution: Execution) -> None:
+        """The first unread answer of an execution has come."""
+        self._unread[execution] = None
+
+    def add(self, size_bytes: int, segments: int) -> None:
+        """The size of an unread answer."""
+        self.unread_bytes += size_bytes
+        self._segments += segments
+
+    def read(self, execution: Execution) -> None:
+        """All answers of an execution have been read, or dropped: the worker may go on."""
+        if execution not in self._unread:
+            return
+        del self._unread[execution]
+        self.unread_bytes -= execution.unread_bytes
+        self._segments -= execution.unread_segments
+        execution.unread_bytes = execution.unread_segments = 0
+        if execution.held:
+            execution.held = False
+            self._tell(ToWorker.GO_ON, execution)
+        if self.unread_bytes < HELD_BYTES:
+            self._link.work.resume()
+        if self._ordered:
+            for each in self._unread:
+                each.wake()
+
+    def hold(self, execution: Execution) -> None:
+        """Hold an execution of which too much is unread: the less it may be, the more is in all.
+
+        So executions whose readers have stopped never fill the room that the others need.
+        """
+        if execution.held or not execution.unread_bytes:
+            return
+        left_bytes, left = HELD_BYTES - self.unread_bytes, HELD_SEGMENTS - self._segments
+        most_bytes = max(1, min(HOLD_BYTES, left_bytes // SHARES))
+        most_segments = max(1, left // SHARES)
+        if execution.unread_bytes >= most_bytes or execution.unread_segments >= most_segments:
+            execution.held = True
+            self._tell(ToWorker.HOLD, execution)
+
+    def pause(self) -> None:
+        """Read nothing more of the worker if too much of it is unread."""
+        if self.unread_bytes >= HELD_BYTES:
+            self._link.work.pause()
+
+    def _tell(self, kind: ToWorker, execution: Execution) -> None:
+        if numbers := execution.open:
+            self._link.control.send(to_json([kind, *numbers]))

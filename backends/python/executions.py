@@ -1,57 +1,72 @@
-"""The executions of one worker: handed over, answered, held back, and ended."""
+"""The executions of one worker: handed over, answered, released, and ended."""
 
+import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from backends.python.execution import Execution
+from backends.python.execution import Backlog, Execution
 from backends.python.link import Link
 from backends.python.overlap import Overlap
+from backends.python.parameters import Parameters
 from backends.python.requests import RequestEncoder, to_json
 from backends.python.responses import read_response
 from backends.python.tensors import MUCH_BYTES, TensorReader, TensorWriter, beside
 from backends.python.worker.sluice_worker.messages import ToWorker
+from backends.python.worker.sluice_worker.segments import SHARED_FROM_BYTES
+from gateway.backend import NotSent
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases
 
 log = logging.getLogger("sluice.python")
 
-HOLD_BYTES = 16 << 20
-"""Once so many bytes of answers to one execution wait to be taken, whoever sends them must wait.
-
-It is sooner once much waits of others.
-"""
-HELD_BYTES = 256 << 20
-"""Once so many bytes of all answers wait to be taken, the worker is read no further."""
-SHARES = 16
-"""Which part of the room that is left one execution may fill."""
 ANSWER_BYTES = 64 << 10
-"""What an answer weighs besides its tensors."""
+"""The weight of an answer besides its tensors."""
 FLAG = InferResponse(final=True)
-"""That no more will come."""
+"""The answer that no more will come."""
+
+
+class Owner(Protocol):
+    """The worker that has the executions."""
+
+    def kill(self, why: str) -> None:
+        """End the process at once: a limit of time has passed."""
+
+    def left(self) -> None:
+        """Clients have disconnected: what the model asks of others for them can end."""
 
 
 class Executions:
-    """Those that a worker has not ended; each request has a number of its own in them."""
+    """Those that a worker has not ended; each request has a number of its own in them.
+
+    `limits` are the model's limits of time.
+    """
 
     def __init__(
-        self, encoder: RequestEncoder, name: str, link: Link, about: Mapping[str, object]
+        self,
+        encoder: RequestEncoder,
+        name: str,
+        link: Link,
+        about: Mapping[str, object],
+        owner: Owner,
     ) -> None:
+        self.limits = Parameters()
         self._encoder = encoder
         self._overlap = Overlap(allowed=encoder.alone)
         self._failed = f"Failed to process the request(s) for model '{name}', message: "
         self._link = link
         self._about = about
+        self._owner = owner
+        self._backlog = Backlog(link, ordered=not encoder.decoupled)
         self._by_number: dict[int, Execution] = {}
         self._by_request: dict[int, Execution] = {}
         self._left: set[int] = set()
         self._touched: dict[Execution, None] = {}
         self._next = 1
         self._next_request = 1
-        self._held = 0
         self._last: Execution | None = None
-        self._latest: Execution | None = None
+        self._overdue = False
         self._ended: InferenceError | None = None
 
     @property
@@ -65,8 +80,19 @@ class Executions:
         return bool(self._by_number)
 
     @property
+    def unread_bytes(self) -> int:
+        """The size of all answers that their readers have yet to read."""
+        return self._backlog.unread_bytes
+
+    @property
     def suspects(self) -> list[InferRequest]:
-        """The requests that `execute` is busy with, or else all that are open."""
+        """The requests that may have ended the worker.
+
+        Those that `execute` is busy with, or else all that are open. None if the worker was killed
+        because of an abandoned execution: such requests are slow, and harmless.
+        """
+        if self._overdue:
+            return []
         found = tuple(self._by_number.values())[:1] or self._open
         return [request for execution in found for request in execution.requests]
 
@@ -77,7 +103,7 @@ class Executions:
     async def begin(self, requests: Sequence[InferRequest], indexes: Sequence[int]) -> Execution:
         """Hand requests to the worker; `indexes` are how their answers are to be told.
 
-        Raises InferenceError: UNAVAILABLE once the worker has ended, INTERNAL without memory.
+        Raises InferenceError: INTERNAL without memory, NotSent once the worker has ended.
         """
         number, first = self._next, self._next_request
         self._next, self._next_request = number + 1, first + len(requests)
@@ -88,61 +114,88 @@ class Executions:
         except OSError as error:
             tensors.give_back()
             if self._ended is not None:
-                raise self._ended from None
+                raise self._not_sent(self._ended) from None
             reason = f"no memory can be shared with its worker: {error.strerror}"
             raise InferenceError(
                 Code.INTERNAL, f"model '{self._encoder.model}': {reason}"
             ) from None
         if self._ended is not None:
-            raise self._ended
-        execution = self._latest = Execution(requests, first, indexes, self._before())
+            raise self._not_sent(self._ended)
+        execution = Execution(
+            requests, indexes, self._backlog, self._release, number=number, first=first
+        )
         self._by_number[number] = execution
-        for request in execution.open:
+        for request in execution.numbers:
             self._by_request[request] = execution
         self._link.release()
         self._link.work.send(header, tensors.body)
+        if limit := self.limits.execute_timeout_secs:
+            why = f"its execute took longer than {limit:g} s (execute_timeout_secs)"
+            execution.timer = asyncio.get_running_loop().call_later(limit, self._owner.kill, why)
         self._last = execution
         self._free_if_room()
         return execution
 
-    def taken(self, execution: Execution) -> None:
-        """Its answers have been taken."""
-        if execution is self._latest and execution.settled:
-            self._latest = None  # it would keep its requests until the next one
-        if execution.weight:
-            self._held -= execution.weight
-            execution.weight = 0
-            if execution.held:
-                execution.held = False
-                self._tell(ToWorker.GO_ON, execution.open)
-            if self._held < HELD_BYTES:
-                self._link.work.resume()
-
-    def leave(self, execution: Execution) -> None:
-        """Nobody waits for its answers; the worker is told, and may say what it likes."""
-        self._cancel(execution.open)
-        execution.abandon()
-        self.taken(execution)
+    @staticmethod
+    def _not_sent(ended: InferenceError) -> NotSent:
+        return NotSent(ended.code, ended.message)
 
     def leave_some(self, requests: Sequence[InferRequest]) -> None:
-        """Nobody waits for these, though others of their execution may still be waited for."""
+        """Close these requests, though others of their execution may still be open."""
         for execution in self._open:
             if left := execution.leave(requests):
                 self._cancel(left)
                 execution.wake()
 
+    def stop(self, request: InferRequest) -> None:
+        """Tell the worker that a request is cancelled; its answers are still read."""
+        for number, execution in self._by_request.items():
+            if execution.request(number) is request:
+                self._link.control.send(to_json([ToWorker.CANCEL, number]))
+                return
+
     def is_left(self, numbers: Sequence[int]) -> bool:
-        """Whether requests have been left, and none of them is waited for any more."""
+        """Whether clients have left requests of these, and every other one is done."""
         return not self._left.isdisjoint(numbers) and self._by_request.keys().isdisjoint(numbers)
 
     def request(self, number: int) -> InferRequest | None:
-        """A request that is waited for."""
+        """A request that is open."""
         execution = self._by_request.get(number)
         return None if execution is None else execution.request(number)
 
-    def is_first(self, execution: Execution) -> bool:
-        """Whether it is the one that the worker executes; others lie before it until then."""
-        return next(iter(self._by_number.values()), None) is execution
+    def _release(self, execution: Execution) -> None:
+        """Take back all that an execution has: the only way in which one ends."""
+        if left := execution.open:
+            self._cancel(left)
+        execution.drop()
+        if not execution.returned:
+            self._limit_abandoned(execution)
+
+    def _limit_abandoned(self, execution: Execution) -> None:
+        limit, loop = self.limits.abandoned_execute_secs, asyncio.get_running_loop()
+        if not limit or (
+            execution.timer is not None and execution.timer.when() < loop.time() + limit
+        ):
+            return
+        if execution.timer is not None:
+            execution.timer.cancel()
+        execution.timer = loop.call_later(limit, self._check_abandoned, execution)
+
+    def _check_abandoned(self, execution: Execution) -> None:
+        """Kill the worker if it is busy with an execution that was abandoned long ago.
+
+        An execution that lies behind another one in the worker is not to blame.
+        """
+        execution.timer = None
+        if next(iter(self._by_number.values()), None) is not execution:
+            self._limit_abandoned(execution)
+            return
+        self._overdue = True
+        limit = self.limits.abandoned_execute_secs
+        self._owner.kill(
+            f"its execute did not return within {limit:g} s after its clients had disconnected "
+            "(abandoned_execute_secs)"
+        )
 
     # What the worker says.
 
@@ -155,34 +208,35 @@ class Executions:
     def take_executed(self, found: list[Any], body: memoryview) -> None:
         """EXECUTED: what `execute` has returned."""
         _, number, error, returned, infer_ns = found
-        execution = self._by_number.pop(number)
         tensors, phases = TensorReader(body, self._link.incoming), Phases(infer_ns=infer_ns)
-        for request, described, final, rescheduled in returned:
+        # All of it is read before any of it has an effect.
+        answers = [
+            (request, _read(described, tensors, final=final, phases=phases), final, rescheduled)
+            for request, described, final, rescheduled in returned
+        ]
+        execution = self._by_number.pop(number)
+        for request, answer, final, rescheduled in answers:
             if rescheduled:
                 self._reschedule(request)
             else:
-                answer = _read(described, tensors, final=final, phases=phases)
                 self._answer(request, answer, final=final)
         if error is not None:
             self._fail(execution, *error)
         execution.end()
-        self._touch(execution)
+        self._touched[execution] = None
         self._overlap.measured(infer_ns)
         if self._last is execution:
             self._last = None
         self._free_if_room()
 
     def after_read(self) -> None:
-        """All that came at once has been told: wake whoever waits, and hold the worker back."""
+        """All that came at once has been handled: wake readers, and hold the worker back."""
         for execution in self._touched:
             execution.wake()
-            if execution.weight >= self._share() and not execution.held:
-                execution.held = True
-                self._tell(ToWorker.HOLD, execution.open)
+            self._backlog.hold(execution)
         self._touched.clear()
         self._link.release()
-        if self._held >= HELD_BYTES:
-            self._link.work.pause()
+        self._backlog.pause()
 
     def end(self, error: InferenceError) -> None:
         """The worker has ended: every request that is not done fails."""
@@ -202,12 +256,10 @@ class Executions:
             if final:
                 self._left.discard(number)
             return
-        weight = ANSWER_BYTES + _weight(answer)
-        done = execution.answer(number, answer, weight)
-        if done or (final and execution.answer(number, FLAG, 0)):
+        done = execution.answer(number, answer, *_weight(answer))
+        if done or (final and execution.answer(number, FLAG)):
             del self._by_request[number]
-        self._held += weight
-        self._touch(execution)
+        self._touched[execution] = None
 
     def _reschedule(self, number: int) -> None:
         execution = self._by_request.pop(number, None)
@@ -216,41 +268,18 @@ class Executions:
         self._left.discard(number)
 
     def _cancel(self, numbers: Sequence[int]) -> None:
-        self._tell(ToWorker.CANCEL, numbers)
+        self._link.control.send(to_json([ToWorker.CANCEL, *numbers]))
         for number in numbers:
             del self._by_request[number]
         self._left.update(numbers)
-
-    def _tell(self, kind: ToWorker, numbers: Sequence[int]) -> None:
-        if numbers:
-            self._link.control.send(to_json([kind, *numbers]))
-
-    def _touch(self, execution: Execution) -> None:
-        self._touched[execution] = None
-
-    def _before(self) -> Execution | None:
-        """The one whose answers must be taken before those of the next: clients expect an order.
-
-        A decoupled model has none, and must not be held back by one of its readers.
-        """
-        latest = self._latest
-        if latest is None or latest.settled or self._encoder.decoupled:
-            return None
-        return latest
+        self._owner.left()
 
     def _free_if_room(self) -> None:
         """Let the instance have another execution, if only the last one keeps it."""
         if self._last is not None and self._overlap.room(len(self._by_number)):
             self._last.free()
-            self._touch(self._last)
+            self._touched[self._last] = None
             self._last = None
-
-    def _share(self) -> int:
-        """How much of one execution may wait: less, the more waits of all.
-
-        So those whose readers have stopped never fill the room that the others need.
-        """
-        return max(1, min(HOLD_BYTES, (HELD_BYTES - self._held) // SHARES))
 
     def _fail(self, execution: Execution, message: str, trace: str) -> None:
         log.error("execute failed", extra={**self._about, "reason": message, "trace": trace})
@@ -278,7 +307,11 @@ def _size(requests: Sequence[InferRequest]) -> int:
     return sum([len(tensor.data) for request in requests for tensor in request.inputs])
 
 
-def _weight(answer: InferResponse | InferenceError) -> int:
-    if isinstance(answer, InferenceError):
-        return 0
-    return sum([len(tensor.data) for tensor in answer.outputs])
+def _weight(answer: InferResponse | InferenceError) -> tuple[int, int]:
+    """Its bytes, and how many segments of shared memory it has."""
+    size, segments = ANSWER_BYTES, 0
+    if isinstance(answer, InferResponse):
+        for tensor in answer.outputs:
+            size += len(tensor.data)
+            segments += len(tensor.data) >= SHARED_FROM_BYTES
+    return size, segments

@@ -5,8 +5,6 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 
 from prometheus_client.core import Metric
 
-from backends.python.execution import Execution
-from backends.python.parameters import Parameters
 from backends.python.quarantine import Quarantine
 from backends.python.running_worker import Worker
 from gateway.backend import Answer, Instance
@@ -23,7 +21,6 @@ class PythonInstance(Instance):
     def __init__(
         self,
         worker: Worker,
-        parameters: Parameters,
         quarantine: Quarantine,
         code: bytes,
         *,
@@ -31,27 +28,41 @@ class PythonInstance(Instance):
     ) -> None:
         self._worker = worker
         self._executions = worker.executions
-        self._parameters = parameters
         self._quarantine = quarantine
         self._code = code
         self._checks_readiness = checks_readiness
+
+    @property
+    def alive(self) -> bool:  # type: ignore[override]  # most need no property
+        return self._worker.alive
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         plan = self._quarantine.plan(self._code, requests)
         for refused in plan.refused:
             yield refused
         for indexes in plan.groups:
-            execution = await self._begin([requests[index] for index in indexes], indexes)
+            execution = await self._executions.begin([requests[each] for each in indexes], indexes)
             try:
-                while answers := await execution.answers():
-                    self._executions.taken(execution)
-                    for answer in answers:
-                        yield answer
+                async with execution:
+                    while answers := await execution.answers():
+                        for answer in answers:
+                            yield answer
             finally:
-                await self._leave(execution)
+                if execution.returned and not execution.lost:
+                    self._quarantine.survived(self._code, execution.requests)
+
+    def kill(self, reason: str) -> None:
+        self._worker.kill(reason)
 
     def left(self, requests: Sequence[InferRequest]) -> None:
-        self._worker.leave_some(requests)
+        self._executions.leave_some(requests)
+
+    def waits_for(self, requests: Sequence[InferRequest]) -> Iterable[str]:
+        return self._worker.services.waits_for()
+
+    def stop(self, request: InferRequest) -> bool:
+        self._executions.stop(request)
+        return True
 
     async def died(self) -> str:
         return await asyncio.shield(self._worker.died)
@@ -65,39 +76,3 @@ class PythonInstance(Instance):
 
     async def close(self) -> None:
         await self._worker.close()
-
-    async def _begin(self, requests: Sequence[InferRequest], indexes: Sequence[int]) -> Execution:
-        execution = await self._executions.begin(requests, indexes)
-        if limit := self._parameters.execute_timeout_secs:
-            why = f"its execute took longer than {limit:g} s (execute_timeout_secs)"
-            loop = asyncio.get_running_loop()
-            execution.timer = loop.call_later(limit, self._worker.kill, why)
-        return execution
-
-    async def _leave(self, execution: Execution) -> None:
-        """Nobody waits for what is left of it; the worker is busy until `execute` returns."""
-        if not execution.over:
-            self._worker.leave(execution)
-            await self._wait_abandoned(execution)
-        if not execution.lost:
-            self._quarantine.survived(self._code, execution.requests)
-
-    async def _wait_abandoned(self, execution: Execution) -> None:
-        limit = self._parameters.abandoned_execute_secs
-        while not await self._has_returned(execution, limit):
-            # What only lies behind another one in the worker is not to blame.
-            if self._executions.is_first(execution):
-                self._worker.kill(
-                    f"its execute did not return within {limit:g} s once nobody waited for it "
-                    "(abandoned_execute_secs)"
-                )
-                limit = 0
-
-    @staticmethod
-    async def _has_returned(execution: Execution, within_secs: float) -> bool:
-        try:
-            async with asyncio.timeout(within_secs or None):
-                await execution.has_returned()
-        except TimeoutError:
-            return False
-        return True

@@ -7,6 +7,7 @@ from typing import Any
 from backends.python.beginnings import Beginnings
 from backends.python.channel import Channel
 from backends.python.requests import to_json
+from backends.python.responses import expected
 from backends.python.worker.sluice_worker.frames import BrokenFrame
 from backends.python.worker.sluice_worker.messages import ToWorker
 from gateway.backend import ModelControl
@@ -19,8 +20,9 @@ def _not_here() -> InferenceError:
 
 
 class ModelManagement:
-    """The calls of one worker that are under way, a task each; `end` waits for none of them.
+    """The calls of one worker that are under way, a task each.
 
+    `end` cancels them, and `ended` waits for the last one.
     `model` is the one that asks.
     """
 
@@ -31,44 +33,58 @@ class ModelManagement:
         self._control = control
         self._model = model
         self._beginnings = beginnings
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls: dict[asyncio.Task[None], str] = {}
+
+    @property
+    def models(self) -> list[str]:
+        """The models that are being loaded or unloaded."""
+        return list(self._calls.values())
 
     def load(self, call: int, name: str, config: str, files: Mapping[str, bytes]) -> None:
         """LOAD_MODEL."""
-        self._begin(call, self._load(name, config, files))
+        self._begin(call, name, self._load(name, config, files))
 
     def unload(self, call: int, name: str, unload_dependents: bool) -> None:
         """UNLOAD_MODEL."""
-        self._begin(call, self._control.unload(name, unload_dependents=unload_dependents))
+        self._begin(call, name, self._control.unload(name, unload_dependents=unload_dependents))
 
     def ready(self, call: int, name: str, version: str) -> None:
         """MODEL_READY."""
         try:
             self._done(call, None, self._control.ready(name, version))
-        except InferenceError as error:
-            self._done(call, error.message)
+        except Exception as error:  # noqa: BLE001 - around one call: the model waits for it
+            self._fail(call, error)
 
     def end(self) -> None:
         """Nobody waits for any answer any more; what has begun goes on."""
         for task in self._calls:
             task.cancel()
 
+    async def ended(self) -> None:
+        """Wait until no call is under way; comes after `end`."""
+        # A model may have asked for its own end.
+        tasks = self._calls.keys() - {asyncio.current_task()}
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _load(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         with self._beginnings.waiting(self._model, name):
             await self._control.load(name, config, files)
 
-    def _begin(self, call: int, operation: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, call: int, name: str, operation: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(self._run(call, operation))
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
+        self._calls[task] = name
+        task.add_done_callback(self._calls.pop)
 
     async def _run(self, call: int, operation: Coroutine[Any, Any, None]) -> None:
         try:
             await operation
-        except InferenceError as error:
-            self._done(call, error.message)
+        except Exception as error:  # noqa: BLE001 - around one call: the model waits for it
+            self._fail(call, error)
         else:
             self._done(call, None)
+
+    def _fail(self, call: int, error: Exception) -> None:
+        self._done(call, expected(error, "the operation").message)
 
     def _done(self, call: int, error: str | None, value: object = None) -> None:
         self._channel.send(to_json([ToWorker.DONE, call, error, value]))

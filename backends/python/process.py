@@ -58,6 +58,14 @@ class WorkerProcess:
         limit = megabytes << 20
         resource.prlimit(self.process.pid, resource.RLIMIT_DATA, (limit, limit))
 
+    def keep_to(self, cores: frozenset[int]) -> None:
+        """Have all of its threads use these CPU cores only, if there are any."""
+        if not cores:
+            return
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            for thread in os.listdir(f"/proc/{self.process.pid}/task"):
+                os.sched_setaffinity(int(thread), cores)
+
     def kill(self) -> None:
         """End it and whatever it has started; harmless if it has ended but was not waited for."""
         if self.process.returncode is None:

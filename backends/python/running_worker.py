@@ -8,16 +8,20 @@ from typing import Any, Protocol
 import orjson
 from prometheus_client.core import Metric
 
-from backends.python.channel import NOT_UNDERSTOOD, Channel
-from backends.python.execution import Execution
+from backends.python.channel import NOT_UNDERSTOOD, RETRY_SECS, Channel
 from backends.python.executions import Executions
 from backends.python.health import Pulse, Readiness
 from backends.python.link import Link
+from backends.python.parameters import Parameters
 from backends.python.printed import Printed
 from backends.python.process import WorkerProcess, describe_exit, watch_exit
 from backends.python.requests import RequestEncoder, to_json
 from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
-from backends.python.worker.sluice_worker.segments import IncomingSegments, OutgoingSegments
+from backends.python.worker.sluice_worker.segments import (
+    SCARCE,
+    IncomingSegments,
+    OutgoingSegments,
+)
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 
@@ -38,17 +42,24 @@ class Services(Protocol):
     def shown(self) -> Iterable[Metric]:
         """The metrics that the worker's instance has to expose."""
 
+    def waits_for(self) -> Iterable[str]:
+        """The models that it has called, or asked to load, and that have not answered."""
+
     def left(self) -> None:
         """Somebody waits no more for what the model answers."""
 
     def end(self) -> None:
         """The worker has ended: nobody waits for any answer."""
 
+    async def ended(self) -> None:
+        """Wait until nothing that the model asked is under way; comes after `end`."""
+
 
 class Worker:
     """A process that runs one model.py; made, and used, in one event loop.
 
-    `died` becomes why it has ended; `on_death` is told the requests that it was busy with.
+    `died` becomes why it has ended; `on_death` gets the requests that it was busy with. It is
+    `alive` until its end is certain.
     """
 
     def __init__(
@@ -66,6 +77,7 @@ class Worker:
         self._model = encoder.model
         self._on_death = on_death
         self.about = {"model": encoder.model, "instance": name}
+        self.alive = True
         self._why = ""
         self._closing = False
         self._told: asyncio.Future[list[Any]] | None = None
@@ -75,13 +87,17 @@ class Worker:
             IncomingSegments(process.descriptors),
             OutgoingSegments(process.descriptors),
         )
-        self.executions = Executions(encoder, name, self._link, self.about)
+        self.executions = Executions(encoder, name, self._link, self.about, self)
         self.readiness = Readiness(self._link.control, name)
         self.services = services(self._link, self.executions)
         self._pulse = Pulse(self._link.control, self._silent)
         self._printed = Printed(process.output, self.about)
-        asyncio.get_running_loop().add_reader(process.descriptors, self._take_segment)
+        self._watch_segments()
         watch_exit(process, self._exited)
+
+    def keep_to(self, cores: frozenset[int]) -> None:
+        """Let it use these CPU cores only, or all if there are none; before it loads a model."""
+        self._process.keep_to(cores)
 
     async def ask(self, header: Sequence[Any], answer: ToGateway) -> list[Any]:
         """Tell it to COMPLETE, LOAD or FINALIZE, and wait for what it answers.
@@ -109,37 +125,37 @@ class Worker:
             await asyncio.shield(self.died)
         self._refuse_if_ended()
 
-    def leave(self, execution: Execution) -> None:
-        """Nobody waits for any answer to it any more."""
-        self.executions.leave(execution)
+    def left(self) -> None:
+        """Clients have disconnected."""
         self.services.left()
 
-    def leave_some(self, requests: Sequence[InferRequest]) -> None:
-        """Nobody waits for these any more."""
-        self.executions.leave_some(requests)
-        self.services.left()
-
-    def watch(self, interval_secs: float) -> None:
-        """Kill it when it does not answer any more; 0 is never."""
-        self._pulse.every(interval_secs)
+    def watch(self, limits: Parameters) -> None:
+        """Keep it within these limits of time; kill it when it does not answer any more."""
+        self.executions.limits = limits
+        self._pulse.every(limits.health_check_secs)
 
     def kill(self, why: str) -> None:
         """End it at once; the first reason is the one that counts."""
+        self.alive = False
         self._why = self._why or why
         self._process.kill()
 
     async def close(self) -> None:
         """Have it finalize and end, unless it is busy or takes too long: then it is killed."""
         self._closing = True
-        if not self.died.done():
-            await self._finalize()
-        await self.stop()
+        self.alive = False
+        try:
+            if not self.died.done():
+                await self._finalize()
+        finally:
+            await self.stop()
 
     async def stop(self) -> None:
         """Kill it, and wait until it has ended; idempotent."""
         self._closing = True
         self.kill("it was stopped")
         await asyncio.shield(self.died)
+        await self.services.ended()
 
     async def _finalize(self) -> None:
         if self.executions.busy:
@@ -186,9 +202,18 @@ class Worker:
         try:
             self._link.incoming.receive()
         except BlockingIOError:
-            """Somebody has looked for it."""
-        except NOT_UNDERSTOOD:
-            asyncio.get_running_loop().remove_reader(self._process.descriptors)
+            """It has been taken in already."""
+        except NOT_UNDERSTOOD as error:
+            # A message that names the segment says what is wrong.
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._process.descriptors)
+            if isinstance(error, OSError) and error.errno in SCARCE:
+                loop.call_later(RETRY_SECS, self._watch_segments)
+
+    def _watch_segments(self) -> None:
+        if not self.died.done():
+            loop = asyncio.get_running_loop()
+            loop.add_reader(self._process.descriptors, self._take_segment)
 
     def _after_control(self) -> None:
         self._link.release()
@@ -204,12 +229,14 @@ class Worker:
 
     def _lost(self, reason: str) -> None:
         """It cannot be understood any more; most often because it is about to end."""
+        self.alive = False
         asyncio.get_running_loop().call_later(LAST_WORDS_SECS, self.kill, reason)
 
     def _silent(self) -> None:
         self.kill("it did not answer a health check (health_check_secs)")
 
     def _exited(self, status: int) -> None:
+        self.alive = False
         self._link.work.read_rest()
         suspects = self.executions.suspects
         why = f"{self._why or describe_exit(status)}."

@@ -69,6 +69,10 @@ class ServicesOfServer:
         """The metrics that the worker's instance has to expose."""
         return self._metrics.shown()
 
+    def waits_for(self) -> list[str]:
+        """The models that it has called, or asked to load, and that have not answered."""
+        return [*self._logic.models, *self._management.models]
+
     def left(self) -> None:
         """What was asked on behalf of whoever has left ends with them."""
         self._logic.cancel_left()
@@ -78,6 +82,11 @@ class ServicesOfServer:
         self._logic.end()
         self._management.end()
         self._metrics.end()
+
+    async def ended(self) -> None:
+        """Wait until nothing is under way; comes after `end`."""
+        await self._logic.ended()
+        await self._management.ended()
 
     def _call(
         self,
@@ -114,11 +123,18 @@ class LogOnly:
         """No metrics."""
         return ()
 
+    def waits_for(self) -> list[str]:
+        """No models."""
+        return []
+
     def left(self) -> None:
         """Nothing is asked on behalf of anybody."""
 
     def end(self) -> None:
         """The worker has ended."""
+
+    async def ended(self) -> None:
+        """Nothing is ever under way."""
 
 
 class LogLines:

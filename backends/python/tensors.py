@@ -60,20 +60,36 @@ class TensorWriter:
 
 
 class TensorReader:
-    """Reads the tensors of one frame, in the order of its header; they are views."""
+    """Reads the tensors of one frame, in the order of its header; they are views.
 
-    __slots__ = ("_at", "_body", "_segments")
+    `segments` are those that the tensors read so far lie in, with `shared_bytes` of them. If one
+    cannot be mapped now, the frame can be read again from its beginning, by another reader.
+    """
 
-    def __init__(self, body: memoryview, segments: IncomingSegments) -> None:
+    __slots__ = ("_at", "_body", "_incoming", "segments", "shared_bytes")
+
+    def __init__(self, body: memoryview, incoming: IncomingSegments) -> None:
         self._body = body
-        self._segments = segments
+        self._incoming = incoming
         self._at = 0
+        self.segments: list[int] = []
+        self.shared_bytes = 0
 
     def read(self, described: list[Any]) -> Tensor:
-        """The tensor; raises what a broken frame raises."""
+        """The tensor; raises what a broken frame raises, OSError if it cannot be mapped now."""
         name, datatype, shape, size, segment = described
-        data = self._segments.view(segment, size) if segment else self._cut(size)
+        data = self._view(segment, size) if segment else self._cut(size)
         return Tensor(name, DATATYPES[datatype], tuple(shape), data)
+
+    def _view(self, segment: int, size: int) -> memoryview:
+        try:
+            data = self._incoming.view(segment, size)
+        except OSError:
+            self._incoming.forget(self.segments)
+            raise
+        self.segments.append(segment)
+        self.shared_bytes += size
+        return data
 
     def _cut(self, size: int) -> memoryview:
         start = self._at

@@ -1,6 +1,5 @@
 """The backend `pytorch`: TorchScript, programs of torch.export and packages of AOTInductor."""
 
-import asyncio
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +29,7 @@ from backends.pytorch.torchscript import load_torchscript
 from gateway.backend import Backend, Description, Instance, ModelContext
 from gateway.config import InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError
+from gateway.threads import apart
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class PytorchBackend(Backend):
         return _guarded(config, partial(describe_from, config, file, self.settings))
 
     async def load(self, context: ModelContext) -> Instance:
-        return await asyncio.to_thread(self._load, context)
+        return await apart(self._load, context)
 
     def _load(self, context: ModelContext) -> Instance:
         config, device = context.config, _device(context)

@@ -1,6 +1,5 @@
 """TensorRT's plans on NVIDIA GPUs."""
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +24,7 @@ from backends.tensorrt.parameters import (
 from backends.tensorrt.plan_on_gpu import PlanOnGpu, Wanted
 from gateway.backend import Backend, Description, Instance, ModelContext
 from gateway.config import InstanceGroup, ModelConfig
+from gateway.threads import apart
 
 
 class TensorRtBackend(Backend):
@@ -60,7 +60,7 @@ class TensorRtBackend(Backend):
 
     async def load(self, context: ModelContext) -> Instance:
         require_gpu(context.config, context.group)
-        return await asyncio.to_thread(self._load, context)
+        return await apart(self._load, context)
 
     def _open(self, config: ModelConfig, path: Path, device: int, group: InstanceGroup) -> Engine:
         self._engines.settings = self.settings

@@ -34,6 +34,10 @@ class TensorRtInstance(TensorInstance):
         self._plan = plan
         self._gone: Future[str] = Future()
 
+    @property
+    def alive(self) -> bool:  # type: ignore[override]  # most need no property
+        return not self._gone.done()
+
     def run(
         self, inputs: Mapping[str, Tensor], outputs: Sequence[str], staying: Set[str]
     ) -> Mapping[str, Tensor]:

@@ -40,6 +40,10 @@ class TensorRtLlmInstance(Instance):
         self._siblings = siblings
         siblings.add(self)
 
+    @property
+    def alive(self) -> bool:  # type: ignore[override]  # most need no property
+        return self._worker.alive
+
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         if stops := [each for each in requests if _stops_another(each)]:
             await self._stop_elsewhere(stops)
@@ -47,7 +51,10 @@ class TensorRtLlmInstance(Instance):
             async for index, answer in answers:
                 yield index, _with_usage(answer) if isinstance(answer, InferResponse) else answer
 
-    async def stop(self, requests: Sequence[InferRequest]) -> None:
+    def stop(self, request: InferRequest) -> bool:
+        return self._worker.stop(request)
+
+    async def pass_on(self, requests: Sequence[InferRequest]) -> None:
         """Pass on requests that stop others; whoever sent them is answered by another instance."""
         try:
             async with aclosing(self._worker.execute(requests)) as answers:
@@ -63,12 +70,18 @@ class TensorRtLlmInstance(Instance):
         try:
             async with asyncio.timeout(STOP_SECS), asyncio.TaskGroup() as tasks:
                 for each in others:
-                    tasks.create_task(each.stop(requests))
+                    tasks.create_task(each.pass_on(requests))
         except TimeoutError:
             log.warning("stop not passed on in time", extra={"model": requests[0].model})
 
+    def kill(self, reason: str) -> None:
+        self._worker.kill(reason)
+
     def left(self, requests: Sequence[InferRequest]) -> None:
         self._worker.left(requests)
+
+    def waits_for(self, requests: Sequence[InferRequest]) -> Iterable[str]:
+        return self._worker.waits_for(requests)
 
     async def died(self) -> str:
         return await self._worker.died()

@@ -3,12 +3,12 @@
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from backends.vllm.model_json import EngineModel, read_engine_model
-from gateway.backend import Backend, Instance, ModelContext
+from gateway.backend import Backend, Fact, Instance, ModelContext
 from gateway.config import (
     InstanceGroup,
     InstanceKind,
@@ -17,6 +17,7 @@ from gateway.config import (
 )
 from gateway.errors import Code, InferenceError
 from gateway.generation import INPUTS, OUTPUTS
+from gateway.threads import apart
 
 log = logging.getLogger("sluice.vllm")
 
@@ -32,6 +33,12 @@ class VllmBackend(Backend):
     def __init__(self) -> None:
         self._open, self._open_shared = _import_vllm()
         self._starting = asyncio.Lock()
+
+    def facts(self) -> Sequence[Fact]:
+        """Whether Torch can compile, and the data type of models that leave it open."""
+        from backends.vllm.machine import facts
+
+        return facts()
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
         """Add what the contract has and the config lacks; such a model is decoupled."""
@@ -56,7 +63,7 @@ class VllmBackend(Backend):
                 f"model '{name}': vLLM models must have a decoupled transaction policy",
             )
         clients = max(1, int(self.settings.get(FRONTENDS, "1")))
-        model = await asyncio.to_thread(read_engine_model, context, clients)
+        model = await apart(read_engine_model, context, clients)
         log.info("read model.json", extra=model.log_fields)
         # vLLM measures free memory while it starts, and a second start would disturb it.
         async with self._starting:

@@ -65,7 +65,7 @@ class EngineRequest:
             self._outputs = await self._engine.add_request(self._id, prompt, parameters, **options)
         except BaseException:
             # It may be registered already, and then only the abort by this id forgets it.
-            await self._engine.abort(self._id)
+            await self._abort_within_limit(self._id, internal=False)
             raise
 
     async def next(self) -> Any:
@@ -87,8 +87,18 @@ class EngineRequest:
         return InferenceError(Code.INTERNAL, "the engine failed while it worked on the request")
 
     async def _abort(self) -> None:
-        with suppress(TimeoutError, VLLMError):
-            async with asyncio.timeout(ABORT_TIMEOUT_SECS):
-                await self._engine.abort(self._outputs.request_id, internal=True)
+        await self._abort_within_limit(self._outputs.request_id, internal=True)
         with suppress(VLLMError):
             self._wasted(count_tokens(self._outputs.get_nowait()))
+
+    async def _abort_within_limit(self, request_id: str, *, internal: bool) -> None:
+        """Abort in a task of its own: the caller's may be cancelled, and then has no timeouts."""
+        abort = asyncio.ensure_future(self._engine.abort(request_id, internal=internal))
+        try:
+            await asyncio.wait((abort,), timeout=ABORT_TIMEOUT_SECS)
+        finally:
+            if not abort.done():
+                abort.cancel()
+                await asyncio.wait((abort,))
+        if not abort.cancelled() and not isinstance(abort.exception(), VLLMError):
+            abort.result()

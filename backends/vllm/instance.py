@@ -77,6 +77,10 @@ class VllmInstance(Instance):
             engine.llm, engine.handlers, engine.refusals, new_id=self._new_id, wasted=wasted
         )
 
+    @property
+    def alive(self) -> bool:  # type: ignore[override]  # most need no property
+        return not self._watch.over
+
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         (request,) = requests  # without a limit of executions, each execution has one request
         openai = request.input(REQUEST) is not None
@@ -117,6 +121,9 @@ class VllmInstance(Instance):
     async def close(self) -> None:
         self._watch.close()
         await stop_engine(self._llm)
+
+    def kill(self, reason: str) -> None:
+        self._watch.kill(reason)
 
     async def died(self) -> str:
         return await self._watch.ended()

@@ -13,6 +13,8 @@ from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 from vllm.v1.metrics import loggers
 
+from backends.vllm.tool_call_counter import ToolCallCounter
+
 TIME_PER_OUTPUT_TOKEN = "vllm:time_per_output_token_seconds"
 """Triton's name for what vLLM calls `vllm:inter_token_latency_seconds`, with Triton's buckets."""
 BUCKETS_SECS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
@@ -24,6 +26,9 @@ PARTS = {
     "_perf_metrics_cls": loggers.PerfMetricsProm,
 }
 """Loggers that vLLM's own logger creates, by the attributes that choose them."""
+
+PARSERS = (("openai_serving_chat", "parser_cls"), ("openai_serving_responses", "parser"))
+"""Handlers that parse tool calls, and where each has the class of its parser."""
 
 
 class EngineMetrics:
@@ -68,6 +73,14 @@ class EngineMetrics:
                         latency.observe(secs)
 
         return type("EngineLogger", (Logger,), kinds | parts)
+
+    def count_tool_calls(self, state: Any, model_name: str) -> None:
+        """Count what the tool parsers of vLLM's handlers, which `state` has, are asked."""
+        counter = ToolCallCounter(model_name, self._registry)
+        for place, attribute in PARSERS:
+            handler = getattr(state, place, None)
+            if handler is not None:
+                setattr(handler, attribute, counter.counted(getattr(handler, attribute)))
 
     def collect(self) -> Iterator[Metric]:
         """The families at this moment."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMError
 
+from backends.vllm.engine_errors import EngineErrors
 from backends.vllm.failures import Failures
 from backends.vllm.instance import RunningEngine, VllmInstance, lora_request
 from backends.vllm.lora import Adapters
@@ -30,8 +31,12 @@ async def open_instance(model: EngineModel, wasted: Callable[[int], None]) -> In
     metrics = engine_metrics(model)
     began = time.monotonic()
     log.info("starting engine", extra={"model": model.name})
-    llm = await start_engine(model, metrics)
-    engine = await open_engine(model, llm, metrics)
+    with EngineErrors(model) as errors:
+        llm = await start_engine(model, metrics, errors.sender)
+        engine = await open_engine(model, llm, metrics)
+    if metrics is not None and model.openai.tool_call_parser:
+        # The process of a client has one model, so that vLLM's own counter is right there.
+        metrics.count_tool_calls(engine.handlers, llm.vllm_config.model_config.served_model_name)
     tell_ready(engine, time.monotonic() - began)
     return VllmInstance(engine, wasted)
 

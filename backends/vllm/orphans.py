@@ -8,8 +8,11 @@ import os
 import select
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
+
+from backends.vllm.error_sender import ErrorSender
 
 EXIT_CODE = 1
 POLL_SECS = 1.0
@@ -30,22 +33,28 @@ def follow_parent() -> None:
 class FollowingSettings(dict[str, Any]):
     """Settings that make a process they are sent to follow the sender, which is its parent.
 
-    They also take it out of the group of processes that a terminal interrupts.
+    They also take it out of the group of processes that a terminal interrupts, and hand it the
+    sender of its errors.
 
     A new process of vLLM waits minutes for a parent that has gone before it loads its plugins;
     what it is sent arrives before that.
     """
 
+    def __init__(self, settings: Mapping[str, Any], errors: ErrorSender) -> None:
+        super().__init__(settings)
+        self._errors = errors
+
     def __reduce__(self) -> Any:
-        return _arrive, (dict(self), os.getpid())
+        return _arrive, (dict(self), os.getpid(), self._errors)
 
 
-def _arrive(settings: dict[str, Any], sender: int) -> FollowingSettings:
+def _arrive(settings: dict[str, Any], sender: int, errors: ErrorSender) -> FollowingSettings:
     if sender != os.getpid():
         follow(sender)
+        errors.watch_log()
         with suppress(PermissionError):  # it leads a session: there is no terminal
             os.setpgrp()
-    return FollowingSettings(settings)
+    return FollowingSettings(settings, errors)
 
 
 def follow(parent: int) -> None:

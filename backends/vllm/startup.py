@@ -4,7 +4,7 @@ import asyncio
 import logging
 import multiprocessing
 import os
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields
@@ -19,6 +19,9 @@ from vllm.exceptions import VLLMError
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from backends.vllm.engine_errors import ENGINE_PROCESS
+from backends.vllm.error_sender import ErrorSender, one_line
+from backends.vllm.machine import fit
 from backends.vllm.metrics import EngineMetrics
 from backends.vllm.model_json import EngineModel, check_names, hide_folders
 from backends.vllm.orphans import FollowingSettings
@@ -29,7 +32,6 @@ log = logging.getLogger("sluice.vllm")
 
 Engine = TypeVar("Engine")
 
-ENGINE_PROCESS = "EngineCore"
 KNOWN_ARGUMENTS = frozenset(field.name for field in fields(AsyncEngineArgs))
 LOG_ARGUMENTS = frozenset({"log_level", "log_config_file", "logging_config"})
 
@@ -45,14 +47,16 @@ FAILURES = (*MISTAKES, RuntimeError, ImportError, VLLMError)
 """What it raises when it does not start."""
 
 
-async def start_engine(model: EngineModel, metrics: EngineMetrics | None) -> Any:
+async def start_engine(
+    model: EngineModel, metrics: EngineMetrics | None, errors: ErrorSender
+) -> Any:
     """A running AsyncLLM; the event loop stays free while it starts.
 
     InferenceError says why it does not start. When cancelled, it kills what it has started.
     """
     if model.whereabouts:
         log.warning("model is not on this host, vLLM looks for it", extra=model.log_fields)
-    return await started(model, partial(_start, model, metrics), stop_engine)
+    return await started(model, partial(_start, model, metrics, errors), stop_engine)
 
 
 async def started(
@@ -111,24 +115,35 @@ def engine_arguments(model: EngineModel) -> dict[str, Any]:
 
 def engine_config(model: EngineModel, **more: Any) -> tuple[AsyncEngineArgs, Any]:
     """The arguments of an engine, with some of vLLM's own more, and its configuration."""
-    _refuse_redirects()
-    cli_env_setup()  # as `vllm serve`: processes are started afresh, not forked from this one
-    arguments = AsyncEngineArgs(**engine_arguments(model), **more)
+    arguments, _ = _arguments(model, **more)
     return arguments, arguments.create_engine_config(usage_context=CONTEXT)
 
 
-def own_engine_config(model: EngineModel, **more: Any) -> tuple[AsyncEngineArgs, Any]:
+def own_engine_config(
+    model: EngineModel, errors: ErrorSender, **more: Any
+) -> tuple[AsyncEngineArgs, Any]:
     """The same for who starts the engine, in a thread of its own.
 
-    Its processes will stay on the model's cores, and end with this one.
+    Its processes will stay on the model's cores, end with this one, and send their errors.
     """
     if model.cpu_cores:
         # Of this thread alone; the processes it starts inherit it, and vLLM stays within.
         os.sched_setaffinity(0, model.cpu_cores)
-    arguments, config = engine_config(model, **more)
+    arguments, changed = _arguments(model, **more)
+    if changed:
+        log.warning("engine fitted to this machine", extra={"model": model.name, **changed})
+    config = arguments.create_engine_config(usage_context=CONTEXT)
     if not config.parallel_config.use_ray and isinstance(config.additional_config, dict):
-        config.additional_config = FollowingSettings(config.additional_config)
+        config.additional_config = FollowingSettings(config.additional_config, errors)
     return arguments, config
+
+
+def _arguments(model: EngineModel, **more: Any) -> tuple[AsyncEngineArgs, Mapping[str, str]]:
+    """The arguments, and those that this machine changed."""
+    _refuse_redirects()
+    cli_env_setup()  # as `vllm serve`: processes are started afresh, not forked from this one
+    arguments = AsyncEngineArgs(**engine_arguments(model), **more)
+    return arguments, fit(arguments, model.arguments)
 
 
 def new_client(
@@ -145,8 +160,8 @@ def new_client(
     )
 
 
-def _start(model: EngineModel, metrics: EngineMetrics | None) -> Any:
-    arguments, config = own_engine_config(model)
+def _start(model: EngineModel, metrics: EngineMetrics | None, errors: ErrorSender) -> Any:
+    arguments, config = own_engine_config(model, errors)
     return new_client(arguments, config, metrics)
 
 
@@ -171,8 +186,8 @@ async def _abandon(
 
 def _explain(error: Exception, model: EngineModel) -> InferenceError:
     if isinstance(error, MISTAKES):
-        code, reason = Code.INVALID_ARG, first_mistake(error)
+        code, reason = Code.INVALID_ARG, model.whereabouts + first_mistake(error)
     else:
-        code, reason = Code.INTERNAL, f"its engine did not start, its log says why: {error}"
-    text = f"model '{model.name}': {model.whereabouts}{reason}"
+        code, reason = Code.INTERNAL, one_line(error)
+    text = f"model '{model.name}': {reason}"
     return InferenceError(code, hide_folders(text, model.folders))

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
@@ -24,9 +25,15 @@ class Watch:
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._descriptors: list[int] = []
         self._closed = False
+        self._processes = tuple(processes)
         for process in processes:
             if not self._ended.done():
                 self._add(process)
+
+    @property
+    def over(self) -> bool:
+        """Whether the engine has stopped."""
+        return self._ended.done()
 
     async def ended(self) -> str:
         """Wait until the engine has stopped, and return why."""
@@ -52,6 +59,13 @@ class Watch:
         """Say that the engine has stopped, for whoever notices it otherwise."""
         if not self._closed and not self._ended.done():
             self._ended.set_result(reason)
+
+    def kill(self, reason: str) -> None:
+        """Kill the processes; the engine has stopped for that reason."""
+        self.report(f"{STOPPED}: {reason}")
+        for process in self._processes:
+            with suppress(ValueError):  # vLLM has closed it already
+                process.kill()
 
     def close(self) -> None:
         """Stop watching: from now on the engine may stop."""

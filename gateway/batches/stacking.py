@@ -2,34 +2,20 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import repeat
 
 from gateway.batches.batch_inputs import batch_tensors
 from gateway.batches.cutting import cut, cut_padded, cut_rows
 from gateway.batches.joining import join, pad, pad_value
 from gateway.batches.padding import Padding
-from gateway.config import ModelConfig, ModelInput, ModelOutput
+from gateway.config import ModelConfig, ModelInput
 from gateway.device_memory import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
-from gateway.tensor import Buffer, Datatype, Tensor, array_tensor, format_shape
+from gateway.tensor import Buffer, Tensor, array_tensor, format_shape
 
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """What the config says of an output: the dims that the model gives it, and those to show."""
-
-    datatype: Datatype
-    from_model: Shape
-    to_client: Shape
-
-    @classmethod
-    def of(cls, output: ModelOutput) -> "_Shown":
-        from_model = output.dims if output.reshape is None else output.reshape.shape
-        return cls(output.datatype, from_model, output.dims)
 
 
 class Stacking:
@@ -37,15 +23,16 @@ class Stacking:
 
     The requests of an execution have passed the checks of the data plane, and the batcher has
     seen to it that they fit together: the same inputs, and where these are neither ragged nor
-    padded the same shapes. Requests of several are one batch only if the model batches.
+    padded the same shapes. Requests of several are one batch only if the model batches. The config
+    has the dims that the model sees (`as_model_sees`).
     Raises InferenceError INVALID_ARG if the config's padding cannot be.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
         self._inputs = {each.name: each for each in config.input}
-        self._shown = {each.name: _Shown.of(each) for each in config.output}
-        self._names = tuple(self._shown)
+        self._outputs = {each.name: each for each in config.output}
+        self._names = tuple(self._outputs)
         self._sources = {
             name: each.source_input[0] for each in config.batch_output for name in each.target_name
         }
@@ -55,7 +42,7 @@ class Stacking:
             for name, value in self._padding.inputs.items()
         }
         self._as_sent = not config.batch_input and not any(
-            each.reshape or each.allow_ragged_batch for each in config.input
+            each.allow_ragged_batch for each in config.input
         )
 
     def gather(self, requests: Sequence[InferRequest]) -> dict[str, Tensor]:
@@ -118,26 +105,12 @@ class Stacking:
         shape = first.shape
         if len(tensors) > 1:
             shape = (sum([each.shape[0] for each in tensors]), *first.shape[1:])
-        shape = self._towards_model(shape, model_input)
         return Tensor(first.name, first.datatype, shape, _data(tensors))
 
     def _pad(self, tensors: Sequence[Tensor]) -> Tensor:
         name, datatype = tensors[0].name, tensors[0].datatype
         length = max(tensor.shape[1] for tensor in tensors)
-        padded = array_tensor(name, datatype, pad(tensors, length, self._pads[name]))
-        shape = self._towards_model(padded.shape, self._inputs[name])
-        return padded if shape == padded.shape else replace(padded, shape=shape)
-
-    def _towards_model(self, shape: Shape, model_input: ModelInput) -> Shape:
-        if model_input.reshape is None:
-            return shape
-        return self._reshaped(shape, model_input.dims, model_input.reshape.shape)
-
-    def _reshaped(self, shape: Shape, before: Shape, after: Shape) -> Shape:
-        batch = shape[:1] if self._config.batching else ()
-        sizes = zip(shape[len(batch) :], before, strict=True)
-        variable = iter([size for size, dim in sizes if dim == -1])
-        return (*batch, *(next(variable) if dim == -1 else dim for dim in after))
+        return array_tensor(name, datatype, pad(tensors, length, self._pads[name]))
 
     # Outputs.
 
@@ -146,15 +119,15 @@ class Stacking:
     ) -> list[Tensor]:
         if source := self._sources.get(tensor.name):
             return self._split_as(tensor, [_input(request, source).shape for request in requests])
-        whole = self._towards_client(tensor, sum(rows))
+        self._check_output(tensor, sum(rows))
         if len(rows) == 1:
-            return [whole]
+            return [tensor]
         if tensor.name in self._padding.outputs:
             lengths = self._lengths(requests)
             if len(set(lengths)) > 1:
-                self._check_length(whole, max(lengths))
-                return cut_padded(whole, rows, lengths)
-        return cut_rows(whole, rows)
+                self._check_length(tensor, max(lengths))
+                return cut_padded(tensor, rows, lengths)
+        return cut_rows(tensor, rows)
 
     def _split_as(self, tensor: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
         expected = sum(map(math.prod, shapes))
@@ -164,19 +137,15 @@ class Stacking:
             )
         return cut(tensor, shapes)
 
-    def _towards_client(self, tensor: Tensor, rows: int) -> Tensor:
-        shown = self._shown.get(tensor.name)
-        if shown is None:
-            return tensor
-        expected = (rows, *shown.from_model) if self._config.batching else shown.from_model
+    def _check_output(self, tensor: Tensor, rows: int) -> None:
+        output = self._outputs.get(tensor.name)
+        if output is None:
+            return
+        expected = (rows, *output.dims) if self._config.batching else output.dims
         if not _fits(tensor.shape, expected):
             raise self._contradiction(tensor, f"shape {format_shape(expected)}")
-        if tensor.datatype is not shown.datatype:
-            raise self._contradiction(tensor, f"datatype {shown.datatype}")
-        if shown.from_model is shown.to_client:
-            return tensor
-        shape = self._reshaped(tensor.shape, shown.from_model, shown.to_client)
-        return replace(tensor, shape=shape)
+        if tensor.datatype is not output.datatype:
+            raise self._contradiction(tensor, f"datatype {output.datatype}")
 
     def _lengths(self, requests: Sequence[InferRequest]) -> list[int]:
         name = next(iter(self._pads))

@@ -183,8 +183,9 @@ def _first(value: Any) -> Any:
 
 
 def _error(status: int, body: bytes) -> str:
+    """The message of an error, which a stream sends as an event."""
     try:
-        return str(json.loads(body)["error"])
+        return str(json.loads(body.removeprefix(FIELD))["error"])
     except (ValueError, KeyError, TypeError):
         return f"HTTP status {status}"
 

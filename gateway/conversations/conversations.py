@@ -7,14 +7,14 @@ from functools import partial
 
 from gateway.conversations.conversation import Conversation
 from gateway.conversations.room import ByteLimits, Room
-from gateway.conversations.rules import converses, invalid, read_messages
+from gateway.conversations.rules import asked_turn, invalid, read_messages
 from gateway.conversations.turn import Turn
 from gateway.errors import Code, InferenceError
 from gateway.generation import MESSAGES
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.model import Model
 from gateway.schedulers.alarm import Alarm
-from gateway.tensor import Datatype, Tensor
+from gateway.tensor import Tensor
 
 NS_PER_SECOND = 1_000_000_000
 BYTE_LIMITS = ByteLimits()
@@ -36,12 +36,8 @@ class Conversations:
         Raises InferenceError for one that its conversation does not take. Nothing has happened
         until the model has accepted the turn.
         """
-        messages, tag = request.input(MESSAGES), request.sequence
-        if tag is None or not tag.correlation_id or messages is None:
-            return None
-        if messages.datatype is not Datatype.BYTES:
-            return None
-        return self._of(model).turn(request, tag, messages) if converses(model.config) else None
+        found = asked_turn(request, model.config)
+        return None if found is None else self._of(model).turn(request, found.tag, found.messages)
 
     def count(self, model: Model) -> int:
         """How many there are of a model."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import orjson
 
@@ -9,9 +10,9 @@ from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.generation import EXCLUDE_INPUT, MESSAGES, TEXT_OUTPUT
-from gateway.messages import InferRequest, InferResponse
+from gateway.messages import InferRequest, InferResponse, SequenceTag
 from gateway.models.limits import ConversationLimits
-from gateway.tensor import Buffer, Tensor, element_spans
+from gateway.tensor import Buffer, Datatype, Tensor, element_spans
 
 
 def converses(config: ModelConfig) -> bool:
@@ -26,6 +27,24 @@ def converses(config: ModelConfig) -> bool:
         and _has_text(config.output, TEXT_OUTPUT)
         and ConversationLimits.read(config).count > 0
     )
+
+
+class AskedTurn(NamedTuple):
+    """What makes a request a turn: its place in a conversation, and its messages."""
+
+    tag: SequenceTag
+    messages: Tensor
+
+
+def asked_turn(request: InferRequest, config: ModelConfig) -> AskedTurn | None:
+    """The turn that a request asks for; None for a request outside of conversations."""
+    tag = request.sequence
+    if tag is None or not tag.correlation_id:
+        return None
+    messages = request.input(MESSAGES)
+    if messages is None or messages.datatype is not Datatype.BYTES or not converses(config):
+        return None
+    return AskedTurn(tag, messages)
 
 
 def _has_text(tensors: Sequence[ModelInput | ModelOutput], name: str) -> bool:

@@ -10,11 +10,12 @@ INSTALL = "install Sluice in this environment: pip install --no-deps -e ., in a 
 
 
 def findings(outcomes: Mapping[str, Outcome], versions: Versions) -> Iterator[Finding]:
-    """A line for each installed backend, by its name."""
+    """A line for each installed backend, by its name, then its facts of this machine."""
     if not outcomes:
         yield Finding("backends", "none is installed", Verdict.BROKEN, INSTALL)
     for name, outcome in outcomes.items():
         yield backend(name, outcome, versions)
+        yield from (fact(name, **told) for told in outcome.told.get("facts", ()))
 
 
 def backend(name: str, outcome: Outcome, versions: Versions) -> Finding:
@@ -28,6 +29,11 @@ def backend(name: str, outcome: Outcome, versions: Versions) -> Finding:
         return Finding(name, outcome.error, Verdict.CANNOT, fix)
     slow = "" if outcome.in_time else "--limit-secs N if it is only slow; else "
     return Finding(name, outcome.error, Verdict.BROKEN, f"{slow}{_mend(there)}")
+
+
+def fact(name: str, what: str, found: str, fix: str) -> Finding:
+    """A property of this machine that changes how the backend serves; a limit has a fix."""
+    return Finding(f"{name}: {what}", found, Verdict.WARNING if fix else Verdict.OK, fix)
 
 
 def _mend(packages: list[str]) -> str:

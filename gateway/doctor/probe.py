@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from gateway.backend_loader import BackendLoader
@@ -29,12 +30,12 @@ def main() -> None:
 
 
 def backend(name: str) -> Told:
-    """Create a backend."""
+    """Create a backend, and what it finds of this machine."""
     try:
-        BackendLoader().get(name)
+        created = BackendLoader().get(name)
     except InferenceError as error:
         return {"error": str(error)}
-    return {}
+    return {"facts": [asdict(fact) for fact in created.facts()]}
 
 
 def torch() -> Told:

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -13,8 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from gateway.python_processes import module_command, module_environment
+
 SIDE_BY_SIDE = 4
-PROBE = (sys.executable, "-m", "gateway.doctor.probe")
+PROBE = module_command("gateway.doctor.probe")
 
 Question = tuple[str, ...]
 """What a probe is started with: its kind, and the name that it is about."""
@@ -72,6 +73,7 @@ def _ask(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        env=module_environment(),
         start_new_session=True,  # it goes with all that it started
     ) as process:
         running.add(process)

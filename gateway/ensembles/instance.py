@@ -1,6 +1,6 @@
 """Ensembles behind the seam: a backend whose one instance calls other models."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,12 +42,14 @@ class EnsembleInstance(Instance):
         self._name = config.name
         self._stages = Stages(config, members)
         self._members = list(members.values())
+        self._runs: set[Run] = set()
         for member in self._members:
             member.hold()
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         for index, request in enumerate(requests):
             run = Run(self._stages, request)
+            self._runs.add(run)
             try:
                 run.begin()
                 while True:
@@ -62,6 +64,12 @@ class EnsembleInstance(Instance):
                 yield index, InferenceError(error.code, text)
             finally:
                 run.cancel()
+                self._runs.discard(run)
+
+    def waits_for(self, requests: Sequence[InferRequest]) -> Iterable[str]:
+        for run in self._runs:
+            if any(run.request is request for request in requests):
+                yield from run.waits_for()
 
     async def close(self) -> None:
         while self._members:

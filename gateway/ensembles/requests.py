@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 
+from gateway.batches.reshapes import as_model_sees
 from gateway.config import ModelConfig
 from gateway.ensembles.graph import Plan, Step
 from gateway.ensembles.passes import NO_SEQUENCE, Value
-from gateway.ensembles.shapes import converted, reshaped
+from gateway.ensembles.shapes import converted
 from gateway.errors import Code, InferenceError
 from gateway.messages import (
     NO_PARAMETERS,
@@ -72,9 +73,6 @@ def given(config: ModelConfig, request: InferRequest) -> Iterator[tuple[str, Val
             yield each.name, Value(None)
             continue
         rows = tensor.shape[0] if config.batching else 0
-        if each.reshape is not None:
-            shape = reshaped(tensor.shape, each.dims, each.reshape.shape, batching=config.batching)
-            tensor = Tensor(tensor.name, tensor.datatype, shape, tensor.data)
         yield each.name, Value(tensor, rows)
 
 
@@ -118,7 +116,7 @@ class Answers:
 
     def __init__(self, config: ModelConfig) -> None:
         self._batching = config.batching
-        self._outputs = {each.name: each for each in config.output}
+        self._outputs = {each.name: each for each in as_model_sees(config).output}
         self._cached = config.response_cache is not None and config.response_cache.enable
 
     def make(self, plan: Plan, values: Mapping[str, Value]) -> InferResponse:
@@ -138,10 +136,7 @@ class Answers:
 
     def _output(self, name: str, tensor: Tensor, rows: int) -> Tensor:
         output = self._outputs[name]
-        inside = output.dims if output.reshape is None else output.reshape.shape
-        shape = converted(tensor.shape, rows, inside, batching=self._batching)
-        if output.reshape is not None:
-            shape = reshaped(shape, inside, output.dims, batching=self._batching)
+        shape = converted(tensor.shape, rows, output.dims, batching=self._batching)
         return Tensor(name, tensor.datatype, shape, tensor.data)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -24,41 +24,48 @@ class Run:
 
     def __init__(self, stages: Stages, request: InferRequest) -> None:
         self._stages = stages
-        self._request = request
+        self.request = request
         self._plan = stages.plan(request)
         self._calls: set[Call] = set()
         self._parked: dict[_Turn, None] = {}
         self._notes: deque[Call | _Turn] = deque()
         self._ready: list[InferResponse] = []
         self._phases = Phases()
+        self._failure: InferenceError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def begin(self) -> None:
         """Start the steps that need the ensemble's inputs only; InferenceError if one cannot."""
-        self._advance(Pass(self._plan), given(self._stages.config, self._request))
+        self._advance(Pass(self._plan), given(self._stages.config, self.request))
 
     @property
     def over(self) -> bool:
         """Whether nothing is running, and nothing waits to."""
-        return not self._calls and not self._parked
+        return not self._calls and not self._parked and self._failure is None
+
+    def waits_for(self) -> Iterator[str]:
+        """The models whose answers, or whose turns, it waits for."""
+        yield from (call.stage.step.model for call in self._calls)
+        yield from (turn.stage.step.model for turn in self._parked)
 
     def work(self) -> list[InferResponse]:
         """Deal with all that has come; the ensemble's responses so far, the last one final.
 
-        Raises InferenceError for the first step that fails.
+        Raises InferenceError for the first step that fails, after the responses before it.
         """
-        while self._notes:
-            noted = self._notes.popleft()
-            if isinstance(noted, Call):
-                noted.noted = False
-                self._take(noted)
-            else:
-                self._unpark(noted)
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._work_off()
+        except InferenceError as error:
+            if not (self._ready and self._stages.config.decoupled):
+                raise
+            self._failure = error
         return self._responses()
 
     async def change(self) -> None:
         """Wait until there may be work."""
-        if not self._notes:
+        if not self._notes and self._failure is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
@@ -104,7 +111,7 @@ class Run:
         self._begin(turn.within, turn.stage)
 
     def _begin(self, within: Pass[Call], stage: Stage) -> None:
-        request = stage.requests.make(self._request, within.values)
+        request = stage.requests.make(self.request, within.values)
         try:
             stream = stage.member.call(request)
         except InferenceError:
@@ -126,6 +133,15 @@ class Run:
 
     # Taking what comes.
 
+    def _work_off(self) -> None:
+        while self._notes:
+            noted = self._notes.popleft()
+            if isinstance(noted, Call):
+                noted.noted = False
+                self._take(noted)
+            else:
+                self._unpark(noted)
+
     def _take(self, call: Call) -> None:
         while call in self._calls:
             if call.full:
@@ -140,6 +156,8 @@ class Run:
                 self._end(call)
 
     def _accept(self, call: Call, response: InferResponse) -> None:
+        if response.error is not None:
+            raise response.error  # as on Triton the first error of a member fails the ensemble
         call.phases = response.phases or call.phases
         decoupled = call.stage.decoupled
         if response.final and not response.outputs and (decoupled or call.answered):
@@ -205,7 +223,7 @@ class Run:
 
     def _deadlock(self) -> str:
         return (
-            f"{request_prefix(self._request.id)}unexpected deadlock, at least one output is not "
+            f"{request_prefix(self.request.id)}unexpected deadlock, at least one output is not "
             "set while no more ensemble steps can be made"
         )
 

@@ -24,16 +24,3 @@ def agree(dims: Sequence[int], others: Sequence[int]) -> bool:
     return len(dims) == len(others) and all(
         one == other or ANY_SIZE in (one, other) for one, other in zip(dims, others, strict=True)
     )
-
-
-def reshaped(shape: Shape, before: Sequence[int], after: Sequence[int], *, batching: bool) -> Shape:
-    """A shape of `before`, after a batch if `batching`, as `after` has it (a config's `reshape`).
-
-    One that is not of `before` stays as it is.
-    """
-    batch = shape[:1] if batching else ()
-    if not agree(before, shape[len(batch) :]):
-        return shape
-    sizes = zip(shape[len(batch) :], before, strict=True)
-    variable = iter([size for size, dim in sizes if dim == ANY_SIZE])
-    return (*batch, *(next(variable) if dim == ANY_SIZE else dim for dim in after))

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gateway.errors import Code, InferenceError
+from gateway.flags.host_policies import add_flag as add_host_policy
+from gateway.flags.host_policies import host_policies
 from gateway.flags.values import count, natural, seconds, truth
 from gateway.settings import (
     ENVIRONMENT,
@@ -65,6 +67,8 @@ def model_settings(flags: argparse.Namespace) -> ModelSettings:
         backend_directory=_backend_directory(flags),
         rate_limit=flags.rate_limit == "execution_count",
         resource_limits=_smallest(flags.rate_limit_resource),
+        stall_secs=flags.stall_secs,
+        host_policies=host_policies(flags.host_policy),
     )
 
 
@@ -75,6 +79,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_control_flags(group)
     _add_config_flags(group)
     _add_rate_limit_flags(group)
+    add_host_policy(group)
+    group.add_argument(
+        "--stall-secs",
+        type=seconds,
+        default=ModelSettings().stall_secs,
+        metavar="SECS",
+        help="restart an instance whose executions make no progress for so long; long executions "
+        "are no errors (seconds, default: never)",
+    )
 
 
 def _startup(names: Sequence[str], mode: ControlMode) -> tuple[str, ...]:

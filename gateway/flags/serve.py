@@ -10,8 +10,8 @@ from gateway.flags import models as model_flags
 from gateway.flags import resumption as resumption_flags
 from gateway.flags import telemetry as telemetry_flags
 from gateway.flags.listener import add_listener, add_truth
-from gateway.flags.values import count, natural, pattern, seconds
-from gateway.settings import ENVIRONMENT, HttpSettings, Settings
+from gateway.flags.values import count, natural, pattern, seconds, seconds_or_never
+from gateway.settings import ENVIRONMENT, HttpSettings, HttpTimeLimits, Settings
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +52,11 @@ def settings(flags: argparse.Namespace) -> Settings:
             first_response_secs=flags.http_first_response_secs,
             keep_alive_secs=flags.http_keep_alive_secs,
             send_timeout_secs=flags.send_timeout_secs,
+            limits=HttpTimeLimits(
+                head_secs=flags.http_head_timeout_secs,
+                body_idle_secs=flags.http_body_idle_secs,
+                connection_idle_secs=flags.http_connection_idle_secs,
+            ),
         ),
         grpc=grpc_flags.grpc_settings(flags),
         metrics=metrics,
@@ -95,6 +100,32 @@ def _add_http_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECS",
         help="silence on a stream that is filled with a comment (default: %(default)s)",
     )
+    _add_time_limits(group, defaults.limits)
+
+
+def _add_time_limits(group: "argparse._ArgumentGroup", defaults: HttpTimeLimits) -> None:
+    texts = {
+        "--http-head-timeout-secs": (
+            defaults.head_secs,
+            "a request whose line and headers take longer is refused with 408",
+        ),
+        "--http-body-idle-secs": (
+            defaults.body_idle_secs,
+            "a request whose body stands still for longer is refused with 408",
+        ),
+        "--http-connection-idle-secs": (
+            defaults.connection_idle_secs,
+            "a connection without another request for longer is closed",
+        ),
+    }
+    for flag, (default, text) in texts.items():
+        group.add_argument(
+            flag,
+            type=seconds_or_never,
+            default=default,
+            metavar="SECS",
+            help=f"{text}; 0 turns the limit off (default: %(default)s)",
+        )
 
 
 def _add_process_flags(parser: argparse.ArgumentParser) -> None:

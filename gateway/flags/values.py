@@ -5,6 +5,7 @@ import re
 
 TRUE = frozenset({"true", "on", "1"})
 FALSE = frozenset({"false", "off", "0"})
+ZERO = frozenset({"0", "0.0"})
 
 
 def truth(text: str) -> bool:
@@ -30,6 +31,11 @@ def seconds(text: str) -> float:
     if 0 < found < float("inf"):
         return found
     raise argparse.ArgumentTypeError(f"'{text}' is no duration: expected seconds, more than 0")
+
+
+def seconds_or_never(text: str) -> float:
+    """A duration in seconds; 0 turns the limit off."""
+    return 0.0 if text in ZERO else seconds(text)
 
 
 def count(text: str) -> int:

@@ -64,7 +64,9 @@ class Frontend:
         if told["http"] is not None:
             settings = TypeAdapter(HttpSettings).validate_python(told["http"])
             bound = socket.socket(fileno=told["http_fd"])
-            self._http = HttpListener(HttpRelay(calls), bound, settings.send_timeout_secs)
+            self._http = HttpListener(
+                HttpRelay(calls), bound, settings.send_timeout_secs, settings.limits
+            )
             self._ends.append(tasks.create_task(self._http.serve()))
 
     async def _end_grpc(self, grpc: Transport) -> None:

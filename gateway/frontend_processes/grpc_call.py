@@ -90,19 +90,21 @@ class GrpcCall(Call, CallEnd):
     async def run(self, method: Method) -> None:
         """Have the method answer, and say how that has ended."""
         self._task = asyncio.current_task()
+        status, details = Status.INTERNAL, UNEXPECTED.message
         try:
             self._refuse_if_gone()
             await self._answer(method)
-            self._end(Status.OK)
+            status, details = Status.OK, ""
         except RpcError as error:
-            self._end(error.status, error.details)
+            status, details = error.status, error.details
         except ClientGone:
             return
         except Exception:
             # Around one request in a frontend: the client learns nothing of what is in the log.
             log.exception("request failed unexpectedly")
-            self._end(Status.INTERNAL, UNEXPECTED.message)
         finally:
+            if not self._is_gone:
+                self._end(status, details)
             self._channel.leave(self._call)
             if self._ended is not None:
                 self._ended()

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from gateway.errors import UNEXPECTED
 from gateway.frontend_processes.heads import read, written
 from gateway.frontend_processes.kinds import Kind
 from gateway.frontend_processes.relayed_call import Calls, RelayedCall, ServerGone, beside
@@ -86,6 +87,8 @@ class _Relay:
             if messages and self._send_timeout_secs is not None:
                 await self._send(messages, relayed, call, self._send_timeout_secs)
                 messages = []
+            if frames[-1].kind == Kind.ABORT:
+                raise RpcError(Status.INTERNAL, UNEXPECTED.message)
             if frames[-1].kind == Kind.END:
                 _end(frames[-1], call)
                 return messages[0] if messages else None

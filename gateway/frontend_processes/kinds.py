@@ -4,14 +4,16 @@ from gateway.process_channel import frames
 
 
 class Kind(frames.Kind):
-    """Of an answer of gRPC, END is headed: status, details, trailing metadata."""
+    """Of an answer of gRPC, END is headed: status, details, trailing metadata.
+
+    An answer of HTTP that is aborted drops its client.
+    """
 
     SETTINGS = 16  # headed; to a frontend, first of all
     HTTP_CALL = 17  # headed: the request's head, and the first piece of its body
     GRPC_CALL = 18  # headed: path and metadata, and the message if only one comes
     HEAD = 19  # headed: the answer's head, initial metadata
     WHOLE = 20  # headed: an HTTP answer with status 200, and its body
-    ABORT = 21  # drop the client
     STOP_HTTP = 22  # accept nothing more, and drop all in so many milliseconds: a number
     DROP_HALF = 23  # drop those of whose request only a part has come
     STOP_GRPC = 24  # take no more RPCs

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from gateway.frontend_processes.kinds import Kind
 from gateway.process_channel.channel import Channel
 from gateway.process_channel.frames import NO_CALL, Frame, headed, number
+from gateway.python_processes import module_command, module_environment
 
 log = logging.getLogger("sluice.server")
 
@@ -137,8 +137,9 @@ class FrontendProcess:
     def _start(self, connection: socket.socket) -> "subprocess.Popen[bytes]":
         descriptor = connection.fileno()
         return subprocess.Popen(
-            [sys.executable, "-m", "gateway.frontend_processes", str(descriptor)],
+            module_command("gateway.frontend_processes", str(descriptor)),
             stdin=subprocess.DEVNULL,
+            env=module_environment(),
             pass_fds=(descriptor, *self._passed),
             start_new_session=True,  # signals of the terminal are the server's
         )

@@ -11,7 +11,13 @@ from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.generation import SAMPLING_PARAMETERS
 from gateway.in_process.arrays import fitted, listed_tensor, typed_tensor
-from gateway.messages import NO_PARAMETERS, InferRequest, RequestedOutput, SequenceTag
+from gateway.messages import (
+    NO_PARAMETERS,
+    InferRequest,
+    RequestedOutput,
+    SequenceTag,
+    asked_once,
+)
 from gateway.tensor import Tensor
 
 MAX_CORRELATION_ID = 128
@@ -111,7 +117,7 @@ def _inputs(given: Mapping[str, Value]) -> tuple[tuple[Tensor, ...], Mapping[str
 def _outputs(given: Sequence[str]) -> tuple[RequestedOutput, ...]:
     if isinstance(given, str) or not isinstance(given, Sequence):
         _refuse(f"outputs is {given!r}, expected a sequence of names")
-    return tuple([RequestedOutput(_text(name, "the name of an output")) for name in given])
+    return asked_once([RequestedOutput(_text(name, "the name of an output")) for name in given])
 
 
 def _parameters(given: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from gateway.errors import InferenceError
 from gateway.in_process.arrays import to_array
 from gateway.messages import InferResponse, Parameter, Usage
 from gateway.stream import INTERRUPTED
@@ -17,7 +18,8 @@ class Response:
 
     `outputs` are read-only arrays by name: views of what the model made where numpy has the
     datatype, objects of type bytes for BYTES, float32 for BF16. `final` says that no more will
-    come; `usage` has the tokens that an LLM's response adds.
+    come; `usage` has the tokens that an LLM's response adds. A response with an `error` has no
+    outputs, and more may follow: an error that ends its request is raised instead.
     """
 
     request_id: str
@@ -25,6 +27,7 @@ class Response:
     parameters: Mapping[str, Parameter]
     final: bool
     usage: Usage | None = None
+    error: InferenceError | None = None
 
 
 def responses_of(answers: Iterable[InferResponse], request_id: str) -> list[Response]:
@@ -36,6 +39,7 @@ def responses_of(answers: Iterable[InferResponse], request_id: str) -> list[Resp
             answer.parameters,
             answer.final,
             answer.usage,
+            answer.error,
         )
         for answer in answers
         if answer.outputs or not answer.final or answer == INTERRUPTED

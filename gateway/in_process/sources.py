@@ -103,8 +103,11 @@ def cancelled() -> InferenceError:
 def single(responses: Sequence[Response]) -> Response:
     """The only one of the first two responses; INTERNAL if there is none, or another.
 
-    CANCELLED if the request was cancelled by its id.
+    Raises the first error of a response, and CANCELLED if the request was cancelled by its id.
     """
+    for response in responses:
+        if response.error is not None:
+            raise response.error
     if responses and not responses[-1].outputs and CANCELLED in responses[-1].parameters:
         raise cancelled()
     if len(responses) != 1:

@@ -1,6 +1,5 @@
 """Which loaded versions does an ensemble work with?"""
 
-import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -16,12 +15,14 @@ from gateway.models.lookup import Known, ModelTable
 from gateway.models.model import Model
 from gateway.models.repository import ModelRepository
 from gateway.scheduling import EnsembleStep
+from gateway.threads import Threads
 
 
 class Bindings:
     """Finds the members of ensembles, in their own namespace first."""
 
-    def __init__(self, table: ModelTable, repository: ModelRepository) -> None:
+    def __init__(self, table: ModelTable, repository: ModelRepository, threads: Threads) -> None:
+        self._threads = threads
         self._table = table
         self._repository = repository
 
@@ -29,7 +30,7 @@ class Bindings:
         """Those of an ensemble, on disk or loaded; LoadFailure if one is neither, or ambiguous."""
         found = {}
         for name in known.members:
-            on_disk = await asyncio.to_thread(self._repository.named, name)
+            on_disk = await self._threads.run(self._repository.named, name)
             found[name] = resolve(name, known.id.namespace, {*on_disk, *self._loaded(name)})
         if missing := ", ".join(name for name, member in found.items() if member is None):
             ensemble = known.id.name

@@ -10,7 +10,7 @@ from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.models.limits import Limits
-from gateway.models.slots import Slot, release_shares
+from gateway.models.slots import Slot, empty, release_shares
 from gateway.models.warmup import warm_up
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.scheduler import Scheduler
@@ -18,13 +18,14 @@ from gateway.schedulers.scheduler import Scheduler
 log = logging.getLogger("sluice.model")
 
 FIRST_BACKOFF_SECS = 0.5
+LONGEST_BACKOFF_SECS = 30.0
 STABLE_SECS = 60.0
 """An instance that lived this long starts its tries anew."""
 
 
 def backoff_secs(tries: int) -> float:
     """How long a restart waits after that many tries before it."""
-    return FIRST_BACKOFF_SECS * 2.0**tries
+    return min(LONGEST_BACKOFF_SECS, FIRST_BACKOFF_SECS * 2.0 ** min(tries, 16))
 
 
 class Crew:
@@ -117,13 +118,28 @@ class Crew:
             if slot not in slots:
                 self._dismiss(slot)
 
+    def place_name(self, instance: Instance) -> str:
+        """The name of an instance; empty if it is in no slot."""
+        found = (slot.place.name for slot in self._slots if slot.instance is instance)
+        return next(found, "")
+
+    def restart(self, instance: Instance, reason: str) -> bool:
+        """Kill an instance and load it again; False if it is in no slot that is kept."""
+        slot = next((each for each in self._slots if each.instance is instance), None)
+        keeper = None if slot is None else self._keepers.get(slot)
+        if slot is None or keeper is None or self._tasks is None:
+            return False
+        extra = {"model": self._config.name, "instance": slot.place.name, "reason": reason}
+        log.error("instance stalled", extra=extra)
+        keeper.cancel()
+        self._lose(slot, instance, reason)
+        instance.kill(reason)
+        self._keepers[slot] = self._tasks.create_task(self._reload(slot, instance, reason))
+        return True
+
     async def close(self) -> None:
-        """Release every instance."""
-        release_shares(self._slots)
-        for slot in self._slots:
-            instance, slot.instance = slot.instance, None
-            if instance is not None:
-                await self._release(instance)
+        """Close every instance, side by side."""
+        await empty(self._slots)
 
     async def _warm_up(self, instance: Instance, name: str) -> None:
         await warm_up(instance, name, self._config, self._folder, self._statistics)
@@ -131,6 +147,7 @@ class Crew:
     def _employ(self, slot: Slot) -> None:
         if slot.instance is None or self._tasks is None:
             return
+        slot.since = time.monotonic()
         if not slot.passive:
             self._scheduler.add(slot.instance, slot.share)
         self._keepers[slot] = self._tasks.create_task(self._keep(slot, slot.instance))
@@ -148,38 +165,37 @@ class Crew:
                 await self._scheduler.withdraw(instance)
         finally:
             release_shares([slot])
-            await self._release(instance)
+            await slot.closings.close(instance, slot.place.name)
 
     async def _keep(self, slot: Slot, instance: Instance) -> None:
-        tries = 0
         while True:
-            began = time.monotonic()
             reason = await instance.died()
-            tries = 0 if time.monotonic() - began > STABLE_SECS else tries
+            log.error("instance died", extra={"model": self._config.name, "reason": reason})
             self._lose(slot, instance, reason)
-            self._on_change()
-            await self._release(instance)
-            while (replacement := await self._replace(slot, tries, reason)) is None:
-                tries += 1
-            instance, tries = replacement, tries + 1
-            slot.instance = instance
-            if not slot.passive:
-                self._scheduler.add(instance, slot.share)
-            self._on_change()
+            instance = await self._load_another(slot, instance, reason)
+
+    async def _reload(self, slot: Slot, stalled: Instance, reason: str) -> None:
+        await self._keep(slot, await self._load_another(slot, stalled, reason))
+
+    async def _load_another(self, slot: Slot, lost: Instance, reason: str) -> Instance:
+        await slot.closings.close(lost, slot.place.name)
+        while (replacement := await self._replace(slot, slot.tries, reason)) is None:
+            slot.tries += 1
+        slot.tries += 1
+        slot.instance, slot.since = replacement, time.monotonic()
+        if not slot.passive:
+            self._scheduler.add(replacement, slot.share)
+        self._on_change()
+        return replacement
 
     def _lose(self, slot: Slot, instance: Instance, reason: str) -> None:
-        log.error("instance died", extra={"model": self._config.name, "reason": reason})
         slot.instance = None
+        if time.monotonic() - slot.since > STABLE_SECS:
+            slot.tries = 0
         if not slot.passive:
             self._scheduler.remove(instance, self._failed(reason))
         self._trouble = f"{reason}; it is being restarted"
-
-    async def _release(self, instance: Instance) -> None:
-        try:
-            await instance.close()
-        except Exception:
-            # The end of one model's life: what it leaves must not take the server along.
-            log.exception("instance did not close", extra={"model": self._config.name})
+        self._on_change()
 
     async def _replace(self, slot: Slot, tries: int, reason: str) -> Instance | None:
         limit, model = self._restart_tries, self._config.name
@@ -202,13 +218,13 @@ class Crew:
 
     async def _load_again(self, slot: Slot) -> Instance:
         """Another instance for the slot, as ready as the first one was."""
-        spare = Slot(slot.load, slot.place, await slot.load())
+        spare = Slot(slot.load, slot.place, await slot.load(), closings=slot.closings)
         instance = spare.instance
         assert instance is not None  # noqa: S101 - it has just been loaded
         try:
             await self.prepare([spare])
         except BaseException:
-            await self._release(instance)
+            await spare.close()
             raise
         return instance
 

@@ -5,13 +5,14 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from weakref import WeakValueDictionary
 
 from gateway.errors import Code, InferenceError
 from gateway.models.binding import Bindings, held
 from gateway.models.dependencies import Waits, dependents, members, orphans
 from gateway.models.identity import ModelId
-from gateway.models.load_failure import cause, failed, member_failed, unread
+from gateway.models.load_failure import cause, failed, member_failed, read_folder, unread
 from gateway.models.loading import InPlaceUpdate, LoadedMembers
 from gateway.models.lookup import UNLOADED, Known, ModelTable, State, Status
 from gateway.models.model import Model
@@ -20,6 +21,7 @@ from gateway.models.reload_rules import is_served, kept
 from gateway.models.repository import IN_TWO_REPOSITORIES, ModelRepository, Source
 from gateway.models.running import RunningModels
 from gateway.models.version_loads import Loaded, VersionLoads, close_all
+from gateway.threads import Threads
 
 log = logging.getLogger("sluice.lifecycle")
 
@@ -43,13 +45,15 @@ class Lifecycle:
         loads: VersionLoads,
         running: RunningModels,
         notify: Callable[[], None],
+        threads: Threads,
     ) -> None:
+        self._threads = threads
         self._table = table
         self._repository = repository
         self._loads = loads
         self._running = running
         self._notify = notify
-        self._bindings = Bindings(table, repository)
+        self._bindings = Bindings(table, repository, threads)
         self._locks: WeakValueDictionary[ModelId, asyncio.Lock] = WeakValueDictionary()
         self._waits = Waits()
 
@@ -91,7 +95,7 @@ class Lifecycle:
     async def _follow(self, known: Known, changed: list[ModelId], *, again: bool) -> None:
         with _attempt(known):
             try:
-                known.seen = await asyncio.to_thread(self._repository.snapshot, known.id)
+                known.seen = await read_folder(self._threads, known.id, self._repository.snapshot)
                 source = await self._read(known.id, None)
             except InferenceError as error:
                 log.error("model unreadable", extra=_extra(known.id, error))
@@ -141,21 +145,10 @@ class Lifecycle:
         return self._locks.setdefault(model, asyncio.Lock())
 
     async def _read(self, model: ModelId, override: Override | None) -> Source:
-        try:
-            if override is None:
-                return await asyncio.to_thread(self._repository.source, model)
-            return await asyncio.to_thread(self._repository.overridden, model, override)
-        except OSError as error:
-            raise InferenceError(
-                Code.INTERNAL, f"model '{model.name}' cannot be read: {error.strerror}"
-            ) from None
-        except InferenceError:
-            raise
-        except Exception:
-            # Around one model load: a file nobody has foreseen must not take the others along.
-            log.exception("reading failed", extra={"model": str(model)})
-            text = f"model '{model.name}' cannot be read; the server's log says why"
-            raise InferenceError(Code.INTERNAL, text) from None
+        if override is None:
+            return await read_folder(self._threads, model, self._repository.source)
+        overridden = partial(self._repository.overridden, override=override)
+        return await read_folder(self._threads, model, overridden)
 
     def _note_unreadable(self, known: Known, error: InferenceError) -> None:
         if error.message == IN_TWO_REPOSITORIES:

@@ -1,8 +1,18 @@
-"""Why has a model not been loaded? Triton's texts."""
+"""Failures of loads: Triton's texts, and the guard around the load of one model."""
+
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TypeVar
 
 from gateway.errors import Code, InferenceError
 from gateway.models.dependencies import Circle
+from gateway.models.identity import ModelId
 from gateway.models.lookup import Known
+from gateway.threads import Threads
+
+log = logging.getLogger("sluice.lifecycle")
+
+Found = TypeVar("Found")
 
 
 class LoadFailure(InferenceError):
@@ -48,3 +58,34 @@ def member_failed(ensemble: str, member: Known, error: InferenceError) -> LoadFa
         how = f"which has no loaded version. Model '{member.id.name}' loading failed with error: "
         how += why
     return failed(ensemble, f"{needs} {how}")
+
+
+async def outcome(model: ModelId, operation: Coroutine[None, None, None]) -> InferenceError | None:
+    """The error that an operation on a model ends with; it is returned, so that others go on."""
+    try:
+        await operation
+    except InferenceError as error:
+        return error
+    except Exception:
+        # Around one model load, reload or unload: an error in it must not end the server.
+        log.exception("model operation failed", extra={"model": str(model)})
+        text = f"loading or unloading model '{model.name}' failed unexpectedly; see the log"
+        return InferenceError(Code.INTERNAL, text)
+    return None
+
+
+async def read_folder(threads: Threads, model: ModelId, read: Callable[[ModelId], Found]) -> Found:
+    """What a blocking function reads of a model's folder; InferenceError if it cannot."""
+    try:
+        return await threads.run(read, model)
+    except OSError as error:
+        raise InferenceError(
+            Code.INTERNAL, f"model '{model.name}' cannot be read: {error.strerror}"
+        ) from None
+    except InferenceError:
+        raise
+    except Exception:
+        # Around one model load: an unforeseen file must not stop the loads of others.
+        log.exception("reading failed", extra={"model": str(model)})
+        text = f"model '{model.name}' cannot be read; the server's log says why"
+        raise InferenceError(Code.INTERNAL, text) from None

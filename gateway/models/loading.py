@@ -1,6 +1,5 @@
 """From the source of a model and a version to a loaded Model."""
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,18 +13,22 @@ from gateway.cache.response_cache import ResponseCache
 from gateway.config import InstanceKind, ModelConfig
 from gateway.ensembles.instance import EnsembleBackend
 from gateway.messages import InferRequest
+from gateway.models.closings import Closings
 from gateway.models.completion import completed
 from gateway.models.gpus import check_memory
+from gateway.models.host_policies import EVERY_CORE, cores_of
 from gateway.models.labels import Labels, read_labels
 from gateway.models.load_identity import private_load, shared_load
 from gateway.models.model import Model
 from gateway.models.repository import Source
+from gateway.models.reshaped_instance import with_reshapes
 from gateway.models.slots import Place, Slot, empty, enrol, fill, match, places
 from gateway.models.stored import files_folder
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.rate_limiter import RateLimiter
 from gateway.settings import ModelSettings
 from gateway.stream import ResponseStream
+from gateway.threads import Threads
 
 Infer = Callable[[InferRequest], ResponseStream]
 LoadedMembers = Mapping[tuple[str, int], Model]
@@ -63,22 +66,32 @@ class InPlaceUpdate:
         await empty(self.added)
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Parts of the server that all of its models share.
+
+    Loads block in `threads`, and instances end in `closings`.
+    """
+
+    cache: ResponseCache | None
+    control: ModelControl | None
+    closings: Closings
+    threads: Threads
+
+
 class ModelLoader:
-    """Loads one version at a time; what blocks is done off the event loop."""
+    """Loads one version at a time."""
 
     def __init__(
-        self,
-        backends: BackendLoader,
-        settings: ModelSettings,
-        infer: Infer,
-        cache: ResponseCache | None = None,
-        control: ModelControl | None = None,
+        self, backends: BackendLoader, settings: ModelSettings, infer: Infer, shared: Shared
     ) -> None:
+        self._threads = shared.threads
         self._backends = backends
         self._settings = settings
         self._infer = infer
-        self._cache = cache
-        self._control = control
+        self._cache = shared.cache
+        self._control = shared.control
+        self._closings = shared.closings
         self._limiter = RateLimiter(settings.resource_limits) if settings.rate_limit else None
 
     async def load(
@@ -90,16 +103,17 @@ class ModelLoader:
         Raises InferenceError that says why not; nothing stays loaded then.
         """
         began = time.monotonic()
-        folder = await asyncio.to_thread(self._folder, source, version)
+        folder = await self._threads.run(self._folder, source, version)
         backend = await self._backend(source.config, members)
         config = _with_runtime(source.config, backend)
         await backend.prepare(config, folder)
-        config = await asyncio.to_thread(self._complete, backend, config, folder)
-        own_labels = await asyncio.to_thread(read_labels, config, source.folder)
+        config = await self._threads.run(self._complete, backend, config, folder)
+        own_labels = await self._threads.run(read_labels, config, source.folder)
         labels = {**_labels_of_members(config, members), **own_labels}
         statistics = ModelStatistics.of(config, summaries=self._settings.summaries)
         slots = self._slots(backend, config, folder, statistics)
         model = Model(config, version, statistics, slots, labels, source.folder)
+        model.members = tuple(dict.fromkeys(members.values()))
         await self._keep_answers(model, source, folder)
         enrol(slots, None if members else self._limiter)
         await fill(slots, side_by_side=backend.loads_side_by_side)
@@ -115,8 +129,8 @@ class ModelLoader:
         """
         groups, policy = source.config.instance_group, source.config.version_policy
         config = replace(model.config, instance_group=groups, version_policy=policy)
-        folder = await asyncio.to_thread(self._folder, source, int(model.version))
-        backend = await asyncio.to_thread(self._backends.of, config)
+        folder = await self._threads.run(self._folder, source, int(model.version))
+        backend = await self._threads.run(self._backends.of, config)
         wanted = self._slots(backend, config, folder, model.statistics)
         update = InPlaceUpdate(model, config, wanted, match(wanted, model.slots))
         enrol(update.added, self._limiter)
@@ -132,13 +146,13 @@ class ModelLoader:
         # What an ensemble answers depends on files of its members, too.
         shared = self._cache.shared and model.config.ensemble_scheduling is None
         identify = shared_load if shared else private_load
-        load = await asyncio.to_thread(identify, source, model.config, folder)
+        load = await self._threads.run(identify, source, model.config, folder)
         model.use_cache(self._cache, load)
 
     async def _backend(self, config: ModelConfig, members: LoadedMembers) -> Backend:
         if config.ensemble_scheduling is not None:
             return EnsembleBackend(members)
-        return await asyncio.to_thread(self._backends.of, config)
+        return await self._threads.run(self._backends.of, config)
 
     def _folder(self, source: Source, version: int) -> Path:
         """Where the version's files are."""
@@ -152,28 +166,34 @@ class ModelLoader:
     def _slots(
         self, backend: Backend, config: ModelConfig, folder: Path, statistics: ModelStatistics
     ) -> list[Slot]:
+        context = partial(self._context, backend, config, folder, statistics)
         return [
-            Slot(
-                partial(self._fill, backend, self._context(config, folder, statistics, place)),
-                place,
-            )
+            Slot(partial(self._fill, backend, context(place)), place, closings=self._closings)
             for place in places(config)
         ]
 
     async def _fill(self, backend: Backend, context: ModelContext) -> Instance:
         if context.group.kind is InstanceKind.KIND_GPU:
             limits = self._settings.gpus.memory_limits
-            await asyncio.to_thread(check_memory, context.config.name, context.device, limits)
-        return await backend.load(context)
+            await self._threads.run(check_memory, context.config.name, context.device, limits)
+        return with_reshapes(await backend.load(context), context.config)
 
     def _context(
-        self, config: ModelConfig, folder: Path, statistics: ModelStatistics, place: Place
+        self,
+        backend: Backend,
+        config: ModelConfig,
+        folder: Path,
+        statistics: ModelStatistics,
+        place: Place,
     ) -> ModelContext:
+        policies = self._settings.host_policies
+        composed = config.ensemble_scheduling is not None
         return ModelContext(
             config=config,
             name=place.name,
             group=place.group,
             device=place.device,
+            cpu_cores=EVERY_CORE if composed else cores_of(place, config, backend, policies),
             path=folder,
             store=self._settings.store,
             infer=self._infer,

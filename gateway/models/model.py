@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from gateway.backend import Instance
 from gateway.cache.response_cache import ResponseCache
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.messages import NO_PARAMETERS, InferRequest
+from gateway.messages import NO_PARAMETERS, Checked, InferRequest
 from gateway.models.cached_request import CachedRequest, ModelCache
 from gateway.models.crew import Crew
 from gateway.models.gate import Gate
@@ -24,7 +25,7 @@ from gateway.observability.statistics import ModelStatistics
 from gateway.observability.trace import Trace
 from gateway.openai_exchange import further_names
 from gateway.schedulers.choice import build_scheduler
-from gateway.schedulers.scheduler import Entry
+from gateway.schedulers.scheduler import Entry, Executing
 from gateway.stream import ResponseStream
 
 log = logging.getLogger("sluice.model")
@@ -40,6 +41,7 @@ class Model:
     `further_names` are those that OpenAI's clients may use besides its own, `max_model_len` is how
     many tokens prompt and answer may have together: both as its instances have said, once it is
     prepared.
+    `members` are the models that an ensemble calls.
     Once `retired`, it serves what it has been given, and must be given nothing more.
     """
 
@@ -63,6 +65,7 @@ class Model:
         self.namespace = ""
         self.wakefulness = Wakefulness()
         self.retired = False
+        self.members: Sequence[Model] = ()
         self._scheduler = build_scheduler(config, statistics, folder)
         self._crew = Crew(config, slots, self._scheduler, folder, statistics)
         self._limits = Limits.read(config)
@@ -84,13 +87,22 @@ class Model:
 
     @property
     def ready(self) -> bool:
-        """Whether an instance is alive that takes requests; any, if none of them ever does."""
-        return self._crew.able or (self._crew.passive and bool(self._crew.instances))
+        """Whether an instance is alive that takes requests; any, if none of them ever does.
+
+        An ensemble is ready only while all of its members are.
+        """
+        able = self._crew.able or (self._crew.passive and bool(self._crew.instances))
+        return able and (not self.members or all(member.ready for member in self.members))
 
     @property
     def trouble(self) -> str:
         """Why it is not ready; empty when it is."""
-        return "" if self.ready else self._crew.trouble
+        if self.ready:
+            return ""
+        for member in self.members:
+            if not member.ready:
+                return f"its member '{member.name}' is not ready: {member.trouble}"
+        return self._crew.trouble
 
     async def check_ready(self) -> None:
         """Ask the instances; InferenceError if one says that it is not ready."""
@@ -103,6 +115,33 @@ class Model:
                     *(self.name, self.version, error.message),
                 )
                 raise
+
+    @property
+    def executions(self) -> Iterable[Executing]:
+        """The executions that have not ended."""
+        return self._scheduler.executions
+
+    def oldest_secs(self) -> float:
+        """The age of the oldest request in flight, in seconds; 0 if there is none."""
+        record = next(iter(self._streams), None)
+        return 0.0 if record is None else (time.perf_counter_ns() - record.submitted_ns) / 1e9
+
+    def quiet(self, since_ns: int) -> Iterator[tuple[Record, ResponseStream]]:
+        """The requests in flight without progress since then, the oldest first."""
+        for record, stream in self._streams.items():
+            if record.submitted_ns > since_ns:
+                return
+            if record.progress_ns <= since_ns:
+                yield record, stream
+
+    def place_name(self, instance: Instance) -> str:
+        """The name of an instance; empty if it is gone."""
+        return self._crew.place_name(instance)
+
+    def restart(self, instance: Instance, reason: str) -> None:
+        """Kill an instance and load it again; its requests fail with UNAVAILABLE."""
+        if self._crew.restart(instance, reason):
+            self.statistics.stalls += 1
 
     @property
     def in_flight(self) -> int:
@@ -166,7 +205,11 @@ class Model:
     def _submit(
         self, request: InferRequest, trace: Trace | None, gate: Gate | None, *, limited: bool
     ) -> ResponseStream:
-        batch_size = self._rules.check(request)
+        checked = request.checked
+        if checked is not None and checked.rules is self._rules:
+            batch_size = checked.batch_size
+        else:
+            batch_size = self._rules.check(request)
         self._refuse_if_unable()
         cached: CachedRequest | None = None
         if self._cache is not None and gate is None:
@@ -188,6 +231,13 @@ class Model:
         else:
             gate.submit(entry, self._scheduler)
         return stream
+
+    def checked(self, request: InferRequest) -> InferRequest:
+        """The request, which `submit` need not check any more; any thread may call this.
+
+        Raises InferenceError INVALID_ARG for a request that does not fit the model.
+        """
+        return replace(request, checked=Checked(self._rules, self._rules.check(request)))
 
     async def run(self, on_change: Callable[[], None]) -> None:
         """Run the scheduler, and load again what dies, until cancelled.

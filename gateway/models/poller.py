@@ -1,10 +1,20 @@
-"""What has changed on disk since the models were loaded?"""
+"""Changes on disk since the models were loaded, and their loading."""
 
+import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from gateway.errors import InferenceError
 from gateway.models.identity import ModelId
+from gateway.models.lifecycle import Lifecycle
+from gateway.models.load_failure import outcome
+from gateway.models.lookup import ModelTable
+from gateway.models.repository import ModelRepository
 from gateway.models.snapshot import Snapshot
+from gateway.threads import Threads
+
+log = logging.getLogger("sluice.poller")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +27,73 @@ class Changes:
 
 def compare(
     before: Mapping[ModelId, Snapshot | None],
-    now: Mapping[ModelId, Snapshot],
+    now: Mapping[ModelId, Snapshot | Exception],
     serving: Iterable[ModelId],
 ) -> Changes:
-    """What to do; `before` is how each folder was at the last attempt to load it.
+    """The changes; `before` is the state of each folder at the last attempt to load it.
 
-    An attempt that failed is made again only when the folder has changed.
+    An attempt that failed is made again only when the folder has changed. A model whose folder
+    cannot be read stays as it is.
     """
-    modified = (model for model in now if before.get(model) != now[model])
+    modified = (
+        model
+        for model, found in now.items()
+        if not isinstance(found, Exception) and before.get(model) != found
+    )
     return Changes(
         load=tuple(sorted(modified)),
         unload=tuple(sorted(model for model in serving if model not in now)),
     )
+
+
+class Poller:
+    """Loads and unloads models as their folders change."""
+
+    def __init__(
+        self,
+        repository: ModelRepository,
+        table: ModelTable,
+        lifecycle: Lifecycle,
+        threads: Threads,
+    ) -> None:
+        self._repository = repository
+        self._table = table
+        self._lifecycle = lifecycle
+        self._threads = threads
+        self._unreadable: set[ModelId] = set()
+
+    async def poll(self) -> None:
+        """Load new and changed models, unload those that are gone; returns after all of it."""
+        try:
+            now = await self._threads.run(self._repository.snapshots)
+        except InferenceError as error:
+            log.error("repository cannot be polled", extra={"reason": error.reason})
+            return
+        except Exception:
+            # Around one poll: the models that are loaded go on, and the next poll may succeed.
+            log.exception("repository cannot be polled")
+            return
+        self._log_unreadable(now)
+        changes = compare({known.id: known.seen for known in self._table}, now, self._wanted())
+        async with asyncio.TaskGroup() as tasks:
+            for model in changes.load:
+                tasks.create_task(outcome(model, self._lifecycle.follow(model)))
+            for model in changes.unload:
+                tasks.create_task(outcome(model, self._lifecycle.unload(model)))
+
+    def _log_unreadable(self, now: Mapping[ModelId, Snapshot | Exception]) -> None:
+        """Log each failure once, until its folder can be read again."""
+        errors = {model: each for model, each in now.items() if isinstance(each, Exception)}
+        for model in errors.keys() - self._unreadable:
+            extra = {"model": str(model)}
+            log.error("model folder cannot be polled", extra=extra, exc_info=errors[model])
+        self._unreadable = set(errors)
+
+    def _wanted(self) -> list[ModelId]:
+        return [
+            known.id
+            for known in self._table
+            if known.trouble
+            or known.lost is not None
+            or any(status.wanted for status in known.versions.values())
+        ]

@@ -8,20 +8,22 @@ from gateway.backend import ModelControl
 from gateway.backend_loader import BackendLoader
 from gateway.cache.response_cache import ResponseCache
 from gateway.errors import Code, InferenceError
+from gateway.models.closings import Closings
 from gateway.models.identity import ModelId
 from gateway.models.index import IndexRow, rows
 from gateway.models.lifecycle import Lifecycle
-from gateway.models.load_failure import unread
-from gateway.models.loading import Infer, ModelLoader
+from gateway.models.load_failure import outcome, unread
+from gateway.models.loading import Infer, ModelLoader, Shared
 from gateway.models.lookup import ModelTable, unknown
 from gateway.models.model import Model
 from gateway.models.override import Override
-from gateway.models.poller import compare
+from gateway.models.poller import Poller
 from gateway.models.repository import ModelRepository
 from gateway.models.running import RunningModels
 from gateway.models.version_loads import VersionLoads
 from gateway.models.wakefulness import Wakefulness
 from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
+from gateway.threads import Threads, load_threads, request_threads
 
 log = logging.getLogger("sluice.registry")
 
@@ -32,7 +34,10 @@ EXITING = InferenceError(Code.UNAVAILABLE, "Server exiting")
 
 
 class ModelRegistry:
-    """Loads models, looks them up, drains and closes them. One task runs it."""
+    """Loads models, looks them up, drains and closes them. One task runs it.
+
+    It reads and loads in threads of its own; `threads` are those of requests.
+    """
 
     def __init__(
         self,
@@ -41,16 +46,22 @@ class ModelRegistry:
         backends: BackendLoader,
         cache: ResponseCache | None = None,
         wakefulness: Wakefulness | None = None,
+        threads: Threads | None = None,
     ) -> None:
+        self._request_threads = threads or request_threads()
+        self._threads = load_threads(settings.load_thread_count)
         self._repository = repository
         self._settings = settings
         self._backends = backends
         self._cache = cache
         self._table = ModelTable()
-        self._running = RunningModels(self.notify, wakefulness or Wakefulness())
+        self._closings = Closings()
+        awake = wakefulness or Wakefulness()
+        self._running = RunningModels(self.notify, awake, self._closings, settings.stall_secs)
         self._settled = asyncio.Event()
         self._changed = asyncio.Event()
         self._lifecycle: Lifecycle | None = None
+        self._poller: Poller | None = None
         self._tasks: asyncio.TaskGroup | None = None
 
     # Looking up.
@@ -86,7 +97,7 @@ class ModelRegistry:
 
     async def index(self, *, ready: bool = False) -> list[IndexRow]:
         """All that is on disk or loaded, or failed to load; `ready` leaves only what serves."""
-        return rows(self._table, await asyncio.to_thread(self._repository.ids), ready=ready)
+        return rows(self._table, await self._request_threads.run(self._repository.ids), ready=ready)
 
     # Changing.
 
@@ -98,11 +109,11 @@ class ModelRegistry:
         """
         self._require_explicit()
         _check_name(name)
-        on_disk = await asyncio.to_thread(self._repository.named, name)
+        on_disk = await self._threads.run(self._repository.named, name)
         if not on_disk and not (override and override.files):
             raise unread(name, f"model '{name}' is not in any repository")
         for model in on_disk or (ModelId(name),):
-            await self._perform(self._control.load(model, override))
+            await self._perform(model, self._control.load(model, override))
 
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         """Take a model away from lookups; returns when its end has begun. Unknown names are fine.
@@ -113,21 +124,12 @@ class ModelRegistry:
         for known in tuple(self._table):
             if known.id.name == name:
                 unload = self._control.unload(known.id, unload_dependents=unload_dependents)
-                await self._perform(unload)
+                await self._perform(known.id, unload)
 
     async def poll(self) -> None:
         """Load what is new or changed on disk, unload what is gone, and wait for all of it."""
-        try:
-            now = await asyncio.to_thread(self._repository.snapshots)
-        except InferenceError as error:
-            log.error("repository cannot be polled", extra={"reason": error.reason})
-            return
-        changes = compare({known.id: known.seen for known in self._table}, now, self._wanted())
-        async with asyncio.TaskGroup() as tasks:
-            for model in changes.load:
-                tasks.create_task(_outcome(self._control.follow(model)))
-            for model in changes.unload:
-                tasks.create_task(_outcome(self._control.unload(model)))
+        if self._poller is not None:
+            await self._poller.poll()
 
     @property
     def _control(self) -> Lifecycle:
@@ -135,25 +137,16 @@ class ModelRegistry:
             raise InferenceError(Code.UNAVAILABLE, "Server not ready")
         return self._lifecycle
 
-    def _wanted(self) -> list[ModelId]:
-        return [
-            known.id
-            for known in self._table
-            if known.trouble
-            or known.lost is not None
-            or any(status.wanted for status in known.versions.values())
-        ]
-
     def _require_explicit(self) -> None:
         if self._settings.control_mode is not ControlMode.EXPLICIT:
             raise NOT_EXPLICIT.with_traceback(None)  # it would grow with each raise
 
-    async def _perform(self, operation: Coroutine[None, None, None]) -> None:
+    async def _perform(self, model: ModelId, operation: Coroutine[None, None, None]) -> None:
         """Run an operation to its end, even if whoever asked for it has left."""
         if self._tasks is None:
             operation.close()
             raise EXITING.with_traceback(None)
-        task = self._tasks.create_task(_outcome(operation))
+        task = self._tasks.create_task(outcome(model, operation))
         await asyncio.wait([task])
         if task.cancelled():
             raise EXITING.with_traceback(None)
@@ -167,15 +160,20 @@ class ModelRegistry:
 
         `infer` and `control` are what models may do with others.
         """
-        loader = ModelLoader(self._backends, self._settings, infer, self._cache, control)
+        shared = Shared(self._cache, control, self._closings, self._threads)
+        loader = ModelLoader(self._backends, self._settings, infer, shared)
         loads = VersionLoads(
             loader, self._settings.load_thread_count, self._settings.load_retry_count
         )
         self._lifecycle = Lifecycle(
-            self._table, self._repository, loads, self._running, self.notify
+            self._table, self._repository, loads, self._running, self.notify, self._threads
         )
-        async with self._running.open():
-            await self._operate()
+        self._poller = Poller(self._repository, self._table, self._lifecycle, self._threads)
+        try:
+            async with self._running.open():
+                await self._operate()
+        finally:
+            self._threads.close()
 
     async def _operate(self) -> None:
         async with asyncio.TaskGroup() as self._tasks:
@@ -189,10 +187,10 @@ class ModelRegistry:
                 self._tasks = None
 
     async def _load_first(self) -> None:
-        models = await asyncio.to_thread(self._first)
+        models = await self._threads.run(self._first)
         async with asyncio.TaskGroup() as loads:
             for model in models:
-                loads.create_task(_outcome(self._control.follow(model)))
+                loads.create_task(outcome(model, self._control.follow(model)))
         self._settled.set()
         self.notify()
 
@@ -224,6 +222,10 @@ class ModelRegistry:
         """End every request in flight with an error."""
         self._running.abandon(error)
 
+    def close_by(self, at: float) -> None:
+        """Have every instance closed, or killed, by that time of the event loop."""
+        self._closings.end_by(at)
+
     @property
     def in_flight(self) -> int:
         """Requests in flight in all models."""
@@ -233,15 +235,6 @@ class ModelRegistry:
         """Wake whoever waits for `changed`."""
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-async def _outcome(operation: Coroutine[None, None, None]) -> InferenceError | None:
-    """What an operation ends with; one that failed must not take the others along."""
-    try:
-        await operation
-    except InferenceError as error:
-        return error
-    return None
 
 
 def _check_name(name: str) -> None:

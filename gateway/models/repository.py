@@ -128,9 +128,12 @@ class ModelRepository:
             for name, stamp in take(home).items()
         }
 
-    def snapshots(self) -> Mapping[ModelId, Snapshot]:
-        """The state of every model's folder; InferenceError if a repository cannot be listed."""
-        return {model: self.snapshot(model) for model in self.ids()}
+    def snapshots(self) -> Mapping[ModelId, Snapshot | Exception]:
+        """The state of every model's folder, or why it cannot be read.
+
+        Raises InferenceError if a repository cannot be listed.
+        """
+        return {model: self._snapshot_or_error(model) for model in self.ids()}
 
     def config_file(self, name: str) -> ConfigFile:
         """The text of the model's configuration; raises like `find`, and if it is unreadable."""
@@ -169,6 +172,12 @@ class ModelRepository:
             raise
         snapshot = take(home)
         return Source(config=config, entry=entry, snapshot=snapshot, upload=upload, overridden=True)
+
+    def _snapshot_or_error(self, model: ModelId) -> Snapshot | Exception:
+        try:
+            return self.snapshot(model)
+        except Exception as error:  # noqa: BLE001 - around one model: the others are polled
+            return error
 
     def _warn_of_names(self) -> None:
         for path in self._paths:

@@ -1,12 +1,15 @@
 """The life of loaded models: each has one task that runs it, drains it and closes it."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from gateway.errors import InferenceError
+from gateway.models.closings import Closings
 from gateway.models.model import Model
+from gateway.models.progress import ProgressWatch
 from gateway.models.wakefulness import Wakefulness
 
 
@@ -16,16 +19,27 @@ class _Life:
 
     ended: list[Callable[[], None]]
     retired: asyncio.Event = field(default_factory=asyncio.Event)
+    closing: bool = False
 
 
 class RunningModels:
     """Owns every loaded model from its first request to its end.
 
-    A retired model serves what it has been given, and who holds it, and is then closed.
+    A retired model closes after its last request and its last `release`. The server may stop
+    meanwhile: `closings` own the end of a model. An instance without progress for
+    `stall_secs` is restarted; 0 is never.
     """
 
-    def __init__(self, on_change: Callable[[], None], wakefulness: Wakefulness) -> None:
+    def __init__(
+        self,
+        on_change: Callable[[], None],
+        wakefulness: Wakefulness,
+        closings: Closings,
+        stall_secs: float = 0.0,
+    ) -> None:
         self._on_change = on_change
+        self._closings = closings
+        self._stall_secs = stall_secs
         self._wakefulness = wakefulness
         self._lives: dict[Model, _Life] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -35,10 +49,13 @@ class RunningModels:
         """Own models inside the block, which ends cancelled; then every one of them is closed."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
+                watch = ProgressWatch(self._stall_secs)
+                self._tasks.create_task(watch.run(lambda: self._lives, time.perf_counter_ns))
                 yield
         finally:
-            for model in tuple(self._lives):  # their tasks had not begun
-                await model.close()
+            for model in tuple(self._lives):  # the tasks of some had not begun
+                self._begin_end(model)
+            await self._closings.ended()
 
     def start(self, model: Model, ended: Callable[[], None]) -> None:
         """Run a prepared model; `ended` is called when it has been closed."""
@@ -83,7 +100,18 @@ class RunningModels:
                 await model.unneeded()
                 running.cancel()
         finally:
+            self._begin_end(model)
+
+    def _begin_end(self, model: Model) -> None:
+        life = self._lives.get(model)
+        if life is not None and not life.closing:
+            life.closing = True
+            self._closings.adopt(self._end(model, life))
+
+    async def _end(self, model: Model, life: _Life) -> None:
+        try:
             await model.close()
+        finally:
             del self._lives[model]
             for tell in life.ended:
                 tell()

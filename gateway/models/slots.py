@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.backend import Instance
 from gateway.config import InstanceGroup, ModelConfig
+from gateway.models.closings import Closings
 from gateway.schedulers.rate_limiter import RateLimiter, Share
 
 Load = Callable[[], Awaitable[Instance]]
@@ -29,13 +30,24 @@ class Place:
 class Slot:
     """One place, the instance in it (None while there is none alive), and how to load one.
 
-    `share` is the place's in the rate limiter, if there is one.
+    `share` is the place's in the rate limiter, if there is one; `closings` close its instances.
+    `since` is when its instance was employed, `tries` counts restarts since one was stable.
     """
 
     load: Load
     place: Place = field(default_factory=Place)
     instance: Instance | None = None
     share: Share | None = None
+    closings: Closings = field(default_factory=Closings)
+    tries: int = 0
+    since: float = 0.0
+
+    async def close(self) -> None:
+        """Close the instance within a time limit, and give the share back."""
+        release_shares([self])
+        instance, self.instance = self.instance, None
+        if instance is not None:
+            await self.closings.close(instance, self.place.name)
 
     @property
     def passive(self) -> bool:
@@ -89,12 +101,9 @@ async def fill(slots: Sequence[Slot], *, side_by_side: bool) -> None:
 
 
 async def empty(slots: Sequence[Slot]) -> None:
-    """Close the instances, and give their shares back."""
+    """Close the instances side by side, and give their shares back."""
     release_shares(slots)
-    for slot in slots:
-        instance, slot.instance = slot.instance, None
-        if instance is not None:
-            await instance.close()
+    await asyncio.gather(*[slot.close() for slot in slots])
 
 
 async def _fill_together(slots: Sequence[Slot]) -> None:

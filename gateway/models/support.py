@@ -20,19 +20,25 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """The verdict on a field and on everything below it, and why; one backend may honour it."""
+    """The verdict on a field and on everything below it, and why; some backends may honour it."""
 
     verdict: Verdict
     why: str = ""
-    honoured_by: str = ""
+    honoured_by: tuple[str, ...] = ()
 
     def by(self, backend: str) -> "Support":
         """The verdict where that backend serves the model."""
-        return HONOURED if self.honoured_by and backend == self.honoured_by else self
+        return HONOURED if backend in self.honoured_by else self
 
 
 HONOURED = Support(Verdict.HONOURED)
-TENSORRT_HINT = Support(Verdict.IGNORED, "a hint about speed for TensorRT", "tensorrt")
+TENSORRT_HINT = Support(Verdict.IGNORED, "a hint about speed for TensorRT", ("tensorrt",))
+ONNX_RUNTIME = ("onnxruntime",)
+STACKED = Support(
+    Verdict.IGNORED,
+    "only ONNX Runtime, PyTorch and TensorRT models get their batches as one tensor",
+    ("onnxruntime", "pytorch", "tensorrt"),
+)
 UNUSED_HINT = Support(Verdict.IGNORED, "a hint about speed that makes no difference here")
 VECTORISED = Support(Verdict.REFUSED, "tensors in vectorised formats are not served")
 STATE_MEMORY = Support(Verdict.IGNORED, "a hint about memory; states are never copied twice")
@@ -70,12 +76,16 @@ SUPPORT = {
     "output.label_filename": HONOURED,
     "output.is_shape_tensor": HONOURED,
     "output.is_non_linear_format_io": VECTORISED,
-    "batch_input": HONOURED,
-    "batch_output": HONOURED,
-    "optimization.graph": HONOURED,
+    "batch_input": STACKED,
+    "batch_output": STACKED,
+    "optimization.graph": Support(
+        Verdict.IGNORED, "only ONNX Runtime optimises graphs at its load", ONNX_RUNTIME
+    ),
     "optimization.priority": TENSORRT_HINT,
     "optimization.cuda": TENSORRT_HINT,
-    "optimization.execution_accelerators": HONOURED,
+    "optimization.execution_accelerators": Support(
+        Verdict.IGNORED, "only ONNX Runtime has execution accelerators", ONNX_RUNTIME
+    ),
     "optimization.input_pinned_memory": PINNED,
     "optimization.output_pinned_memory": PINNED,
     "optimization.gather_kernel_buffer_threshold": UNUSED_HINT,
@@ -105,19 +115,21 @@ SUPPORT = {
     "instance_group.rate_limiter": HONOURED,
     "instance_group.gpus": HONOURED,
     "instance_group.secondary_devices": Support(
-        Verdict.IGNORED, "only TensorRT has secondary devices", "tensorrt"
+        Verdict.IGNORED, "only TensorRT has secondary devices", ("tensorrt",)
     ),
     "instance_group.profile": HONOURED,
     "instance_group.passive": HONOURED,
-    "instance_group.host_policy": _ignored("ONNX models can have `cpu_pinning` instead"),
+    "instance_group.host_policy": HONOURED,
     "default_model_filename": HONOURED,
     "cc_model_filenames": Support(
-        Verdict.IGNORED, "the default model file is used on every device", "tensorrt"
+        Verdict.IGNORED, "the default model file is used on every device", ("tensorrt",)
     ),
     "metric_tags": HONOURED,
     "parameters": HONOURED,
     "model_warmup": HONOURED,
-    "model_operations": HONOURED,
+    "model_operations": Support(
+        Verdict.IGNORED, "only ONNX Runtime loads libraries of operators", ONNX_RUNTIME
+    ),
     "model_transaction_policy": HONOURED,
     "model_repository_agents": _refused("no agents act on the model's files"),
     "response_cache": HONOURED,

@@ -14,9 +14,10 @@ from gateway.tensor import (
     Tensor,
     cut_element,
     cut_length,
-    element_spans,
+    element_runs,
     format_shape,
 )
+from gateway.threads import LARGE_BYTES
 
 BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
@@ -196,17 +197,27 @@ class RequestRules:
             return len(tensor.data)
         found = 0
         size = len(tensor.data)
-        for start, end in element_spans(tensor.raw()):
+        for start, end, count in element_runs(tensor.raw()):
             if start > size:
                 _refuse(
                     request, cut_length(f"'{tensor.name}' for model '{self._model}'", start, size)
                 )
-            if found == expected:
+            if found + count > expected:
                 self._refuse_another(tensor, expected, request)
             if end > size:
                 _refuse_bare(cut_element(f"'{tensor.name}'", start, end, size))
-            found += 1
+            found += count
         return found
+
+
+def takes_long(request: InferRequest) -> bool:
+    """Whether a check blocks for more than a moment: the elements of large BYTES are counted."""
+    return any(
+        tensor.datatype is Datatype.BYTES
+        and isinstance(tensor.data, bytes | bytearray | memoryview)
+        and len(tensor.data) > LARGE_BYTES
+        for tensor in request.inputs
+    )
 
 
 def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:

@@ -87,9 +87,8 @@ class VersionLoads:
 
 async def close_all(outcomes: Iterable[Loaded | InferenceError]) -> None:
     """Let go of what was loaded and nobody is to use."""
-    for loaded in outcomes:
-        if not isinstance(loaded, InferenceError):
-            await loaded.close()
+    loaded = [each for each in outcomes if not isinstance(each, InferenceError)]
+    await asyncio.gather(*[each.close() for each in loaded])
 
 
 def _told(error: InferenceError, extra: Mapping[str, object]) -> InferenceError:

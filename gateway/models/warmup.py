@@ -11,7 +11,7 @@ from gateway.messages import InferRequest
 from gateway.models.warmup_samples import Sample, failed, read_samples
 from gateway.observability.record import Record
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.execution import execute
+from gateway.schedulers.execution import Execution
 from gateway.schedulers.scheduler import Entry
 from gateway.stream import ResponseStream
 
@@ -48,15 +48,16 @@ async def _execute(instance: Instance, sample: Sample, statistics: ModelStatisti
     entries = [_entry(request, statistics) for request in sample.requests]
     async with asyncio.TaskGroup() as tasks:
         readers = [tasks.create_task(_error(entry.stream)) for entry in entries]
-        await execute(instance, entries, statistics)
+        await Execution(instance, entries, statistics).run()
     return [error for reader in readers if (error := reader.result())]
 
 
 async def _error(stream: ResponseStream) -> str:
     """Read a stream to its end; the message of its error, or nothing."""
     try:
-        async for _ in stream:
-            pass
+        async for response in stream:
+            if response.error is not None:
+                return response.error.message
     except InferenceError as error:
         return error.message
     return ""

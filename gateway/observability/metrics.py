@@ -77,10 +77,13 @@ OWN_COUNTERS = {
     "gateway_prompt_tokens_total": "Prompt tokens of requests that got a response",
     "gateway_completion_tokens_total": "Tokens made for requests",
     "gateway_wasted_tokens_total": "Tokens made for a client that had gone before it took them",
+    "sluice_stalls_total": "Instances restarted because their executions made no progress",
 }
 OWN_GAUGES = {
     "gateway_requests_in_flight": "Requests accepted and not yet ended",
     "gateway_model_ready": "1 if the model serves requests, else 0",
+    "sluice_oldest_request_seconds": "Age of the oldest request in flight in seconds, 0 if there "
+    "is none",
 }
 OWN_HISTOGRAMS = {
     "gateway_time_to_first_token_seconds": "Seconds from request to the first tokens",
@@ -127,6 +130,7 @@ class ModelReading:
 
     `labels` come beside `model` and `version`: `_tag` for each of the config's metric_tags, and
     `namespace`. `cached` says that its responses are kept. `load_secs` is 0 if nobody measured it.
+    `oldest_secs` is the age of its oldest request in flight.
     """
 
     name: str
@@ -138,6 +142,7 @@ class ModelReading:
     labels: Mapping[str, str] = field(default_factory=lambda: NO_PARAMETERS)
     cached: bool = False
     load_secs: float = 0.0
+    oldest_secs: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +271,8 @@ def _values(reading: ModelReading, settings: MetricsSettings) -> Iterator[tuple[
     yield "gateway_wasted_tokens_total", statistics.wasted_tokens
     yield "gateway_requests_in_flight", reading.in_flight
     yield "gateway_model_ready", int(reading.ready)
+    yield "sluice_oldest_request_seconds", reading.oldest_secs
+    yield "sluice_stalls_total", statistics.stalls
 
 
 def _latencies(statistics: ModelStatistics) -> Iterator[tuple[str, float]]:

@@ -16,7 +16,8 @@ class Record:
 
     Queue time runs from submission to the start of the execution, compute time from there to its
     end at most, so success time is never less than their sum. Cached answers call `hit` instead of
-    `started`. `batch_size` is how many inferences the request counts as.
+    `started`. `batch_size` is how many inferences the request counts as. `progress_ns` is the time
+    of its latest response, or else of its start, or else of its submission.
     """
 
     __slots__ = (
@@ -30,8 +31,9 @@ class Record:
         "_received_ns",
         "_started_ns",
         "_statistics",
-        "_submitted_ns",
         "batch_size",
+        "progress_ns",
+        "submitted_ns",
         "trace",
     )
 
@@ -46,8 +48,8 @@ class Record:
         self._statistics = statistics
         self.batch_size = batch_size
         self._on_end = on_end
-        self._submitted_ns = time.perf_counter_ns()
-        self._received_ns = received_ns or self._submitted_ns
+        self.submitted_ns = self.progress_ns = time.perf_counter_ns()
+        self._received_ns = received_ns or self.submitted_ns
         self._started_ns = 0
         self._hit_ns = 0
         self._first_ns = 0
@@ -62,8 +64,14 @@ class Record:
         """An instance has taken the request; it may do so again, which changes nothing."""
         if self._started_ns:
             return
-        self._started_ns = self._last_ns = time.perf_counter_ns()
+        self._started_ns = self._last_ns = self.progress_ns = time.perf_counter_ns()
         self._statistics.pending -= 1
+
+    def queued_again(self) -> None:
+        """The instance has not taken the request after all: it is back in its queue."""
+        if self._started_ns:
+            self._started_ns = 0
+            self._statistics.pending += 1
 
     def hit(self, lookup_ns: int) -> None:
         """The response cache has the answer, found just now in that time; no instance is asked.
@@ -86,6 +94,7 @@ class Record:
     def responded(self, response: InferResponse) -> None:
         """Time the response, and count its tokens."""
         statistics, now = self._statistics, time.perf_counter_ns()
+        self.progress_ns = now
         if response.phases is not None:
             self._phases = response.phases
         if self.trace is not None:
@@ -149,6 +158,11 @@ class Record:
 
     def _count_response(self, now: int, response: InferResponse) -> None:
         """One more of several: its time runs from the response before it."""
+        if response.error is not None:
+            self._count_failed_response(now, response.error)
+            self._answers += 1
+            self._last_ns = now
+            return
         row = self._statistics.response(self._answers)
         self._answers += 1
         if row is None:
@@ -186,7 +200,7 @@ class Record:
             phases = within(self._phases, now - self._started_ns)
         statistics.inference_count += self.batch_size
         statistics.success.add(now - self._received_ns)
-        statistics.queue.add(self._started_ns - self._submitted_ns)
+        statistics.queue.add(self._started_ns - self.submitted_ns)
         statistics.compute_input.add(phases.input_ns)
         statistics.compute_infer.add(phases.infer_ns)
         statistics.compute_output.add(phases.output_ns)
@@ -196,7 +210,7 @@ class Record:
     def _succeed_from_cache(self, now: int) -> None:
         statistics = self._statistics
         statistics.success.add(now - self._received_ns)
-        statistics.queue.add(max(0, self._started_ns - self._submitted_ns))
+        statistics.queue.add(max(0, self._started_ns - self.submitted_ns))
         statistics.cache_hit.add(self._hit_ns)
         if statistics.summaries is not None:
             self._summarise(now, None)
@@ -206,7 +220,7 @@ class Record:
         if summaries is None:
             return
         summaries.request.observe((now - self._received_ns) // 1000, moment)
-        summaries.queue.observe(max(0, self._started_ns - self._submitted_ns) // 1000, moment)
+        summaries.queue.observe(max(0, self._started_ns - self.submitted_ns) // 1000, moment)
         if phases is None:
             summaries.cache_hit.observe(self._hit_ns // 1000, moment)
         else:

@@ -140,6 +140,7 @@ class ModelStatistics:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     wasted_tokens: int = 0
+    stalls: int = 0
     first_response_ms: Histogram = field(
         default_factory=lambda: Histogram(FIRST_RESPONSE_BUCKETS_MS)
     )

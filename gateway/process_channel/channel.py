@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from gateway.process_channel.frames import NO_CALL, Frame, FrameReader, packed
+from gateway.process_channel.frames import NO_CALL, Frame, FrameReader, Kind, packed
 
 log = logging.getLogger("sluice.server")
 
@@ -28,7 +28,7 @@ class Channel(asyncio.Protocol):
 
     Frames of calls that nobody here knows go to `on_frame`, and so do those of the processes.
     Frames of calls that have ended here are such, too. What is under way is bounded by each call's
-    window, so nothing here is.
+    window, so nothing here is. A frame that cannot be handled ends its call on both sides by ABORT.
     """
 
     def __init__(self, on_frame: Callable[[Frame], None]) -> None:
@@ -79,8 +79,9 @@ class Channel(asyncio.Protocol):
             try:
                 self._hear(frame)
             except Exception:
-                # One call's trouble is not that of the others.
-                log.exception("a frame could not be read")
+                # Around one call: the others on the channel go on.
+                log.exception("frame not handled", extra={"kind": frame.kind, "call": frame.call})
+                self._abort(frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost.set()
@@ -88,7 +89,19 @@ class Channel(asyncio.Protocol):
             try:
                 receiver.lose()
             except Exception:
-                log.exception("a call could not be ended")
+                log.exception("call not ended")
+
+    def _abort(self, broken: Frame) -> None:
+        """End the call of a frame here and there. The other side does not answer an ABORT."""
+        if broken.call == NO_CALL or broken.kind == Kind.ABORT:
+            return
+        receiver = self._receivers.pop(broken.call, None)
+        self.send(Kind.ABORT, broken.call)
+        if receiver is not None:
+            try:
+                receiver.hear(Frame(Kind.ABORT, broken.call, b""))
+            except Exception:
+                log.exception("call not ended", extra={"call": broken.call})
 
     def _hear(self, frame: Frame) -> None:
         receiver = self._receivers.get(frame.call)

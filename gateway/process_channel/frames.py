@@ -26,6 +26,7 @@ class Kind:
     TAKEN = 3  # so many bytes of DATA have been passed on: a number
     PING = 4  # to a process that the server has started
     PONG = 5  # what it answers
+    ABORT = 6  # the sender has ended the call in its middle; neither END nor GONE follows
 
 
 OWN_KINDS = 16

@@ -16,6 +16,8 @@ def kept_bytes(response: InferResponse) -> int:
     """The memory that a kept response takes, objects included."""
     tensors = sum(TENSOR_BYTES + _data_bytes(each) for each in response.outputs)
     texts = sum(len(each) for each in response.parameters.values() if isinstance(each, str))
+    if response.error is not None:
+        texts += len(response.error.message)
     return RESPONSE_BYTES + tensors + PARAMETER_BYTES * len(response.parameters) + texts
 
 

@@ -7,7 +7,7 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse
 from gateway.resumption.event_ids import EventId
 from gateway.resumption.recording import Asked, Recording
-from gateway.stream import INTERRUPTED, Interrupted, Leavable, ResponseStream
+from gateway.stream import INTERRUPTED, Interrupted, Leavable, ResponseStream, single
 
 
 class Reader(Leavable):
@@ -63,9 +63,7 @@ class Reader(Leavable):
             answers += [answer for answer in batch if answer.outputs or not answer.final]
             if batch[-1] is INTERRUPTED:
                 raise Interrupted(answers)
-        if len(answers) != 1:
-            raise InferenceError(Code.INTERNAL, f"expected a single response, got {len(answers)}")
-        return answers[0]
+        return single(answers)
 
     def numbered(self, batch: Sequence[InferResponse]) -> Iterator[tuple[EventId, InferResponse]]:
         """The responses of the batch taken last, each with its id."""

@@ -2,15 +2,16 @@
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterable
 from functools import partial
 
 from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.execution import execute
+from gateway.schedulers.execution import Execution
 from gateway.schedulers.free_instances import FreeInstances, Hold
 from gateway.schedulers.rate_limiter import Share
-from gateway.schedulers.scheduler import Entry, Scheduler
+from gateway.schedulers.scheduler import Entry, Executing, Scheduler
 
 
 class DirectScheduler(Scheduler):
@@ -24,7 +25,7 @@ class DirectScheduler(Scheduler):
         self._statistics = statistics
         self._queue: OrderedDict[Entry, None] = OrderedDict()
         self._free = FreeInstances(self._dispatch)
-        self._running: dict[asyncio.Task[None], tuple[Instance, Entry]] = {}
+        self._running: dict[asyncio.Task[None], Execution] = {}
         self._tasks: asyncio.TaskGroup | None = None
 
     def submit(self, entry: Entry) -> None:
@@ -39,14 +40,19 @@ class DirectScheduler(Scheduler):
 
     def remove(self, instance: Instance, error: InferenceError) -> None:
         self._free.forget(instance)
-        for executing, entry in tuple(self._running.values()):
-            if executing is instance:
-                entry.stream.abandon(error)
+        for execution in tuple(self._running.values()):
+            if execution.instance is instance and not execution.refuse():
+                execution.entries[0].stream.abandon(error)
 
     async def withdraw(self, instance: Instance) -> None:
         self._free.forget(instance)
-        if executing := [task for task, (each, _) in self._running.items() if each is instance]:
+        running = self._running.items()
+        if executing := [task for task, each in running if each.instance is instance]:
             await asyncio.wait(executing)
+
+    @property
+    def executions(self) -> Iterable[Executing]:
+        return tuple(self._running.values())
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -69,12 +75,21 @@ class DirectScheduler(Scheduler):
                 return
             entry, _ = self._queue.popitem(last=False)
             hold = Hold(self._free, instance, self._dispatch)
-            task = self._tasks.create_task(
-                execute(instance, [entry], self._statistics, freed=hold.end)
-            )
-            self._running[task] = (instance, entry)
+            execution = Execution(instance, [entry], self._statistics, freed=hold.end)
+            task = self._tasks.create_task(execution.attempt())
+            self._running[task] = execution
             task.add_done_callback(partial(self._finished, hold))
 
     def _finished(self, hold: Hold, task: asyncio.Task[None]) -> None:
-        del self._running[task]
+        execution = self._running.pop(task)
+        if execution.unsent:
+            self._put_back(execution.entries[0])
         hold.end()
+
+    def _put_back(self, entry: Entry) -> None:
+        """Queue a request that its instance has not taken, at its place in the order."""
+        if entry.stream.done:
+            return
+        waiting = sorted((entry, *self._queue), key=lambda each: each.record.submitted_ns)
+        self._queue = OrderedDict.fromkeys(waiting)
+        entry.stream.on_cancel(partial(self._left, entry))

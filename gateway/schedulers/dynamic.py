@@ -5,7 +5,7 @@ Which requests these are is decided in `batching.py` and `lengths.py`; who waits
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from gateway.backend import Instance
@@ -16,14 +16,14 @@ from gateway.observability.statistics import QUEUE_TIMEOUT, ModelStatistics
 from gateway.schedulers.alarm import Alarm
 from gateway.schedulers.arrivals import Arrivals
 from gateway.schedulers.batching import most_rows
-from gateway.schedulers.execution import execute
+from gateway.schedulers.execution import Execution
 from gateway.schedulers.free_instances import FreeInstances, Hold
 from gateway.schedulers.gathering import Gathering, Wait
 from gateway.schedulers.ordering import Order
 from gateway.schedulers.queue import QueueRules, RequestQueue, Waiting
 from gateway.schedulers.rate_limiter import Share
 from gateway.schedulers.rules import BatchRules
-from gateway.schedulers.scheduler import Entry, Scheduler
+from gateway.schedulers.scheduler import Entry, Executing, Scheduler
 from gateway.scheduling import DynamicBatching
 from gateway.stream import ResponseStream
 
@@ -51,8 +51,8 @@ class DynamicScheduler(Scheduler):
         self._order = Order() if batching.preserve_ordering else None
         self._free = FreeInstances(self._consider)
         self._tasks: asyncio.TaskGroup | None = None
-        self._starting: tuple[Task, Instance] | None = None
-        self._running: dict[Task, tuple[Instance, Batch]] = {}
+        self._starting: tuple[Task, Hold] | None = None
+        self._running: dict[Task, tuple[Execution, Batch]] = {}
         self._delay = Alarm(self._consider)
         self._timeout = Alarm(self._timed_out)
         self._enough_rows = 0
@@ -97,19 +97,24 @@ class DynamicScheduler(Scheduler):
 
     def remove(self, instance: Instance, error: InferenceError) -> None:
         self._forget(instance)
-        for executing, batch in tuple(self._running.values()):
-            if executing is instance:
+        for execution, batch in tuple(self._running.values()):
+            if execution.instance is instance and not execution.refuse():
                 for waiting in batch:
                     waiting.entry.stream.abandon(error)
 
     async def withdraw(self, instance: Instance) -> None:
         self._forget(instance)
-        if executing := [task for task, (each, _) in self._running.items() if each is instance]:
+        running = self._running.items()
+        if executing := [task for task, (each, _) in running if each.instance is instance]:
             await asyncio.wait(executing)
 
     def _forget(self, instance: Instance) -> None:
         self._free.forget(instance)
         self._batch_rules.forget(instance)
+
+    @property
+    def executions(self) -> Iterable[Executing]:
+        return [execution for execution, _ in self._running.values()]
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -142,7 +147,7 @@ class DynamicScheduler(Scheduler):
         hold = Hold(self._free, instance, self._consider)
         task = self._tasks.create_task(self._serve(hold))
         task.add_done_callback(partial(self._finished, hold))
-        self._starting = (task, instance)
+        self._starting = (task, hold)
 
     @property
     def _blocked(self) -> bool:
@@ -163,20 +168,20 @@ class DynamicScheduler(Scheduler):
     # What a task does.
 
     async def _serve(self, hold: Hold) -> None:
-        task, instance = asyncio.current_task(), hold.instance
+        task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in a task
         if self._may_gather and self._gathering.worthwhile:
             await self._let_more_arrive()
-        _, batch = self._running.get(task) or (instance, self._take(task, instance))
-        while batch:
+        taken = self._running.get(task)
+        execution = taken[0] if taken is not None else self._take(task, hold)
+        while execution is not None:
             try:
-                entries = [each.entry for each in batch]
-                await execute(instance, entries, self._statistics, freed=hold.end)
+                await execution.attempt()
             finally:
-                self._ended(task, batch)
+                self._ended(task)
             if hold.ended or self._free.limited:  # the next execution needs another turn
                 return
-            batch = self._take(task, instance)
+            execution = self._take(task, hold)
 
     async def _let_more_arrive(self) -> None:
         before, clock = self._queue.rows, time.monotonic_ns
@@ -186,36 +191,56 @@ class DynamicScheduler(Scheduler):
             await asyncio.sleep(0)
         self._gathering.waited(before, self._queue.rows, enough)
 
-    def _take(self, task: Task, instance: Instance) -> Batch:
-        """The batch that is due for a free instance; empty if none is."""
-        if self._starting == (task, instance):
+    def _take(self, task: Task, hold: Hold) -> Execution | None:
+        """The execution that is due for a free instance, if any is."""
+        instance = hold.instance
+        if self._starting == (task, hold):
             self._starting = None
         now_ns = time.monotonic_ns()
         self._reject_expired(now_ns)
         if not self._queue or self._blocked or not self._free.knows(instance):
-            return ()
+            return None
         batch = self._batch_rules.of(instance).decide(self._queue, now_ns).batch
+        execution: Execution | None = None
         if batch:
             self._delay.clear()
             self._queue.remove(batch)
-            self._running[task] = (instance, batch)
+            entries = [each.entry for each in batch]
+            execution = Execution(instance, entries, self._statistics, freed=hold.end)
+            self._running[task] = (execution, batch)
             if self._order is not None:
-                self._order.started(each.entry.stream for each in batch)
+                self._order.started(each.stream for each in entries)
         self._consider()
-        return batch
+        return execution
 
     def _take_for_starting(self) -> None:
         """Have tasks that are about to start take their batches now, to make room."""
         while self._starting is not None:
             self._take(*self._starting)
 
-    def _ended(self, task: Task, batch: Batch) -> None:
-        del self._running[task]
-        if self._order is not None:
+    def _ended(self, task: Task) -> None:
+        execution, batch = self._running.pop(task)
+        if execution.unsent:
+            self._put_back(batch)
+        elif self._order is not None:
             self._order.ended(each.entry.stream for each in batch)
 
+    def _put_back(self, batch: Batch) -> None:
+        """Queue requests that their instance has not taken, at their places in the order."""
+        for waiting in batch:
+            stream = waiting.entry.stream
+            if stream.done:
+                self._passed(waiting)
+                continue
+            self._queue.put_back(waiting)
+            stream.on_cancel(partial(self._left, waiting))
+            if self._order is not None:
+                self._order.returned(stream)
+            if waiting.deadline_ns:
+                self._timeout.set(waiting.deadline_ns)
+
     def _finished(self, hold: Hold, task: Task) -> None:
-        if self._starting == (task, hold.instance):
+        if self._starting == (task, hold):
             self._starting = None
         hold.end()
 

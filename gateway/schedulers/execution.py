@@ -1,13 +1,13 @@
-"""One execution: deliver its answers, and stop it when nobody waits."""
+"""One execution: its answers on their way to the streams, and its own cancellation."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
-from gateway.backend import Instance, Note
+from gateway.backend import Instance, Note, NotSent
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, Phases
 from gateway.observability.record import within
@@ -23,10 +23,10 @@ NOT_ITERATIVE = (
 
 
 class Terms(NamedTuple):
-    """What is special about an execution.
+    """Properties of an execution that most do not have.
 
-    `unheard` are the rows that the instance adds to those of the entries, and nobody hears of.
-    `to_the_end`: it goes on when nobody waits any more, because what it leaves behind matters.
+    `unheard` are the rows that the instance adds to those of the entries; no stream gets them.
+    `to_the_end`: it continues after every reader has disconnected, because it changes states.
     """
 
     unheard: int = 0
@@ -45,85 +45,143 @@ def _not_rescheduled(entry: Entry) -> None:
     entry.stream.fail(InferenceError(Code.INTERNAL, NOT_ITERATIVE))
 
 
-async def execute(
-    instance: Instance,
-    entries: Sequence[Entry],
-    statistics: ModelStatistics,
-    *,
-    freed: Callable[[], None] = _not_freed,
-    rescheduled: Callable[[Entry], None] = _not_rescheduled,
-    terms: Terms = PLAIN,
-) -> None:
-    """Run one execution; when it returns or is cancelled, all its streams are done.
+class Execution:
+    """One call of an instance with one or more entries; runs once, in one task.
 
-    Entries that nobody waits for any more are left out. The task that runs it is cancelled once
-    readers have left and none is waiting, unless its terms say otherwise. `freed` is called if the
-    instance takes another execution before this one has ended, `rescheduled` with an entry that is
-    to be executed again: whoever takes it must see to it that its stream ends.
-    """
-    present = dict(enumerate([entry for entry in entries if not entry.stream.done]))
-    if not present:
-        return
-    batch_size = terms.unheard + sum([entry.record.batch_size for entry in present.values()])
-    begin_ns = time.perf_counter_ns()
-    phases: Phases | None = None
-    delivery = _Delivery(present, freed, rescheduled)
-    delivery.watch(to_the_end=terms.to_the_end)
-    try:
-        phases = await delivery.deliver(instance)
-    except asyncio.CancelledError:
-        delivery.fail(InferenceError(Code.UNAVAILABLE, "the server stopped this execution"))
-        raise
-    except InferenceError as error:
-        delivery.fail(error)
-    except Exception:
-        # Around one execution: whatever a backend lets slip is logged here, and only here.
-        model = next(iter(entries)).request.model
-        log.exception("execution failed", extra={"model": model})
-        delivery.fail(InferenceError(Code.INTERNAL, _unexpected(model)))
-    finally:
-        delivery.end()
-        if not statistics.composed:
-            statistics.executed(batch_size, within(phases, time.perf_counter_ns() - begin_ns))
-
-
-class _Delivery:
-    """From an instance's answers to the streams; the task that made this is cancelled once all
-    readers have gone.
-
-    `_open` are the entries by their index, less those that are to be executed again.
+    Entries whose streams are done are left out. It stops once every stream is done and a reader has
+    disconnected, unless its terms say otherwise. Stopping it cancels its own wait only: its task
+    goes on after it. `freed` is called if the instance takes another execution before this one has
+    ended, `rescheduled` with an entry to execute again: the callee then ends its stream.
     """
 
-    __slots__ = ("_freed", "_instance", "_open", "_rescheduled", "_some_left", "_task", "_told")
+    __slots__ = (
+        "_began_ns",
+        "_freed",
+        "_interrupted",
+        "_open",
+        "_rescheduled",
+        "_some_left",
+        "_statistics",
+        "_stopped",
+        "_task",
+        "_terms",
+        "_told",
+        "entries",
+        "instance",
+        "unsent",
+    )
 
     def __init__(
         self,
-        entries: dict[int, Entry],
-        freed: Callable[[], None],
-        rescheduled: Callable[[Entry], None],
+        instance: Instance,
+        entries: Sequence[Entry],
+        statistics: ModelStatistics,
+        *,
+        freed: Callable[[], None] = _not_freed,
+        rescheduled: Callable[[Entry], None] = _not_rescheduled,
+        terms: Terms = PLAIN,
     ) -> None:
-        self._open = entries
+        self.instance = instance
+        self.entries = entries
+        self.unsent = False
+        """The instance has taken none of the entries: their streams wait for another execution."""
+        self._statistics = statistics
         self._freed = freed
         self._rescheduled = rescheduled
-        self._instance: Instance | None = None
+        self._terms = terms
+        self._open: dict[int, Entry] = {}
+        self._told: set[int] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._began_ns = 0
         self._some_left = False
-        self._told: set[int] = set()
-        self._task = asyncio.current_task()
+        self._stopped = False
+        self._interrupted = False
 
-    def watch(self, *, to_the_end: bool) -> None:
-        """Hear of everybody who leaves from now on, if that makes any difference."""
+    @property
+    def progress_ns(self) -> int:
+        """The time of its latest response, or else of its start; 0 before it has begun."""
+        return max(self._began_ns, *[each.record.progress_ns for each in self._open.values()], 0)
+
+    @property
+    def held_back(self) -> bool:
+        """Whether it waits until a reader has taken responses."""
+        return any(entry.stream.full and not entry.stream.done for entry in self._open.values())
+
+    async def run(self) -> None:
+        """Execute; when it returns or is cancelled, all its streams are done."""
+        await self.attempt()
+        if self.unsent:
+            _fail(self.entries, _dead(self.entries))
+
+    async def attempt(self) -> None:
+        """Execute; all its streams are done afterwards, unless it is `unsent`."""
+        self._open = dict(enumerate([each for each in self.entries if not each.stream.done]))
+        if not self._open:
+            return
+        if self.unsent or not self.instance.alive:
+            self.unsent = True
+            return
+        self._task = task = asyncio.current_task()
+        batch_size = sum([each.record.batch_size for each in self._open.values()])
+        self._began_ns = time.perf_counter_ns()
+        phases: Phases | None = None
+        self._watch()
+        try:
+            phases = await self._deliver()
+        except asyncio.CancelledError:
+            self._fail(InferenceError(Code.UNAVAILABLE, "the server stopped this execution"))
+            if task is None or task.cancelling() > self._interrupted:
+                raise
+        except NotSent:
+            self._take_back()
+        except InferenceError as error:
+            self._fail(error)
+        except Exception:
+            # Around one execution: an exception that a backend does not handle is logged here only.
+            model = self.entries[0].request.model
+            log.exception("execution failed", extra={"model": model})
+            self._fail(InferenceError(Code.INTERNAL, _unexpected(model)))
+        finally:
+            self._end()
+            if not (self._statistics.composed or self.unsent):
+                elapsed_ns = time.perf_counter_ns() - self._began_ns
+                rows = batch_size + self._terms.unheard
+                self._statistics.executed(rows, within(phases, elapsed_ns))
+
+    def refuse(self) -> bool:
+        """Do not execute, if it has not begun: it will be `unsent`. False if it has begun."""
+        self.unsent = self.unsent or not self._began_ns
+        return self.unsent
+
+    def stop(self) -> None:
+        """Stop it; no effect before it has begun and after its end."""
+        if self._task is None or self._stopped:
+            return
+        self._stopped = True
+        if asyncio.current_task() is self._task:
+            # Its own step goes on, and may end it: only its next wait is to be interrupted.
+            asyncio.get_running_loop().call_soon(self._interrupt)
+        else:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        if self._task is not None:
+            self._interrupted = True
+            self._task.cancel()
+
+    def _watch(self) -> None:
+        """Learn of every disconnect from here on, if that makes any difference."""
         left = self._left
         for entry in self._open.values():
             entry.record.started()
-            if not to_the_end:
-                entry.stream.on_cancel(left)
+            if not self._terms.to_the_end:
+                entry.stream.on_cancel(left, may_stop=True)
 
-    async def deliver(self, instance: Instance) -> Phases | None:
+    async def _deliver(self) -> Phases | None:
         """The execution's phases, if the backend has measured them."""
         phases: Phases | None = None
         requests = [entry.request for entry in self._open.values()]
-        self._instance = instance
-        async with aclosing(instance.execute(requests)) as answers:
+        async with aclosing(self.instance.execute(requests)) as answers:
             async for index, answer in answers:
                 if isinstance(answer, Note):
                     self._take_note(index, answer)
@@ -140,41 +198,66 @@ class _Delivery:
                     break
         return phases
 
-    def fail(self, error: InferenceError) -> None:
-        """End all that are not done with an error."""
-        for entry in self._open.values():
-            entry.stream.fail(error)
-
-    def end(self) -> None:
-        """End all that are not done."""
-        for entry in self._open.values():
-            entry.stream.end()
-
     def _take_note(self, index: int, note: Note) -> None:
         if note is Note.FREED:
             self._freed()
         elif not self._open[index].stream.done:
             self._rescheduled(self._open.pop(index))
 
+    def _take_back(self) -> None:
+        """The instance has raised before it took anything: as if it had never been asked."""
+        self.unsent = True
+        for entry in self._open.values():
+            entry.record.queued_again()
+
+    def _fail(self, error: InferenceError) -> None:
+        _fail(self._open.values(), error)
+
+    def _end(self) -> None:
+        task, self._task = self._task, None
+        if self._interrupted and task is not None:
+            task.uncancel()
+        if not self.unsent:
+            for entry in self._open.values():
+                entry.stream.end()
+
     def _left(self) -> None:
         self._some_left = True
-        if self._task is not None and self._all_done():
-            self._task.cancel()
-        elif self._instance is not None:
-            self._instance.left(self._gone())
+        if self._all_done():
+            self.stop()
+        else:
+            self.instance.left(self._gone())
+            self._stop_some()
+
+    def _stop_some(self) -> None:
+        """Pass on which requests should end early; those of most instances end at once."""
+        for entry in tuple(self._open.values()):
+            if entry.stream.stopping and not self.instance.stop(entry.request):
+                entry.stream.abandon(InferenceError(Code.CANCELLED, "Request was cancelled"))
 
     def _gone(self) -> list[InferRequest]:
-        """The requests of those who have left and of whom nobody has told the instance yet."""
+        """The requests whose readers have disconnected since the instance learned of others."""
+        told = self._told = self._told or set()
         gone = [
             index
             for index, entry in self._open.items()
-            if entry.stream.cancelled and index not in self._told
+            if entry.stream.cancelled and index not in told
         ]
-        self._told.update(gone)
+        told.update(gone)
         return [self._open[index].request for index in gone]
 
     def _all_done(self) -> bool:
         return all(entry.stream.done for entry in self._open.values())
+
+
+def _fail(entries: Iterable[Entry], error: InferenceError) -> None:
+    for entry in entries:
+        entry.stream.fail(error)
+
+
+def _dead(entries: Sequence[Entry]) -> InferenceError:
+    model = entries[0].request.model
+    return InferenceError(Code.UNAVAILABLE, f"model '{model}' failed: its instance has died")
 
 
 def _unexpected(model: str) -> str:

@@ -32,8 +32,8 @@ class FreeInstances:
         return self._limiter is not None
 
     def knows(self, instance: Instance) -> bool:
-        """Whether it has come and not gone."""
-        return instance in self._known
+        """Whether it may execute: it was added, not forgotten since, and is alive."""
+        return instance in self._known and instance.alive
 
     @property
     def first(self) -> Instance:
@@ -62,16 +62,18 @@ class FreeInstances:
         """An instance that executes from now on; None if there is none, or not its turn."""
         if self._limiter is not None:
             return self._take_turn(self._limiter)
-        if not self._free:
-            return None
-        instance = self._free.popleft()
-        if instance.concurrency is None:
-            self._free.append(instance)
-        return instance
+        while self._free:
+            instance = self._free.popleft()
+            if not instance.alive:  # it is about to be forgotten
+                continue
+            if instance.concurrency is None:
+                self._free.append(instance)
+            return instance
+        return None
 
     def ended(self, instance: Instance) -> None:
         """An execution on a taken instance has ended, or did not come about."""
-        if instance.concurrency is not None and instance in self._known:
+        if instance.concurrency is not None and instance in self._known and instance.alive:
             self._free.append(instance)
         if self._limiter is not None:
             self._executing[instance] -= 1
@@ -103,8 +105,9 @@ class FreeInstances:
     # For the rate limiter.
 
     def candidates(self) -> Iterator[tuple[Instance, Share]]:
-        """Each free instance with its share."""
-        return ((instance, self._shares[instance]) for instance in dict.fromkeys(self._free))
+        """Each free instance that is alive, with its share."""
+        free = dict.fromkeys(self._free)
+        return ((each, self._shares[each]) for each in free if each.alive)
 
     def offer(self, instance: Instance) -> None:
         """Its turn has come."""

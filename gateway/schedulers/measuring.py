@@ -18,7 +18,7 @@ from gateway.messages import InferRequest
 from gateway.observability.record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.costs import Point
-from gateway.schedulers.execution import execute
+from gateway.schedulers.execution import Execution
 from gateway.schedulers.scheduler import Entry
 from gateway.stream import ResponseStream
 from gateway.tensor import NUMPY_TYPES, Datatype, Tensor, array_tensor
@@ -138,7 +138,7 @@ async def _run(instance: Instance, request: InferRequest) -> float | None:
     record = Record(ModelStatistics(), request.inputs[0].shape[0], 0, lambda _: None)
     stream = ResponseStream(record)
     began = time.perf_counter()
-    await execute(instance, [Entry(request, stream, record)], ModelStatistics())
+    await Execution(instance, [Entry(request, stream, record)], ModelStatistics()).run()
     seconds = time.perf_counter() - began
     try:
         await stream.batch()

@@ -39,6 +39,10 @@ class Order:
         for stream in streams:
             self._stages[stream] = _Stage.EXECUTING
 
+    def returned(self, stream: ResponseStream) -> None:
+        """The execution that took it has not begun: the stream is in the queue again."""
+        self._stages[stream] = _Stage.QUEUED
+
     def ended(self, streams: Iterable[ResponseStream]) -> None:
         """Their execution has ended."""
         for stream in streams:

@@ -146,6 +146,12 @@ class RequestQueue:
         if waiting.deadline_ns:
             self._set_deadline(waiting)
 
+    def put_back(self, waiting: Waiting) -> None:
+        """Take a request again that no instance has taken, at its place in its level."""
+        self.push(waiting)
+        level = self._levels[waiting.level]
+        level.live = OrderedDict.fromkeys(sorted(level.live, key=lambda each: each.arrived_ns))
+
     def remove(self, batch: Iterable[Waiting]) -> None:
         """Let requests go; those that have left already are no error."""
         for waiting in batch:

@@ -1,7 +1,9 @@
 """What decides which requests execute together, and when."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from gateway.backend import Instance
 from gateway.errors import InferenceError
@@ -18,6 +20,21 @@ class Entry:
     request: InferRequest
     stream: ResponseStream
     record: Record
+
+
+class Executing(Protocol):
+    """An execution that has not ended, as other parts of the server see it."""
+
+    instance: Instance
+    entries: Sequence[Entry]
+
+    @property
+    def progress_ns(self) -> int:
+        """The time of its latest response, or else of its start; 0 before it has begun."""
+
+    @property
+    def held_back(self) -> bool:
+        """Whether it waits until a reader has taken responses."""
 
 
 class Scheduler(ABC):
@@ -55,6 +72,11 @@ class Scheduler(ABC):
     @abstractmethod
     async def withdraw(self, instance: Instance) -> None:
         """Hand nothing more to a living instance; returns once what it was executing has ended."""
+
+    @property
+    @abstractmethod
+    def executions(self) -> Iterable[Executing]:
+        """Those that have not ended."""
 
     @abstractmethod
     async def run(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence, Set
 from functools import partial
 
 from gateway.backend import Answer, Instance
+from gateway.batches.reshapes import as_model_sees
 from gateway.batches.sequence_tensors import with_sequence_tensors
 from gateway.batches.stacking import Stacking
 from gateway.config import ModelConfig
@@ -39,7 +40,7 @@ class TensorInstance(Instance):
 
     def __init__(self, config: ModelConfig, name: str) -> None:
         self._batching = config.batching
-        self._stacking = Stacking(with_sequence_tensors(config))
+        self._stacking = Stacking(as_model_sees(with_sequence_tensors(config)))
         self._short_runs = ShortRuns()
         self._held_ns = 0
         self._seemed_long = False

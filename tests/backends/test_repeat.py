@@ -1,14 +1,23 @@
 """n answers to one request."""
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from backends.repeat import RepeatBackend, RepeatInstance
-from gateway.backend import Answer
-from gateway.config import ModelConfig, ModelInput
+from backends.repeat import (
+    TRITON_INPUTS,
+    TRITON_OUTPUTS,
+    RepeatBackend,
+    RepeatInstance,
+    TritonRepeatInstance,
+)
+from gateway.backend import Answer, Note
+from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
@@ -65,7 +74,7 @@ async def test_a_delay_comes_before_each_answer() -> None:
 
 
 async def test_any_number_of_executions_run_at_once() -> None:
-    instance = await soon(RepeatBackend().load(None))  # type: ignore[arg-type]
+    instance = RepeatInstance()
     assert instance.concurrency is None
     await soon(instance.close())
 
@@ -86,3 +95,101 @@ def test_a_config_gets_its_tensors_and_becomes_decoupled() -> None:
 def test_tensors_that_a_config_has_are_kept() -> None:
     own = (ModelInput(name="n", data_type=DataType.TYPE_INT64, dims=(1,)),)
     assert RepeatBackend().complete(ModelConfig(name="repeat", input=own), Path()).input == own
+
+
+def tensor(name: str, data_type: DataType = DataType.TYPE_INT32) -> ModelInput:
+    return ModelInput(name=name, data_type=data_type, dims=(1,))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            ModelConfig(name="m", input=(tensor("TEXT"),)),
+            "its config has the tensors TEXT, expected text_input, n, delay_us",
+        ),
+        (
+            ModelConfig(name="m", output=(ModelOutput(name="y", data_type=DataType.TYPE_BOOL),)),
+            "its config has the tensors y, expected text_output",
+        ),
+        (
+            ModelConfig(name="m", input=(tensor("IN"), tensor("n"))),
+            "its config has the tensors IN, n, expected IN, DELAY, WAIT",
+        ),
+        (
+            ModelConfig(name="m", input=(tensor("IN"), tensor("DELAY"), tensor("WAIT"))),
+            "DELAY is TYPE_INT32, expected TYPE_UINT32",
+        ),
+        (
+            ModelConfig(name="m", input=TRITON_INPUTS, max_batch_size=4),
+            "max_batch_size is 4, expected 0",
+        ),
+    ],
+)
+def test_a_config_of_other_tensors_is_not_loaded(config: ModelConfig, message: str) -> None:
+    with pytest.raises(InferenceError) as caught:
+        RepeatBackend().complete(config, Path())
+    assert caught.value.code is Code.INVALID_ARG
+    assert caught.value.message == f"backend 'repeat' cannot load model 'm': {message}"
+
+
+# Triton's own repeat backend.
+
+
+def integers(values: Sequence[int], delays: Sequence[int], wait: int = 0) -> InferRequest:
+    return InferRequest(
+        model="repeat_int32",
+        inputs=(
+            array_tensor("IN", Datatype.INT32, np.array(values)),
+            array_tensor("DELAY", Datatype.UINT32, np.array(delays)),
+            array_tensor("WAIT", Datatype.UINT32, np.array([wait])),
+        ),
+    )
+
+
+async def told(request: InferRequest, *, decoupled: bool = True) -> list[Any]:
+    """OUT and IDX of each response, "final", "freed", or the error's message."""
+    found: list[Any] = []
+    async for _, answer in TritonRepeatInstance(decoupled=decoupled).execute([request]):
+        if isinstance(answer, Note):
+            found.append("freed")
+        elif isinstance(answer, InferenceError):
+            found.append(answer.message)
+        else:
+            found += [tuple(int(each.array().item()) for each in answer.outputs)] * bool(
+                answer.outputs
+            )
+            found += ["final"] * answer.final
+    return found
+
+
+def test_tritons_config_is_kept_as_it_is() -> None:
+    config = ModelConfig(name="repeat_int32", input=TRITON_INPUTS, output=TRITON_OUTPUTS)
+    assert RepeatBackend().complete(config, Path()) == config
+    assert RepeatBackend().complete(replace(config, output=()), Path()) == config
+
+
+async def test_each_element_is_a_response_and_the_flag_comes_alone() -> None:
+    assert await soon(told(integers([7, -5], [0, 0]))) == [(7, 0), (-5, 1), "final"]
+    assert await soon(told(integers([], []))) == ["final"]
+
+
+async def test_a_model_that_is_not_decoupled_has_one_final_response() -> None:
+    assert await soon(told(integers([7], [0]), decoupled=False)) == [(7, 0), "final"]
+
+
+async def test_the_instance_is_free_after_its_wait() -> None:
+    assert await soon(told(integers([7, 8], [1, 200], 20))) == [(7, 0), "freed", (8, 1), "final"]
+
+
+async def test_an_execution_lasts_as_long_as_its_wait() -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert await soon(told(integers([7], [0], 30))) == [(7, 0), "final"]
+    assert loop.time() - began >= 0.03
+
+
+async def test_delays_of_another_number_are_refused() -> None:
+    assert await soon(told(integers([7], [0, 0]))) == [
+        "expected IN and DELAY shape to match, got [1] and [2]"
+    ]

@@ -153,6 +153,59 @@ def test_a_value_of_the_wrong_kind_is_refused(
     assert message in error_of(answer, check)
 
 
+@pytest.mark.parametrize("endpoint", ["generate", "generate_stream"])
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('{"text_input":"x","n":1,"text_input":"y"}', "{}input 'text_input' already exists"),
+        ('{"n":1,"text_input":"x","n" \n:\t1}', "{}input 'n' already exists in request"),
+        (
+            '{"text_input":"x","parameters":{"n":1,"n":1}}',
+            "Converting keyword: 'parameters': {}input 'n' already exists in request",
+        ),
+        (
+            '{"text_input":"x","n":NaN,"n":1}',
+            "{}input 'n' already exists in request",
+        ),
+    ],
+)
+def test_an_input_that_stands_twice_is_refused(
+    http: httpx.Client, check: Check, endpoint: str, body: str, message: str
+) -> None:
+    """A real Triton 2.51 answers so."""
+    for more, prefix in (("", "<id_unknown>"), (',"id":"late"', "late")):
+        answer = http.post(f"/v2/models/repeat/{endpoint}", content=body[:-1] + more + "}")
+        assert answer.status_code == 400
+        assert message.format(f"[request id: {prefix}] ") in error_of(answer, check)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"text_input":"text_input"',
+        '{"text_input":{"text_input":[{"n":1},{"n":2}]}}',
+        '"n":1, "n":1',
+    ],
+)
+def test_the_name_of_an_input_may_stand_anywhere_else(http: httpx.Client, text: str) -> None:
+    body = json.dumps({"text_input": text, "more": text, "n": 1})
+    assert http.post(GENERATE, content=body).json()["text_output"] == text
+    nested = json.dumps({"text_input": {"text_input": 1, "n": ["n", "n"]}, "n": 1})
+    assert http.post(GENERATE, content=nested).status_code == 200
+
+
+@pytest.mark.parametrize("depth", [1, 200, 2000, 100_000])
+@pytest.mark.parametrize("brackets", ["[]", "{}"])
+def test_the_index_takes_no_nested_ready(
+    http: httpx.Client, check: Check, depth: int, brackets: str
+) -> None:
+    opened = brackets[0] + ('"a":' if brackets == "{}" else "")
+    body = '{"ready": ' + opened * depth + "true" + brackets[1] * depth + "}"
+    answer = http.post("/v2/repository/index", content=body)
+    assert answer.status_code == 400
+    assert error_of(answer, check) == "Invalid value for 'ready': expected a boolean"
+
+
 @pytest.mark.parametrize("depth", [100, 250, 500, 1000])
 def test_deep_json_in_place_of_text_is_answered(
     http: httpx.Client, check: Check, depth: int

@@ -262,16 +262,6 @@ def test_the_catalogue_has_a_model_of_every_datatype(http: httpx.Client) -> None
     [
         ("single", {}, 400, MISSING),
         ("nope", {}, 404, "Request for unknown model: 'nope' is not found"),
-        ("failing", {"INPUT": "x"}, 500, "the model says no"),
-        ("failing_stream", {"INPUT": "x"}, 500, "the model says no"),
-        ("unavailable", {"text_input": "x"}, 503, "come back later"),
-        ("repeat", repeat(-1), 400, "'n' is -1, expected >= 0"),
-        (
-            "crashing",
-            {"text_input": "x"},
-            500,
-            "model 'crashing' failed unexpectedly; the server's log says why",
-        ),
         (
             "nested",
             {"INPUT": "x", "parameters": {"a": 1}},
@@ -287,7 +277,7 @@ def test_the_catalogue_has_a_model_of_every_datatype(http: httpx.Client) -> None
         ),
     ],
 )
-def test_an_error_first_has_its_own_status_and_is_plain_json(
+def test_what_is_refused_before_it_is_queued_is_plain_json(
     http: httpx.Client,
     endpoint: str,
     model: str,
@@ -300,6 +290,45 @@ def test_an_error_first_has_its_own_status_and_is_plain_json(
     assert (answer.status_code, answer.content) == (status, expected)
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["content-length"] == str(len(expected))
+
+
+FRAMES = {
+    "generate": ("application/json", b"%b"),
+    "generate_stream": ("text/event-stream; charset=utf-8", b"data: %b\n\n"),
+}
+"""How each endpoint writes an answer."""
+
+
+@pytest.mark.parametrize("endpoint", FRAMES)
+@pytest.mark.parametrize(
+    ("model", "body", "status", "message"),
+    [
+        ("failing", {"INPUT": "x"}, 500, "the model says no"),
+        ("failing_stream", {"INPUT": "x"}, 500, "the model says no"),
+        ("unavailable", {"text_input": "x"}, 503, "come back later"),
+        ("repeat", repeat(-1), 400, "'n' is -1, expected >= 0"),
+        (
+            "crashing",
+            {"text_input": "x"},
+            500,
+            "model 'crashing' failed unexpectedly; the server's log says why",
+        ),
+    ],
+)
+def test_an_error_of_the_model_that_comes_first_has_its_own_status_and_is_framed_as_an_answer(
+    http: httpx.Client,
+    endpoint: str,
+    model: str,
+    body: dict[str, Any],
+    status: int,
+    message: str,
+) -> None:
+    """A real Triton 2.51 frames it so; its status is 400 for every code."""
+    answer = http.post(f"/v2/models/{model}/{endpoint}", json=body)
+    type_, frame = FRAMES[endpoint]
+    expected = frame % json.dumps({"error": message}, separators=(",", ":")).encode()
+    assert (answer.status_code, answer.content) == (status, expected)
+    assert answer.headers["content-type"] == type_
     assert answer.headers.get("retry-after") == ("1" if status == 503 else None)
 
 

@@ -8,14 +8,11 @@ from typing import Any
 import pytest
 
 from gateway.settings import GrpcTransport
-from tests.interop.node import NodeRpc, call, missing
+from tests.interop.node import NodeRpc, call, need_client
 from tests.leaving import IN_FLIGHT
 from tests.serving import Serving, serving
 
-pytestmark = [
-    pytest.mark.node,
-    pytest.mark.skipif(bool(missing()), reason=missing() or "grpc-js is there"),
-]
+pytestmark = pytest.mark.node
 
 MIB = 1 << 20
 UNICODE = "mödel ☺ \U0001f608 100%\n"
@@ -31,6 +28,7 @@ def server(
     request: pytest.FixtureRequest, repository: Path, environment: dict[str, str]
 ) -> Iterator[Serving]:
     """A server on each transport in turn; however its clients leave, nothing fails unexpectedly."""
+    need_client()
     flags = (f"--grpc-transport={request.param}", "--grpc-header-forward-pattern=^x-")
     with serving(repository, *flags, environment=environment) as started:
         yield started

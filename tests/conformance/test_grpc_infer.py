@@ -209,12 +209,19 @@ def test_very_many_outputs_are_refused(stub: Any) -> None:
     assert refusal(stub, request) == ("INVALID_ARGUMENT", text)
 
 
-def test_an_output_is_asked_for_once(stub: Any) -> None:
-    request = echo(2)
-    for _ in range(MANY):
-        request.outputs.add(name="OUTPUT")
-    text = "[request id: 7] output 'OUTPUT' already exists in request"
-    assert refusal(stub, request) == ("INVALID_ARGUMENT", text)
+@pytest.mark.parametrize(("first", "second"), [(2, None), (None, 2), (2, 1)])
+def test_an_output_asked_for_twice_has_its_first_form_that_is_not_the_default(
+    stub: Any, first: int | None, second: int | None
+) -> None:
+    """A real Triton 2.51 answers so, on gRPC alone: over HTTP the first form counts."""
+    request = scores("echo_fp32", "FP32", NUMBER)
+    del request.outputs[:]
+    for classes in (first, second):
+        asked = request.outputs.add(name="OUTPUT")
+        if classes is not None:
+            asked.parameters["classification"].int64_param = classes
+    (found,) = stub.ModelInfer(request, timeout=WAIT_SECS).outputs
+    assert (found.datatype, list(found.shape)) == ("BYTES", [2])
 
 
 def test_very_many_inputs_are_refused(stub: Any) -> None:

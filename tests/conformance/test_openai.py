@@ -24,6 +24,7 @@ FLAGS = (
     "--http-max-input-size=1000000",
 )
 CHAT = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
 DONE = b"data: [DONE]\n\n"
 NOTICED_SECS = 1
 
@@ -315,14 +316,14 @@ def test_a_bad_body_is_a_bad_request(
     if encoding == "gzip":
         message = message.replace("exceeds the maximum allowed input", "exceeds the maximum")
         message = message.removesuffix(" size")
-    answer = http.post(CHAT, content=content, headers={"Content-Encoding": encoding})
+    answer = http.post(CHAT, content=content, headers={**JSON, "Content-Encoding": encoding})
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "BadRequestError")
     assert message in answer.json()["error"]["message"]
 
 
 def test_a_compressed_request_is_answered(http: httpx.Client) -> None:
     body = gzip.compress(b'{"model":"openai_python","messages":[{"content":"zip"}]}')
-    answer = http.post(CHAT, content=body, headers={"Content-Encoding": "gzip"})
+    answer = http.post(CHAT, content=body, headers={**JSON, "Content-Encoding": "gzip"})
     assert answer.json()["choices"][0]["message"]["content"] == "zip "
 
 

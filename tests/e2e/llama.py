@@ -86,6 +86,14 @@ class Llama:
         assert self.generate(**FRANCE)["text_output"] == ANSWER
 
 
+def error_of(answer: httpx.Response) -> Any:
+    """The body of a refusal; of a stream that the model refuses it is an event."""
+    if answer.headers["content-type"].startswith("text/event-stream"):
+        (event,) = events(answer.text)
+        return event
+    return answer.json()
+
+
 def streamed(text: str, **sampling: Any) -> Question:
     """A request for a stream, on either wire."""
     body = {"text_input": text, "stream": True, "parameters": sampling}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.clients import text
-from tests.e2e.llama import QUESTION, Llama, shipped_arguments
+from tests.e2e.llama import QUESTION, Llama, error_of, shipped_arguments
 from tests.e2e.streams import STREAM, hear
 from tests.serving import ROOT, Serving
 
@@ -214,7 +214,7 @@ def assert_refused(llama: Llama, members: Any, word: str, *, status: int) -> Non
     for path in ("/generate", "/generate_stream"):
         answer = llama.post(path, members)
         assert answer.status_code == status, answer.text
-        assert_clear(answer.json(), word)
+        assert_clear(error_of(answer), word)
 
 
 def assert_clear(answer: Any, word: str) -> None:

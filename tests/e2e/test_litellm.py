@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests import needs
 from tests.e2e.llama import ANSWER, QUESTION
 from tests.serving import ROOT, Serving
 
@@ -30,9 +31,10 @@ def answers(server: Serving) -> Answers:
     """What litellm got, in each of its ways; without it the tests are skipped."""
     if not PYTHON.exists():
         folder = FOLDER.relative_to(ROOT)
-        pytest.skip(
+        needs.lacking(
+            "litellm",
             f"run `python3 -m venv {folder}/.venv` and "
-            f"`{folder}/.venv/bin/pip install --no-deps -r {folder}/requirements.txt`"
+            f"`{folder}/.venv/bin/pip install --no-deps -r {folder}/requirements.txt`",
         )
     program = [str(PYTHON), str(FOLDER / "ask.py")]
     asked = [*program, server.http, "llama", json.dumps(QUESTION), BEGINNING]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.conformance.clients import text
 from tests.e2e.figures import RUNNING, changes, figures, wait_at_rest
-from tests.e2e.llama import ANSWER, GREEDY, QUESTION, Llama
+from tests.e2e.llama import ANSWER, GREEDY, QUESTION, Llama, error_of
 from tests.e2e.streams import hear
 from tests.raw import Connection
 from tests.serving import Serving, http_get, wait_until
@@ -113,8 +113,8 @@ def test_refusals_are_v2s_own_errors_with_vllms_words(
         for path in ("/generate", "/generate_stream"):
             answer = llama.post(path, members)
             assert answer.status_code == status, answer.text
-            assert answer.json().keys() == {"error"}
-            assert words in answer.json()["error"]
+            assert error_of(answer).keys() == {"error"}
+            assert words in error_of(answer)["error"]
     assert change["nv_inference_request_failure"] == 2
     assert change["nv_inference_request_success"] == 0
     llama.expect_answer()

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse
-from gateway.stream import ResponseStream
+from gateway.stream import SHARED_LIMIT_BYTES, ResponseStream
 from tests.builders import FLAG, Notebook, read_all, settle, soon, text_response, texts
 
 BROKEN = InferenceError(Code.INTERNAL, "broken")
@@ -46,6 +46,17 @@ async def test_a_batch_is_all_that_has_piled_up(stream: ResponseStream) -> None:
     assert texts(await soon(stream.batch())) == ["one", "two"]
     stream.put(text_response("three", final=True))
     assert texts(await soon(stream.batch())) == ["three"]
+
+
+async def test_little_of_the_memory_of_another_process_may_wait_to_be_read(
+    stream: ResponseStream,
+) -> None:
+    stream.put(InferResponse(shared_bytes=SHARED_LIMIT_BYTES - 1))
+    assert not stream.full
+    stream.put(InferResponse(shared_bytes=1))
+    assert stream.full
+    assert len(await soon(stream.batch())) == 2
+    assert not stream.full
 
 
 async def test_an_error_is_raised_after_the_responses_before_it(stream: ResponseStream) -> None:
@@ -371,6 +382,46 @@ def test_a_stream_that_has_ended_forgets_whom_to_tell(
     stream.cancel()
     stream.abandon(BROKEN)
     assert told == []
+
+
+def test_a_producer_that_may_stop_is_asked_and_the_stream_goes_on(stream: ResponseStream) -> None:
+    asked: list[str] = []
+    stream.on_cancel(lambda: asked.append("stop"), may_stop=True)
+    stream.stop()
+    stream.stop()
+    assert (asked, stream.stopping, stream.done, stream.cancelled) == (["stop"], True, False, False)
+    stream.put(text_response("last", final=True))
+    stream.stop()
+    assert texts(stream.take() or []) == ["last"]
+    assert asked == ["stop"]
+
+
+@pytest.mark.parametrize("queued", [True, False])
+def test_a_request_that_nothing_executes_yet_is_cancelled_at_once(
+    stream: ResponseStream, queued: bool
+) -> None:
+    asked: list[str] = []
+    if queued:
+        stream.on_cancel(lambda: asked.append("leave the queue"))
+    stream.stop()
+    with pytest.raises(InferenceError) as caught:
+        stream.take()
+    assert caught.value.code is Code.CANCELLED
+    assert asked == ["leave the queue"] * queued
+
+
+async def test_the_error_of_the_only_response_is_raised(stream: ResponseStream) -> None:
+    stream.put(InferResponse(error=BROKEN))
+    stream.put(FLAG)
+    with pytest.raises(InferenceError, match="broken"):
+        await soon(stream.only())
+
+
+async def test_a_response_with_an_error_is_a_response(stream: ResponseStream) -> None:
+    stream.put(InferResponse(error=BROKEN))
+    stream.put(text_response("one", final=True))
+    first, second = await soon(stream.batch())
+    assert (first.error, second.error) == (BROKEN, None)
 
 
 async def test_a_response_that_nobody_waits_for_any_more_is_cancelled() -> None:

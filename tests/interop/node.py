@@ -1,25 +1,23 @@
 """RPCs by @grpc/grpc-js, the client of Node: each in a process of `grpc_js/client.js`."""
 
 import json
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from tests import needs
 from tests.serving import ROOT, WAIT_SECS
 
 FOLDER = Path(__file__).with_name("grpc_js")
 PROTO = ROOT / "proto" / "grpc_service.proto"
 
 
-def missing() -> str:
-    """Why there is no such client here; "" if there is one."""
-    if shutil.which("node") is None:
-        return "there is no node"
+def need_client() -> None:
+    """Skip the test where there is no such client."""
+    needs.program("node", package="nodejs npm")
     if not (FOLDER / "node_modules").is_dir():
-        return f"run `npm ci` in {FOLDER.relative_to(ROOT)}"
-    return ""
+        needs.lacking("grpc-js", f"run `npm ci --prefix {FOLDER.relative_to(ROOT)}`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,12 @@ def test_a_model_without_parsers_gets_no_flags_for_them(tmp_path: Path) -> None:
     assert model.flags == ("--model", "weights", "--enforce-eager")
 
 
+def test_arguments_that_the_file_leaves_open_have_the_gateways_defaults(tmp_path: Path) -> None:
+    defaults = {"dtype": "float32", "enforce_eager": False}
+    model = read_model(model_folder(tmp_path, 'backend: "vllm"'), defaults)
+    assert model.flags == ("--dtype", "float32", "--enforce-eager", "--model", "weights")
+
+
 def test_a_model_without_a_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(ServerFailed, match=r"no model of backend vllm: '.*config.pbtxt'"):
         read_model(model_folder(tmp_path, None))

@@ -3,14 +3,21 @@
 import asyncio
 import hashlib
 import logging
+import os
+import stat
 import tarfile
 import threading
 from pathlib import Path
 
 from backends.python.environments.kept_folders import KeptFolders
 from gateway.errors import Code, InferenceError
+from gateway.threads import apart
 
 log = logging.getLogger("sluice.python")
+
+FOLDER_MODE = 0o755
+FILE_MODE = 0o755
+"""Without set-user-id bits, and without the right to write for others."""
 
 NO_ARCHIVE = "file could not be opened successfully"
 
@@ -20,7 +27,7 @@ async def unpacked(archive: Path, model: str, kept: KeptFolders) -> Path:
 
     InferenceError if it is no archive, is damaged, or holds anything that would lie elsewhere.
     """
-    digest = await asyncio.to_thread(_digest, archive)
+    digest = await apart(_digest, archive)
 
     async def build(folder: Path) -> None:
         log.info("unpacking environment", extra={"model": model, "of": archive.name})
@@ -39,7 +46,7 @@ async def unpacked(archive: Path, model: str, kept: KeptFolders) -> Path:
 async def _in_thread(archive: Path, folder: Path) -> None:
     """Unpack in a thread, which has ended when this ends, cancelled or not."""
     stop = threading.Event()
-    unpacking = asyncio.create_task(asyncio.to_thread(_unpack, archive, folder, stop))
+    unpacking = asyncio.create_task(apart(_unpack, archive, folder, stop))
     try:
         await asyncio.shield(unpacking)
     except asyncio.CancelledError:
@@ -48,26 +55,46 @@ async def _in_thread(archive: Path, folder: Path) -> None:
         raise
 
 
-def _unpack(archive: Path, folder: Path, stop: threading.Event) -> None:
-    def check(member: tarfile.TarInfo, destination: str) -> tarfile.TarInfo | None:
-        if stop.is_set():
-            raise tarfile.ExtractError("nobody waits for it any more")
-        return _checked(member, destination)
+class _Elsewhere(ValueError):
+    """A member of an archive that would not be a file, a folder or a link of its folder."""
 
+    def __init__(self, member: tarfile.TarInfo) -> None:
+        super().__init__(f"'{member.name}' would not lie inside it")
+
+
+def _unpack(archive: Path, folder: Path, stop: threading.Event) -> None:
+    root = os.path.realpath(folder)
     with tarfile.open(archive) as packed:
         packed.errorlevel = 2
-        packed.extractall(folder, filter=check)
+        # Python 3.11.0 to 3.11.3 have no filters, so the checks here are the only ones.
+        packed.extraction_filter = lambda member, path: member
+        for member in packed:
+            if stop.is_set():
+                raise tarfile.ExtractError("the load was cancelled")
+            packed.extract(_checked(member, root), root)
 
 
-def _checked(member: tarfile.TarInfo, destination: str) -> tarfile.TarInfo | None:
-    try:
-        return tarfile.data_filter(member, destination)
-    except (tarfile.AbsoluteLinkError, tarfile.LinkOutsideDestinationError):
-        if not member.issym():
-            raise
-        # bin/python of a packed venv points at the system's. Nothing is written through a link:
-        # names are checked against where they lead when their turn comes.
-        return tarfile.tar_filter(member, destination)
+def _checked(member: tarfile.TarInfo, root: str) -> tarfile.TarInfo:
+    """The member with the rights of a file of this user, if it lies in the folder.
+
+    A symbolic link may lead out: bin/python of a packed venv names the system's. A later member
+    whose name or hard link resolves through it is refused.
+    """
+    member.name = member.name.lstrip("/")
+    regular = member.isreg() or member.isdir() or member.issym() or member.islnk()
+    if not regular or not _lies_in(root, member.name):
+        raise _Elsewhere(member)
+    if member.islnk() and not _lies_in(root, member.linkname):
+        raise _Elsewhere(member)
+    member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+    member.mode = FOLDER_MODE if member.isdir() else member.mode & FILE_MODE | stat.S_IRUSR
+    return member
+
+
+def _lies_in(root: str, name: str) -> bool:
+    """Whether a name of the archive leads into its folder, through the links made so far."""
+    found = os.path.realpath(os.path.join(root, name))
+    return os.path.commonpath((root, found)) == root
 
 
 def _digest(archive: Path) -> str:
@@ -76,8 +103,6 @@ def _digest(archive: Path) -> str:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, tarfile.FilterError):
-        return f"'{error.tarinfo.name}' would not lie inside it"
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if str(error).startswith(NO_ARCHIVE):  # then come a dozen lines of what else it might have been

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from gateway.threads import apart
+
 log = logging.getLogger("sluice.python")
 
 TELL_EVERY_SECS = 3.0
@@ -93,7 +95,7 @@ async def run(
             while not said.at_eof():
                 await _feed(said, output)
                 progress.tell(output.lines[-1] if output.lines else _shown(command))
-        status = await asyncio.to_thread(process.wait)
+        status = await apart(process.wait)
     if status:
         raise CommandFailed(output.reason or f"it ended with status {status}")
 
@@ -108,7 +110,7 @@ async def output(command: Sequence[str | Path], folder: Path) -> str:
                 _reading(process.stderr) as complaining,
             ):
                 said, complained = await asyncio.gather(saying.read(), complaining.read())
-            status = await asyncio.to_thread(process.wait)
+            status = await apart(process.wait)
     except TimeoutError:
         raise CommandFailed(f"it takes more than {QUICK_SECS:g} s") from None
     if status:

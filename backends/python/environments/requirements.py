@@ -1,6 +1,5 @@
 """From a requirements.txt to a virtual environment, made once for all models that say the same."""
 
-import asyncio
 import hashlib
 import os
 import platform
@@ -13,6 +12,7 @@ from pathlib import Path
 from backends.python.environments.commands import CommandFailed, Progress, run
 from backends.python.environments.kept_folders import KeptFolders
 from gateway.errors import Code, InferenceError
+from gateway.threads import apart
 
 FILE = "requirements.txt"
 PIP_SAYS_LITTLE = {"PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
@@ -32,7 +32,7 @@ async def virtual_environment(requirements: Path, model: str, kept: KeptFolders)
     which the user's indexes are found. InferenceError with pip's last lines if they cannot.
     """
     builder = _Builder(requirements, model)
-    return await kept.get(await asyncio.to_thread(_digest, requirements), builder.build)
+    return await kept.get(await apart(_digest, requirements), builder.build)
 
 
 class _Builder:
@@ -46,9 +46,9 @@ class _Builder:
     async def build(self, folder: Path) -> None:
         python = folder / "bin" / "python"
         try:
-            await self._run(sys.executable, "-m", "venv", folder)
+            await self._run(sys.executable, "-P", "-m", "venv", folder)
             await self._install(python)
-            if not await asyncio.to_thread(_has_numpy, folder):
+            if not await apart(_has_numpy, folder):
                 await self._install(python, "numpy")
             self._progress.end()
         except CommandFailed as error:
@@ -60,7 +60,7 @@ class _Builder:
 
     async def _install(self, python: Path, *more: str) -> None:
         # The file again for what comes on top: it may name indexes, and hold versions down.
-        pip = (python, "-m", "pip", "install", "--progress-bar", "off")
+        pip = (python, "-P", "-m", "pip", "install", "--progress-bar", "off")
         await self._run(*pip, "-r", self._requirements.name, *more)
 
     async def _run(self, *command: str | Path) -> None:

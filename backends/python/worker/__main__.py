@@ -5,4 +5,7 @@ import sys
 from sluice_worker.process import main
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    arguments = sys.argv[1:]
+    # As on Triton a model that reads its command line finds none.
+    sys.argv[:] = [""]
+    main(arguments)

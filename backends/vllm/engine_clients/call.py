@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 from backends.vllm.engine_clients.kinds import Kind
 from backends.vllm.engine_clients.values import read_error, read_response, write_request
-from gateway.errors import Code, InferenceError
+from gateway.errors import UNEXPECTED, Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.process_channel.call_end import CallEnd
 from gateway.process_channel.channel import Channel
@@ -42,6 +42,8 @@ class EngineCall(CallEnd):
             self._is_over = True
             if frame.kind == Kind.REFUSED:
                 raise read_error(frame.payload)
+            if frame.kind == Kind.ABORT:
+                raise InferenceError(UNEXPECTED.code, UNEXPECTED.message)
 
     def leave(self) -> int:
         """Nothing more is wanted; how many tokens have come that nobody has read."""

@@ -4,7 +4,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,8 +11,11 @@ from typing import Any
 
 from backends.vllm.engine_clients.values import ClientSettings, write
 from backends.vllm.model_json import EngineModel
+from gateway.python_processes import module_command, module_environment
 
 log = logging.getLogger("sluice.vllm")
+
+MODULE = "backends.vllm.engine_clients"
 
 PROMETHEUS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """Where the variable points, values of metrics are kept in files that other processes can read."""
@@ -48,11 +50,11 @@ class ClientProcess:
         arguments = (str(theirs.fileno()), str(os.getpid()))
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "backends.vllm.engine_clients", *arguments],
+                module_command(MODULE, *arguments),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), *listening),
                 start_new_session=True,  # signals of the terminal are the server's
-                env={**os.environ, PROMETHEUS_FOLDER: str(metrics_folder)},
+                env=module_environment(**{PROMETHEUS_FOLDER: str(metrics_folder)}),
             )
         for end in ends:
             end.close()

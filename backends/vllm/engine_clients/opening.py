@@ -10,6 +10,7 @@ from backends.vllm.engine_clients.remote_client import RemoteClient
 from backends.vllm.engine_clients.shared_engine import SharedEngine
 from backends.vllm.engine_clients.shared_instance import SharedInstance
 from backends.vllm.engine_clients.values import Offer
+from backends.vllm.engine_errors import EngineErrors
 from backends.vllm.model_json import EngineModel
 from backends.vllm.serving.state import check_parsers
 from backends.vllm.startup import started
@@ -23,7 +24,15 @@ async def open_shared(model: EngineModel, wasted: Callable[[int], None]) -> Inst
     """Start the engine of a model and its clients, and put an instance before them."""
     check_parsers(model)
     log.info("starting engine", extra={"model": model.name, "clients": model.clients})
-    engine = await started(model, partial(SharedEngine, model), _stop)
+    with EngineErrors(model) as errors:
+        engine = await started(model, partial(SharedEngine, model, errors.sender), _stop)
+        return await _instance(model, engine, wasted)
+
+
+async def _instance(
+    model: EngineModel, engine: SharedEngine, wasted: Callable[[int], None]
+) -> Instance:
+    """Wait until its clients are ready; if that fails the engine has been stopped."""
     watch = Watch(engine.processes)
     clients = [RemoteClient(model.name, each, wasted, watch.report) for each in engine.clients]
     try:

@@ -17,27 +17,32 @@ log = logging.getLogger("sluice.vllm")
 
 
 class ServedCall(CallEnd):
-    """Hears from the time it is made; `task` runs it, and is cancelled when nobody wants more."""
+    """Receives frames from its creation on; `task` runs it, and GONE or ABORT cancels that."""
 
     def __init__(self, channel: Channel, call: int, payload: bytes) -> None:
         super().__init__(channel, call)
         self.task: asyncio.Task[None] | None = None
         self._payload = payload
+        self._is_gone = False
         channel.join(call, self)
 
     async def run(self, instance: Instance) -> None:
-        """Have an instance answer."""
+        """Have an instance answer; however that ends, the server gets the end of the call."""
+        error: InferenceError | None = UNEXPECTED
         try:
             await self._answer(instance)
-            self._channel.send(Kind.END, self._call)
-        except InferenceError as error:
-            self._channel.send(Kind.REFUSED, self._call, write_error(error))
+            error = None
+        except InferenceError as found:
+            error = found
         except Exception:
             # Around one request: the client learns nothing of what is in the log.
             log.exception("request failed unexpectedly")
-            self._channel.send(Kind.REFUSED, self._call, write_error(UNEXPECTED))
+        finally:
+            if not self._is_gone:
+                self._end(error)
 
     def lose(self) -> None:
+        self._is_gone = True
         if self.task is not None:
             self.task.cancel()
 
@@ -52,6 +57,12 @@ class ServedCall(CallEnd):
                     if not self._window.has_room:
                         await self._window.room()
 
+    def _end(self, error: InferenceError | None) -> None:
+        if error is None:
+            self._channel.send(Kind.END, self._call)
+        else:
+            self._channel.send(Kind.REFUSED, self._call, write_error(error))
+
     def _take(self, frame: Frame) -> None:
-        if frame.kind == Kind.GONE:
+        if frame.kind in (Kind.GONE, Kind.ABORT):
             self.lose()

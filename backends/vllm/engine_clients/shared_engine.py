@@ -1,12 +1,9 @@
 """The processes of an engine that has several clients, none of which has started it."""
 
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from vllm.v1.engine.utils import bind_engine_zmq_listeners, launch_core_engines
@@ -14,6 +11,8 @@ from vllm.v1.executor.abstract import Executor
 
 from backends.vllm.engine_clients.client_process import ClientProcess
 from backends.vllm.engine_clients.counters import write_counters
+from backends.vllm.engine_clients.metrics_folder import MetricsFolder
+from backends.vllm.error_sender import ErrorSender
 from backends.vllm.model_json import EngineModel
 from backends.vllm.startup import own_engine_config
 
@@ -31,13 +30,14 @@ class SharedEngine:
     metrics, for whoever adds them up.
     """
 
-    def __init__(self, model: EngineModel) -> None:
+    def __init__(self, model: EngineModel, errors: ErrorSender) -> None:
         self.clients: list[ClientProcess] = []
         self.processes: list[Any] = []
-        self.metrics_folder = Path(tempfile.mkdtemp(prefix="sluice-metrics-"))
+        self._folder = MetricsFolder.make()
+        self.metrics_folder = self._folder.path
         self._ends: list[Callable[[], object]] = []
         try:
-            self._launch(model)
+            self._launch(model, errors)
         except BaseException:
             for client in self.clients:
                 client.kill()
@@ -52,15 +52,15 @@ class SharedEngine:
         for end in self._ends:
             with suppress(OSError):
                 end()
-        shutil.rmtree(self.metrics_folder, ignore_errors=True)
+        self._folder.remove()
 
-    def _launch(self, model: EngineModel) -> None:
+    def _launch(self, model: EngineModel, errors: ErrorSender) -> None:
         """Start all, and wait until the engine is ready, as `vllm serve` does it for its own."""
         counters = self.metrics_folder / "requests"
         write_counters(counters, model.clients)
         all_cores = os.sched_getaffinity(0) if model.cpu_cores else set()
         counted = {"_api_process_count": model.clients, "_api_process_rank": SUPERVISOR}
-        arguments, config = own_engine_config(model, **counted)
+        arguments, config = own_engine_config(model, errors, **counted)
         listeners = bind_engine_zmq_listeners(config, model.clients)
         self._ends.append(listeners.cleanup)
         with launch_core_engines(

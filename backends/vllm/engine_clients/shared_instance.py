@@ -36,6 +36,10 @@ class SharedInstance(Instance):
         self._watch = watch
         self._metrics = metrics
 
+    @property
+    def alive(self) -> bool:  # type: ignore[override]  # most need no property
+        return not self._watch.over
+
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         (request,) = requests  # without a limit of executions, each execution has one request
         client = min(self._clients, key=_calls)
@@ -58,6 +62,9 @@ class SharedInstance(Instance):
         for client in self._clients:
             client.close()
         await asyncio.to_thread(self._engine.stop)
+
+    def kill(self, reason: str) -> None:
+        self._watch.kill(reason)
 
     async def died(self) -> str:
         return await self._watch.ended()

@@ -10,13 +10,12 @@ from jinja2 import TemplateError
 from pydantic import ValidationError
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
-from vllm.entrypoints.serve.exception_handling.handlers.validation import clean_loc_for_param
 from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from backends.vllm.failures import MAX_TEXT, Failures
 from backends.vllm.model_json import hide_folders
-from backends.vllm.validation import first_mistake
+from backends.vllm.validation import first_mistake, mistake_of
 from gateway.errors import Code, InferenceError
 from gateway.openai_exchange import OpenAiRefusal
 
@@ -106,16 +105,10 @@ def _invalid_body(error: ValidationError) -> ErrorResponse:
     mistakes = error.errors(include_url=False, include_input=False)
     causes = (mistake.get("ctx", {}).get("error") for mistake in mistakes)
     named = [each.parameter for each in causes if isinstance(each, VLLMValidationError)]
-    place = named[0] if named else _place(mistakes[0]["loc"])
-    message = first_mistake(error)
+    message, found = mistake_of(error)
+    place = named[0] if named else found
     if place and not message.endswith(")"):
         message = f"{message} (at {place})"
     return create_error_response(
         message, err_type=HTTPStatus.BAD_REQUEST.phrase, param=place or None
     )
-
-
-def _place(loc: tuple[int | str, ...]) -> str:
-    """Where the first mistake is, without the types that pydantic has tried."""
-    parts = str(clean_loc_for_param(loc)).split(".")
-    return ".".join(part for part in parts if not part[:1].isupper())

@@ -28,7 +28,8 @@ class Service:
     """One endpoint: the type of its bodies, the handler's place in vLLM's state, and its method.
 
     `title` is what vLLM says that a model does not support which has no such handler. `dumped` are
-    the arguments with which vLLM's own route writes an answer.
+    the arguments with which vLLM's own route writes an answer. `named` if the header X-Request-Id
+    becomes the id in the answer.
     """
 
     body: TypeAdapter[Any]
@@ -36,6 +37,7 @@ class Service:
     method: Callable[[Any, Any, None], Awaitable[Any]]
     title: str
     dumped: Mapping[str, Any] = field(default_factory=dict)
+    named: bool = True
 
     async def call(self, state: Any, body: Any, exchange: Exchange) -> Any:
         """Have the handler serve a body; raises what vLLM raises."""
@@ -67,6 +69,7 @@ SERVICES = {
         OpenAIServingResponses.create_responses,
         "Responses",
         {"mode": "json", "by_alias": True},
+        named=False,
     ),
     Endpoint.EMBEDDINGS: Service(
         TypeAdapter(EmbeddingRequest),
@@ -85,12 +88,14 @@ SERVICES = {
         "serving_tokenization",
         ServingTokenization.create_tokenize,
         "Tokenize",
+        named=False,
     ),
     Endpoint.DETOKENIZE: Service(
         TypeAdapter(DetokenizeRequest),
         "serving_tokenization",
         ServingTokenization.create_detokenize,
         "Detokenize",
+        named=False,
     ),
 }
 """Every endpoint. The handlers' methods are those of vLLM: one that has moved fails the import."""

@@ -148,7 +148,10 @@ def _read_body(request: InferRequest) -> tuple[Service, Any]:
     service = SERVICES[endpoint]
     check_size(endpoint, _size(request))
     check_body(body)
-    return service, service.body.validate_python(body)
+    found = service.body.validate_python(body)
+    if request.id and service.named:
+        found.request_id = request.id
+    return service, found
 
 
 def _size(request: InferRequest) -> int:

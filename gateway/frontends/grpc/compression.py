@@ -1,10 +1,10 @@
 """How are answers compressed: by what the client accepts, as grpcio does it."""
 
-import asyncio
 from collections.abc import Sequence
 
 from gateway.frontends.grpc.framing import IDENTITY, compressed
 from gateway.settings import CompressionLevel
+from gateway.threads import LARGE_BYTES, Threads
 
 RANKED = ("gzip", "deflate")
 """What gRPC compresses by, in the order of its levels (C-core, compression_internal)."""
@@ -12,7 +12,7 @@ RANKED = ("gzip", "deflate")
 ZLIB_LEVEL = 6
 """Whatever the level is: that only chooses the algorithm, as in gRPC."""
 
-THREAD_BYTES = 64 * 1024
+THREAD_BYTES = LARGE_BYTES
 """More than that is compressed in a thread: the event loop has other things to do."""
 
 
@@ -30,8 +30,8 @@ def encoding_for(level: CompressionLevel, accepted: str) -> str:
     return found[-1] if level is CompressionLevel.HIGH else found[len(found) // 2]
 
 
-async def packed(messages: Sequence[bytes], encoding: str) -> bytes:
+async def packed(messages: Sequence[bytes], encoding: str, threads: Threads) -> bytes:
     """Messages as they are sent, compressed where that makes them smaller."""
     if sum(map(len, messages)) <= THREAD_BYTES:
         return compressed(messages, encoding, ZLIB_LEVEL)
-    return await asyncio.to_thread(compressed, messages, encoding, ZLIB_LEVEL)
+    return await threads.run(compressed, messages, encoding, ZLIB_LEVEL)

@@ -22,6 +22,9 @@ SMALL_BYTES = 1024
 LARGE_BYTES = 64 << 10
 """Copying a message that is larger takes longer than sending it in two pieces."""
 
+JOINED_BYTES = 1 << 20
+"""Joining the parts of a message that is larger takes more than a moment."""
+
 QUICK_BYTES = 1024
 """So much of a compressed message becomes at most a megabyte: deflate has a ratio of up to 1032."""
 
@@ -49,7 +52,9 @@ class Deframer:
 
     def quick(self, chunk: bytes) -> bool:
         """Whether feeding this chunk takes no longer than copying it."""
-        return self.encoding == IDENTITY or self._came + len(chunk) <= QUICK_BYTES
+        if self.encoding == IDENTITY:
+            return self._size <= JOINED_BYTES or len(chunk) < self._missing
+        return self._came + len(chunk) <= QUICK_BYTES
 
     def feed(self, chunk: bytes) -> Sequence[bytes]:
         """The messages that end in this chunk."""
@@ -118,7 +123,8 @@ class Deframer:
             self._parts.append(bytearray(part))
 
     def _whole(self) -> bytes:
-        message = b"".join(self._parts)
+        # A join of bytes alone releases the interpreter lock while it copies.
+        message = b"".join([bytes(part) for part in self._parts])
         self._head, self._parts, self._size = b"", [], 0
         return message if self._flag == PLAIN else self._decompressed(message)
 

@@ -20,7 +20,8 @@ CONTENT_TYPE = re.compile(rb"application/grpc([+;].*)?", re.IGNORECASE)
 SHOWN_CHARS = 32
 NO_TRAILERS = "the request has no 'te: trailers': something on the way may not pass on trailers"
 DEADLINE = "grpc-timeout"
-DEADLINE_PASSED = "the client's deadline has passed"
+DEADLINE_PASSED = "Deadline Exceeded"
+"""The text that gRPC's own server sends, and so Triton."""
 
 OWN = frozenset({b"te", b"content-type", b"content-length", b"host"})
 OWN_PREFIX = b"grpc-"

@@ -1,8 +1,9 @@
 """How much of a stream's answers is ready and not sent yet, and is there room for more?"""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 MAX_ANSWERS = 1024
 MAX_BYTES = 64 * 1024 * 1024
@@ -40,3 +41,25 @@ class HeldAnswers:
         while self.full:
             self._released.clear()
             await self._released.wait()
+
+
+class Permits:
+    """A bound on the tasks of one kind. A task holds its permit from its start to its end."""
+
+    def __init__(self, count: int) -> None:
+        self._free = asyncio.Semaphore(count)
+
+    async def start(
+        self, tasks: asyncio.TaskGroup, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Start the task once a permit is free. The permit returns however the task ends."""
+        await self._free.acquire()
+        try:
+            task = tasks.create_task(work())
+        except BaseException:
+            self._free.release()
+            raise
+        task.add_done_callback(self._return)
+
+    def _return(self, task: "asyncio.Task[None]") -> None:
+        self._free.release()

@@ -21,6 +21,7 @@ from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
 from gateway.frontends.grpc.room import Room, Share
 from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError, Status
 from gateway.settings import CompressionLevel
+from gateway.threads import Threads
 
 BEGINNING = (("content-type", "application/grpc"), ("grpc-accept-encoding", ACCEPTED))
 STATUS = "grpc-status"
@@ -37,8 +38,14 @@ class HyperCall(Call):
     """An RPC of httpunk's; what its client does not want any more raises HTTPunkError."""
 
     def __init__(
-        self, request: Any, peer: str, room: Room, loop: asyncio.AbstractEventLoop
+        self,
+        request: Any,
+        peer: str,
+        room: Room,
+        loop: asyncio.AbstractEventLoop,
+        threads: Threads,
     ) -> None:
+        self._threads = threads
         self._request = request
         self._incoming = Share(room)
         self._outgoing = Share(room)
@@ -67,7 +74,7 @@ class HyperCall(Call):
         if self._encoding == IDENTITY:
             body = framed(messages)
         else:
-            body = (await packed(messages, self._encoding),)
+            body = (await packed(messages, self._encoding, self._threads),)
         self._hold(body)
         try:
             for piece in body:
@@ -201,7 +208,7 @@ class HyperCall(Call):
         if deframer.quick(chunk):
             found = deframer.feed(chunk)
         else:
-            found = await asyncio.to_thread(deframer.feed, chunk)
+            found = await self._threads.run(deframer.feed, chunk)
         if not found:
             self._incoming.add(len(chunk))
         elif deframer.encoding == IDENTITY:

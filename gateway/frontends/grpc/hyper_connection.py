@@ -9,6 +9,7 @@ from typing import Any
 from httpunk import H2Server, HTTPunkError
 from httpunk.asyncio import H2ServerProtocol
 
+from gateway.descriptors import DescriptorReserve
 from gateway.eager import Create, begin
 from gateway.frontends.grpc.headers import DEADLINE, DEADLINE_PASSED, NotGrpc, require_grpc
 from gateway.frontends.grpc.hyper_backend import LeanBackend, is_reset, is_whole, on_reset
@@ -19,6 +20,7 @@ from gateway.frontends.grpc.room import Room
 from gateway.frontends.grpc.rpc import ClientGone, RpcError, Status
 from gateway.frontends.grpc.tls import HTTP_2
 from gateway.settings import UNIX, GrpcSettings
+from gateway.threads import Threads, request_threads
 
 log = logging.getLogger("sluice.grpc")
 
@@ -56,11 +58,13 @@ SHOWN_CHARS = 256
 
 @dataclass(slots=True)
 class Shared:
-    """What the connections of one port have in common."""
+    """What the connections of one port have in common; the transport closes its threads."""
 
     methods: Mapping[str, Method]
     settings: GrpcSettings
     room: Room = field(default_factory=lambda: Room(HELD_BYTES))
+    reserve: DescriptorReserve = field(default_factory=DescriptorReserve)
+    threads: Threads = field(default_factory=request_threads)
     connections: "set[Connection]" = field(default_factory=set)
     is_closing: bool = False
 
@@ -88,7 +92,7 @@ class Connection(H2ServerProtocol):
         serving: Any = self._serve_task
         serving.add_done_callback(lambda _: self._shared.connections.discard(self))
         refused = not _speaks_http_2(transport.get_extra_info("ssl_object"))
-        if refused or self._shared.is_closing:
+        if refused or self._shared.is_closing or self._shared.reserve.drops(transport):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -181,7 +185,7 @@ class Connection(H2ServerProtocol):
 
     async def handle(self, request: Any) -> None:
         """One RPC, until it is answered or its client is gone."""
-        call = HyperCall(request, self._peer, self._shared.room, self._loop)
+        call = HyperCall(request, self._peer, self._shared.room, self._loop, self._shared.threads)
         try:
             await self._serve_rpc(request, call)
         except (ClientGone, HTTPunkError):

@@ -71,6 +71,8 @@ class HyperTransport(Transport):
             for each in tuple(self._shared.connections):
                 each.cut_off()
             await self._stopped.wait()
+        finally:
+            self._shared.threads.close()
 
     def _connect(self) -> "Connection":
         return Connection(self._shared)

@@ -1,6 +1,7 @@
 """The inputs of a ModelInferRequest: raw, typed, or in shared memory (protocol 18.3)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.regions import read_region
+from gateway.frontends.grpc.typed_contents import read_contents
 from gateway.messages import request_prefix
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.shared_memory.regions import SharedMemory
@@ -32,6 +34,13 @@ CONTENTS = {
 WIDEST = {contents: datatype for datatype, contents in CONTENTS.items()}
 """The datatype of each field: its elements', and what a field that does not fit is called."""
 
+PART_ELEMENTS = 1 << 15
+"""Elements that are converted at once: a call holds the interpreter lock."""
+
+Contents = Mapping[int, memoryview]
+"""Typed contents that were cut out of a message, by the index of their input."""
+NO_CONTENTS: Contents = MappingProxyType({})
+
 DATATYPES = {datatype.value: datatype for datatype in Datatype}
 INVALID = "<invalid>"
 """How Triton calls a datatype that it does not know."""
@@ -50,9 +59,12 @@ class InputReader:
         raw: Sequence[Buffer],
         config: ModelConfig,
         shared_memory: SharedMemory,
+        contents: Contents = NO_CONTENTS,
     ) -> None:
         self._message = message
         self._raw = iter(raw)
+        self._large = contents
+        self._index = -1
         self._has_raw = bool(raw)
         self._config = config
         self._shared_memory = shared_memory
@@ -60,6 +72,7 @@ class InputReader:
     def read(self, tensor: Any) -> Tensor:
         """One input; its data is a view where the message allows it."""
         name = tensor.name
+        self._index += 1
         datatype = DATATYPES.get(tensor.datatype)
         region = read_region(name, tensor.parameters) if tensor.parameters else None
         if region is not None:
@@ -92,12 +105,22 @@ class InputReader:
     def _contents(self, tensor: Any, datatype: Datatype | None) -> Buffer | tuple[bytes, ...]:
         if not tensor.HasField("contents"):
             raise self._without_data(tensor.name)
+        if (view := self._large.get(self._index)) is not None:
+            return self._large_contents(tensor.name, datatype, view)
         populated = [found.name for found, _ in tensor.contents.ListFields()]
         if not populated:
             return b""
         if datatype is None or populated != [CONTENTS.get(datatype)]:
             raise self._unexpected_contents(tensor.name, datatype, populated[0])
         return _elements(getattr(tensor.contents, populated[0]), populated[0], datatype)
+
+    def _large_contents(self, name: str, datatype: Datatype | None, view: memoryview) -> Buffer:
+        found = read_contents(view)
+        if not found.populated:
+            return b""
+        if datatype is None or found.populated != [CONTENTS.get(datatype)]:
+            raise self._unexpected_contents(name, datatype, found.populated[0])
+        return found.as_datatype(datatype, NUMPY_TYPES.get(datatype))
 
     def _unexpected_contents(
         self, name: str, datatype: Datatype | None, first: str
@@ -133,5 +156,8 @@ def _elements(values: Any, contents: str, datatype: Datatype) -> Buffer | tuple[
     if datatype is Datatype.BYTES:
         return tuple(values)
     # Without its type, numpy makes floats of integers of which some fit only uint64.
-    found = np.array(values, dtype=NUMPY_TYPES[WIDEST[contents]])
-    return found.astype(NUMPY_TYPES[datatype]).tobytes()
+    widest, dtype = NUMPY_TYPES[WIDEST[contents]], NUMPY_TYPES[datatype]
+    if len(values) <= PART_ELEMENTS:
+        return np.array(values, dtype=widest).astype(dtype).tobytes()
+    parts = (values[at : at + PART_ELEMENTS] for at in range(0, len(values), PART_ELEMENTS))
+    return b"".join([np.array(part, dtype=widest).astype(dtype).tobytes() for part in parts])

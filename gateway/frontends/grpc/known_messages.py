@@ -69,7 +69,7 @@ class Incoming(NamedTuple):
     data: bytes
     known: KnownMessage | None = None
     message: pb.ModelInferRequest | None = None
-    raw: Sequence[Buffer] = ()
+    raw: Any = ()
 
 
 class KnownMessages:

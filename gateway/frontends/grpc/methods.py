@@ -1,5 +1,6 @@
 """How the bytes of an RPC reach its method, and how what the method raises reaches the client."""
 
+import asyncio
 import logging
 from collections.abc import (
     AsyncIterable,
@@ -11,7 +12,7 @@ from collections.abc import (
     Mapping,
 )
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
@@ -19,6 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 from gateway.errors import UNEXPECTED, InferenceError
 from gateway.frontends.grpc.errors import rpc_error
 from gateway.frontends.grpc.rpc import Call, ClientGone, RpcError, Status
+from gateway.threads import LARGE_BYTES
 
 log = logging.getLogger("sluice.grpc")
 
@@ -30,6 +32,7 @@ class _Telling:
     """Around one RPC in a frontend: what goes wrong becomes what the client learns of it.
 
     That is nothing of a defect of ours, which is logged. A client that is gone learns nothing.
+    A CancelledError is a defect too, unless the RPC's task is cancelled: the client still waits.
     """
 
     def __enter__(self) -> None:
@@ -38,9 +41,19 @@ class _Telling:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, InferenceError):
             raise rpc_error(error) from None
-        if isinstance(error, Exception) and not isinstance(error, PASSED):
+        if isinstance(error, PASSED):
+            return
+        if isinstance(error, Exception) or _is_stray(error):
             log.error("request failed unexpectedly", exc_info=error)
             raise rpc_error(UNEXPECTED) from None
+
+
+def _is_stray(error: BaseException | None) -> bool:
+    """Whether a CancelledError comes from something else than a cancellation of this task."""
+    if not isinstance(error, asyncio.CancelledError):
+        return False
+    task = asyncio.current_task()
+    return task is None or not task.cancelling()
 
 
 TELLING = _Telling()
@@ -48,6 +61,7 @@ PASSED = (RpcError, ClientGone)
 
 Serve = Callable[[Any, Call], Awaitable[Any]]
 Parse = Callable[[bytes], Any]
+ParseLarge = Callable[[bytes, Call], Awaitable[Any]]
 Serialize = Callable[[Any], bytes]
 
 
@@ -59,8 +73,9 @@ class Method:
     returns a message, or sends the messages itself and returns None if the server streams. It may
     raise InferenceError or RpcError. The iterator also ends, as if the client had half-closed, when
     the client leaves; right after that the task is cancelled. `compresses` says that its answers
-    are compressed where the settings ask for that. One that begins `at_once` may not ask for the
-    current task before it has waited for something (see `gateway/eager.py`).
+    are compressed where the settings ask for that. `parse_large`, if there is one, parses messages
+    of more than LARGE_BYTES without blocking the event loop. One that begins `at_once` may not ask
+    for the current task before it has waited for something (see `gateway/eager.py`).
     """
 
     serve: Serve
@@ -70,32 +85,43 @@ class Method:
     server_streams: bool = False
     compresses: bool = False
     at_once: bool = False
+    parse_large: ParseLarge | None = None
 
     async def answer(self, message: bytes, call: Call) -> bytes:
         """The message that a message is answered with; RpcError, and nothing else, if none is."""
         with TELLING:
-            return self.serialize(await self.serve(self._parsed(message), call))
+            if len(message) <= LARGE_BYTES or self.parse_large is None:
+                asked = self.parsed(message)
+            else:
+                asked = await self.parsed_large(self.parse_large(message, call))
+            return self.serialize(await self.serve(asked, call))
 
     async def run(self, messages: AsyncIterable[bytes], call: Call) -> None:
         """Send all that messages are answered with; RpcError, and nothing else, if that fails."""
         with TELLING:
-            asked = self._asked(messages) if self.client_streams else await self._only(messages)
+            asked: Any = Messages(self, messages, call)
+            if not self.client_streams:
+                asked = await self._only(asked)
             answer = await self.serve(asked, call)
             if not self.server_streams:
                 await call.send([self.serialize(answer)])
 
-    async def _asked(self, messages: AsyncIterable[bytes]) -> AsyncIterator[Any]:
-        async for message in messages:
-            yield self._parsed(message)
-
-    async def _only(self, messages: AsyncIterable[bytes]) -> Any:
-        async for message in messages:
-            return self._parsed(message)
+    async def _only(self, asked: AsyncIterable[Any]) -> Any:
+        async for message in asked:
+            return message
         raise RpcError(Status.UNIMPLEMENTED, "the client sent no message, expected one")
 
-    def _parsed(self, message: bytes) -> Any:
+    def parsed(self, message: bytes) -> Any:
+        """The message; RpcError INTERNAL if it is none."""
         try:
             return self.parse(message)
+        except DecodeError:
+            raise RpcError(Status.INTERNAL, UNPARSABLE) from None
+
+    async def parsed_large(self, parsing: Awaitable[Any]) -> Any:
+        """The same of a large message, which is being parsed."""
+        try:
+            return await parsing
         except DecodeError:
             raise RpcError(Status.INTERNAL, UNPARSABLE) from None
 
@@ -105,31 +131,67 @@ class Method:
         return not (self.client_streams or self.server_streams)
 
 
+class Messages:
+    """The messages of a client, parsed one after the other.
+
+    `is_parsing` while a large one, which has been received, is parsed in a thread.
+    """
+
+    __slots__ = ("_call", "_iterator", "_messages", "_method", "is_parsing")
+
+    def __init__(self, method: Method, messages: AsyncIterable[bytes], call: Call) -> None:
+        self.is_parsing = False
+        self._method = method
+        self._messages = messages
+        self._call = call
+        self._iterator: AsyncIterator[bytes]
+
+    def __aiter__(self) -> Self:
+        # Not sooner: a transport's iterator that is never read would be reported as a mistake.
+        self._iterator = aiter(self._messages)
+        return self
+
+    async def __anext__(self) -> Any:
+        message = await anext(self._iterator)
+        parse_large = self._method.parse_large
+        if len(message) <= LARGE_BYTES or parse_large is None:
+            return self._method.parsed(message)
+        self.is_parsing = True
+        try:
+            return await self._method.parsed_large(parse_large(message, self._call))
+        finally:
+            self.is_parsing = False
+
+
 def methods(
     service: Any,
     servicer: object,
     in_bytes: Mapping[str, Parse] | None = None,
     compressing: Collection[str] = (),
     at_once: Collection[str] = (),
+    large: Callable[[str, Parse], ParseLarge] | None = None,
 ) -> Iterator[tuple[str, Method]]:
     """Each path of a service, by its descriptor, and the servicer's method of that name.
 
     The methods in `in_bytes` take what the function there makes of the bytes, and give bytes. The
-    answers of those that are `compressing` may be compressed; those `at_once` begin so.
+    answers of those that are `compressing` may be compressed; those `at_once` begin so. `large`
+    gives the method of a name and parser what parses its large messages.
     """
     parsers = in_bytes or {}
     for described in service.methods:
         name = described.name
+        parse = parsers.get(name) or GetMessageClass(described.input_type).FromString
         yield (
             f"/{service.full_name}/{name}",
             Method(
                 serve=getattr(servicer, name),
-                parse=parsers.get(name) or GetMessageClass(described.input_type).FromString,
+                parse=parse,
                 serialize=bytes if name in parsers else _serializer(described),
                 client_streams=described.client_streaming,
                 server_streams=described.server_streaming,
                 compresses=name in compressing,
                 at_once=name in at_once,
+                parse_large=None if large is None else large(name, parse),
             ),
         )
 

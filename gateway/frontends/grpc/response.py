@@ -33,13 +33,14 @@ class Encoder:
         return _joined(self._parts(response, self.model.version))
 
     def encode_streamed(self, response: InferResponse, asked_version: str) -> bytes:
-        """A ModelStreamInferResponse, which also says whether it is final."""
-        # An empty final response names the version that was asked for (protocol 19.3).
+        """A ModelStreamInferResponse, which also says whether it is final, or its error."""
+        # Without outputs the version is the one that was asked for (protocol 19.3).
         version = self.model.version if response.outputs else asked_version
         parts = self._parts(response, version)
         parts.append(_FINAL if response.final else _NOT_FINAL)
         size = sum(map(len, parts))
-        return _joined([wire.sized(wire.INFER_RESPONSE, size), *parts])
+        error = b"" if response.error is None else _error(response.error)
+        return _joined([error, wire.sized(wire.INFER_RESPONSE, size), *parts])
 
     def _parts(self, response: InferResponse, version: str) -> list[Buffer]:
         request = self.request
@@ -93,6 +94,10 @@ def _parameters(parameters: Mapping[str, Parameter]) -> bytes:
     for key, found in parameters.items():
         set_parameter(message.parameters[key], found)
     return message.SerializeToString()
+
+
+def _error(error: InferenceError) -> bytes:
+    return pb.ModelStreamInferResponse(error_message=error.message).SerializeToString()
 
 
 _FINAL = _parameters({FINAL: True})

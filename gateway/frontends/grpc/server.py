@@ -57,7 +57,14 @@ class GrpcServer:
         names = (DESCRIPTOR.full_name, health.DESCRIPTOR.full_name)
         return {
             **dict(
-                methods(DESCRIPTOR, self._servicer, self._servicer.parsers, COMPRESSING, AT_ONCE)
+                methods(
+                    DESCRIPTOR,
+                    self._servicer,
+                    self._servicer.parsers,
+                    COMPRESSING,
+                    AT_ONCE,
+                    self._servicer.parser_of_large,
+                )
             ),
             **dict(methods(health.DESCRIPTOR, self._health)),
             **dict(reflection.ReflectionServicer(names).methods()),

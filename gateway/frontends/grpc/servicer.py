@@ -1,7 +1,7 @@
 """The v2 service over gRPC: one short method per RPC."""
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any
 
 from gateway import metadata
@@ -10,7 +10,8 @@ from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.codec import RequestDecoder
 from gateway.frontends.grpc.errors import rpc_error
 from gateway.frontends.grpc.known_messages import Incoming, KnownMessages
-from gateway.frontends.grpc.methods import Parse
+from gateway.frontends.grpc.large_messages import LargeMessages
+from gateway.frontends.grpc.methods import Parse, ParseLarge
 from gateway.frontends.grpc.outbox import Outbox
 from gateway.frontends.grpc.parameters import HeaderForwarding
 from gateway.frontends.grpc.repository import RepositoryServicer
@@ -53,12 +54,31 @@ class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
         self._send_timeout_secs = settings.send_timeout_secs
         self._forwarding = HeaderForwarding(settings.header_forward_pattern)
         self._known = KnownMessages()
+        self._large = LargeMessages(dataplane)
         self._streams: set[StreamInfer] = set()
 
     @property
     def parsers(self) -> Mapping[str, Parse]:
         """What makes messages of bytes, for the methods that give bytes."""
         return {"ModelInfer": self._known.parse, "ModelStreamInfer": parse_request}
+
+    def parser_of_large(self, name: str, parse: Parse) -> ParseLarge:
+        """What parses the large messages of the method of that name, in a thread if need be."""
+        if name == "ModelInfer":
+            return self._prepare_unary
+        if name == "ModelStreamInfer":
+            return self._prepare
+
+        def parse_in_thread(data: bytes, call: Call) -> Awaitable[Any]:
+            return self._dataplane.threads.run(parse, data)
+
+        return parse_in_thread
+
+    async def _prepare_unary(self, data: bytes, call: Call) -> Incoming:
+        return Incoming(data, None, *await self._prepare(data, call))
+
+    async def _prepare(self, data: bytes, call: Call) -> Message:
+        return await self._large.prepare(data, self._decoder(call))
 
     def stop_reading(self) -> None:
         """Let every open stream finish what it has been asked, and take no more."""

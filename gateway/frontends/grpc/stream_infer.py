@@ -4,19 +4,23 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterable, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 
+from gateway.conversations.rules import asked_turn
 from gateway.dataplane import DataPlane
 from gateway.errors import UNEXPECTED, Code, InferenceError, first_error
 from gateway.frontends.grpc.codec import RequestDecoder
-from gateway.frontends.grpc.held import HeldAnswers
+from gateway.frontends.grpc.held import HeldAnswers, Permits
+from gateway.frontends.grpc.methods import Messages
 from gateway.frontends.grpc.outbox import Outbox
-from gateway.frontends.grpc.parameters import FINAL, wants_cancel, wants_empty_final
+from gateway.frontends.grpc.parameters import wants_cancel, wants_empty_final
 from gateway.frontends.grpc.response import Encoder
 from gateway.frontends.grpc.resumable import marked, recorded, resumed, resumes
 from gateway.frontends.grpc.rpc import ClientGone, RpcError
 from gateway.frontends.grpc.tracing import begin
+from gateway.frontends.grpc.turns import Order, Turn
 from gateway.frontends.grpc.wire import Message
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
@@ -33,6 +37,9 @@ log = logging.getLogger("sluice.grpc")
 REFUSALS = 64
 """Refusals that wait for a slow client, or for their turn, before no more requests are read."""
 
+SINGLE = "single"
+"""The key of the order in which models that are not decoupled answer."""
+
 REMEMBERED = 64
 """Requests of an RPC that have ended and whose ids are still known to have been its own."""
 
@@ -45,30 +52,23 @@ class StrictError(Exception):
         self.error = error
 
 
-@dataclass(slots=True, eq=False)
-class Turn:
-    """One place in the order of answers: after the place before it, until it is `over`."""
-
-    before: asyncio.Event | None
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def come(self) -> None:
-        """Wait until every place before this one is over."""
-        if self.before is not None:
-            await self.before.wait()
+ENDINGS = (StrictError, TimeoutError, RpcError, ClientGone)
+"""Errors that end an RPC as its contract says; any other is a defect."""
 
 
 @dataclass(slots=True, eq=False)
 class Asked:
     """One request of the stream: where its answers come from and how they are labelled.
 
-    A request of a decoupled model has no turn.
+    A request that is not `single` has any number of responses. It has a turn only in a
+    conversation.
     """
 
     message: pb.ModelInferRequest
     stream: Responses
     encoder: Encoder
     turn: Turn | None
+    single: bool
     empty_final: bool
     trace: Trace | None = None
 
@@ -77,8 +77,9 @@ class StreamInfer:
     """One RPC. Its answers interleave between requests and keep their order within one.
 
     Requests of models that are not decoupled, or not known, are answered in the order they came
-    (protocol: gRPC streaming, ordering). When the RPC ends, however it ends, every stream it owns
-    is left; to those that are recorded another RPC can come back.
+    (protocol: gRPC streaming, ordering); so are the turns of one conversation. When the RPC ends,
+    however it ends, every stream it owns is left; to those that are recorded another RPC can come
+    back.
     """
 
     def __init__(
@@ -97,10 +98,13 @@ class StreamInfer:
         self._strict = strict
         self._owned: dict[Responses, RequestName] = {}
         self._ended: deque[int] = deque(maxlen=REMEMBERED)
-        self._refusals = asyncio.Semaphore(REFUSALS)
+        self._refusals = Permits(REFUSALS)
         self._held = HeldAnswers()
         self._reader: asyncio.Task[None] | None = None
-        self._last_turn: asyncio.Event | None = None
+        self._requests: AsyncIterable[Message] | None = None
+        self._awaits_message = False
+        self._is_closed = False
+        self._order = Order()
 
     async def run(self, requests: AsyncIterable[Message]) -> None:
         """Serve the RPC until the client half-closes and every request is answered.
@@ -109,38 +113,58 @@ class StreamInfer:
         when it sent what is no message, ClientGone when it has left; cancellation cancels every
         request.
         """
+        self._requests = requests
         try:
             async with self._outbox.watched(), asyncio.TaskGroup() as answers:
                 if self._dataplane.taking_requests:
                     self._reader = answers.create_task(self._read(requests, answers))
-        except* (StrictError, TimeoutError, RpcError, ClientGone) as group:
-            raise first_error(group) from None
+        except BaseExceptionGroup as group:
+            # Before Python 3.11.4 an error raised inside `except*` becomes a group again.
+            _, unexpected = group.split(ENDINGS)
+            raise first_error(unexpected or group) from None
         finally:
             for stream in self._owned:
                 stream.cancel()
 
     def stop_reading(self) -> None:
-        """Take no more requests, as if the client had half-closed."""
-        if self._reader is not None:
+        """Take no more requests, as if the client had half-closed.
+
+        A message that has been read is still answered.
+        """
+        self._is_closed = True
+        requests = self._requests
+        is_parsing = isinstance(requests, Messages) and requests.is_parsing
+        if self._reader is not None and self._awaits_message and not is_parsing:
             self._reader.cancel()
 
     async def _read(self, requests: AsyncIterable[Message], answers: asyncio.TaskGroup) -> None:
-        async for message in requests:
-            if wants_cancel(message[0]):
-                await self._cancel(message[0], answers)
-                continue
-            found = self._find(message[0])
-            turn = None if _streams(message[0], found) else self._next_turn()
+        messages = aiter(requests)
+        while not self._is_closed:
+            self._awaits_message = True
             try:
-                asked = self._ask(message, found, turn)
-            except InferenceError as error:
-                if not _names_another(message[0], error):
-                    self._remember(message[0])
-                await self._refusals.acquire()
-                answers.create_task(self._refuse(_refusal(message[0].id, error), turn))
-            else:
-                answers.create_task(self._answer(asked))
-            await self._held.room()
+                message = await anext(messages)
+            except StopAsyncIteration:
+                return
+            finally:
+                self._awaits_message = False
+            await self._take(message, answers)
+
+    async def _take(self, message: Message, answers: asyncio.TaskGroup) -> None:
+        if wants_cancel(message[0]):
+            await self._cancel(message[0], answers)
+            return
+        found = self._find(message[0])
+        turn = None if _streams(message[0], found) else self._order.turn(SINGLE)
+        try:
+            asked = self._ask(message, found, turn)
+        except InferenceError as error:
+            if not _names_another(message[0], error):
+                self._remember(message[0])
+            refusal = _refusal(message[0].id, error)
+            await self._refusals.start(answers, partial(self._refuse, refusal, turn))
+        else:
+            answers.create_task(self._answer(asked))
+        await self._held.room()
 
     async def _cancel(self, message: pb.ModelInferRequest, answers: asyncio.TaskGroup) -> None:
         """Stop the requests that a message names: those of this RPC, or else of any client.
@@ -153,19 +177,14 @@ class StreamInfer:
         try:
             self._dataplane.cancel(name, own, only_own=late)
         except InferenceError as error:
-            await self._refusals.acquire()
-            answers.create_task(self._refuse(_refusal(message.id, error), None))
+            refusal = _refusal(message.id, error)
+            await self._refusals.start(answers, partial(self._refuse, refusal, None))
 
     def _find(self, message: pb.ModelInferRequest) -> Model | InferenceError:
         try:
             return self._dataplane.model(message.model_name, message.model_version)
         except InferenceError as error:
             return error
-
-    def _next_turn(self) -> Turn:
-        turn = Turn(before=self._last_turn)
-        self._last_turn = turn.over
-        return turn
 
     def _ask(self, request: Message, model: Model | InferenceError, turn: Turn | None) -> Asked:
         message, raw = request
@@ -187,10 +206,16 @@ class StreamInfer:
             message=message,
             stream=stream,
             encoder=Encoder(infer_request, model, self._dataplane.shared_memory),
-            turn=turn,
+            turn=turn or self._conversation_turn(infer_request, model),
+            single=turn is not None,
             empty_final=wants_empty_final(message),
             trace=begun[0] if begun else None,
         )
+
+    def _conversation_turn(self, request: InferRequest, model: Model) -> Turn | None:
+        """The place of a turn behind the turn before it, whose last answers may wait to be sent."""
+        found = asked_turn(request, model.config)
+        return None if found is None else self._order.turn((model, found.tag.correlation_id))
 
     def _submit(
         self, infer_request: InferRequest, model: Model, begun: list[Trace]
@@ -211,24 +236,29 @@ class StreamInfer:
             stream=reader,
             encoder=Encoder(request, model, self._dataplane.shared_memory),
             turn=None,
+            single=False,
             empty_final=wants_empty_final(message),
         )
 
     async def _refuse(self, refusal: bytes, turn: Turn | None) -> None:
-        if turn is not None:
-            await turn.come()
-        await self._outbox.put([refusal])
-        self._refusals.release()
-        if turn is not None:
-            turn.over.set()
+        with turn or nullcontext():
+            if turn is not None:
+                await turn.come()
+            await self._outbox.put([refusal])
 
     async def _answer(self, asked: Asked) -> None:
+        with asked.turn or nullcontext():
+            await self._answer_in_turn(asked)
+            self._owned.pop(asked.stream, None)
+            self._remember(asked.message)
+
+    async def _answer_in_turn(self, asked: Asked) -> None:
         with asked.stream:
             try:
-                if asked.turn is None:
-                    await self._forward(asked)
+                if asked.single:
+                    await self._forward_single(asked)
                 else:
-                    await self._forward_in_turn(asked, asked.turn)
+                    await self._forward(asked)
             except InferenceError as error:
                 await self._report(asked, error)
             except (StrictError, ClientGone):
@@ -240,10 +270,6 @@ class StreamInfer:
             finally:
                 if asked.trace is not None:
                     asked.trace.sent()
-        self._owned.pop(asked.stream, None)
-        self._remember(asked.message)
-        if asked.turn is not None:
-            asked.turn.over.set()
 
     def _remember(self, message: pb.ModelInferRequest) -> None:
         """That its id was one of this RPC's own; by its hash, since ids may be long."""
@@ -251,12 +277,17 @@ class StreamInfer:
             self._ended.append(hash((message.model_name, message.id)))
 
     async def _forward(self, asked: Asked) -> None:
+        if asked.turn is not None:
+            await asked.turn.come()
         complete = False
         while batch := await asked.stream.batch():
             complete = batch[-1].final and _is_sent(asked, batch[-1])
+            shown, error = marked(asked.stream, batch), None
+            if self._strict:
+                shown, error = _until_error(shown)
             messages = [
-                _encode(asked, shown)
-                for each, shown in zip(batch, marked(asked.stream, batch), strict=True)
+                _encode(asked, response)
+                for each, response in zip(batch, shown, strict=False)
                 if _is_sent(asked, each)
             ]
             if messages and not self._outbox.is_busy:
@@ -264,10 +295,12 @@ class StreamInfer:
             elif messages:
                 with self._held.holding(messages):
                     await self._send(asked, messages)
+            if error is not None:
+                raise StrictError(error)
         if not complete and asked.empty_final:
             await self._send(asked, [_encode(asked, InferResponse(final=True))])
 
-    async def _forward_in_turn(self, asked: Asked, turn: Turn) -> None:
+    async def _forward_single(self, asked: Asked) -> None:
         error: InferenceError | None = None
         messages: list[bytes] = []
         try:
@@ -277,7 +310,8 @@ class StreamInfer:
         except InferenceError as found:
             error = found
         with self._held.holding(messages):
-            await turn.come()
+            if asked.turn is not None:
+                await asked.turn.come()
             if error is not None:
                 raise error
             await self._send(asked, messages)
@@ -285,12 +319,7 @@ class StreamInfer:
     async def _report(self, asked: Asked, error: InferenceError) -> None:
         if self._strict:
             raise StrictError(error)
-        message = pb.ModelStreamInferResponse(error_message=error.message)
-        message.infer_response.id = asked.message.id
-        message.infer_response.model_name = asked.message.model_name
-        message.infer_response.model_version = asked.message.model_version
-        message.infer_response.parameters[FINAL].bool_param = True
-        await self._send(asked, [message.SerializeToString()])
+        await self._send(asked, [_encode(asked, InferResponse(error=error, final=True))])
 
     async def _send(self, asked: Asked, messages: Sequence[bytes]) -> None:
         """Send messages, after all that others have put; its trace is told."""
@@ -313,6 +342,16 @@ def _names_another(message: pb.ModelInferRequest, error: InferenceError) -> bool
 
 def _encode(asked: Asked, response: InferResponse) -> bytes:
     return asked.encoder.encode_streamed(response, asked.message.model_version)
+
+
+def _until_error(
+    shown: Sequence[InferResponse],
+) -> tuple[Sequence[InferResponse], InferenceError | None]:
+    """The responses before the first with an error, and that error."""
+    for place, response in enumerate(shown):
+        if response.error is not None:
+            return shown[:place], response.error
+    return shown, None
 
 
 def _is_sent(asked: Asked, response: InferResponse) -> bool:

@@ -4,15 +4,18 @@ A message is the concatenation of its fields (protocol buffers encoding), so a l
 cut out of a message, and the rest parsed by protobuf; and a message can be put together of parts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.tensor import Buffer
 
-Message = tuple[pb.ModelInferRequest, Sequence[Buffer]]
+Message = tuple[pb.ModelInferRequest, Any]
 """A ModelInferRequest and its raw contents, which may be views of what it was parsed from."""
 
 LENGTH_DELIMITED = 2
+SMALL_BYTES = 64 * 1024
+"""What protobuf parses in a moment."""
 LARGE_BYTES = 16384
 """Below, copying costs less than looking for what need not be copied."""
 
@@ -28,6 +31,9 @@ def _tag(message: type, field: str) -> int:
     return number << 3 | LENGTH_DELIMITED
 
 
+INPUT = _tag(pb.ModelInferRequest, "inputs")
+CONTENTS = _tag(pb.ModelInferRequest.InferInputTensor, "contents")
+EMPTY_CONTENTS = bytes([CONTENTS, 0])
 RAW_INPUT = _tag(pb.ModelInferRequest, "raw_input_contents")
 RAW_OUTPUT = bytes([_tag(pb.ModelInferResponse, "raw_output_contents")])
 INFER_RESPONSE = bytes([_tag(pb.ModelStreamInferResponse, "infer_response")])
@@ -43,6 +49,80 @@ def parse_request(data: bytes) -> Message:
     return pb.ModelInferRequest.FromString(rest), raw
 
 
+class LargeMessage(NamedTuple):
+    """A ModelInferRequest, its raw contents, and the typed contents of inputs by their index."""
+
+    message: pb.ModelInferRequest
+    raw: Sequence[Buffer]
+    contents: Mapping[int, memoryview]
+
+
+def takes_long(data: bytes) -> bool:
+    """Whether to parse a message blocks for more than a moment: its raw contents never do."""
+    split = _split(data)
+    return split is None or len(split[0]) > SMALL_BYTES
+
+
+def parse_large(data: bytes) -> LargeMessage:
+    """The same as `parse_request`; large typed contents are views of `data`, too."""
+    split = _split(data)
+    if split is None:
+        return LargeMessage(*parse_request(data), {})
+    rest, raw = split
+    contents: dict[int, memoryview] = {}
+    kept = b"".join(_without_contents(rest, contents))
+    return LargeMessage(pb.ModelInferRequest.FromString(kept), raw, contents)
+
+
+def _without_contents(rest: bytes, contents: dict[int, memoryview]) -> Iterator[Buffer]:
+    """The fields of a message; of inputs with large contents what is left, and the contents."""
+    index = 0
+    for tag, field, start in _fields(rest):
+        if tag == INPUT:
+            found = _cut_out(field[start:])
+            index += 1
+            if found is not None:
+                left, contents[index - 1] = found
+                yield sized(bytes([INPUT]), len(left))
+                yield left
+                continue
+        yield field
+
+
+def _cut_out(tensor: memoryview) -> tuple[bytes, memoryview] | None:
+    """An input without its contents, and those; None if they are not large."""
+    if len(tensor) < LARGE_BYTES:
+        return None
+    left: list[Buffer] = []
+    contents: list[memoryview] = []
+    try:
+        for tag, field, start in _fields(tensor):
+            if tag == CONTENTS:
+                contents.append(field[start:])
+            else:
+                left.append(field)
+    except IndexError:
+        return None
+    if len(contents) != 1:
+        return None
+    return b"".join([*left, EMPTY_CONTENTS]), contents[0]
+
+
+def _fields(data: Buffer) -> Iterator[tuple[int, memoryview, int]]:
+    """Each field: its tag, its bytes, and where in those its value begins."""
+    view, end, at = memoryview(data), len(data), 0
+    while at < end:
+        start = at
+        tag, at = read_varint(data, at)
+        size, at = read_varint(data, at)
+        if tag & 7 != LENGTH_DELIMITED:
+            raise IndexError(at)
+        yield tag, view[start : at + size], at - start
+        at += size
+        if at > end:
+            raise IndexError(at)
+
+
 def _split(data: bytes) -> tuple[bytes, list[memoryview]] | None:
     """The message without its raw contents, and those; None for what protobuf should look at."""
     view, end, at = memoryview(data), len(data), 0
@@ -51,8 +131,8 @@ def _split(data: bytes) -> tuple[bytes, list[memoryview]] | None:
     try:
         while at < end:
             start = at
-            tag, at = _read_varint(data, at)
-            size, at = _read_varint(data, at)
+            tag, at = read_varint(data, at)
+            size, at = read_varint(data, at)
             at += size
             if tag & 7 != LENGTH_DELIMITED or at > end or len(rest) + len(raw) > MAX_FIELDS:
                 return None
@@ -65,7 +145,7 @@ def _split(data: bytes) -> tuple[bytes, list[memoryview]] | None:
     return b"".join(rest), raw
 
 
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+def read_varint(data: Buffer, at: int) -> tuple[int, int]:
     """The number that begins there, and where it ends; IndexError if it is cut or too long."""
     value = shift = 0
     while (byte := data[at]) & 0x80:

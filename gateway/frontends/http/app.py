@@ -19,6 +19,7 @@ from gateway.frontends.http.log import LogRoutes
 from gateway.frontends.http.openai.errors import error_json, openai_error, openai_refused
 from gateway.frontends.http.openai.paths import is_openai
 from gateway.frontends.http.openai.routes import OpenAiRoutes
+from gateway.frontends.http.openai.server_state import ServerStateRoutes
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
 from gateway.frontends.http.repository import RepositoryRoutes
 from gateway.frontends.http.shared_memory import SharedMemoryRoutes
@@ -55,6 +56,7 @@ def build_app(
     openai = OpenAiRoutes(dataplane, settings, recordings)
     app.router.routes.extend(openai.routes())
     app.include_router(openai.router(), tags=["OpenAI"])
+    app.include_router(ServerStateRoutes(dataplane).router(), tags=["OpenAI"])
     app.include_router(ControlRoutes(dataplane, server_id).router(), tags=["server and models"])
     app.include_router(CancelRoutes(dataplane).router(), tags=["server and models"])
     app.include_router(RepositoryRoutes(dataplane, settings).router(), tags=["repository"])

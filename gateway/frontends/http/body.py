@@ -1,13 +1,18 @@
 """Reading a request's body within its limits, and noticing that its client has gone."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from gateway.errors import Code, InferenceError
+from gateway.threads import LARGE_BYTES, Threads
+
+T = TypeVar("T")
 
 MAX_CHUNKS = 65536
 """Non-empty chunks of one body, as Triton limits them."""
@@ -16,15 +21,34 @@ WATCH = "watch"
 """Where a request's state has the function that is told whom to tell when the client has gone."""
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body; InferenceError INVALID_ARG beyond `limit` bytes or MAX_CHUNKS chunks.
+async def read_body(request: Request, limit: int) -> bytes | bytearray:
+    """The whole body, not copied if it is large.
 
-    CANCELLED if the client leaves before its end.
+    INVALID_ARG beyond `limit` bytes or MAX_CHUNKS chunks; CANCELLED if the client disconnects.
     """
     announced = request.headers.get("content-length", "")
     if announced.isdigit():
         check_json_size(limit, int(announced))
-    return bytes(await collect(request.receive, partial(check_json_size, limit)))
+    body = await collect(request.receive, partial(check_json_size, limit))
+    return body if len(body) > LARGE_BYTES else bytes(body)
+
+
+async def off_loop(
+    threads: Threads, scope: Scope, function: Callable[..., T], *arguments: object
+) -> T:
+    """Call a function of a request's body in a thread.
+
+    CANCELLED if the client disconnects meanwhile; a call that has not begun is dropped then.
+    """
+    work = threads.start(function, *arguments)
+    try:
+        with OnDisconnect(scope, work.cancel):
+            await asyncio.wait([work])
+    finally:
+        work.cancel()
+    if work.cancelled():
+        raise InferenceError(Code.CANCELLED, "the client disconnected while its body was decoded")
+    return work.result()
 
 
 async def collect(
@@ -80,8 +104,8 @@ class OnDisconnect:
 
     __slots__ = ("_leave", "_watch")
 
-    def __init__(self, scope: Scope, leave: Callable[[], None]) -> None:
-        self._watch: Callable[[Callable[[], None] | None], None] | None = scope.get(
+    def __init__(self, scope: Scope, leave: Callable[[], object]) -> None:
+        self._watch: Callable[[Callable[[], object] | None], None] | None = scope.get(
             "state", {}
         ).get(WATCH)
         self._leave = leave

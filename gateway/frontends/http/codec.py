@@ -10,7 +10,9 @@ import orjson
 from gateway.config import ModelConfig, ModelInput
 from gateway.conversations.rules import converses
 from gateway.errors import Code, InferenceError
+from gateway.frontends.http.errors import error_body
 from gateway.frontends.http.json_data import pack, values_of
+from gateway.frontends.http.large_json import LargeArray, plain
 from gateway.frontends.http.request_parameters import read_parameters
 from gateway.messages import InferRequest, InferResponse, SequenceTag, request_prefix
 from gateway.tensor import Datatype, Tensor
@@ -53,7 +55,7 @@ def _take_tag(parameters: dict[str, Any], config: ModelConfig) -> SequenceTag | 
 
 
 def _request_id(members: Mapping[str, Any], config: ModelConfig) -> str:
-    found = members.get("id", "")
+    found = plain(members.get("id", ""))
     if isinstance(found, str):
         return found
     if any(each.name == "id" for each in config.input):
@@ -117,6 +119,7 @@ class _GenerateReader:
         self.inputs[expected.name] = _tensor(expected, shape, value)
 
     def _add_parameter(self, key: str, value: Any) -> None:
+        value = plain(value)
         if not self._structured and not isinstance(value, str | int | float | bool):
             raise InferenceError(
                 Code.INVALID_ARG,
@@ -127,12 +130,28 @@ class _GenerateReader:
 
 
 def _tensor(expected: ModelInput, shape: Sequence[int], value: Any) -> Tensor:
+    if type(value) is LargeArray:
+        if expected.datatype is not Datatype.BYTES:
+            return _large_tensor(expected, shape, value)
+        value = value.whole()
+    if type(value) is dict:
+        value = plain(value)
     if expected.datatype is Datatype.BYTES and _is_structure(value):
         value = _as_text(value, expected.name)
     values = value if isinstance(value, list) else [value]
     fitted = fit_shape(shape, len(values), expected.name)
     data = pack(expected.datatype, values, expected.name)
     return Tensor(expected.name, expected.datatype, fitted, data)
+
+
+def _large_tensor(expected: ModelInput, shape: Sequence[int], value: LargeArray) -> Tensor:
+    """Numbers, packed part by part."""
+    packed, count = [], 0
+    for part in value.parts():
+        packed.append(pack(expected.datatype, part, expected.name))
+        count += len(part)
+    fitted = fit_shape(shape, count, expected.name)
+    return Tensor(expected.name, expected.datatype, fitted, b"".join(packed))  # type: ignore[arg-type] # only BYTES are tuples
 
 
 def _is_structure(value: Any) -> bool:
@@ -191,7 +210,7 @@ class ResponseEncoder:
         self._prefixes: dict[str, bytes] = {}
 
     def encode(self, response: InferResponse) -> bytes:
-        """One JSON object: the response's parameters and outputs, keys sorted by name."""
+        """One JSON object: parameters and outputs, keys sorted by name; or the error."""
         if len(response.outputs) == 1 and not response.parameters:
             output = response.outputs[0]
             data, is_last = output.data, output.name > LAST_MEMBER
@@ -206,6 +225,8 @@ class ResponseEncoder:
         return prefix
 
     def _encode_any(self, response: InferResponse) -> bytes:
+        if response.error is not None:
+            return error_body(response.error.message)
         members: dict[str, Any] = {**self._members, **response.parameters}
         members.update((output.name, _value(output)) for output in response.outputs)
         if all(_is_finite(value) for value in members.values()):

@@ -1,11 +1,12 @@
 """Compressed bodies: which encodings there are, and how a body gets from one to the other."""
 
-import asyncio
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Buffer
+from gateway.threads import LARGE_BYTES, Threads
 
 IDENTITY = "identity"
 WINDOW_BITS = {"gzip": 31, "deflate": 15}
@@ -15,8 +16,10 @@ SUPPORTED = "gzip, deflate"
 LEVEL = 1
 """Fast: whoever asks for compression on a server of tensors has a thin line, not spare time."""
 
-INLINE_BYTES = 64 * 1024
+INLINE_BYTES = LARGE_BYTES
 """Bodies beyond this size are worked on in a thread, so that the event loop stays free."""
+PART_BYTES = 1 << 23
+"""What is made of a body at once."""
 
 
 def accepted(header: str) -> str:
@@ -41,17 +44,19 @@ def _quality(parameters: str) -> float:
         return 0.0
 
 
-async def decompress(encoding: str, body: Buffer, limit: int) -> bytes:
+async def decompress(encoding: str, body: Buffer, limit: int, threads: Threads) -> bytes:
     """The body before it was compressed, which may have `limit` bytes; nothing more is made of it.
 
     Raises INVALID_ARG if it is larger, cut short or not of that encoding.
     """
     inflater = zlib.decompressobj(WINDOW_BITS[encoding])
     try:
-        found = inflater.decompress(body, min(limit + 1, INLINE_BYTES))
-        if not inflater.eof and len(found) <= limit:
+        found, rest = b"", body
+        if len(body) <= INLINE_BYTES:
+            found = inflater.decompress(body, min(limit + 1, INLINE_BYTES))
             rest = inflater.unconsumed_tail
-            found += await asyncio.to_thread(inflater.decompress, rest, limit + 1 - len(found))
+        if not inflater.eof and len(found) <= limit:
+            found = await threads.run(_inflated, inflater, found, rest, limit + 1)
     except zlib.error as error:
         raise InferenceError(
             Code.INVALID_ARG, f"failed to decompress the {encoding} request body: {error}"
@@ -65,6 +70,18 @@ async def decompress(encoding: str, body: Buffer, limit: int) -> bytes:
             f"failed to decompress the {encoding} request body: {end} its end marker",
         )
     return found
+
+
+def _inflated(inflater: Any, found: bytes, rest: Buffer, most: int) -> bytes:
+    """What was found, and what the rest of the body becomes, up to so many bytes in all."""
+    parts, size = [found], len(found)
+    while size < most and not inflater.eof:
+        part = inflater.decompress(rest, min(most - size, PART_BYTES))
+        if not part:
+            break
+        parts.append(part)
+        size, rest = size + len(part), inflater.unconsumed_tail
+    return b"".join(parts)
 
 
 def most_compressed(limit: int) -> int:
@@ -81,10 +98,10 @@ def too_large(limit: int) -> InferenceError:
     )
 
 
-async def compress(encoding: str, parts: Sequence[Buffer]) -> bytes:
+async def compress(encoding: str, parts: Sequence[Buffer], threads: Threads) -> bytes:
     """The parts in one, compressed."""
     if sum(map(len, parts)) > INLINE_BYTES:
-        return await asyncio.to_thread(_compress, encoding, parts)
+        return await threads.run(_compress, encoding, parts)
     return _compress(encoding, parts)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway.descriptors import DescriptorReserve
 from gateway.frontends.http.body import WATCH
 from gateway.frontends.http.errors import JSON, error_body
 from gateway.frontends.http.header_forwarding import HEADER_NAMES
@@ -19,6 +20,8 @@ from gateway.frontends.http.one_write import (
     send_piece,
     send_whole,
 )
+from gateway.frontends.http.time_limits import Deadline, Owed
+from gateway.settings import HttpTimeLimits
 
 log = logging.getLogger("sluice.http")
 
@@ -38,13 +41,27 @@ class BoundedProtocol(HttpToolsProtocol):
     HTTP/2; an offer to upgrade may be ignored (RFC 9110, 7.8), so the parser does not see it. What
     cannot be parsed is refused in JSON, as everything else. A client that takes nothing of what
     has been written for `send_timeout_secs` counts as gone, also when its answer is whole.
+
+    A client that does not send what it owes within `limits` is refused with 408, or cut off where
+    that cannot be said. No limit runs while one of its requests is being answered.
     """
 
-    def __init__(self, *arguments: Any, send_timeout_secs: float, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        send_timeout_secs: float,
+        limits: HttpTimeLimits,
+        reserve: DescriptorReserve,
+        **options: Any,
+    ) -> None:
         super().__init__(*arguments, **options)
         self._send_timeout_secs = send_timeout_secs
+        self._limits = limits
+        self._reserve = reserve
+        self._deadline: Deadline
         self._watchdog: asyncio.TimerHandle | None = None
         self._in_head = True
+        self._has_begun = False
         self._head_bytes = 0
         self._framing_bytes = 0
         self._header_names: list[bytes] = []
@@ -64,6 +81,9 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._read_on()
         if self.transport.is_closing():
+            # The loss of the connection is yet to be reported: no answer is expected any more.
+            if self._answered is not None:
+                self._answered.disconnected = True
             leave()
 
     def _read_on(self) -> None:
@@ -78,6 +98,35 @@ class BoundedProtocol(HttpToolsProtocol):
             WATCH: self.watch,
         }
         super().connection_made(transport)
+        self._deadline = Deadline(self.loop, self._limits, self._owed, self._expire)
+        self._reserve.drops(transport)
+
+    def _owed(self) -> Owed:
+        if self._receiving is not None:
+            return Owed.BODY if self._lacks_body(self._receiving) else Owed.NOTHING
+        if self.cycle is not None and not self.cycle.response_complete:
+            return Owed.NOTHING
+        return Owed.REQUEST if self.cycle is not None and not self._has_begun else Owed.HEAD
+
+    def _lacks_body(self, cycle: RequestResponseCycle) -> bool:
+        """Whether a request cannot go on, or its connection not be used again, without its body."""
+        if cycle.response_complete:
+            return True
+        is_asked_for = not (self.flow.read_paused or cycle.waiting_for_100_continue)
+        return is_asked_for and cycle is self._answered and not cycle.response_started
+
+    def _expire(self, owed: Owed, limit_secs: float) -> None:
+        """Refuse a request that has begun; close a connection on which none has."""
+        if self.transport.is_closing():
+            return
+        if not self._has_begun:
+            self.transport.close()
+        elif owed is Owed.HEAD:
+            log.debug("request head timed out", extra={"secs": limit_secs})
+            self._refuse_late(f"request line and headers took longer than {limit_secs:g} s")
+        else:
+            log.warning("request body timed out", extra={"secs": limit_secs})
+            self._refuse_late(f"no byte of the request body came within {limit_secs:g} s")
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -106,6 +155,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._call_off_watchdog()
+        self._deadline.cancel()
         super().connection_lost(exc)
         # uvicorn tells only the last request that came, which is not the one being answered if
         # the client has sent some ahead.
@@ -117,6 +167,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._has_begun = True
+        if self.cycle is not None:  # the first request's time counts from the connection's start
+            self._deadline.restart()
         self._header_names = []
         self.scope["state"] = {HEADER_NAMES: self._header_names, **self._state}
 
@@ -142,9 +195,15 @@ class BoundedProtocol(HttpToolsProtocol):
         return send_piece(self._answered, piece)
 
     def on_response_complete(self) -> None:
+        """Begin with the next request, as uvicorn does, but leave idle time to the deadline."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self._deadline.restart()
+        self.flow.resume_reading()
         if self.pipeline:
-            self._answered = self.pipeline[-1][0]
-        super().on_response_complete()
+            self._answered, app = self.pipeline.pop()
+            self._start_asgi_task(self._answered, app)
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes = 0
@@ -152,6 +211,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_head = True
+        self._has_begun = False
         self._receiving = None
         self._framing_bytes = 0
         super().on_message_complete()
@@ -161,6 +221,8 @@ class BoundedProtocol(HttpToolsProtocol):
             data = _without_upgrade(data)
         while data and not self.transport.is_closing():
             data = data[self._feed(data) :]
+        if not self._in_head:
+            self._deadline.restart()
 
     def _feed(self, data: bytes) -> int:
         """Give the parser as much as it may have, and return how much that was."""
@@ -180,6 +242,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse_head(self, message: str) -> None:
         self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message)
+
+    def _refuse_late(self, message: str) -> None:
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, message)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(HTTPStatus.BAD_REQUEST, msg)

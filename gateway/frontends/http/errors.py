@@ -59,8 +59,12 @@ def log_refusal(path: str, error: InferenceError) -> None:
 
 def error_response(error: InferenceError) -> Response:
     """An error before any part of an answer has been sent."""
-    headers = {"Retry-After": RETRY_AFTER_SECS} if error.code is Code.UNAVAILABLE else None
-    return plain_error(status_of(error, STATUS), error.message, headers)
+    return plain_error(status_of(error, STATUS), error.message, retry_after(error))
+
+
+def retry_after(error: InferenceError) -> dict[str, str]:
+    """The header that asks a client to try again, where that may help."""
+    return {"Retry-After": RETRY_AFTER_SECS} if error.code is Code.UNAVAILABLE else {}
 
 
 def status_of(error: InferenceError, statuses: Mapping[Code, int]) -> int:

@@ -11,16 +11,24 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Scope
 
 from gateway.dataplane import DataPlane
-from gateway.errors import Code, InferenceError
-from gateway.frontends.http.body import OnDisconnect, read_body
+from gateway.errors import AnsweredError, Code, InferenceError
+from gateway.frontends.http.body import OnDisconnect, off_loop, read_body
 from gateway.frontends.http.codec import ResponseEncoder, decode_generate
 from gateway.frontends.http.errors import JSON, error_body
+from gateway.frontends.http.json_data import is_large
 from gateway.frontends.http.paths import MODEL, VERSION, version_of
-from gateway.frontends.http.request_json import parse_json_object
+from gateway.frontends.http.repeated_inputs import refuse_repeated_inputs
+from gateway.frontends.http.request_json import parse_generate
 from gateway.frontends.http.resumable import LAST_EVENT_ID, key_of, replay_headers, resumed
-from gateway.frontends.http.sse import StreamedResponse, first_batch
+from gateway.frontends.http.sse import (
+    StreamedResponse,
+    first_batch,
+    first_status,
+    refused_stream,
+)
 from gateway.frontends.http.tracing import infer
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
@@ -31,6 +39,8 @@ from gateway.resumption.recordings import Recordings
 from gateway.resumption.wish import RESUMABLE, without_wish
 from gateway.settings import HttpSettings
 from gateway.stream import INTERRUPTED, Interrupted, has_data
+from gateway.tensor import Buffer
+from gateway.threads import LARGE_BYTES
 
 NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that "
@@ -78,14 +88,24 @@ class GenerateRoutes:
             raise _not_a_stream()
         stream = self._infer(request, call)
         with stream, OnDisconnect(request.scope, stream.cancel):
-            response = await _single(stream)
-        # Triton answers 200 here: the status was decided when the model began to respond.
+            found = await _first_two(stream)
+        # As on Triton the first response decides the status, whatever the body says.
+        status = first_status(found)
         encode = _encoder(stream, call).encode
-        body = encode(response) if response is not None else error_body(NOT_ONE)
-        return Response(body, headers=replay_headers(stream), media_type=JSON)
+        if len(found) != 1:
+            body = error_body(NOT_ONE)
+        elif is_large(found[0].outputs):
+            body = await self._dataplane.threads.run(encode, found[0])
+        else:
+            body = encode(found[0])
+        return Response(body, status, headers=replay_headers(stream), media_type=JSON)
 
     async def generate_stream(self, request: Request) -> Response:
-        """Answer with one event per response; an error before the first is a plain error."""
+        """Answer with one event per response.
+
+        An error in place of the first response is an event too, and decides the status. A request
+        that is refused before it is queued gets a JSON error.
+        """
         if request.headers.get(LAST_EVENT_ID) and request.method in ("GET", "POST"):
             return await self._resume(request)
         if request.method != "POST":
@@ -94,7 +114,10 @@ class GenerateRoutes:
         with ExitStack() as owner:
             stream = self._infer(request, call)
             owner.enter_context(stream)
-            first = await first_batch(stream, request.scope, self._settings.first_response_secs)
+            try:
+                first = await first_batch(stream, request.scope, self._settings.first_response_secs)
+            except InferenceError as error:
+                return refused_stream(request.url.path, error)
             response = StreamedResponse(stream, first, _encoder(stream, call), self._settings)
             owner.pop_all()
         return response
@@ -103,7 +126,10 @@ class GenerateRoutes:
         await read_body(request, self._settings.max_input_size)
         with ExitStack() as owner:
             reader = owner.enter_context(resumed(self._recordings, request.scope))
-            first = await first_batch(reader, request.scope, self._settings.first_response_secs)
+            try:
+                first = await first_batch(reader, request.scope, self._settings.first_response_secs)
+            except InferenceError as error:
+                return refused_stream(request.url.path, error)
             if first is not None and reader.finished and not any(map(has_data, first)):
                 # Server-sent events, 9.2.2: who gets this does not come back once more.
                 return Response(status_code=HTTPStatus.NO_CONTENT)
@@ -126,9 +152,18 @@ class GenerateRoutes:
         model = self._dataplane.model(request.path_params["model"], version)
         _refuse_encoding(request)
         body = await read_body(request, self._settings.max_input_size)
-        decoded = decode_generate(parse_json_object(body), model.config, version)
-        wanted, resumable = without_wish(replace(decoded, received_ns=received_ns))
-        return _Call(model, wanted, key_of(request.scope, body), resumable)
+        read = partial(_call, request.scope, model, version, received_ns)
+        if len(body) <= LARGE_BYTES:
+            return read(body)
+        return await off_loop(self._dataplane.threads, request.scope, read, body)
+
+
+def _call(scope: Scope, model: Model, version: str, received_ns: int, body: Buffer) -> _Call:
+    members = parse_generate(body)
+    refuse_repeated_inputs(body, members, model.config)
+    decoded = decode_generate(members, model.config, version)
+    wanted, resumable = without_wish(replace(decoded, received_ns=received_ns))
+    return _Call(model, wanted, key_of(scope, body), resumable)
 
 
 def _encoder(stream: Responses, call: _Call) -> ResponseEncoder:
@@ -145,19 +180,22 @@ def _not_a_stream() -> InferenceError:
     )
 
 
-async def _single(stream: Responses) -> InferResponse | None:
-    """The one response with data; None as soon as it is clear that there are none or several.
+async def _first_two(stream: Responses) -> list[InferResponse]:
+    """The responses with data and the errors of the model, read until there are two of them.
 
-    Raises Interrupted if the request was.
+    Raises Interrupted if the request was, and an error that is the only answer.
     """
     found: list[InferResponse] = []
-    while batch := await stream.batch():
-        if batch[-1] == INTERRUPTED:
-            raise Interrupted
-        found += [response for response in batch if has_data(response)]
-        if len(found) > 1:
-            return None
-    return found[0] if found else None
+    try:
+        while len(found) < 2 and (batch := await stream.batch()):
+            if batch[-1] == INTERRUPTED:
+                raise Interrupted
+            found += [response for response in batch if has_data(response)]
+    except AnsweredError as error:
+        if not found:
+            raise
+        found.append(InferResponse(error=error))
+    return found
 
 
 def _refuse_encoding(request: Request) -> None:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.dataplane import DataPlane
 from gateway.errors import UNEXPECTED, Code, InferenceError
-from gateway.frontends.http.body import OnDisconnect
+from gateway.frontends.http.body import OnDisconnect, off_loop
 from gateway.frontends.http.compression import (
     IDENTITY,
     SUPPORTED,
@@ -28,16 +28,23 @@ from gateway.frontends.http.infer_codec import InferDecoder, Target
 from gateway.frontends.http.one_write import SEND_WHOLE, SendWhole, send_apart
 from gateway.frontends.http.paths import is_version
 from gateway.frontends.http.requested_outputs import OutputForms
-from gateway.frontends.http.response_codec import EncodedResponse, ResponseEncoder
+from gateway.frontends.http.response_codec import (
+    Answered,
+    EncodedResponse,
+    ResponseEncoder,
+    takes_long,
+)
 from gateway.frontends.http.resumable import IDEMPOTENCY_KEY, REPLAYED, key_of
 from gateway.frontends.http.tracing import TRACES, infer
 from gateway.messages import InferRequest
 from gateway.models.model import Model
+from gateway.models.validation import takes_long as check_takes_long
 from gateway.resumption.reader import Reader
 from gateway.resumption.recording import Asked
 from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings
 from gateway.tensor import Buffer
+from gateway.threads import LARGE_BYTES, Threads
 
 log = logging.getLogger("sluice.http")
 
@@ -90,6 +97,7 @@ class InferRoute:
     ) -> None:
         self._dataplane = dataplane
         self._recordings = recordings or Recordings()
+        self._threads = dataplane.threads
         self._limit = settings.max_input_size
         self._filter = HeaderFilter(settings.header_forward_pattern)
         self._app = app
@@ -128,39 +136,71 @@ class InferRoute:
         encoding = call.headers.get(b"content-encoding", b"").decode("latin-1")
         if encoding not in WINDOW_BITS and encoding not in ("", IDENTITY):
             return _unknown_encoding()
-        body = await read_infer_body(call.receive, call.headers, encoding, self._limit)
+        body = await read_infer_body(
+            call.receive, call.headers, encoding, self._limit, self._threads
+        )
         # Reading can take long: what is asked now decides.
         model = self._dataplane.model(call.model, call.version)
-        request, forms = self._decode(call, model, body)
+        request, forms = await self._decoded(call, model, body)
         if KEY_HEADER in call.headers:
-            reader = self._infer_once(call, model, request, body)
+            reader = await self._infer_once(call, model, request, body)
             return await self._answer_once(call, reader, forms)
         stream = infer(self._dataplane, call.scope, request, model)
         with stream, OnDisconnect(call.scope, stream.cancel):
             response = await stream.only()
-        encoded = self._encoder.encode(model, request.id, response, forms)
-        return await _written(encoded, call.headers.get(b"accept-encoding"))
+        return await self._encoded(call, Answered(model, request.id, response, forms))
 
     async def _answer_once(self, call: _Call, reader: Reader, forms: OutputForms) -> _Answer:
         with reader, OnDisconnect(call.scope, reader.cancel):
             response = await reader.only()
         asked = reader.asked
-        encoded = self._encoder.encode(asked.model, asked.request.id, response, forms)
-        answer = await _written(encoded, call.headers.get(b"accept-encoding"))
+        answered = Answered(asked.model, asked.request.id, response, forms)
+        answer = await self._encoded(call, answered)
         if reader.replayed:
             answer.headers.append(AS_REPLAYED)
         return answer
 
-    def _infer_once(
+    async def _encoded(self, call: _Call, answered: Answered) -> _Answer:
+        if takes_long(answered):
+            encoded = await self._threads.run(self._encoder.encode, *answered)
+        else:
+            encoded = self._encoder.encode(*answered)
+        return await _written(encoded, call.headers.get(b"accept-encoding"), self._threads)
+
+    async def _infer_once(
         self, call: _Call, model: Model, request: InferRequest, body: InferBody
     ) -> Reader:
         """The request, or the one that was made before with its idempotency key."""
         header, binary = body
         length = b"" if header is None else b"%d" % len(header)
-        key = key_of(call.scope, length, header or b"", binary)
+        parts = length, header or b"", binary
+        if sum(map(len, parts)) > LARGE_BYTES:
+            key = await off_loop(self._threads, call.scope, key_of, call.scope, *parts)
+        else:
+            key = key_of(call.scope, *parts)
         asked = Asked(call.scope["path"], model, request, key)
         submit = partial(infer, self._dataplane, call.scope, request, model)
         return self._recordings.open(asked, submit)
+
+    async def _decoded(
+        self, call: _Call, model: Model, body: InferBody
+    ) -> tuple[InferRequest, OutputForms]:
+        """The request; what takes long is decoded and checked in a thread."""
+        header, binary = body
+        if header is not None and len(header) > LARGE_BYTES:
+            return await off_loop(
+                self._threads, call.scope, self._decode_checked, call, model, body
+            )
+        request, forms = self._decode(call, model, body)
+        if len(binary) > LARGE_BYTES and check_takes_long(request):
+            request = await off_loop(self._threads, call.scope, model.checked, request)
+        return request, forms
+
+    def _decode_checked(
+        self, call: _Call, model: Model, body: InferBody
+    ) -> tuple[InferRequest, OutputForms]:
+        request, forms = self._decode(call, model, body)
+        return model.checked(request), forms
 
     def _decode(
         self, call: _Call, model: Model, body: InferBody
@@ -185,14 +225,16 @@ def _unknown_encoding() -> Response:
     return plain_error(501, "Unsupported compression type", {"Accept-Encoding": SUPPORTED})
 
 
-async def _written(encoded: EncodedResponse, accept_encoding: bytes | None) -> _Answer:
+async def _written(
+    encoded: EncodedResponse, accept_encoding: bytes | None, threads: Threads
+) -> _Answer:
     headers = [AS_JSON]
     if encoded.has_binary:
         headers = [AS_BINARY, (HEADER_LENGTH, b"%d" % len(encoded.header))]
     parts: list[Buffer] = [encoded.header, *encoded.blobs]
     encoding = accepted(accept_encoding.decode("latin-1")) if accept_encoding else IDENTITY
     if encoding != IDENTITY:
-        parts = [await compress(encoding, parts)]
+        parts = [await compress(encoding, parts, threads)]
         headers.append((b"content-encoding", encoding.encode()))
     headers.append((b"content-length", b"%d" % sum(map(len, parts))))
     return _Answer(headers, parts)

@@ -14,6 +14,7 @@ from gateway.frontends.http.compression import (
     most_compressed,
     too_large,
 )
+from gateway.threads import LARGE_BYTES, Threads
 
 HEADER_LENGTH = b"inference-header-content-length"
 INTEGER = re.compile(r"[+-]?\d+")
@@ -24,12 +25,15 @@ SHORT_NUMBER = 10
 Headers = Mapping[bytes, bytes]
 """A request's headers by lower-case name."""
 
-InferBody = tuple[bytes | None, memoryview]
-"""The JSON, and what follows it; without JSON all of it is the data of one input (raw request)."""
+InferBody = tuple[bytes | memoryview | None, memoryview]
+"""The JSON, and what follows it; without JSON all of it is the data of one input (raw request).
+
+Large JSON is a view.
+"""
 
 
 async def read_infer_body(
-    receive: Receive, headers: Headers, encoding: str, limit: int
+    receive: Receive, headers: Headers, encoding: str, limit: int, threads: Threads
 ) -> InferBody:
     """Read a body of that encoding, and divide it.
 
@@ -42,7 +46,7 @@ async def read_infer_body(
     max_chunks = MAX_CHUNKS if announced is None else None
     if encoding in WINDOW_BITS:
         compressed = await collect(receive, partial(_check_compressed, limit), max_chunks)
-        return divide(await decompress(encoding, compressed, limit), length, limit)
+        return divide(await decompress(encoding, compressed, limit, threads), length, limit)
     if announced is not None:
         _check_announced(length, limit, announced)
     body = await collect(receive, partial(_check_part, length, limit), max_chunks)
@@ -57,10 +61,14 @@ def divide(body: bytes | bytearray, length: int | None, limit: int) -> InferBody
         return None, view
     if length is None:
         check_json_size(limit, len(body))
-        return bytes(body), view[:0]
+        return _json(view), view[:0]
     _check_range(length, len(body))
     check_json_size(limit, length)
-    return bytes(view[:length]), view[length:]
+    return _json(view[:length]), view[length:]
+
+
+def _json(view: memoryview) -> bytes | memoryview:
+    return view if len(view) > LARGE_BYTES else bytes(view)
 
 
 def header_length(headers: Headers) -> int | None:

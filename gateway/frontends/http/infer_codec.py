@@ -40,19 +40,21 @@ class InferDecoder:
         self._known = KnownRequests()
 
     def decode(
-        self, target: Target, header: bytes, binary: memoryview
+        self, target: Target, header: bytes | memoryview, binary: memoryview
     ) -> tuple[InferRequest, OutputForms]:
         """The request whose JSON is `header`, with the bytes behind it (binary tensor extension).
 
         Checks what the wire demands, in Triton's order; raises InferenceError.
         """
+        if not isinstance(header, bytes):
+            return self._read(target, header, binary)
         known = self._known.get(header, len(binary))
         if known is None:
             return self._read(target, header, binary)
         return _request(target, known, known.inputs(binary)), known.forms
 
     def _read(
-        self, target: Target, header: bytes, binary: memoryview
+        self, target: Target, header: bytes | memoryview, binary: memoryview
     ) -> tuple[InferRequest, OutputForms]:
         found = parse_request(header)
         request_id = members.string(found, "id") if "id" in found else ""
@@ -63,7 +65,8 @@ class InferDecoder:
         meaning = KnownRequest(len(binary), request_id, parameters, reader.pieces, outputs, forms)
         request = _request(target, meaning, inputs)
         if (
-            inputs
+            isinstance(header, bytes)
+            and inputs
             and len(reader.pieces) == len(inputs)
             and not any(each.region for each in outputs)
         ):

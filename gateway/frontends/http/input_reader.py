@@ -1,11 +1,12 @@
 """The inputs of a request in order, each from JSON, from the bytes behind it, or shared memory."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http import members
 from gateway.frontends.http.json_input import read_json_input
+from gateway.frontends.http.large_json import LargeArray
 from gateway.frontends.http.members import Members
 from gateway.messages import SharedRegion, request_prefix
 from gateway.shared_memory.regions import SharedMemory
@@ -66,7 +67,9 @@ class InputReader:
         if datatype is None:
             raise self._invalid_datatype(name, source, request_id)
         if source == "data":
-            data = members.array(found, "data")
+            data: Any = found["data"]
+            if type(data) is not LargeArray:
+                data = members.array(found, "data")
             return read_json_input(name, datatype, shape, data, self._limit)
         if source == "binary_data_size":
             start, taken = self._taken, self._take(name, parameters)

@@ -1,13 +1,22 @@
 """The elements of a tensor as JSON values: what each datatype takes, and how it is written."""
 
+import json
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+import orjson
+
 from gateway.errors import Code, InferenceError
-from gateway.tensor import SIZES, Datatype, Tensor
+from gateway.frontends.http.large_json import LongString
+from gateway.tensor import SIZES, Datatype, Tensor, batched_elements
+from gateway.threads import LARGE_BYTES
+
+PART_ELEMENTS = 1 << 15
+"""Elements of a large tensor that are written at once."""
 
 MAX_DEPTH = 100
 """Arrays inside one another that `data` may consist of (protocol: JSON data rules)."""
@@ -56,7 +65,7 @@ def pack(datatype: Datatype, values: Sequence[Any], name: str) -> bytes | tuple[
 
 
 def _pack_strings(kinds: set[type], values: Sequence[Any]) -> tuple[bytes, ...]:
-    if not kinds <= {str}:
+    if not kinds <= {str, LongString}:
         raise InferenceError(
             Code.INTERNAL,
             "Unable to parse JSON bytes array: attempt to access JSON non-string as string",
@@ -136,6 +145,55 @@ def values_of(tensor: Tensor) -> list[Any]:
             "data format for output",
         )
     return memoryview(tensor.raw()).cast("B").cast(code).tolist()  # type: ignore[call-overload, no-any-return] # the code is no literal
+
+
+def is_large(outputs: Sequence[Tensor]) -> bool:
+    """Whether to write these tensors as JSON takes more than a moment."""
+    size = 0
+    for output in outputs:
+        data = output.data
+        if type(data) is tuple:
+            size += sum(map(len, data)) + len(data)
+        elif isinstance(data, bytes | bytearray | memoryview):
+            size += len(data)
+    return size > LARGE_BYTES
+
+
+def written(tensor: Tensor) -> orjson.Fragment | list[Any]:
+    """A tensor's elements for `orjson.dumps`, with Python's literals for NaN and infinities.
+
+    A large tensor is written part by part: each call holds the interpreter lock.
+    """
+    if not is_large((tensor,)):
+        values = values_of(tensor)
+        return values if all_finite(values) else orjson.Fragment(_literals(values))
+    return orjson.Fragment(b"[%b]" % b",".join([_written_part(part) for part in _parts(tensor)]))
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    """The elements of a large tensor, some at a time: many objects take long to be freed."""
+    data: Any = tensor.data
+    if tensor.datatype is not Datatype.BYTES:
+        data = memoryview(tensor.raw()).cast("B")
+        step = PART_ELEMENTS * SIZES[tensor.datatype]
+    elif type(data) is tuple:
+        step = PART_ELEMENTS
+    else:
+        for part in batched_elements(data, tensor.name, PART_ELEMENTS):
+            yield replace(tensor, shape=(), data=part)
+        return
+    for at in range(0, len(data), step):
+        yield replace(tensor, shape=(), data=data[at : at + step])
+
+
+def _written_part(part: Tensor) -> bytes:
+    values = values_of(part)
+    return (orjson.dumps(values) if all_finite(values) else _literals(values))[1:-1]
+
+
+def _literals(values: Sequence[Any]) -> bytes:
+    # JSON has no NaN or infinity; Triton writes Python's literals, and so do we.
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def all_finite(values: Sequence[Any]) -> bool:

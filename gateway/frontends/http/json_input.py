@@ -4,14 +4,15 @@ from typing import Any
 
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.json_data import flatten, pack
-from gateway.tensor import LENGTH_BYTES, SIZES, Datatype, Tensor, format_shape
+from gateway.frontends.http.large_json import LargeArray
+from gateway.tensor import LENGTH_BYTES, SIZES, Datatype, Tensor, format_shape, join_elements
 
 MAX_SIZE = 2**63 - 1
 """Elements, or bytes, of one tensor."""
 
 
 def read_json_input(
-    name: str, datatype: Datatype, shape: tuple[int, ...], data: list[Any], limit: int
+    name: str, datatype: Datatype, shape: tuple[int, ...], data: list[Any] | LargeArray, limit: int
 ) -> Tensor:
     """An input whose `data` may be nested in any way; `limit` is the most bytes it may have.
 
@@ -21,6 +22,8 @@ def read_json_input(
     count = _count(name, shape)
     if count == 0:
         return Tensor(name, datatype, shape, b"")
+    if isinstance(data, LargeArray):
+        return _read_large(name, datatype, shape, data, limit)
     if datatype is Datatype.BYTES:
         elements = pack(datatype, flatten(data), name)
         _check_limit(name, sum(map(len, elements)) + LENGTH_BYTES * len(elements), limit)  # type: ignore[arg-type] # they are strings
@@ -30,20 +33,53 @@ def read_json_input(
     return Tensor(name, datatype, shape, _pack_exactly(name, datatype, count, flatten(data)))
 
 
+def _read_large(
+    name: str, datatype: Datatype, shape: tuple[int, ...], data: LargeArray, limit: int
+) -> Tensor:
+    """The same, packed part by part; BYTES are in the wire form."""
+    if datatype is Datatype.BYTES:
+        return Tensor(name, datatype, shape, _joined(name, data, limit))
+    count = _count(name, shape)
+    _check_size(name, count, SIZES[datatype])
+    _check_limit(name, count * SIZES[datatype], limit)
+    packed: list[Any] = []
+    found = 0
+    for part in data.parts():
+        values = flatten(part)
+        packed.append(pack(datatype, values[: max(count - found, 0)], name))
+        found += len(values)
+    _check_count(count, found)
+    return Tensor(name, datatype, shape, b"".join(packed))
+
+
+def _joined(name: str, data: LargeArray, limit: int) -> bytes:
+    packed: list[bytes] = []
+    size = 0
+    for part in data.parts():
+        packed.append(join_elements(pack(Datatype.BYTES, flatten(part), name)))  # type: ignore[arg-type] # they are strings
+        size += len(packed[-1])
+    _check_limit(name, size, limit)
+    return b"".join(packed)
+
+
 def _pack_exactly(
     name: str, datatype: Datatype, count: int, values: list[Any]
 ) -> bytes | tuple[bytes, ...]:
     packed = pack(datatype, values[:count], name)
-    if len(values) > count:
+    _check_count(count, len(values))
+    return packed
+
+
+def _check_count(count: int, found: int) -> None:
+    if found > count:
         raise InferenceError(
             Code.INTERNAL,
             "Unable to parse 'data': Shape does not match true shape of 'data' field",
         )
-    if len(values) < count:
+    if found < count:
         raise InferenceError(
             Code.INTERNAL, "Failed to parse 'data' field: shape does not match true shape"
         )
-    return packed
 
 
 def _count(name: str, shape: tuple[int, ...]) -> int:

@@ -10,11 +10,13 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway.descriptors import DescriptorReserve
 from gateway.frontends.http.connection import BoundedProtocol
+from gateway.settings import HttpTimeLimits
 
 BACKLOG = 2048
-KEEP_ALIVE_SECS = 600
 SEND_TIMEOUT_SECS = 30.0
+DEFAULT_LIMITS = HttpTimeLimits()
 
 
 class _Server(uvicorn.Server):
@@ -33,10 +35,16 @@ class HttpListener:
         app: ASGIApp,
         listening: socket.socket,
         send_timeout_secs: float = SEND_TIMEOUT_SECS,
+        limits: HttpTimeLimits = DEFAULT_LIMITS,
     ) -> None:
         self._socket = listening
         self.port: int = listening.getsockname()[1]
-        protocol = partial(BoundedProtocol, send_timeout_secs=send_timeout_secs)
+        protocol = partial(
+            BoundedProtocol,
+            send_timeout_secs=send_timeout_secs,
+            limits=limits,
+            reserve=DescriptorReserve(),
+        )
         self._server = _Server(_config(app, protocol))
 
     async def serve(self) -> None:
@@ -76,7 +84,6 @@ def _config(app: ASGIApp, protocol: Callable[..., BoundedProtocol]) -> uvicorn.C
         "server_header": False,
         "date_header": False,
         "backlog": BACKLOG,
-        "timeout_keep_alive": KEEP_ALIVE_SECS,
     }
     return uvicorn.Config(app, **options)
 

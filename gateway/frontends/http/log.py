@@ -8,10 +8,9 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.body import read_body
 from gateway.frontends.http.errors import JSON
+from gateway.frontends.http.json_body import read_object
 from gateway.frontends.http.members import boolean, string, unsigned
-from gateway.frontends.http.request_json import parse_json_object
 from gateway.observability.log_settings import FORMAT, VERBOSE, changes, shown
 from gateway.settings import HttpSettings
 
@@ -30,6 +29,7 @@ class LogRoutes:
 
     def __init__(self, dataplane: DataPlane, settings: HttpSettings) -> None:
         self._log = dataplane.log
+        self._threads = dataplane.threads
         self._max_input_size = settings.max_input_size
 
     def router(self) -> APIRouter:
@@ -45,7 +45,7 @@ class LogRoutes:
 
     async def change(self, request: Request) -> Response:
         """Change the settings that the body names; null leaves one as it is."""
-        members = parse_json_object(await read_body(request, self._max_input_size))
+        members = await read_object(request, self._threads, self._max_input_size)
         given = {name: value for name, value in members.items() if value is not None}
         self._log.change(changes(_checked(given), refused_format))
         return await self.show()

@@ -2,23 +2,33 @@
 
 import base64
 import binascii
-from typing import Any
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import APIRouter, Request, Response
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.body import read_body
+from gateway.frontends.http.body import off_loop, read_body
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.request_json import parse_json_object
 from gateway.models.index import IndexRow
 from gateway.models.override import FILE_PREFIX, Override
 from gateway.settings import HttpSettings
+from gateway.tensor import Buffer
+from gateway.threads import LARGE_BYTES
 
 REPOSITORY = "/v2/repository"
 NAMED = "/v2/repository/{repository}"
 CONFIG = "config"
+NESTED_READY = re.compile(rb'\s*\{\s*"ready"\s*:\s*[\[{]')
+"""A `ready` that is no boolean, whether or not it is nested deeper than the parser goes."""
+PART_CHARS = 1 << 20
+"""Base64 is decoded in parts of that size: a call holds the interpreter lock. A multiple of 4."""
+
+T = TypeVar("T")
 
 
 class RepositoryRoutes:
@@ -47,7 +57,7 @@ class RepositoryRoutes:
 
     async def index(self, request: Request) -> Response:
         """Every model in the repositories, with the states of its versions."""
-        ready = (await self._body(request)).get("ready", False)
+        ready = await self._read(request, _ready_of)
         if not isinstance(ready, bool):
             raise InferenceError(Code.INVALID_ARG, "Invalid value for 'ready': expected a boolean")
         rows = await self._dataplane.index(ready=ready)
@@ -55,13 +65,13 @@ class RepositoryRoutes:
 
     async def load(self, request: Request, model: str) -> Response:
         """Load or reload a model; it serves when the answer comes."""
-        override = _override(_parameters(await self._body(request)))
+        override = await self._read(request, _override_of)
         await self._dataplane.load(model, override)
         return Response()
 
     async def unload(self, request: Request, model: str) -> Response:
         """Unload a model: no request finds it any more when the answer comes."""
-        found = _parameters(await self._body(request)).get("unload_dependents", False)
+        found = _parameters(await self._read(request, _members_of)).get("unload_dependents", False)
         if not isinstance(found, bool):
             raise InferenceError(
                 Code.INTERNAL,
@@ -75,9 +85,25 @@ class RepositoryRoutes:
         """One repository cannot be meant: 501, as Triton."""
         raise InferenceError(Code.UNSUPPORTED, "'repository_name' specification is not supported")
 
-    async def _body(self, request: Request) -> dict[str, Any]:
+    async def _read(self, request: Request, meaning: Callable[[Buffer], T]) -> T:
+        """What the body means; a large one, as files are, is decoded in a thread."""
         body = await read_body(request, self._max_input_size)
-        return parse_json_object(body) if body.strip() else {}
+        if len(body) <= LARGE_BYTES:
+            return meaning(body)
+        return await off_loop(self._dataplane.threads, request.scope, meaning, body)
+
+
+def _members_of(body: Buffer) -> dict[str, Any]:
+    is_empty = len(body) <= LARGE_BYTES and not bytes(body).strip()
+    return {} if is_empty else parse_json_object(body)
+
+
+def _ready_of(body: Buffer) -> Any:
+    return None if NESTED_READY.match(body) else _members_of(body).get("ready", False)
+
+
+def _override_of(body: Buffer) -> Override | None:
+    return _override(_parameters(_members_of(body)))
 
 
 def _members(row: IndexRow) -> dict[str, str]:
@@ -119,8 +145,11 @@ def _override(parameters: dict[str, Any]) -> Override | None:
 
 
 def _decoded(key: str, value: str) -> bytes:
+    parts = [value[at : at + PART_CHARS] for at in range(0, len(value), PART_CHARS)]
     try:
-        return base64.b64decode(value, validate=True)
+        if any("=" in part for part in parts[:-1]):
+            raise ValueError
+        return b"".join([base64.b64decode(part, validate=True) for part in parts])
     except (binascii.Error, ValueError):
         raise InferenceError(
             Code.INVALID_ARG, f"load parameter '{key}' is no base64 text"

@@ -9,75 +9,147 @@ from typing import Any
 import orjson
 
 from gateway.errors import Code, InferenceError
+from gateway.frontends.http.json_scan import scan
+from gateway.frontends.http.large_json import SLICED_BYTES, LargeText, Where, plain
+from gateway.tensor import Buffer
 
 LITERAL = re.compile(r'"(?:[^"\\]|\\.)*+"?|-?(?:NaN|Inf(?:inity)?)', re.DOTALL)
 """A string, which stays as it is, or a number of Triton's JSON that the standard's has not."""
+
+LITERALS = (b"-Infinity", b"Infinity", b"-Inf", b"Inf", b"-NaN", b"NaN")
+STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+
+MEMBER_DEPTH = 2
+"""Where arrays stand that are members of the text's own object."""
+DATA_DEPTH = 4
+"""Where `data` stands: in an input, in `inputs`, in the text's own object."""
+TENSORS = ("inputs", "outputs")
 
 LENGTHENED = {"Inf": "Infinity", "-Inf": "-Infinity", "-NaN": "NaN"}
 """How Python's parser knows those of the literals that it does not."""
 
 
-def parse_json_object(body: bytes) -> dict[str, Any]:
+def parse_json_object(body: Buffer) -> dict[str, Any]:
     """The body as an object; of members with one name the last counts.
 
     InferenceError INTERNAL (a 500, as Triton) if it is not one, INVALID_ARG if it is not UTF-8 or
-    has half a surrogate pair.
+    has half a surrogate pair. A large body is parsed in a thread.
     """
-    return _object(_parse(body.removeprefix(BOM_UTF8)))
+    found: dict[str, Any] = plain(parse_generate(body))
+    return found
 
 
-def parse_request(body: bytes) -> dict[str, Any]:
+def parse_generate(body: Buffer) -> dict[str, Any]:
+    """The same; members of a large body may be LongString and LargeArray."""
+    if len(body) > SLICED_BYTES:
+        return _parse_large(body)
+    return _object(_parse(bytes(body).removeprefix(BOM_UTF8)))
+
+
+def parse_request(body: Buffer) -> dict[str, Any]:
     """The JSON part of an infer request; of members with one name the first counts, as in Triton.
 
-    InferenceError INTERNAL (a 500, as Triton) if it is not an object, INVALID_ARG if it is not
-    UTF-8 (of which Triton sees nothing) or has half a surrogate pair.
+    The `data` of an input may be a LargeArray. InferenceError INTERNAL (a 500, as Triton) if it is
+    not an object, INVALID_ARG if it is not UTF-8 (of which Triton sees nothing) or has half a
+    surrogate pair.
     """
-    body = body.removeprefix(BOM_UTF8)
+    if len(body) > SLICED_BYTES:
+        return _parse_large_request(body)
+    body = bytes(body).removeprefix(BOM_UTF8)
     found = _object(_parse(body))
-    # Without a colon in a string, fewer members than colons means that some had the same name.
-    if body.count(b":") != _count_members(found):
+    members = _count_members(found)
+    # Fewer members than colons outside of strings means that some had the same name.
+    if body.count(b":") != members and STRING.sub(b"", body).count(b":") != members:
         return _object(_parse_patiently(body))
     return found
 
 
-def _parse(body: bytes) -> Any:
+def _parse_large(body: Buffer) -> dict[str, Any]:
+    layout = scan(view := _without_mark(body), depth=MEMBER_DEPTH, nested=False)
+    return _object(LargeText(view, layout, _parse_part).parsed(_parse))
+
+
+def _parse_large_request(body: Buffer) -> dict[str, Any]:
+    layout = scan(view := _without_mark(body), depth=DATA_DEPTH, nested=True)
+
+    def parse(body: bytes, where: Where) -> Any:
+        found = _object(_parse(body, where))
+        return found if layout.colons == _count_members(found) else _parse_patiently(body)
+
+    found = _object(LargeText(view, layout, _parse_part).parsed(parse))
+    return {key: _listed(each) if key in TENSORS else plain(each) for key, each in found.items()}
+
+
+def _listed(tensors: Any) -> Any:
+    """Inputs or outputs with their large data as they are, and all else without."""
+    if type(tensors) is not list:
+        return plain(tensors)
+    return [
+        {key: each if key == "data" else plain(each) for key, each in tensor.items()}
+        if type(tensor) is dict
+        else plain(tensor)
+        for tensor in tensors
+    ]
+
+
+def _without_mark(body: Buffer) -> memoryview:
+    view = memoryview(body)
+    return view[len(BOM_UTF8) :] if bytes(view[: len(BOM_UTF8)]) == BOM_UTF8 else view
+
+
+def _parse(body: bytes, where: Where = int) -> Any:
     if not body.strip():
         raise _unparsable("The document is empty.", 0)
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        _insist_on_utf8(body)
+        _insist_on_utf8(body, where)
         if b"NaN" not in body and b"Inf" not in body:
-            raise _refusal(error) from None
-    return _parse_literals(body)
+            raise _refusal(error, where) from None
+    return _parse_literals(body, where)
 
 
-def _parse_literals(body: bytes) -> Any:
+def _parse_part(body: bytes, where: Where) -> Any:
+    """A part of an array: mostly numbers, for which replacing the literals is enough."""
+    if b'"' in body or (b"NaN" not in body and b"Inf" not in body):
+        return _parse(body, where)
+    shown = body
+    for literal in LITERALS:
+        shown = shown.replace(literal, b" 0 ")
+    try:
+        orjson.loads(shown)
+    except orjson.JSONDecodeError:
+        return _parse(body, where)
+    known = body.replace(b"Infinity", b"Inf").replace(b"Inf", b"Infinity").replace(b"-NaN", b"NaN")
+    return json.loads(known, parse_int=_integer)
+
+
+def _parse_literals(body: bytes, where: Where) -> Any:
     """JSON with NaN and infinities, which is refused for whatever else is wrong with it."""
     try:
         orjson.loads(LITERAL.sub(_zero, body.decode()))
     except orjson.JSONDecodeError as error:
-        raise _refusal(error) from None
+        raise _refusal(error, where) from None
     return _parse_patiently(body)
 
 
-def _insist_on_utf8(body: bytes) -> None:
+def _insist_on_utf8(body: bytes, where: Where) -> None:
     try:
         body.decode()
     except UnicodeDecodeError as error:
         raise InferenceError(
             Code.INVALID_ARG,
             f"failed to parse the request JSON buffer: found byte 0x{body[error.start]:02x} at "
-            f"{error.start}, expected UTF-8; what is no text can be sent as binary data",
+            f"{where(error.start)}, expected UTF-8; what is no text can be sent as binary data",
         ) from None
 
 
-def _refusal(error: orjson.JSONDecodeError) -> InferenceError:
+def _refusal(error: orjson.JSONDecodeError, where: Where) -> InferenceError:
     if "surrogate" in error.msg:
         # No more a text than bytes that are not UTF-8 (Triton: the same words, with a 500).
         text = "The surrogate pair in string is invalid."
-        return _unparsable(text, error.pos, Code.INVALID_ARG)
-    return _unparsable(error.msg, error.pos)
+        return _unparsable(text, where(error.pos), Code.INVALID_ARG)
+    return _unparsable(error.msg, where(error.pos))
 
 
 def _zero(found: re.Match[str]) -> str:
@@ -117,7 +189,7 @@ def _count_members(found: Mapping[str, Any]) -> int:
     parameters = found.get("parameters")
     if type(parameters) is dict:
         count += len(parameters)
-    for key in ("inputs", "outputs"):
+    for key in TENSORS:
         for tensor in _list(found.get(key)):
             if type(tensor) is dict:
                 parameters = tensor.get("parameters")

@@ -45,15 +45,18 @@ def read_outputs(
         if "outputs" in found:
             members.array(found, "outputs")
         return (), OutputForms(default, only_binary=default)
-    outputs, binary = [], {}
+    listed: dict[str, RequestedOutput] = {}
+    binary: dict[str, bool] = {}
     for each in members.array(found, "outputs"):
         name = members.string(members.of(each), "name")
         parameters = members.parameters(each)
-        outputs.append(_output(name, parameters, shared_memory))
-        binary[name] = "binary_data" in parameters and members.boolean(parameters, "binary_data")
-    listed = {each.name: each for each in outputs}
+        wants_binary = "binary_data" in parameters and members.boolean(parameters, "binary_data")
+        # Of outputs with one name Triton serves the first, in its form.
+        listed.setdefault(name, _output(name, parameters, shared_memory))
+        binary.setdefault(name, wants_binary)
+    outputs = tuple(listed.values())
     only_binary = all(binary.values()) and not any(each.classes or each.region for each in outputs)
-    return tuple(outputs), OutputForms(default, listed, binary, only_binary)
+    return outputs, OutputForms(default, listed, binary, only_binary)
 
 
 def _output(name: str, parameters: Members, shared_memory: SharedMemory) -> RequestedOutput:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.classification import classify
-from gateway.frontends.http.json_data import all_finite, values_of
+from gateway.frontends.http.json_data import all_finite, is_large, written
 from gateway.frontends.http.requested_outputs import OutputForms
 from gateway.messages import InferResponse
 from gateway.models.model import Model
@@ -17,6 +17,23 @@ from gateway.tensor import Buffer, Tensor
 
 MOST_KNOWN = 256
 """Shapes of responses whose JSON is kept: while shapes stay, it is the same but for the id."""
+
+
+class Answered(NamedTuple):
+    """A response to be encoded: of which model, under which id, in which forms."""
+
+    model: Model
+    request_id: str
+    response: InferResponse
+    forms: OutputForms
+
+
+def takes_long(answered: Answered) -> bool:
+    """Whether to encode it blocks for more than a moment: large JSON, strings, shared memory."""
+    outputs = answered.response.outputs
+    if answered.forms.only_binary and all(type(output.data) is not tuple for output in outputs):
+        return False
+    return is_large(outputs)
 
 
 class EncodedResponse(NamedTuple):
@@ -84,7 +101,7 @@ class ResponseEncoder:
             labels = model.labels.get(output.name, ())
             output = classify(output, asked.classes, labels, batching=model.config.batching)
         if not forms.is_binary(output.name):
-            return {**_described(output), "data": values_of(output)}
+            return {**_described(output), "data": written(output)}
         blob = output.raw()
         blobs.append(blob)
         return {**_described(output), "parameters": {"binary_data_size": len(blob)}}
@@ -111,11 +128,12 @@ def _binary_members(
 
 
 def _dump(found: Mapping[str, Any]) -> bytes:
-    data = (output.get("data", ()) for output in found["outputs"])
-    if all(map(all_finite, data)) and all_finite(_floats(found.get("parameters"))):
-        return orjson.dumps(found)
-    # JSON has no NaN or infinity; Triton writes Python's literals, and so do we.
-    return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
+    parameters = found.get("parameters")
+    if not all_finite(_floats(parameters)):
+        # JSON has no NaN or infinity; Triton writes Python's literals, and so do we.
+        text = json.dumps(parameters, ensure_ascii=False, separators=(",", ":"))
+        found = {**found, "parameters": orjson.Fragment(text)}
+    return orjson.dumps(found)
 
 
 def _floats(parameters: Mapping[str, Any] | None) -> list[float]:

@@ -10,9 +10,8 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.body import read_body
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.request_json import parse_json_object
+from gateway.frontends.http.json_body import read_object
 from gateway.settings import HttpSettings
 from gateway.shared_memory.regions import Kind
 
@@ -26,6 +25,7 @@ class SharedMemoryRoutes:
 
     def __init__(self, dataplane: DataPlane, settings: HttpSettings) -> None:
         self._shared_memory = dataplane.shared_memory
+        self._threads = dataplane.threads
         self._max_input_size = settings.max_input_size
 
     def router(self) -> APIRouter:
@@ -102,7 +102,7 @@ class SharedMemoryRoutes:
 
     async def _members(self, request: Request, kind: Kind) -> Mapping[str, Any]:
         self._shared_memory.check_new(kind, _region(request))
-        return parse_json_object(await read_body(request, self._max_input_size))
+        return await read_object(request, self._threads, self._max_input_size)
 
 
 def _region(request: Request) -> str:

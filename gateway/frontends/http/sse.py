@@ -5,6 +5,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from http import HTTPStatus
 from types import MappingProxyType
 
 from starlette.responses import Response
@@ -13,7 +14,13 @@ from starlette.types import Receive, Scope, Send
 from gateway.errors import UNEXPECTED, InferenceError
 from gateway.frontends.http.body import OnDisconnect
 from gateway.frontends.http.codec import ResponseEncoder
-from gateway.frontends.http.errors import error_body
+from gateway.frontends.http.errors import (
+    STATUS,
+    error_body,
+    log_refusal,
+    retry_after,
+    status_of,
+)
 from gateway.frontends.http.one_write import SEND_PIECE
 from gateway.frontends.http.resumable import id_line, stream_headers
 from gateway.messages import InferResponse
@@ -62,6 +69,22 @@ async def first_batch(stream: Responses, scope: Scope, within_secs: float) -> Fi
         return None
 
 
+def first_status(responses: Sequence[InferResponse]) -> int:
+    """The status of several responses, as on Triton: that of the first, an error or not."""
+    error = responses[0].error if responses else None
+    return HTTPStatus.OK if error is None else status_of(error, STATUS)
+
+
+def refused_stream(path: str, error: InferenceError) -> Response:
+    """A stream that is one event, an error in place of the model's first response.
+
+    Triton decides the status of a stream by its first response (generate extension).
+    """
+    log_refusal(path, error)
+    headers = {**HEADERS, **retry_after(error)}
+    return Response(event(error_body(error.message)), status_of(error, STATUS), headers)
+
+
 class EventStream(Response):
     """Sends a stream as events: the first at once, later ones merged while a write is under way.
 
@@ -77,7 +100,7 @@ class EventStream(Response):
         settings: HttpSettings,
         headers: Mapping[str, str] = NO_HEADERS,
     ) -> None:
-        self.status_code = 200
+        self.status_code = first_status(first or ())
         self.background = None
         self.init_headers({**HEADERS, **headers, **stream_headers(stream)})
         self._stream = stream
@@ -107,7 +130,11 @@ class EventStream(Response):
                 return  # the client has left
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        start = {
+            "type": "http.response.start",
+            "status": self.status_code,
+            "headers": self.raw_headers,
+        }
         await send(start)
         if scope["method"] != "HEAD":
             await self._send_events(_put(scope, send))
@@ -150,7 +177,10 @@ class EventStream(Response):
 
 
 class StreamedResponse(EventStream):
-    """The events of `generate_stream`. An error becomes one last event with an `error` member."""
+    """The events of `generate_stream`. An error becomes an event with an `error` member.
+
+    It is the last event if the error has ended the request.
+    """
 
     def __init__(
         self, stream: Responses, first: First, encoder: ResponseEncoder, settings: HttpSettings

@@ -7,11 +7,10 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from gateway.dataplane import DataPlane
-from gateway.frontends.http.body import read_body
 from gateway.frontends.http.errors import JSON
+from gateway.frontends.http.json_body import read_object
 from gateway.frontends.http.members import ARRAY, STRING, mismatch
 from gateway.frontends.http.paths import MODEL
-from gateway.frontends.http.request_json import parse_json_object
 from gateway.observability.trace_settings import BOUNDS, LEVEL, changes, shown
 from gateway.settings import HttpSettings
 
@@ -21,6 +20,7 @@ class TraceRoutes:
 
     def __init__(self, dataplane: DataPlane, settings: HttpSettings) -> None:
         self._dataplane = dataplane
+        self._threads = dataplane.threads
         self._max_input_size = settings.max_input_size
 
     def router(self) -> APIRouter:
@@ -38,7 +38,7 @@ class TraceRoutes:
     async def change(self, request: Request) -> Response:
         """Change the settings that the body names; null lets one fall back."""
         model = self._model(request)
-        members = parse_json_object(await read_body(request, self._max_input_size))
+        members = await read_object(request, self._threads, self._max_input_size)
         wanted = {name: _texts(name, value) for name, value in members.items()}
         self._dataplane.tracer.update(model, changes(wanted))
         return self._settings(model)

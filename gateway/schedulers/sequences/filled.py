@@ -1,6 +1,6 @@
 """One execution of sequences as their instance sees it: with controls, states, and every row."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -89,6 +89,14 @@ class FilledInstance(Instance):
         self._whole = whole
         self._states = states
 
+    @property
+    def origin(self) -> Instance:
+        return self._instance
+
+    @property
+    def alive(self) -> bool:  # type: ignore[override]  # most need no property
+        return self._instance.alive
+
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         """Answer the requests, which are those of the rows that have one, in their order."""
         places = iter(range(len(requests)))
@@ -101,8 +109,14 @@ class FilledInstance(Instance):
                 elif row is not None and index is not None:
                     yield index, self._without_states(answer, row)
 
+    def waits_for(self, requests: Sequence[InferRequest]) -> Iterable[str]:
+        return self._instance.waits_for(requests)
+
     def left(self, requests: Sequence[InferRequest]) -> None:
         self._instance.left(requests)
+
+    def stop(self, request: InferRequest) -> bool:
+        return self._instance.stop(request)
 
     async def close(self) -> None:
         """What executes is closed by whoever has loaded it."""

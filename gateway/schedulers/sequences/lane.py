@@ -10,7 +10,7 @@ from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.alarm import Alarm
-from gateway.schedulers.execution import Terms, execute
+from gateway.schedulers.execution import Execution, Terms
 from gateway.schedulers.free_instances import FreeInstances, Hold
 from gateway.schedulers.ordering import Order
 from gateway.schedulers.rate_limiter import Share
@@ -62,7 +62,7 @@ class Lane:
         self._free = FreeInstances(self.consider)
         self._delay = Alarm(self.consider)
         self._starting: Task | None = None
-        self._running: dict[Task, Sequence[Row]] = {}
+        self._running: dict[Task, tuple[Execution, Sequence[Row]]] = {}
         self._held: dict[Task, Sequence[Row]] = {}
         self._emptied = asyncio.Event()
 
@@ -101,6 +101,11 @@ class Lane:
         return found
 
     @property
+    def executions(self) -> list[Execution]:
+        """Those that have not ended."""
+        return [execution for execution, _ in self._running.values()]
+
+    @property
     def sequences(self) -> list[OpenSequence]:
         """All that have a slot, or something ready."""
         inside = [slot.sequence for slot in self.slots if slot.sequence is not None]
@@ -124,10 +129,10 @@ class Lane:
         """The instance has died: what it executes gets the error, and it takes nothing more."""
         self._free.forget(self._instance)
         self._delay.clear()
-        for task, rows in tuple(self._running.items()):
+        for execution, rows in tuple(self._running.values()):
             for row in rows:
                 row.waiting.entry.stream.abandon(error)
-            task.cancel()
+            execution.stop()
 
     async def emptied(self) -> None:
         """Wait until no slot has a sequence and nothing is executed; then take nothing more."""
@@ -164,43 +169,48 @@ class Lane:
     async def _serve(self, hold: Hold) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in a task
-        while rows := self._take(task):
-            freed = partial(self._freed, hold, task)
+        while (execution := self._take(task, hold)) is not None:
             try:
-                await self._execute(rows, freed)
+                await execution.run()
             finally:
                 self._ended(task)
             if hold.ended or self._free.limited:  # the next execution needs another turn
                 return
 
-    async def _execute(self, rows: Sequence[Row | None], freed: Callable[[], None]) -> None:
-        assert self._filling is not None  # noqa: S101 - nobody executes before `open`
+    def _execution(self, task: Task, hold: Hold, rows: Sequence[Row | None]) -> Execution:
+        assert self._filling is not None  # noqa: S101 - no task is started before `open`
         instance, entries = self._filling.execution(self._instance, rows)
         terms = Terms(len(rows) - len(entries), self._filling.to_the_end)
-        if self._course.again is None:
-            await execute(instance, entries, self._statistics, freed=freed, terms=terms)
-            return
-        again = partial(self._again, {row.waiting.entry.stream: row for row in rows if row})
-        await execute(
-            instance, entries, self._statistics, freed=freed, rescheduled=again, terms=terms
+        make = partial(
+            Execution,
+            *(instance, entries, self._statistics),
+            freed=partial(self._freed, hold, task),
+            terms=terms,
         )
+        if self._course.again is None:
+            return make()
+        by_stream: dict[object, Row] = {row.waiting.entry.stream: row for row in rows if row}
+        return make(rescheduled=partial(self._again, by_stream))
 
-    def _take(self, task: Task) -> Sequence[Row | None]:
-        """The rows that are due for the free instance; none if nothing is."""
+    def _take(self, task: Task, hold: Hold) -> Execution | None:
+        """The execution that is due for the free instance, if any is."""
         if self._starting is task:
             self._starting = None
         if not self._ready or self._blocked or not self._free.knows(self._instance):
-            return ()
+            return None
         rows = self._ready.decide(time.monotonic_ns()).rows
+        execution: Execution | None = None
         if rows:
             self._delay.clear()
-            self._begin(task, rows)
+            execution = self._execution(task, hold, rows)
+            self._begin(task, execution, rows)
         self.consider()
-        return rows
+        return execution
 
-    def _begin(self, task: Task, rows: Sequence[Row | None]) -> None:
+    def _begin(self, task: Task, execution: Execution, rows: Sequence[Row | None]) -> None:
         present = [row for row in rows if row is not None]
-        self._running[task] = self._held[task] = present
+        self._running[task] = (execution, present)
+        self._held[task] = present
         for row in present:
             row.waiting.queued = False
             row.sequence.begun = True
@@ -219,7 +229,7 @@ class Lane:
         hold.end()
 
     def _ended(self, task: Task) -> None:
-        rows = self._running.pop(task)
+        _, rows = self._running.pop(task)
         if self._order is not None:
             self._order.ended(row.waiting.entry.stream for row in rows)
         self._course.executed(self._held.pop(task, ()))

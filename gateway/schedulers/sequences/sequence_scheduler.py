@@ -7,7 +7,7 @@ Which sequence has which slot is decided in `table.py`, which requests execute t
 import asyncio
 import logging
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
@@ -25,7 +25,7 @@ from gateway.schedulers.arrivals import Arrivals
 from gateway.schedulers.ordering import Order
 from gateway.schedulers.queue import QueueRules, Waiting
 from gateway.schedulers.rate_limiter import Share
-from gateway.schedulers.scheduler import Entry, Scheduler
+from gateway.schedulers.scheduler import Entry, Executing, Scheduler
 from gateway.schedulers.sequences.admission import Admission
 from gateway.schedulers.sequences.batches import Ready, ReadyCandidates, ReadySlots, Row
 from gateway.schedulers.sequences.filled import Filling
@@ -132,6 +132,10 @@ class SequenceScheduler(Scheduler):
         self._fill()
         await lane.emptied()
         del self._lanes[instance]
+
+    @property
+    def executions(self) -> Iterable[Executing]:
+        return [each for lane in self._lanes.values() for each in lane.executions]
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -7,6 +7,7 @@ among its inputs; those that the model answers take their place.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from gateway.batches.reshapes import Reshapes
 from gateway.config import ModelConfig
 from gateway.messages import InferRequest, InferResponse, RequestedOutput
 from gateway.scheduling import State
@@ -30,6 +31,7 @@ class States:
         self._shown = frozenset(each.name for each in config.output)
         self._every = tuple([RequestedOutput(each.name) for each in config.output])
         self._requested = tuple([RequestedOutput(name) for name in self._inputs])
+        self._reshapes = Reshapes(config)
         self._variable = tuple([each.input_name for each in states if -1 in each.dims])
 
     def __bool__(self) -> bool:
@@ -65,7 +67,7 @@ class States:
         asked = {output.name for output in request.outputs} or self._shown
         found = {
             self._inputs[tensor.name]: _stored(self._inputs[tensor.name], tensor, shared)
-            for tensor in response.outputs
+            for tensor in self._reshapes.as_made(response)
             if tensor.name in self._inputs
         }
         if found and not asked.issuperset(self._inputs):

@@ -13,6 +13,7 @@ from backends.onnxruntime.backend import OnnxRuntimeBackend
 from gateway.backend import Answer, Instance, ModelContext
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.messages import InferRequest, InferResponse, RequestedOutput
+from gateway.models.reshaped_instance import with_reshapes
 from gateway.tensor import Datatype, array_tensor
 from tests import onnx_models
 from tests.builders import soon
@@ -65,7 +66,8 @@ async def load(folder: Path) -> AsyncIterator[Load]:
             onnx_models.save(made, folder)
         runtime = on or OnnxRuntimeBackend()
         whole = runtime.complete(replace(config or ModelConfig(), name="m"), folder)
-        loaded.append(await soon(runtime.load(context(whole, folder))))
+        instance = await soon(runtime.load(context(whole, folder)))
+        loaded.append(with_reshapes(instance, whole))
         return loaded[-1]
 
     yield make

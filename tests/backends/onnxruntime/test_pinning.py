@@ -5,6 +5,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import onnxruntime
 import pytest
 
 from backends.onnxruntime.pinning import PINNING, Pins
@@ -125,3 +126,29 @@ async def test_a_model_that_does_not_load_leaves_its_processors(folder: Path) ->
     instance = await soon(runtime.load(context(whole, folder)))
     assert {last} in affinities().values()
     await soon(instance.close())
+
+
+async def test_an_instance_keeps_to_the_cores_of_its_host_policy(folder: Path) -> None:
+    before, last = affinities(), max(affinities()[own()])
+    onnx_models.save(onnx_models.add_sub(), folder)
+    runtime = backend()
+    whole = runtime.complete(ModelConfig(name="m"), folder)
+    placed = replace(context(whole, folder), cpu_cores=frozenset({last}))
+    instance = await soon(runtime.load(placed))
+    added = [each for thread, each in affinities().items() if thread not in before]
+    assert {last} in added
+    assert affinities()[own()] == before[own()]
+    await soon(instance.close())
+
+
+async def test_cores_of_a_host_policy_need_threads_of_the_instance_s_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A pool of the whole process would be there for every later test in it.
+    monkeypatch.setattr(onnxruntime, "set_global_thread_pool_sizes", lambda *_: None)
+    onnx_models.save(onnx_models.add_sub(), folder)
+    runtime = backend(enable_global_threadpool="1")
+    placed = replace(context(ModelConfig(name="m"), folder), cpu_cores=frozenset({0}))
+    with pytest.raises(InferenceError, match="host policy") as caught:
+        await soon(runtime.load(placed))
+    assert caught.value.code is Code.UNSUPPORTED

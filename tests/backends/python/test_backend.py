@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from backends.python import backend as module
-from backends.python import executions
+from backends.python import execution, executions
 from backends.python.backend import PythonBackend
 from backends.python.environments.choice import Environment, Places
 from gateway.backend import Instance, ModelContext, Note
@@ -22,7 +22,8 @@ from gateway.config import (
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, RequestedOutput, SequenceTag
 from gateway.scheduling import DynamicBatching
-from gateway.tensor import Datatype, array_tensor
+from gateway.stream import ResponseStream
+from gateway.tensor import Datatype, Tensor, array_tensor
 from tests.backends.python.loading import (
     CONFIG,
     DECOUPLED,
@@ -133,7 +134,7 @@ async def test_a_decoupled_model_answers_as_often_as_it_likes(load: Load) -> Non
 async def test_a_reader_that_lags_holds_the_model_back(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executions, "HELD_BYTES", 10 * executions.ANSWER_BYTES)
+    monkeypatch.setattr(execution, "HELD_BYTES", 10 * executions.ANSWER_BYTES)
     instance = await load(MANY, DECOUPLED)
     sent = tmp_path / "m" / "1" / "sent"
     async with aclosing(instance.execute([request(50_000)])) as stream:
@@ -304,6 +305,42 @@ async def test_answers_sent_before_a_death_are_delivered(load: Load) -> None:
     assert isinstance(error, InferenceError)
 
 
+async def test_a_worker_keeps_to_its_cores(load: Load) -> None:
+    core = max(os.sched_getaffinity(0))
+    instance = await load(
+        """
+    def execute(self, requests):
+        found = []
+        thread = threading.Thread(target=lambda: found.append(os.sched_getaffinity(0)))
+        thread.start()
+        thread.join()
+        cores = sorted(os.sched_getaffinity(0) | found[0])
+        return [response(np.array(cores, np.float32)) for _ in requests]
+""",
+        cpu_cores=frozenset({core}),
+    )
+    (answer,) = await answers(instance, request(1))
+    assert values(answer) == [core]
+
+
+async def test_a_close_that_is_cancelled_still_ends_its_worker(load: Load, tmp_path: Path) -> None:
+    instance = await load("""
+    def execute(self, requests):
+        return [None]
+
+    def finalize(self):
+        (HERE / "finalizing").write_text("")
+        time.sleep(60)
+    """)
+    closing = asyncio.create_task(instance.close())
+    finalizing = tmp_path / "m" / "1" / "finalizing"
+    await asyncio.to_thread(wait_until, finalizing.exists, "it finalizes")
+    assert not instance.alive
+    closing.cancel()
+    await soon(asyncio.wait([closing]))
+    assert "was stopped" in await soon(instance.died())
+
+
 async def test_finalize_is_called_once_and_its_failure_is_logged(
     load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -422,6 +459,66 @@ async def test_failures_of_other_models_are_responses(load: Load) -> None:
     await soon(others.asked.wait())
     others.streams[0].fail(InferenceError(Code.NOT_FOUND, "nothing there"))
     assert await soon(asking) == "nothing there"
+
+
+async def test_failures_of_other_models_keep_their_codes(load: Load) -> None:
+    others = Others(decoupled=True)
+    code = ASK.replace("DECOUPLED", "True").replace(".error().message()", ".error().code().name")
+    instance = await load(code, infer=others.infer, control=others)
+    asking = asyncio.ensure_future(told(instance, request(1)))
+    await soon(others.asked.wait())
+    others.streams[0].put(InferResponse(error=InferenceError(Code.UNSUPPORTED, "not this")))
+    others.streams[0].fail(InferenceError(Code.NOT_FOUND, "nothing there"))
+    assert await soon(asking) == "UNSUPPORTED | NOT_FOUND"
+
+
+UNFORESEEN = "request to model 'other' failed unexpectedly; the server's log says why"
+
+
+async def test_an_unforeseen_exception_answers_a_model_that_asks(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = Others()
+
+    def refuse(_: InferRequest) -> ResponseStream:
+        raise RuntimeError("unforeseen")
+
+    instance = await load(ASK.replace("DECOUPLED", "False"), infer=refuse, control=others)
+    assert await told(instance, request(1)) == UNFORESEEN
+    assert [each.exc_info[1].args for each in caplog.records if each.exc_info] == [("unforeseen",)]
+
+
+async def test_an_unforeseen_exception_in_an_answer_reaches_the_model_that_asks(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = Others()
+    instance = await load_asking(load, others)
+    asking = asyncio.ensure_future(told(instance, request(1)))
+    await soon(others.asked.wait())
+    odd = Tensor("y", Datatype.FP32, (1,), None)  # type: ignore[arg-type]
+    others.streams[0].put(InferResponse(outputs=(odd,), final=True))
+    assert await soon(asking) == UNFORESEEN
+    assert len([each for each in caplog.records if each.exc_info]) == 1
+
+
+async def test_an_unforeseen_exception_of_a_load_answers_the_model_that_asks(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd(Others):
+        async def load(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+            raise RuntimeError("unforeseen")
+
+    code = """
+    def execute(self, requests):
+        try:
+            pb_utils.load_model("other")
+        except pb_utils.TritonModelException as error:
+            return [response(x(requests[0]), parameters={"told": str(error)})]
+"""
+    others = Odd()
+    instance = await load(code, infer=others.infer, control=others)
+    assert "failed unexpectedly" in await told(instance, request(1))
+    assert len([each for each in caplog.records if each.exc_info]) == 1
 
 
 @pytest.mark.parametrize(

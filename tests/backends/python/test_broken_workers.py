@@ -58,7 +58,7 @@ async def test_a_message_that_cannot_be_understood_ends_the_worker(
     "garbage",
     [
         "frame(b'[4, 1000, [[], null, null], true]')",
-        "frame(b'[11, 1000]')",
+        "frame(b'[11, 1000, true]')",
         "frame(b'[7, [1000], [1000]]')",
     ],
 )

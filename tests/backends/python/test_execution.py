@@ -1,46 +1,112 @@
-"""The answers of one execution: in order, to their requests, and none when nobody waits."""
+"""The answers of executions: in order, to their requests, and all given back by who leaves."""
 
 import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
 
-from backends.python.execution import Execution
-from gateway.backend import Note
+import pytest
+
+from backends.python.channel import Channel
+from backends.python.execution import Backlog, Execution
+from backends.python.executions import Executions
+from backends.python.link import Link
+from backends.python.parameters import Parameters
+from backends.python.requests import RequestEncoder
+from backends.python.worker.sluice_worker.segments import IncomingSegments, OutgoingSegments
+from gateway.backend import Answer, Note
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse
+from tests.backends.python.loading import CONFIG, DECOUPLED
 from tests.builders import settle, soon, text_request, text_response
 
 ERROR = InferenceError(Code.INTERNAL, "no")
 PART = text_response("part")
 LAST = text_response("last", final=True)
+ANSWER = [[["y", "FP32", [1], 4, 0]], None, None]
+BODY = memoryview(bytes(4))
 
 
-def execution(count: int = 2) -> Execution:
+class Ends:
+    """A link whose other end is sockets of the test's, and the owner of its executions."""
+
+    def __init__(self) -> None:
+        self.is_killed = asyncio.Event()
+        self._sockets = [socket.socketpair() for _ in range(3)]
+        mine = [pair[0] for pair in self._sockets]
+        work, control = (Channel(each, _ignore, _nothing, _ignore) for each in mine[:2])
+        self.link = Link(work, control, IncomingSegments(mine[2]), OutgoingSegments(mine[2]))
+        self.killed: list[str] = []
+        self.disconnects = 0
+
+    def kill(self, why: str) -> None:
+        self.killed.append(why)
+        self.is_killed.set()
+
+    def left(self) -> None:
+        self.disconnects += 1
+
+    def close(self) -> None:
+        self.link.close()
+        for pair in self._sockets:
+            for each in pair:
+                each.close()
+
+
+def _ignore(*_: object) -> None:
+    """Nothing comes here."""
+
+
+def _nothing() -> None:
+    """Nothing comes here."""
+
+
+@pytest.fixture
+async def ends() -> Iterator[Ends]:
+    found = Ends()
+    yield found
+    found.close()
+
+
+def execution(
+    ends: Ends, count: int = 2, *, backlog: Backlog | None = None, number: int = 1
+) -> Execution:
     """Requests 10, 11, ... that the scheduler knows as 0, 1, ..."""
-    return Execution([text_request()] * count, 10, range(count))
+    return Execution(
+        [text_request()] * count,
+        range(count),
+        backlog or Backlog(ends.link, ordered=True),
+        Execution.drop,
+        number=number,
+        first=10 * number,
+    )
 
 
-async def test_answers_are_told_by_the_schedulers_indexes() -> None:
-    found = Execution([text_request()] * 2, 10, [5, 3])
-    found.answer(11, LAST, 1)
-    found.answer(10, PART, 1)
+async def test_answers_have_the_schedulers_indexes(ends: Ends) -> None:
+    backlog = Backlog(ends.link, ordered=True)
+    requests = [text_request()] * 2
+    found = Execution(requests, [5, 3], backlog, Execution.drop, number=1, first=10)
+    found.answer(11, LAST)
+    found.answer(10, PART)
     assert await found.answers() == [(3, LAST), (5, PART)]
 
 
-async def test_it_is_over_when_execute_has_returned_and_every_request_is_done() -> None:
-    found = execution()
-    assert found.answer(10, LAST, 1)
-    assert not found.answer(11, PART, 1)
+async def test_it_is_over_when_execute_has_returned_and_every_request_is_done(ends: Ends) -> None:
+    found = execution(ends)
+    assert found.answer(10, LAST)
+    assert not found.answer(11, PART)
     found.end()
     assert not found.over
     assert await found.answers() == [(0, LAST), (1, PART), (0, Note.FREED)]
-    found.answer(11, ERROR, 1)
+    found.answer(11, ERROR)
     assert found.over
     assert await found.answers() == [(1, ERROR)]
     assert await found.answers() == []
 
 
-async def test_execute_is_waited_for_though_every_request_is_done() -> None:
-    found = execution(1)
-    found.answer(10, LAST, 1)
+async def test_execute_is_waited_for_though_every_request_is_done(ends: Ends) -> None:
+    found = execution(ends, 1)
+    found.answer(10, LAST)
     await found.answers()
     waiting = asyncio.ensure_future(found.answers())
     await settle()
@@ -50,55 +116,59 @@ async def test_execute_is_waited_for_though_every_request_is_done() -> None:
     assert await soon(waiting) == []
 
 
-async def test_a_rescheduled_request_is_done_here() -> None:
-    found = execution(1)
+async def test_a_rescheduled_request_is_done_here(ends: Ends) -> None:
+    found = execution(ends, 1)
     found.reschedule(10)
     found.end()
     assert await found.answers() == [(0, Note.RESCHEDULED)]
     assert found.over
 
 
-async def test_a_lost_worker_fails_what_is_open() -> None:
-    found = execution()
-    found.answer(10, LAST, 1)
+async def test_a_lost_worker_fails_what_is_open(ends: Ends) -> None:
+    found = execution(ends)
+    found.answer(10, LAST)
     found.lose(ERROR)
     assert await found.answers() == [(0, LAST), (1, ERROR)]
     assert found.over
     assert found.lost
 
 
-async def test_whoever_leaves_can_wait_for_execute_to_return() -> None:
-    found = execution()
-    found.abandon()
-    waiting = asyncio.ensure_future(found.has_returned())
+async def test_its_block_ends_once_execute_has_returned(ends: Ends) -> None:
+    found = execution(ends)
+    leaving = asyncio.ensure_future(found.__aexit__(None, None, None))
     await settle()
+    assert not leaving.done()
     found.end()
     found.wake()
-    await soon(waiting)
+    await soon(leaving)
     assert found.over
 
 
-async def test_the_timer_ends_with_execute() -> None:
-    found = execution()
-    found.timer = asyncio.get_running_loop().call_later(60, print)
+async def test_the_timer_ends_with_execute(ends: Ends) -> None:
+    found = execution(ends)
+    timer = found.timer = asyncio.get_running_loop().call_later(60, print)
     found.end()
-    assert found.timer.cancelled()
+    assert timer.cancelled()
 
 
-async def test_a_flag_alone_ends_a_request() -> None:
-    found = execution(1)
-    assert found.answer(10, InferResponse(final=True), 0)
+async def test_a_flag_alone_ends_a_request(ends: Ends) -> None:
+    found = execution(ends, 1)
+    assert found.answer(10, InferResponse(final=True))
 
 
 # Executions that a worker was handed while it was busy.
 
 
-async def test_answers_wait_until_those_of_an_earlier_execution_have_been_taken() -> None:
-    first = execution(1)
-    second = Execution([text_request()], 20, [0], first)
-    third = Execution([text_request()], 30, [0], second)
+def row(ends: Ends, count: int) -> list[Execution]:
+    """Executions of one request each, of one worker: requests 10, 20, ..."""
+    backlog = Backlog(ends.link, ordered=True)
+    return [execution(ends, 1, backlog=backlog, number=each + 1) for each in range(count)]
+
+
+async def test_answers_wait_until_those_of_an_earlier_execution_have_been_read(ends: Ends) -> None:
+    first, _, third = row(ends, 3)
     for number, each in ((10, first), (30, third)):
-        each.answer(number, LAST, 1)
+        each.answer(number, LAST)
         each.end()
     waiting = asyncio.create_task(third.answers())
     await settle()
@@ -107,24 +177,152 @@ async def test_answers_wait_until_those_of_an_earlier_execution_have_been_taken(
     assert await soon(waiting) == [(0, LAST)]
 
 
-async def test_an_earlier_execution_that_nobody_waits_for_holds_up_nobody() -> None:
-    first = execution(1)
-    second = Execution([text_request()], 20, [0], first)
-    first.answer(10, LAST, 1)
-    second.answer(20, LAST, 1)
+async def test_a_dropped_execution_does_not_block_a_later_one(ends: Ends) -> None:
+    first, second = row(ends, 2)
+    first.answer(10, LAST)
+    second.answer(20, LAST)
     waiting = asyncio.create_task(second.answers())
     await settle()
     assert not waiting.done()
-    first.abandon()
+    first.drop()
     assert await soon(waiting) == [(0, LAST)]
 
 
-async def test_executions_that_are_over_hold_on_to_none_before_or_behind() -> None:
-    executions = [execution(1)]
-    for number in (20, 30):
-        executions.append(Execution([text_request()], number, [0], executions[-1]))
-    for number, each in zip((10, 20, 30), executions, strict=True):
-        each.answer(number, LAST, 1)
-        each.end()
-        assert await soon(each.answers()) == [(0, LAST)]
-    assert [(each.before, each.behind) for each in executions] == [(None, None)] * 3
+async def test_what_comes_for_a_dropped_execution_is_dropped(ends: Ends) -> None:
+    first, second = row(ends, 2)
+    first.drop()
+    first.free()
+    first.end()
+    first.lose(ERROR)
+    second.answer(20, LAST)
+    assert await soon(second.answers()) == [(0, LAST)]
+    assert await soon(first.answers()) == []
+
+
+# Clients that disconnect, at every moment between two messages of the worker's.
+
+
+class Played:
+    """Executions whose worker is the test, and readers of them as the instance has."""
+
+    def __init__(self, ends: Ends, *, decoupled: bool = False) -> None:
+        config = DECOUPLED if decoupled else CONFIG
+        self.executions = Executions(RequestEncoder(config, 1), "m_0_0", ends.link, {}, ends)
+        self.begun = 0
+
+    async def begin(self) -> "asyncio.Task[list[Answer]]":
+        """Begin an execution of one request, whose number is its own; a task reads it."""
+        self.begun += 1
+        reading = asyncio.create_task(self._read())
+        await asyncio.sleep(0)
+        return reading
+
+    async def _read(self) -> list[Answer]:
+        every: list[Answer] = []
+        async with await self.executions.begin([text_request()], [0]) as found:
+            while answers := await found.answers():
+                every += answers
+        return [each for each in every if each[1] is not Note.FREED]
+
+    def executed(self, *numbers: int) -> None:
+        """The worker has executed these; all of it comes in one read."""
+        for number in numbers:
+            answers = [[number, ANSWER, True, False]]
+            self.executions.take_executed([5, number, None, answers, 1000], BODY)
+        self.executions.after_read()
+
+
+async def leave(reading: "asyncio.Task[list[Answer]]") -> None:
+    """Cancel the task of an execution: its client has disconnected."""
+    reading.cancel()
+    with suppress(asyncio.CancelledError):
+        await soon(reading)
+
+
+async def test_a_client_that_disconnects_as_its_answer_comes_blocks_no_other(ends: Ends) -> None:
+    played = Played(ends)
+    first = await played.begin()
+    await settle()
+    played.executed(1)
+    await leave(first)  # before its task has run: the answer is there, and unread
+    second = await played.begin()
+    played.executed(2)
+    assert len(await soon(second)) == 1
+
+
+async def test_two_that_are_executed_in_one_read_after_the_second_was_left(ends: Ends) -> None:
+    played = Played(ends)
+    for number in (1, 2):  # short ones, so that executions overlap from here on
+        reading = await played.begin()
+        played.executed(number)
+        await soon(reading)
+    first, second = await played.begin(), await played.begin()
+    await settle()
+    second.cancel()
+    await settle()
+    played.executed(3, 4)
+    await soon(asyncio.wait([second]))
+    third = await played.begin()
+    played.executed(5)
+    assert len(await soon(first)) == len(await soon(third)) == 1
+
+
+@pytest.mark.parametrize("moment", range(6))
+@pytest.mark.parametrize("leaves", [1, 2, 3])
+async def test_one_of_three_leaves_at_any_turn_of_the_loop(
+    ends: Ends, moment: int, leaves: int
+) -> None:
+    played = Played(ends)
+    for number in (1, 2):
+        reading = await played.begin()
+        played.executed(number)
+        await soon(reading)
+    readings = [await played.begin() for _ in range(3)]
+    events = [lambda: played.executed(3, 4), lambda: None, lambda: played.executed(5)]
+    for turn in range(6):
+        if turn == moment:
+            readings[leaves - 1].cancel()
+        if turn % 2 == 1:
+            events[turn // 2]()
+        await asyncio.sleep(0)
+    await soon(asyncio.wait(readings))
+    after = await played.begin()
+    played.executed(6)
+    assert len(await soon(after)) == 1
+    stay = [each for number, each in enumerate(readings, 1) if number != leaves]
+    assert [len(each.result()) for each in stay] == [1, 1]
+    assert not played.executions.busy
+
+
+async def test_an_unread_answer_of_a_client_that_left_is_no_backlog(ends: Ends) -> None:
+    played = Played(ends, decoupled=True)
+    for _ in range(20):
+        reading = await played.begin()
+        await settle()
+        number = played.begun
+        for _ in range(20):
+            large = [[["y", "FP32", [4], 16, 0]], None, None]
+            played.executions.take_response([4, number, large, False], memoryview(bytes(16)))
+        reading.cancel()
+        played.executions.take_executed([5, number, None, [], 1000], BODY)
+        played.executions.after_read()
+        await soon(asyncio.wait([reading]))
+    assert played.executions.unread_bytes == 0
+
+
+async def test_an_abandoned_execution_ends_the_worker_and_blames_no_request(ends: Ends) -> None:
+    played = Played(ends)
+    played.executions.limits = Parameters(abandoned_execute_secs=0.02)
+    first = await played.begin()
+    behind = await played.begin()
+    await settle()
+    behind.cancel()
+    await asyncio.sleep(0.05)  # two limits: one that lies behind another is not to blame
+    assert ends.killed == []
+    assert len(played.executions.suspects) == 1
+    first.cancel()
+    await soon(ends.is_killed.wait())
+    assert "abandoned_execute_secs" in ends.killed[0]
+    assert played.executions.suspects == []
+    played.executions.end(ERROR)
+    await soon(asyncio.wait([first, behind]))

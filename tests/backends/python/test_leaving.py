@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.python import executions
+from backends.python import execution
 from gateway.backend import Instance
 from gateway.messages import InferRequest, InferResponse
 from tests.backends.python.loading import (
@@ -178,8 +178,8 @@ PACED = STREAMS.replace("sender.send(r", "time.sleep(0.005); sender.send(r").rep
 async def test_many_readers_that_stop_leave_room_for_another(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executions, "HOLD_BYTES", 4 << 20)
-    monkeypatch.setattr(executions, "HELD_BYTES", 64 << 20)
+    monkeypatch.setattr(execution, "HOLD_BYTES", 4 << 20)
+    monkeypatch.setattr(execution, "HELD_BYTES", 64 << 20)
     instance = await load(PACED, DECOUPLED)
     stopped = [instance.execute([request(100)]) for _ in range(24)]
     for each in stopped:
@@ -193,8 +193,8 @@ async def test_many_readers_that_stop_leave_room_for_another(
 async def test_a_slow_reader_holds_back_its_own_request_and_no_other(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executions, "HOLD_BYTES", 1 << 20)
-    monkeypatch.setattr(executions, "HELD_BYTES", 16 << 20)
+    monkeypatch.setattr(execution, "HOLD_BYTES", 1 << 20)
+    monkeypatch.setattr(execution, "HELD_BYTES", 16 << 20)
     instance = await load(STREAMS, DECOUPLED)
     slow = instance.execute([request(300)])
     await soon(anext(slow))

@@ -17,6 +17,7 @@ from gateway.backend import Answer, Instance, ModelContext
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, RequestedOutput
+from gateway.models.reshaped_instance import with_reshapes
 from gateway.tensor import Datatype, array_tensor
 from tests.backends.tensorrt.stand_in.stand_in_plans import Plan, PlannedTensor
 from tests.builders import soon
@@ -102,7 +103,8 @@ async def load(backend: TensorRtBackend, folder: Path) -> AsyncIterator[Load]:
     async def make(plan: Plan | bytes, config: ModelConfig = M, device: int = 0) -> Instance:
         save(plan, folder)
         whole = backend.complete(config, folder)
-        loaded.append(await soon(backend.load(context(whole, folder, len(loaded), device))))
+        instance = await soon(backend.load(context(whole, folder, len(loaded), device)))
+        loaded.append(with_reshapes(instance, whole))
         return loaded[-1]
 
     yield make

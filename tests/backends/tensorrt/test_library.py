@@ -1,6 +1,5 @@
 """Which TensorRT is imported, what of it is missing, and its plugins."""
 
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +12,7 @@ from backends.tensorrt.backend import TensorRtBackend
 from backends.tensorrt.library import Library
 from backends.tensorrt.listening import clear
 from gateway.errors import Code, InferenceError
+from tests import needs
 from tests.backends.tensorrt.conftest import NEGATE, STAND_IN, M, save
 
 LEAN = "from tensorrt import *\nfrom tensorrt import __version__\n"
@@ -87,9 +87,7 @@ def test_a_lean_runtime_says_which_plans_it_reads(
 def test_plugins_are_loaded_once_before_the_first_plan(
     backend: TensorRtBackend, folder: Path, tmp_path: Path, world: Any
 ) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("needs a C compiler")
+    compiler = needs.c_compiler()
     (tmp_path / "op.c").write_text("void *getCreators(int *n) { *n = 0; return 0; }\n")
     library = tmp_path / "MyOp.so"
     subprocess.run(

@@ -1,7 +1,6 @@
 """A server of plans, on stand-ins for CUDA's driver, its runtime and TensorRT."""
 
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +12,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
+from tests import needs
 from tests.backends.tensorrt.conftest import NEGATE, STAND_IN, save
 from tests.backends.tensorrt.stand_in.stand_in_plans import Plan
 from tests.serving import Serving, http_get, wait_until, write_model
@@ -54,9 +54,7 @@ def lost(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, lost: Path) -> Iterator[Serving]:
     """With models that load, and some that cannot."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("needs a C compiler")
+    compiler = needs.c_compiler()
     driver = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-o", driver, STAND_IN / "driver.c"], check=True, timeout=30

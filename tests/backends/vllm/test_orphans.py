@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from backends.vllm.error_sender import ErrorSender
 from backends.vllm.orphans import FollowingSettings, follow_parent, wait_for_exit
 
 GONE_SECS = 10.0
@@ -17,6 +18,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path
 
 PARENT = """
 import multiprocessing, sys, time
+from backends.vllm.error_sender import ErrorSender
 from backends.vllm.orphans import FollowingSettings, follow_parent
 
 def told(_):
@@ -30,7 +32,7 @@ def plugged():
 if __name__ == "__main__":
     context = multiprocessing.get_context(sys.argv[2])
     if sys.argv[1] == "told":
-        child = context.Process(target=told, args=(FollowingSettings(),))
+        child = context.Process(target=told, args=(FollowingSettings({}, ErrorSender(None)),))
     else:
         child = context.Process(target=plugged)
     child.start()
@@ -79,7 +81,7 @@ def test_a_terminal_interrupts_the_parent_alone(script: Path) -> None:
 
 
 def test_settings_stay_settings_where_they_were_made() -> None:
-    settings = FollowingSettings({"a": 1})
+    settings = FollowingSettings({"a": 1}, ErrorSender(None))
     copy = pickle.loads(pickle.dumps(settings))
     assert copy == settings == {"a": 1}
     assert isinstance(copy, FollowingSettings)

@@ -2,6 +2,7 @@
 
 import asyncio
 import multiprocessing
+import signal
 import time
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
@@ -10,7 +11,7 @@ import pytest
 
 from backends.vllm.watch import Watch
 from gateway.errors import InferenceError
-from tests.builders import settle, soon
+from tests.builders import WAIT_SECS, settle, soon
 
 Processes = list[BaseProcess]
 
@@ -65,6 +66,28 @@ async def test_a_closed_watch_tells_nothing(two: Processes) -> None:
     await settle()
     assert not ended.done()
     ended.cancel()
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_killing_ends_every_process_also_those_that_are_closed(
+    two: Processes, closed: bool
+) -> None:
+    watch = Watch(two)
+    assert not watch.over
+    if closed:
+        two[0].kill()
+        two[0].join()
+        two[0].close()
+    watch.kill("it has made no progress for 10 s")
+    assert watch.over
+    two[1].join(WAIT_SECS)
+    assert two[1].exitcode == -signal.SIGKILL
+    if closed:
+        two.pop(0)
+    else:
+        assert await soon(watch.ended()) == (
+            "its engine has stopped: it has made no progress for 10 s"
+        )
 
 
 async def test_work_in_an_engine_ends_with_it() -> None:

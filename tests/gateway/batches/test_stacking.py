@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.batches.reshapes import as_model_sees
 from gateway.batches.stacking import Stacking
 from gateway.config import (
     BatchInput,
@@ -222,40 +223,21 @@ def test_a_model_that_does_not_batch_answers_in_its_own_shape() -> None:
 # Reshape.
 
 
-@pytest.mark.parametrize(
-    ("dims", "shape", "sent", "seen"),
-    [
-        ((4,), (2, 2), (3, 4), (3, 2, 2)),
-        ((1,), (), (3, 1), (3,)),
-        ((-1, 4), (-1, 2, 2), (2, 5, 4), (2, 5, 2, 2)),
-        ((2, -1, 3, -1), (1, 2, -1, 3, -1, 1), (1, 2, 7, 3, 5), (1, 1, 2, 7, 3, 5, 1)),
-    ],
-)
-def test_reshape_shows_the_model_its_own_shape_and_the_client_the_configs(
-    dims: tuple[int, ...], shape: tuple[int, ...], sent: tuple[int, ...], seen: tuple[int, ...]
-) -> None:
-    reshape = TensorReshape(shape=shape)
-    config = one_to_one(dims=dims)
+def test_a_model_with_a_reshape_is_stacked_in_the_shapes_that_it_sees() -> None:
+    reshape = TensorReshape(shape=(2, 2))
+    config = one_to_one(dims=(4,))
     stacking = Stacking(
-        replace(
-            config,
-            input=(replace(config.input[0], reshape=reshape),),
-            output=(replace(config.output[0], reshape=reshape),),
+        as_model_sees(
+            replace(
+                config,
+                input=(replace(config.input[0], reshape=reshape),),
+                output=(replace(config.output[0], reshape=reshape),),
+            )
         )
     )
-    one = request(floats(np.arange(np.prod(sent)).reshape(sent)))
-    assert stacking.gather([one])["X"].shape == seen
+    one = request(floats(np.arange(12).reshape(3, 2, 2)))
     assert stacking.gather([one])["X"].data is one.inputs[0].data
-    for requests in ([one], [one, one]):
-        assert [tensor.shape for tensor in only(echo(stacking, requests))] == [sent] * len(requests)
-        assert only(echo(stacking, requests))[-1].data == one.inputs[0].data
-
-
-def test_a_model_that_does_not_batch_may_reshape_too() -> None:
-    config = replace(one_to_one(dims=(4,)), max_batch_size=0)
-    reshape = TensorReshape(shape=(2, 2))
-    stacking = Stacking(replace(config, input=(replace(config.input[0], reshape=reshape),)))
-    assert stacking.gather([request(floats(np.zeros(4)))])["X"].shape == (2, 2)
+    assert [each.shape for each in only(echo(stacking, [one, one]))] == [(3, 2, 2)] * 2
 
 
 # Ragged batches and what is derived from a batch.

@@ -18,6 +18,21 @@ def test_one_that_imports_is_fine() -> None:
     assert (found.verdict, found.found) == (Verdict.OK, "imports in 12.3 s")
 
 
+def test_facts_of_the_machine_follow_it_and_a_limit_has_its_fix() -> None:
+    facts = [
+        {"what": "torch.compile", "found": "off: no C++ compiler (g++)", "fix": "install g++"},
+        {"what": "data type", "found": "float32", "fix": ""},
+    ]
+    backend, *found = findings({"vllm": Outcome({"facts": facts})}, {"vllm": "0.32.0"})
+    assert backend.what == "vllm"
+    assert found == [
+        Finding(
+            "vllm: torch.compile", "off: no C++ compiler (g++)", Verdict.WARNING, "install g++"
+        ),
+        Finding("vllm: data type", "float32"),
+    ]
+
+
 def test_one_whose_package_is_not_there_cannot_serve() -> None:
     found = of("vllm", FAILED, {"torch": "2.13.0"})
     assert found.verdict is Verdict.CANNOT

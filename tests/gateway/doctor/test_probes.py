@@ -73,6 +73,6 @@ def test_the_real_probe_keeps_what_libraries_print_apart(
     (tmp_path / "onnxruntime.py").write_text(
         "print('hello')\ndef get_available_providers(): return ['CPUExecutionProvider']\n"
     )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.getcwd()}")
+    monkeypatch.syspath_prepend(tmp_path)
     found = ask([("onnxruntime",)], LIMIT_SECS, lambda _: None)[("onnxruntime",)]
     assert found.told == {"providers": ["CPUExecutionProvider"]}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.ensembles.shapes import agree, converted, reshaped
+from gateway.ensembles.shapes import agree, converted
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,3 @@ def test_any_size_agrees_with_every_size_on_either_side() -> None:
     assert agree((3, 2), (-1, 2))
     assert not agree((3, 2), (4, 2))
     assert not agree((3,), (3, 1))
-
-
-def test_a_shape_is_reshaped_behind_its_batch() -> None:
-    assert reshaped((5, 7, 4), (-1, 4), (2, 2, -1), batching=True) == (5, 2, 2, 7)
-    assert reshaped((4,), (4,), (2, 2), batching=False) == (2, 2)
-    assert reshaped((9,), (4,), (2, 2), batching=False) == (9,)

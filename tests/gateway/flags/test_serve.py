@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.flags import serve as flags
-from gateway.settings import Settings
+from gateway.settings import HttpTimeLimits, Settings
 
 
 def parse(*arguments: str) -> Settings:
@@ -52,6 +52,9 @@ def test_metrics_listen_where_http_does_unless_told_otherwise() -> None:
         ("--exit-timeout-secs", "0"),
         ("--exit-timeout-secs", "inf"),
         ("--http-max-input-size", "0"),
+        ("--http-head-timeout-secs", "-1"),
+        ("--http-body-idle-secs", "soon"),
+        ("--http-connection-idle-secs", "inf"),
         ("--model-load-thread-count", "two"),
     ],
 )
@@ -63,6 +66,14 @@ def test_a_bad_value_is_refused_with_what_was_found(flag: str, value: str) -> No
 def test_the_playground_is_there_unless_it_is_turned_off() -> None:
     assert parse().http.playground
     assert not parse("--playground=false").http.playground
+
+
+def test_time_limits_of_http_have_defaults_and_0_turns_each_off() -> None:
+    assert parse().http.limits == HttpTimeLimits()
+    flags = ("--http-head-timeout-secs", "--http-body-idle-secs", "--http-connection-idle-secs")
+    off = parse(*(f"{flag}=0" for flag in flags)).http.limits
+    assert (off.head_secs, off.body_idle_secs, off.connection_idle_secs) == (0, 0, 0)
+    assert parse("--http-body-idle-secs=2.5").http.limits.body_idle_secs == 2.5
 
 
 def test_port_0_is_allowed() -> None:

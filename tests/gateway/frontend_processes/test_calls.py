@@ -502,6 +502,17 @@ async def test_the_client_of_an_application_that_says_nothing_is_dropped() -> No
         assert await client.dropped() == b""
 
 
+async def test_a_request_that_the_server_cannot_read_is_aborted() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await scope["state"][SEND_WHOLE](TEXT, (b"fine",))
+
+    async with linked(app) as link:
+        with link.calls.new() as call:
+            call.begin(Kind.HTTP_CALL, {"no": "scope"}, b"")
+            assert [frame.kind for frame in await soon(call.frames())] == [Kind.ABORT]
+        assert await Client(link.app, b"").answer() == b"fine"
+
+
 async def test_a_client_without_an_answer_is_told_that_the_server_is_gone() -> None:
     begun, left = asyncio.Event(), asyncio.Event()
 
@@ -843,6 +854,34 @@ async def test_the_client_learns_nothing_of_a_defect_but_that_there_is_one() -> 
         with pytest.raises(RpcError) as caught:
             await soon(link.method.answer(b"", Rpc()))
     assert (caught.value.status, caught.value.details) == (expected.status, expected.details)
+
+
+@pytest.mark.parametrize("shape", [unary, answering, streaming])
+async def test_an_rpc_that_the_server_cannot_begin_ends_with_an_error(
+    shape: Callable[[Serve], Method],
+) -> None:
+    async def serve(asked: Any, call: Call) -> Any:
+        raise AssertionError("the server does not know this path")
+
+    async with linked() as link:
+        shapes_of_other = shapes({"/test.Service/Other": shape(serve)})
+        [method] = relaying(shapes_of_other, link.calls, SEND_TIMEOUT_SECS).values()
+        with pytest.raises(RpcError) as caught:
+            await soon(method.run(Asking(b"one"), Rpc()))
+    assert (caught.value.status, caught.value.details) == (Status.INTERNAL, UNEXPECTED.message)
+
+
+@pytest.mark.parametrize("shape", [unary, answering, streaming])
+async def test_an_rpc_whose_method_is_cancelled_by_the_server_ends_with_an_error(
+    shape: Callable[[Serve], Method],
+) -> None:
+    async def serve(asked: Any, call: Call) -> Any:
+        raise asyncio.CancelledError
+
+    async with linked(method=shape(serve)) as link:
+        with pytest.raises(RpcError) as caught:
+            await soon(link.method.run(Asking(b"one"), Rpc()))
+    assert (caught.value.status, caught.value.details) == (Status.INTERNAL, UNEXPECTED.message)
 
 
 def waiting_for(begun: asyncio.Event, stopped: asyncio.Event) -> Serve:

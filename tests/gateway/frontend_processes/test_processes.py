@@ -67,6 +67,17 @@ async def test_one_that_hangs_is_killed_and_another_is_started(
     assert "it has answered nothing for 0.3 s, and was killed" in statuses
 
 
+async def test_files_in_the_working_directory_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gateway").mkdir()
+    for name in ("json.py", "uvloop.py", "gateway/__init__.py"):
+        (tmp_path / name).write_text("raise SystemExit('imported from the working directory')")
+    monkeypatch.chdir(tmp_path)
+    async with serving(Log()) as door:
+        assert await ask(door) == "hello"
+
+
 async def test_one_that_answers_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "PATIENCE_SECS", 0.2)
     async with serving(Log()) as door:

@@ -65,6 +65,8 @@ def test_arrays_go_in_and_come_out(server: Server) -> None:
         response.outputs["OUTPUT1"][0, 0] = 5
     asked = server.model("add_sub").infer(inputs=inputs, outputs=["OUTPUT1"]).only()
     assert set(asked.outputs) == {"OUTPUT1"}
+    twice = server.model("add_sub").infer(inputs=inputs, outputs=["OUTPUT1", "OUTPUT1"]).only()
+    assert set(twice.outputs) == {"OUTPUT1"}
 
 
 def test_texts_go_in_and_bytes_come_out(server: Server) -> None:

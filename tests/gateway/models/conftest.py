@@ -25,26 +25,41 @@ async def backend() -> ScriptedBackend:
 @pytest.fixture
 async def start(tmp_path: Path, backend: ScriptedBackend) -> AsyncIterator[Start]:
     """Run registries; when the test ends, each has closed every instance it loaded, once."""
-    tasks: list[asyncio.Task[None]] = []
+    running = Registries(tmp_path, backend)
+    yield running
+    await running.stop()
+    loaded = [instance for found in backend.instances.values() for instance in found]
+    assert [instance.closes for instance in loaded] == [1] * len(loaded)
+    assert tasks_left() == []
 
-    async def run(*repositories: Path, settled: bool = True, **options: Any) -> ModelRegistry:
-        settings = ModelSettings(repositories=repositories or (tmp_path,), **options)
+
+class Registries:
+    """Registries that run until `stop`."""
+
+    def __init__(self, folder: Path, backend: ScriptedBackend) -> None:
+        self._folder = folder
+        self._backend = backend
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __call__(
+        self, *repositories: Path, settled: bool = True, **options: Any
+    ) -> ModelRegistry:
+        settings = ModelSettings(repositories=repositories or (self._folder,), **options)
         repository = ModelRepository(
             settings.repositories,
             auto_complete=settings.auto_complete,
             namespacing=settings.namespacing,
         )
-        registry = ModelRegistry(repository, settings, Backends(backend))
-        tasks.append(asyncio.create_task(registry.run(no_infer)))
+        registry = ModelRegistry(repository, settings, Backends(self._backend))
+        self._tasks.append(asyncio.create_task(registry.run(no_infer)))
         if settled:
             await soon(registry.wait_settled())
         return registry
 
-    yield run
-    for task in tasks:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await soon(task)
-    loaded = [instance for found in backend.instances.values() for instance in found]
-    assert [instance.closes for instance in loaded] == [1] * len(loaded)
-    assert tasks_left() == []
+    async def stop(self) -> None:
+        """End them all."""
+        while self._tasks:
+            task = self._tasks.pop()
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await soon(task)

@@ -381,3 +381,32 @@ async def test_loads_of_members_and_ensembles_at_once_end_with_all_of_them_bound
                 tasks.create_task(registry.load(name))
     a, b = only(backend, "a"), only(backend, "b")
     assert await answer(registry, "outer", a, b, b) == ["xxxx"]
+
+
+async def test_an_ensemble_is_not_ready_while_the_instances_of_a_member_are_dead(
+    start: Start, backend: ScriptedBackend
+) -> None:
+    registry = await start(**EXPLICIT, startup=(EVERY_MODEL,))
+    (instance,) = backend.instances["a 1"]
+    backend.gate = asyncio.Semaphore(0)
+    assert registry.find("outer", "").ready
+    changed = asyncio.create_task(registry.changed())
+    await asyncio.sleep(0)
+    instance.die("its engine has stopped")
+    await soon(changed)
+    models = {name: registry.find(name, "") for name in ("a", "b", "e", "outer")}
+    assert {name: each.ready for name, each in models.items()} == {
+        "a": False,
+        "b": True,
+        "e": False,
+        "outer": False,
+    }
+    assert models["outer"].trouble.startswith(
+        "its member 'e' is not ready: its member 'a' is not ready: its engine has stopped"
+    )
+    assert "its engine has stopped" in registry.failures()["outer version 1"]
+    backend.gate.release()
+    while not models["outer"].ready:
+        await soon(registry.changed())
+    assert registry.failures() == {}
+    assert registry.find("outer", "") is models["outer"], "it was not loaded again"

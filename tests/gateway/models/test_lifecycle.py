@@ -23,6 +23,7 @@ from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
 from gateway.tensor import text_tensor
 from tests.builders import ScriptedInstance, read_all, settle, soon, text_request
 from tests.registries import ALL_VERSIONS, Backends, ScriptedBackend, Start, no_infer, write
+from tests.serving import wait_until
 
 EXPLICIT: dict[str, Any] = {"control_mode": ControlMode.EXPLICIT}
 NO_WEIGHTS = InferenceError(Code.INTERNAL, "no weights")
@@ -454,8 +455,9 @@ async def test_uploaded_files_live_as_long_as_their_model(
         execution.finish("done")
         assert await soon(read_all(stream)) == ["done"]
     await soon(backend.instances["new 5"][0].closed.wait())
-    await settle()
-    assert not folder.parent.exists()
+    await asyncio.to_thread(
+        wait_until, lambda: not folder.parent.exists(), "the uploaded files are deleted"
+    )
 
 
 def batched_request() -> InferRequest:

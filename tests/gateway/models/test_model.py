@@ -329,8 +329,10 @@ async def test_giving_up_one_instance_leaves_the_requests_of_the_other_alone(
         assert await soon(read_all(stream)) == ["undisturbed"]
 
 
-@pytest.mark.parametrize(("tries", "secs"), [(0, 0.5), (1, 1.0), (2, 2.0), (3, 4.0)])
-def test_every_try_waits_twice_as_long(tries: int, secs: float) -> None:
+@pytest.mark.parametrize(
+    ("tries", "secs"), [(0, 0.5), (1, 1.0), (2, 2.0), (3, 4.0), (6, 30.0), (5000, 30.0)]
+)
+def test_every_try_waits_twice_as_long_up_to_a_limit(tries: int, secs: float) -> None:
     assert backoff_secs(tries) == secs
 
 

@@ -95,11 +95,9 @@ def test_whatever_is_ignored_is_named_with_the_reason() -> None:
     config = ModelConfig(
         max_batch_size=4,
         cc_model_filenames={"7.5": "model.plan"},
-        instance_group=(InstanceGroup(host_policy="numa_0"),),
         parameters={"TRITON_BATCH_STRATEGY_PATH": "/batch.so", "other": "value"},
     )
     assert list(ignored(config)) == [
-        ("instance_group.host_policy", "ONNX models can have `cpu_pinning` instead"),
         ("cc_model_filenames", "the default model file is used on every device"),
         (
             "parameters.TRITON_BATCH_STRATEGY_PATH",

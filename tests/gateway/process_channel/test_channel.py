@@ -202,3 +202,54 @@ async def test_what_is_sent_after_the_end_is_dropped(ends: Ends) -> None:
     await settle()
     assert ends.one.strays.empty()
     assert ends.other.strays.empty()
+
+
+class Failing(Ear):
+    """Fails at the first frame that it receives."""
+
+    def hear(self, frame: Frame) -> None:
+        super().hear(frame)
+        if len(self.heard) == 1:
+            raise LookupError("a defect")
+
+
+async def test_a_frame_that_a_call_cannot_handle_ends_the_call_on_both_sides(
+    ends: Ends, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, asking, neighbour = Failing(), Ear(), Ear()
+    ends.other.channel.join(1, broken)
+    ends.other.channel.join(2, neighbour)
+    ends.one.channel.join(1, asking)
+    for call in (1, 2, 1, 2, 3):
+        ends.one.channel.send(Kind.DATA, call, b"%d" % call)
+    assert [(await ends.other.stray()).call for _ in range(2)] == [1, 3]
+    ends.other.channel.send(Kind.PONG)
+    await ends.one.stray()
+    assert [frame.kind for frame in broken.heard] == [Kind.DATA, Kind.ABORT]
+    assert [frame.kind for frame in asking.heard] == [Kind.ABORT]
+    assert [frame.kind for frame in neighbour.heard] == [Kind.DATA, Kind.DATA]
+    [record] = caplog.records
+    assert (record.getMessage(), record.exc_info is None) == ("frame not handled", False)
+
+
+async def test_a_call_that_cannot_begin_ends_where_it_was_asked_for() -> None:
+    def refuse(frame: Frame) -> None:
+        heard.append(frame)
+        raise LookupError("a defect")
+
+    heard: list[Frame] = []
+    ours, theirs = socket.socketpair()
+    one, loop = await end_of(ours), asyncio.get_running_loop()
+    _, other = await loop.create_unix_connection(lambda: Channel(refuse), sock=theirs)
+    asking = Ear()
+    one.channel.join(1, asking)
+    for call in (1, NO_CALL, 2):
+        one.channel.send(Kind.DATA, call)
+    assert await one.stray() == (Kind.ABORT, 2, b"")
+    assert asking.heard == [Frame(Kind.ABORT, 1, b"")]
+    one.channel.send(Kind.ABORT, 1)  # no ABORT answers an ABORT
+    one.channel.send(Kind.DATA, 3)
+    assert await one.stray() == (Kind.ABORT, 3, b"")
+    assert [frame.call for frame in heard] == [1, NO_CALL, 2, 1, 3]
+    one.channel.close()
+    await soon(other.lost())

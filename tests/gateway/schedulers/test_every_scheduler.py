@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.backend import Note
+from gateway.backend import Note, NotSent
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.schedulers.rate_limiter import RateLimiter
 from gateway.scheduling import QueuePolicy
-from tests.builders import TEXT, Execution, ScriptedInstance, read_all, settle, soon
+from tests.builders import TEXT, Execution, ScriptedInstance, read_all, settle, soon, text_response
 from tests.gateway.schedulers.conftest import Start
 from tests.gateway.schedulers.queues import TOKENS, Queue, dynamic, word
 from tests.gateway.schedulers.sequences.parts import direct, oldest
@@ -339,3 +339,112 @@ async def test_an_idle_instance_is_withdrawn_at_once(queue: Queue) -> None:
     await settle()
     assert instance.executions == []
     entry.stream.cancel()
+
+
+# Instances that die.
+
+
+async def test_a_queued_request_is_never_handed_to_an_instance_that_has_died(queue: Queue) -> None:
+    dead = ScriptedInstance(concurrency=1)
+    queue.add(dead)
+    first, second = queue.submit("a", "b")
+    execution = await dead.begun()
+    dead.die("gone")
+    execution.crash(BROKEN)
+    with pytest.raises(InferenceError, match="broken"):
+        await soon(read_all(first.stream))
+    await settle()
+    assert dead.asked == ["a"], "the scheduler has not learned yet that the instance has died"
+    queue.scheduler.remove(dead, BROKEN)
+    replacement = ScriptedInstance(concurrency=1)
+    queue.add(replacement)
+    (await replacement.begun()).finish("served")
+    assert await soon(read_all(second.stream)) == ["served"]
+
+
+async def test_a_request_on_its_way_to_an_instance_that_dies_keeps_its_place(queue: Queue) -> None:
+    dead = ScriptedInstance(concurrency=2)
+    queue.add(dead)
+    await settle()
+    entries = queue.submit("a", "b", "c")
+    dead.die("gone")
+    await settle()
+    assert dead.asked == []
+    queue.scheduler.remove(dead, BROKEN)
+    await settle()
+    assert queue.statistics.pending == 3
+    replacement = ScriptedInstance(concurrency=1)
+    queue.add(replacement)
+    for text, entry in zip("abc", entries, strict=True):
+        (await replacement.begun()).finish(text)
+        assert await soon(read_all(entry.stream)) == [text]
+    assert replacement.asked == ["a", "b", "c"]
+
+
+async def test_a_request_on_its_way_to_an_instance_that_is_removed_keeps_its_place(
+    queue: Queue,
+) -> None:
+    removed = ScriptedInstance(concurrency=1)
+    queue.add(removed)
+    await settle()
+    (entry,) = queue.submit("a")
+    queue.scheduler.remove(removed, BROKEN)
+    await settle()
+    assert removed.asked == []
+    replacement = ScriptedInstance(concurrency=1)
+    queue.add(replacement)
+    (await replacement.begun()).finish("served")
+    assert await soon(read_all(entry.stream)) == ["served"]
+
+
+async def test_another_instance_serves_requests_meant_for_one_that_dies(queue: Queue) -> None:
+    if queue.keeps_sequences:
+        pytest.skip("a sequence waits for the instance that has its slot")
+    dead, alive = ScriptedInstance(concurrency=1), ScriptedInstance(concurrency=1)
+    queue.add(dead)
+    queue.add(alive)
+    await settle()
+    entries = queue.submit("a", "b")
+    dead.die("gone")
+    for _ in entries:
+        (await alive.begun()).finish("served")
+    for entry in entries:
+        assert await soon(read_all(entry.stream)) == ["served"]
+    assert dead.asked == []
+
+
+async def test_requests_that_an_instance_has_not_taken_are_executed_by_the_next_one(
+    queue: Queue,
+) -> None:
+    if queue.keeps_sequences:
+        pytest.skip("a sequence ends with the instance that has its slot")
+    dead = ScriptedInstance(concurrency=1)
+    queue.add(dead)
+    first, second = queue.submit("a", "b")
+    execution = await dead.begun()
+    dead.die("gone")
+    execution.crash(NotSent(Code.UNAVAILABLE, "gone"))
+    await settle()
+    assert queue.statistics.pending == 2
+    queue.scheduler.remove(dead, BROKEN)
+    replacement = ScriptedInstance(concurrency=1)
+    queue.add(replacement)
+    for text, entry in (("a", first), ("b", second)):
+        (await replacement.begun()).finish(text)
+        assert await soon(read_all(entry.stream)) == [text]
+    assert replacement.asked == ["a", "b"]
+    assert queue.statistics.execution_count == 2
+
+
+async def test_stopping_an_execution_in_its_own_step_leaves_the_next_one_alone(
+    queue: Queue,
+) -> None:
+    instance = ScriptedInstance(concurrency=1)
+    queue.add(instance)
+    first, second = queue.submit("a", "b")
+    execution = await instance.begun()
+    first.stream.listen(first.stream.cancel)
+    execution.answer(text_response("half"))
+    await soon(execution.stopped.wait())
+    (await instance.begun()).finish("served")
+    assert await soon(read_all(second.stream)) == ["served"]

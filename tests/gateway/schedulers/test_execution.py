@@ -9,7 +9,8 @@ import pytest
 from gateway.errors import AnsweredError, Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.observability.statistics import FailureReason, ModelStatistics
-from gateway.schedulers.execution import Terms, execute
+from gateway.schedulers import execution as schedulers
+from gateway.schedulers.execution import Terms
 from gateway.stream import DEFAULT_LIMIT, ResponseStream
 from tests.builders import (
     FLAG,
@@ -53,7 +54,7 @@ async def start(instance: ScriptedInstance, statistics: ModelStatistics) -> Asyn
 
     def begin(*texts: str) -> Running:
         entries = [new_entry(statistics, text_request(text)) for text in texts]
-        tasks.append(asyncio.create_task(execute(instance, entries, statistics)))
+        tasks.append(asyncio.create_task(schedulers.Execution(instance, entries, statistics).run()))
         return Running(tasks[-1], [entry.stream for entry in entries])
 
     yield begin
@@ -208,7 +209,7 @@ async def test_the_execution_stops_when_all_have_left(
     running.streams[-1].cancel()
     await soon(execution.stopped.wait())
     await soon(asyncio.wait([running.task]))
-    assert running.task.cancelled()
+    assert not running.task.cancelled(), "the execution ends, and its task goes on"
 
 
 async def test_the_execution_stops_when_the_last_one_leaves_and_the_others_are_done(
@@ -352,7 +353,8 @@ async def test_rows_that_nobody_hears_of_count_in_the_batch_and_nowhere_else(
     instance: ScriptedInstance, statistics: ModelStatistics
 ) -> None:
     entry = new_entry(statistics, text_request("only"))
-    task = asyncio.create_task(execute(instance, [entry], statistics, terms=Terms(unheard=2)))
+    padded = schedulers.Execution(instance, [entry], statistics, terms=Terms(unheard=2))
+    task = asyncio.create_task(padded.run())
     (await instance.begun()).finish("done")
     assert await soon(read_all(entry.stream)) == ["done"]
     await soon(task)
@@ -381,3 +383,50 @@ async def test_tokens_made_for_somebody_who_left_are_wasted(
     execution.answer(text_response("wanted", tokens=3, final=True), 1)
     assert await soon(read_all(streams[1])) == ["wanted"]
     assert (statistics.completion_tokens, statistics.wasted_tokens) == (8, 5)
+
+
+class Stoppable(ScriptedInstance):
+    """Passes on to its model that a request should end early."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopped: list[InferRequest] = []
+
+    def stop(self, request: InferRequest) -> bool:
+        self.stopped.append(request)
+        return True
+
+
+async def test_a_request_that_should_end_early_ends_as_its_model_likes(
+    statistics: ModelStatistics,
+) -> None:
+    instance = Stoppable()
+    entries = [new_entry(statistics, text_request(text)) for text in "ab"]
+    task = asyncio.create_task(schedulers.Execution(instance, entries, statistics).run())
+    execution = await instance.begun()
+    stream = entries[0].stream
+    stream.stop()
+    assert instance.stopped == [execution.requests[0]]
+    execution.answer(text_response("goes on"), 0)
+    execution.answer(InferenceError(Code.CANCELLED, "it stops"), 0)
+    assert [each.outputs != () for each in await soon(stream.batch())] == [True]
+    with pytest.raises(InferenceError, match="it stops"):
+        await soon(stream.batch())
+    execution.answer(text_response("b", final=True), 1)
+    execution.end()
+    assert await soon(read_all(entries[1].stream)) == ["b"]
+    await soon(task)
+
+
+async def test_a_model_that_cannot_end_early_is_left(
+    instance: ScriptedInstance, start: Start
+) -> None:
+    running = start("a", "b")
+    execution = await instance.begun()
+    running.streams[0].stop()
+    with pytest.raises(InferenceError) as caught:
+        await soon(running.streams[0].batch())
+    assert caught.value.code is Code.CANCELLED
+    execution.answer(text_response("b", final=True), 1)
+    execution.end()
+    assert await soon(read_all(running.streams[1])) == ["b"]

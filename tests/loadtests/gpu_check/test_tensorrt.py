@@ -2,23 +2,19 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from loadtests.gpu_check.asked import CUDA, Asked
+from tests import needs
 
 STAND_IN = Path(__file__).parents[2] / "backends" / "tensorrt" / "stand_in"
 ASKED = Asked(device=CUDA, streams=[1], max_tokens=1, secs=0.2)
 
 
 def test_a_plan_is_built_served_and_held_against_the_cpu(tmp_path: Path) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("needs a C compiler")
+    compiler = needs.c_compiler()
     driver = tmp_path / "libcuda.so.1"
     command = [compiler, "-shared", "-fPIC", "-o", driver, STAND_IN / "driver.c"]
     subprocess.run(command, check=True, timeout=30)

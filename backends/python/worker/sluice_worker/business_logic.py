@@ -1,7 +1,7 @@
 """Business logic: models that ask other models, as often and as many at once as they like."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from queue import SimpleQueue
@@ -22,14 +22,14 @@ SERVED: ContextVar[Sequence[Any]] = ContextVar("SERVED", default=())
 class ResponseIterator:
     """The responses of another model, as they come; once all have come it starts over."""
 
-    def __init__(self, asked: Worker) -> None:
+    def __init__(self, asked: Worker, on_response: Callable[[], None] | None = None) -> None:
         self._worker = asked
         self._arrived: SimpleQueue[tuple[InferenceResponse, bool]] = SimpleQueue()
         self._responses: list[InferenceResponse] = []
         self._position = 0
         self._ended = False
         self._cancelled = False
-        self.number = asked.calls.begin(_put_into(self._arrived))
+        self.number = asked.calls.begin(_put_into(self._arrived, on_response))
 
     def __iter__(self) -> Iterator[InferenceResponse]:
         return self
@@ -41,10 +41,16 @@ class ResponseIterator:
         return self._responses[self._position - 1]
 
     def cancel(self) -> None:
-        """Nobody will read more; what is under way ends with the model's last response."""
+        """Ask the model to end early: it decides which responses it still sends."""
         if not self._ended and not self._cancelled:
             self._cancelled = True
-            self._worker.connection.send([ToGateway.CANCEL_INFER, self.number])
+            self._worker.connection.send([ToGateway.CANCEL_INFER, self.number, False])
+
+    def drop(self) -> None:
+        """Have the request end at once: no response is read any more; idempotent."""
+        if not self._ended:
+            self._ended = True
+            self._worker.connection.send_from_finalizer([ToGateway.CANCEL_INFER, self.number, True])
 
     def _receive(self) -> None:
         if self._ended:
@@ -55,8 +61,7 @@ class ResponseIterator:
         self._ended = final
 
     def __del__(self) -> None:
-        if not self._ended and not self._cancelled:
-            self._worker.connection.send_from_finalizer([ToGateway.CANCEL_INFER, self.number])
+        self.drop()
 
 
 def ask(header: list[Any], inputs: Sequence[Tensor], decoupled: bool) -> Any:
@@ -75,28 +80,56 @@ def ask(header: list[Any], inputs: Sequence[Tensor], decoupled: bool) -> Any:
 
 
 def ask_soon(header: list[Any], inputs: Sequence[Tensor], decoupled: bool) -> Any:
-    """Ask another model; a future of what `ask` returns, in the loop that runs here."""
+    """Ask another model; a future of what `ask` returns, in the loop that runs here.
+
+    It resolves with the first response, also where that is the first of an iterator.
+    """
     asked = _allowed()
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-    if decoupled:
-        future.set_result(ask(header, inputs, decoupled))
-        return future
-
-    def settle(response: InferenceResponse) -> None:
-        if not future.done():
-            future.set_result(response)
-
-    def answered(response: Any, _: bool) -> None:
-        # The loop may have been closed: then nobody waits for the answer.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, response)
-
+    promise = _Promise()
     question = _Question(asked, header, inputs, decoupled)
-    number = asked.calls.begin(answered)
-    future.add_done_callback(lambda done: _cancelled(asked, number, done))
+    if decoupled:
+        question.send(_iterate_soon(asked, promise))
+        return promise.future
+    number = asked.calls.begin(lambda response, _: promise.keep(response))
+    promise.on_cancel(lambda: asked.connection.send([ToGateway.CANCEL_INFER, number, True]))
     question.send(number)
-    return future
+    return promise.future
+
+
+def _iterate_soon(asked: Worker, promise: "_Promise") -> int:
+    """Begin a call whose iterator resolves the promise once it has a response; its number."""
+    # The iterator is kept here until then; afterwards its reader alone keeps it.
+    kept: list[ResponseIterator] = []
+
+    def arrived() -> None:
+        with suppress(IndexError):  # most responses are not the first
+            promise.keep(kept.pop())
+
+    responses = ResponseIterator(asked, arrived)
+    kept.append(responses)
+    promise.on_cancel(responses.drop)
+    return responses.number
+
+
+class _Promise:
+    """A future of the loop that runs here, which any thread may resolve."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self._loop.create_future()
+
+    def keep(self, value: Any) -> None:
+        """Resolve it; no effect if the loop is closed, or the future is done."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._settle, value)
+
+    def on_cancel(self, call: Callable[[], None]) -> None:
+        """Call once the future is cancelled."""
+        self.future.add_done_callback(lambda done: call() if done.cancelled() else None)
+
+    def _settle(self, value: Any) -> None:
+        if not self.future.done():
+            self.future.set_result(value)
 
 
 def _allowed() -> Worker:
@@ -106,16 +139,16 @@ def _allowed() -> Worker:
     return found
 
 
-def _put_into(queue: "SimpleQueue[tuple[InferenceResponse, bool]]") -> Answered:
+def _put_into(
+    queue: "SimpleQueue[tuple[InferenceResponse, bool]]",
+    then: Callable[[], None] | None = None,
+) -> Answered:
     def answered(response: Any, final: bool) -> None:
         queue.put((response, final))
+        if then is not None:
+            then()
 
     return answered
-
-
-def _cancelled(asked: Worker, number: int, future: "asyncio.Future[Any]") -> None:
-    if future.cancelled():
-        asked.connection.send([ToGateway.CANCEL_INFER, number])
 
 
 class _Question:

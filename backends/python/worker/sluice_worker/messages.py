@@ -103,7 +103,10 @@ class ToGateway(IntEnum):
     cancelled. None are said where that is not known.
     """
     CANCEL_INFER = 11
-    """`call`; it is answered all the same, by an error if it was not over."""
+    """`call, dropped`: the model that was asked should end early, and its answers still come.
+
+    Dropped: no answer is read any more; one comes all the same, an error if it was not over.
+    """
     LOAD_MODEL = 12
     """`call, name, config, [[file, size], ...]`: the files' bytes stand in the body."""
     UNLOAD_MODEL = 13

@@ -8,10 +8,10 @@ from .errors import TritonModelException
 
 def checked(parameters: Any) -> dict[str, Any] | None:
     """A copy of what model.py gives; TritonModelException says what cannot be a parameter."""
-    if not parameters:
+    if parameters is None:
         return None
     if not isinstance(parameters, dict):
-        raise TypeError(f"parameters must be a dict, found {type(parameters)}")
+        raise TritonModelException(f"Expect dict, got {type(parameters)}")
     for key, value in parameters.items():
         if not isinstance(key, str):
             raise TritonModelException(
@@ -23,7 +23,7 @@ def checked(parameters: Any) -> dict[str, Any] | None:
             )
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             raise TritonModelException(f"Parameter '{key}' is {value}, which 64 bits cannot hold")
-    return dict(parameters)
+    return dict(parameters) or None
 
 
 def text(parameters: dict[str, Any] | None) -> str:

@@ -60,6 +60,7 @@ class InferenceRequest:
             ("requested_output_names", requested_output_names, (list, tuple, set)),
             ("model_name", model_name, str),
             ("model_version", model_version, int),
+            ("flags", flags, int),
             ("timeout", timeout, int),
             ("trace", trace, (InferenceTrace, type(None))),
         )
@@ -67,7 +68,7 @@ class InferenceRequest:
         self._correlation = _correlation(correlation_id)
         self._inputs = list(inputs or ())
         self._outputs: Collection[str] = list(requested_output_names or ())
-        self._flags, self._timeout = int(flags), timeout
+        self._flags, self._timeout = flags, timeout
         self._parameters = checked(parameters)
         self._trace = trace
         self._release = TRITONSERVER_REQUEST_RELEASE_ALL
@@ -174,6 +175,8 @@ class InferenceRequest:
         where = f"for request with id '{self._id}' and model name '{self._model}'"
         if any(each is None for each in self._inputs):
             raise TritonModelException(f"Input tensor {where} should not be empty.")
+        _check_types(*[("Tensors in inputs", each, Tensor) for each in self._inputs])
+        _check_types(*[("texts in requested_output_names", each, str) for each in self._outputs])
         if not 0 <= self._timeout < 1 << 64:
             raise TypeError(f"timeout must be microseconds in 64 bits, found {self._timeout}")
         if not all(self._outputs):
@@ -189,6 +192,8 @@ def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> 
 
 
 def _correlation(given: Any) -> int | str:
+    if given is None:
+        raise TypeError(f"InferenceRequest needs correlation_id, found {type(given)}")
     if isinstance(given, str) or (isinstance(given, int) and 0 <= given < 1 << 64):
         return given
     raise TritonModelException("Correlation ID must be integer or string")

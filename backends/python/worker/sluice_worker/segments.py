@@ -3,9 +3,13 @@
 Whoever sends puts a tensor into a segment of its own pool; the other end maps it once, reads it in
 place, and says when nobody looks at it any more. The file descriptor of a new segment goes over a
 socket of its own before the message that first names the segment, so that it is there by then.
-A segment has no name in any file system: it is gone with the processes that hold it.
+A segment has no name in any file system: it is gone with the processes that hold it. A mapped
+segment keeps no descriptor open at either end, so unread tensors never use up the descriptors.
 """
 
+import array
+import ctypes
+import errno
 import mmap
 import os
 import socket
@@ -23,9 +27,35 @@ SHARED_FROM_BYTES = 64 << 10
 IDLE_BYTES = 256 << 20
 """Segments beyond this that nobody uses are let go."""
 IDLE_COUNT = 64
-"""So are segments beyond so many: each holds a file open at both ends."""
+"""So are segments beyond so many."""
 ABOUT = struct.Struct("<QQ")
 """What accompanies a descriptor: the segment's number, its size in bytes."""
+SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Why a segment cannot be mapped now, though it can be later."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
+    ctypes.c_long,
+]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def _mapped(descriptor: int, size: int) -> "ctypes.Array[ctypes.c_char]":
+    """Map a file for reading and writing; unmapped with the last view of it.
+
+    Python's own mmap keeps a copy of the descriptor until then. OSError if there is no room.
+    """
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    address = _libc.mmap(None, size, access, mmap.MAP_SHARED, descriptor, 0)
+    if address is None or address == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    memory = (ctypes.c_char * size).from_address(address)
+    weakref.finalize(memory, _libc.munmap, address, size).atexit = False
+    return memory
 
 
 class OutgoingSegments:
@@ -35,7 +65,7 @@ class OutgoingSegments:
         self._descriptors = descriptors
         self._lock = threading.Lock()
         self._next = 1
-        self._maps: dict[int, mmap.mmap] = {}
+        self._maps: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._idle: dict[int, list[int]] = {}
         self._idle_bytes = self._idle_count = 0
         self._dropped: list[int] = []
@@ -47,7 +77,7 @@ class OutgoingSegments:
         """
         number, memory = self._take(_rounded(data.nbytes))
         # By numpy, because that lets other threads run meanwhile.
-        target = np.frombuffer(memory, np.uint8, data.nbytes)
+        target = np.frombuffer(memoryview(memory), np.uint8, data.nbytes)
         target[:] = np.frombuffer(data, np.uint8)
         return number
 
@@ -72,7 +102,7 @@ class OutgoingSegments:
             self._maps.clear()
             self._idle.clear()
 
-    def _take(self, size: int) -> tuple[int, mmap.mmap]:
+    def _take(self, size: int) -> "tuple[int, ctypes.Array[ctypes.c_char]]":
         with self._lock:
             if idle := self._idle.get(size):
                 self._idle_bytes -= size
@@ -86,11 +116,11 @@ class OutgoingSegments:
             self._maps[number] = memory
         return number, memory
 
-    def _create(self, number: int, size: int) -> mmap.mmap:
+    def _create(self, number: int, size: int) -> "ctypes.Array[ctypes.c_char]":
         descriptor = _anonymous_file()
         try:
             os.ftruncate(descriptor, size)
-            memory = mmap.mmap(descriptor, size)
+            memory = _mapped(descriptor, size)
             socket.send_fds(self._descriptors, [ABOUT.pack(number, size)], [descriptor])
         finally:
             os.close(descriptor)
@@ -99,7 +129,7 @@ class OutgoingSegments:
     def _rest(self, number: int) -> None:
         size = len(self._maps[number])
         if self._idle_bytes + size > IDLE_BYTES or self._idle_count >= IDLE_COUNT:
-            self._maps.pop(number).close()
+            del self._maps[number]
             self._dropped.append(number)
             return
         self._idle.setdefault(size, []).append(number)
@@ -113,13 +143,15 @@ class IncomingSegments:
     def __init__(self, descriptors: socket.socket) -> None:
         self._descriptors = descriptors
         self._lock = threading.Lock()
-        self._maps: dict[int, mmap.mmap] = {}
+        self._maps: dict[int, ctypes.Array[ctypes.c_char]] = {}
+        self._views: dict[int, weakref.finalize[..., np.ndarray]] = {}
         self._released: deque[int] = deque()
 
     def view(self, number: int, size: int) -> memoryview:
         """The first `size` bytes of a segment, in place, until nothing refers to them any more.
 
-        ValueError if the other end never sent such a segment, or it is smaller.
+        ValueError if the other end never sent such a segment, or it is smaller. OSError with a
+        number in SCARCE if it cannot be mapped now: the segment can be looked at later.
         """
         with self._lock:
             while number not in self._maps:
@@ -127,9 +159,15 @@ class IncomingSegments:
             memory = self._maps[number]
         if size > len(memory):
             raise ValueError(f"segment {number} has {len(memory)} bytes, expected {size}")
-        array = np.frombuffer(memory, np.uint8, size)
-        weakref.finalize(array, self._released.append, number).atexit = False
-        return array.data
+        found = np.frombuffer(memoryview(memory), np.uint8, size)
+        finalizer = self._views[number] = weakref.finalize(found, self._released.append, number)
+        finalizer.atexit = False
+        return found.data
+
+    def forget(self, numbers: Sequence[int]) -> None:
+        """Views of these do not count: they are looked at once more before they are released."""
+        for number in numbers:
+            self._views.pop(number).detach()
 
     def receive(self) -> None:
         """Take in a segment that has been sent; raises as `view`, BlockingIOError if none has."""
@@ -141,6 +179,7 @@ class IncomingSegments:
         numbers = []
         while self._released:
             numbers.append(self._released.popleft())
+            self._views.pop(numbers[-1], None)
         return numbers
 
     def drop(self, numbers: Sequence[int]) -> None:
@@ -155,14 +194,25 @@ class IncomingSegments:
             self._maps.clear()
 
     def _receive(self) -> None:
-        about, descriptors, _, _ = socket.recv_fds(self._descriptors, ABOUT.size, 1)
-        if len(about) != ABOUT.size or not descriptors:
+        # A message that is only peeked at keeps its descriptor, should this process have no room.
+        room = socket.CMSG_LEN(array.array("i").itemsize)
+        about, ancillary, flags, _ = self._descriptors.recvmsg(ABOUT.size, room, socket.MSG_PEEK)
+        if len(about) != ABOUT.size:
             raise ValueError("a segment was named that has not been sent")
-        number, size = ABOUT.unpack(about)
+        if not ancillary and flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        descriptors = array.array("i")
+        for _, _, data in ancillary:
+            descriptors.frombytes(data)
+        if not descriptors:
+            raise ValueError("a segment was sent without its memory")
         try:
-            self._maps[number] = mmap.mmap(descriptors[0], size)
+            number, size = ABOUT.unpack(about)
+            self._maps[number] = _mapped(descriptors[0], size)
+            self._descriptors.recv(ABOUT.size)
         finally:
-            os.close(descriptors[0])
+            for each in descriptors:
+                os.close(each)
 
 
 def _rounded(size: int) -> int:

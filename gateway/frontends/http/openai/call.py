@@ -13,7 +13,7 @@ import orjson
 from starlette.requests import Request
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.body import collect, read_body
+from gateway.frontends.http.body import collect, off_loop, read_body
 from gateway.frontends.http.compression import (
     IDENTITY,
     SUPPORTED,
@@ -22,16 +22,36 @@ from gateway.frontends.http.compression import (
     most_compressed,
     too_large,
 )
+from gateway.frontends.http.errors import JSON
+from gateway.frontends.http.json_scan import scan
+from gateway.frontends.http.large_json import (
+    SLICED_BYTES,
+    LargeArray,
+    LargeText,
+    Where,
+    plain,
+)
 from gateway.frontends.http.openai.errors import refusal
+from gateway.frontends.http.request_json import MEMBER_DEPTH
 from gateway.openai_exchange import Endpoint
+from gateway.tensor import Buffer
+from gateway.threads import LARGE_BYTES, Threads
 
 STREAMING = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES})
 """What may be answered piece by piece; elsewhere `stream` means nothing."""
 
 
+COUNTED_BYTES = 1 << 20
+INPUT = "input"
+"""The member that embeddings read here; of all other large ones the model reads its own copy."""
+
 MAX_PARTS = 1 << 18
 """Opening brackets of a body, those in texts too. With more, reading it takes a second or several,
 in which nobody else is served."""
+
+
+MAX_SHOWN = 40
+"""Characters of a wrong value that an error repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +69,36 @@ class Call:
     stream: bool
 
 
-async def read_call(request: Request, endpoint: Endpoint, limit: int) -> Call:
-    """The request; INVALID_ARG if its body is too large, no JSON object, or has wrong members.
+async def read_call(request: Request, endpoint: Endpoint, limit: int, threads: Threads) -> Call:
+    """The request; INVALID_ARG if its body is not declared as JSON, too large, no object, or wrong.
 
     Of members with one name the last counts, as for the models that read the body themselves.
     """
     received_ns = time.perf_counter_ns()
-    body = await _read(request, limit)
+    _check_type(request)
+    body = await _read(request, limit, threads)
+    if len(body) <= LARGE_BYTES:
+        return _call(endpoint, received_ns, body)
+    return await off_loop(threads, request.scope, _call, endpoint, received_ns, body)
+
+
+def _call(endpoint: Endpoint, received_ns: int, body: Buffer) -> Call:
+    body = bytes(body)
     members = _parse(body)
     return Call(endpoint, received_ns, body, members, _model(members), _stream(members, endpoint))
 
 
-async def _read(request: Request, limit: int) -> bytes:
+def _check_type(request: Request) -> None:
+    """As vLLM: a page of another origin can send any other type without asking its browser."""
+    found = request.headers.get("content-type", "")
+    if found.partition(";")[0].strip().lower() != JSON:
+        raise _invalid(
+            f"Unsupported Media Type: Only '{JSON}' is allowed, found content-type "
+            f"'{found[:MAX_SHOWN]}'"
+        )
+
+
+async def _read(request: Request, limit: int, threads: Threads) -> bytes | bytearray:
     encoding = request.headers.get("content-encoding", IDENTITY)
     if encoding in ("", IDENTITY):
         return await read_body(request, limit)
@@ -70,7 +108,7 @@ async def _read(request: Request, limit: int) -> bytes:
             f"the body's content-encoding is '{encoding}', expected one of {SUPPORTED}, or none",
         )
     compressed = await collect(request.receive, partial(_check_compressed, limit))
-    return await decompress(encoding, compressed, limit)
+    return await decompress(encoding, compressed, limit, threads)
 
 
 def _check_compressed(limit: int, size: int) -> None:
@@ -81,16 +119,43 @@ def _check_compressed(limit: int, size: int) -> None:
 def _parse(body: bytes) -> Mapping[str, Any]:
     if not body.strip():
         raise _invalid("the body is empty, expected a JSON object")
-    parts = body.count(b"{") + body.count(b"[")
+    parts = _count_parts(body)
     if parts > MAX_PARTS:
         raise _invalid(f"the body has {parts} objects and lists, expected at most {MAX_PARTS}")
-    try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise _invalid(f"the body is not valid JSON: {error}") from None
+    found = _parse_large(body) if len(body) > SLICED_BYTES else _loads(body)
     if not isinstance(found, dict):
         raise _invalid("the body is JSON, but an object is expected in it")
     return found
+
+
+def _count_parts(body: bytes) -> int:
+    steps = range(0, len(body), COUNTED_BYTES)
+    return sum(
+        body.count(bracket, at, at + COUNTED_BYTES) for at in steps for bracket in (b"{", b"[")
+    )
+
+
+def _loads(body: bytes, where: Where = int) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        place = f"{error.msg}: character {where(error.pos)}"
+        raise _invalid(f"the body is not valid JSON: {place}") from None
+
+
+def _parse_large(body: bytes) -> Any:
+    """Its members, of which only those have their values that are read here."""
+    layout = scan(memoryview(body), depth=MEMBER_DEPTH, nested=False)
+    found = LargeText(memoryview(body), layout, _loads).parsed(_loads)
+    if not isinstance(found, dict):
+        return found
+    for key, value in found.items():
+        if isinstance(value, LargeArray) and key != INPUT:
+            value.check()
+    return {
+        key: value if isinstance(value, LargeArray) and key != INPUT else plain(value)
+        for key, value in found.items()
+    }
 
 
 def _model(members: Mapping[str, Any]) -> str:
@@ -113,7 +178,7 @@ def _stream(members: Mapping[str, Any], endpoint: Endpoint) -> bool:
 
 def _shown(value: Any) -> str:
     """A value of JSON as it is written there; of a long one the beginning."""
-    return orjson.dumps(value).decode()[:40]
+    return orjson.dumps(value).decode()[:MAX_SHOWN]
 
 
 def _invalid(message: str) -> InferenceError:

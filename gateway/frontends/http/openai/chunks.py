@@ -39,7 +39,7 @@ class ChunkEncoder:
         return elements[0]
 
     def events(self, responses: Sequence[InferResponse]) -> bytes:
-        """An event for each response with data, and the error of a request that was interrupted."""
+        """An event for each response with data, each error, and one for an interruption."""
         return b"".join([self._event(response) for response in responses])
 
     def numbered_events(self, responses: Iterable[tuple[EventId, InferResponse]]) -> bytes:
@@ -56,6 +56,8 @@ class ChunkEncoder:
     def _event(self, response: InferResponse) -> bytes:
         if response.outputs:
             return self._chunk(response)
+        if response.error is not None:
+            return self.failure(response.error)
         # Without a word the answer would look whole.
         return self.failure(Interrupted()) if response == INTERRUPTED else b""
 

@@ -13,7 +13,7 @@ from gateway.frontends.http.openai.call import STREAMING, Call, read_call
 from gateway.frontends.http.openai.chunks import ChunkEncoder
 from gateway.frontends.http.openai.embeddings import EmbeddingsDoor
 from gateway.frontends.http.openai.events import ChunkedResponse
-from gateway.frontends.http.openai.request_id import request_id, request_id_header
+from gateway.frontends.http.openai.request_id import own_id, request_id_header
 from gateway.frontends.http.openai.served import ServedModels
 from gateway.frontends.http.resumable import LAST_EVENT_ID, key_of, replay_headers, resumed
 from gateway.frontends.http.sse import first_batch
@@ -47,7 +47,9 @@ class OpenAiDoor:
         """Answer one request; InferenceError if there is nothing else to answer it with."""
         if endpoint in STREAMING and request.headers.get(LAST_EVENT_ID):
             return await self._resume(request, endpoint)
-        call = await read_call(request, endpoint, self._settings.max_input_size)
+        call = await read_call(
+            request, endpoint, self._settings.max_input_size, self._dataplane.threads
+        )
         model = self._models.find(call.model, endpoint)
         if not serves_openai(model.config):
             return await self._embeddings.answer(request, call, model)
@@ -83,7 +85,7 @@ class OpenAiDoor:
     def _infer(self, request: Request, call: Call, model: Model) -> Responses:
         infer_request = InferRequest(
             model=model.name,
-            id=request_id(request),
+            id=own_id(request, call.members),
             inputs=request_tensors(call.body, call.endpoint, model.config),
             received_ns=call.received_ns,
         )

@@ -1,6 +1,5 @@
 """What is the server doing now? The numbers that the page at `/` asks for again and again."""
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
@@ -48,7 +47,7 @@ class ServerState:
     async def read(self) -> dict[str, Any]:
         """The server, each version of each model, and the machine, as JSON."""
         rows = await self._dataplane.index()
-        machine = await asyncio.to_thread(self._machine_now)
+        machine = await self._dataplane.threads.run(self._machine_now)
         return {"server": self._server(), "models": self._models(rows), "machine": machine}
 
     def _server(self) -> dict[str, Any]:

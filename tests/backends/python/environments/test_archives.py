@@ -75,6 +75,26 @@ async def test_links_to_the_systems_python_are_kept(tmp_path: Path) -> None:
     assert (found / "bin" / "python").readlink() == Path("python3")
 
 
+async def test_members_get_the_rights_of_this_users_files(tmp_path: Path) -> None:
+    def folder(archive: tarfile.TarFile) -> None:
+        member = tarfile.TarInfo("closed")
+        member.type, member.mode = tarfile.DIRTYPE, 0o000
+        archive.addfile(member)
+
+    members = (folder, file("closed/tool", mode=0o6777), file("/absolute", mode=0o000))
+    found = await unpack(packed(tmp_path / "env.tar.gz", *members))
+    assert (found / "closed").stat().st_mode & 0o7777 == 0o755
+    assert (found / "closed" / "tool").stat().st_mode & 0o7777 == 0o755
+    assert (found / "absolute").stat().st_mode & 0o7777 == 0o400
+    assert (found / "absolute").stat().st_uid == os.getuid()
+
+
+async def test_hard_links_inside_it_are_kept(tmp_path: Path) -> None:
+    members = (file("lib/a.so"), link("lib/b.so", "lib/a.so", tarfile.LNKTYPE))
+    found = await unpack(packed(tmp_path / "env.tar.gz", *members))
+    assert (found / "lib" / "a.so").samefile(found / "lib" / "b.so")
+
+
 @pytest.mark.parametrize(
     ("members", "named"),
     [
@@ -82,7 +102,12 @@ async def test_links_to_the_systems_python_are_kept(tmp_path: Path) -> None:
         ([file("inner/../../escaped")], "inner/../../escaped"),
         ([link("out", ".."), file("out/escaped")], "out/escaped"),
         ([link("hard", "../../outside", tarfile.LNKTYPE)], "hard"),
+        ([link("hard", "/etc/hostname", tarfile.LNKTYPE)], "hard"),
+        ([link("out", "/"), link("hard", "out/etc/hostname", tarfile.LNKTYPE)], "hard"),
+        ([link("a", "b"), link("b", ".."), file("a/escaped")], "a/escaped"),
+        ([link("out", "../escaped"), file("out")], "out"),
         ([link("device", "", tarfile.CHRTYPE)], "device"),
+        ([link("pipe", "", tarfile.FIFOTYPE)], "pipe"),
     ],
 )
 async def test_what_would_lie_elsewhere_is_refused_and_nothing_stays(

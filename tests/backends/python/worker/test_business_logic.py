@@ -146,13 +146,25 @@ return [texts(repr([first, [seen(each) for each in it], [seen(each) for each in 
     assert text_of(probed) == repr([one, [two, empty], [one, two, empty]])
 
 
-@pytest.mark.parametrize("ending", ["it.cancel()", "del it"])
+def test_after_a_cancel_the_responses_still_come(probed: PlayedGateway, number: Number) -> None:
+    text = "it = ask(1).exec(decoupled=True)\nnext(it)\nit.cancel()\nit.cancel()\n"
+    begin(probed, number(), text + "return [texts(repr([seen(each) for each in it]))]")
+    call = probed.hear(ToGateway.INFER).values[0]
+    answer(probed, call, 1, final=False)
+    assert probed.hear(ToGateway.CANCEL_INFER).values == [call, False]
+    answer(probed, call, 2, final=False)
+    probed.say(ToWorker.INFERRED, call, [[], ["CANCELLED", "it stops"], None], True)
+    assert text_of(probed) == repr([[("y", [2.0])], ("CANCELLED", "it stops")])
+    assert probed.rest(ToGateway.CANCEL_INFER) == []
+
+
+@pytest.mark.parametrize("ending", ["it = None", "del it"])
 def test_who_reads_no_further_says_so(probed: PlayedGateway, number: Number, ending: str) -> None:
     text = f"it = ask(1).exec(decoupled=True)\nnext(it)\n{ending}\nreturn [texts('gone')]"
     begin(probed, number(), text)
     call = probed.hear(ToGateway.INFER).values[0]
     answer(probed, call, 1, final=False)
-    assert probed.hear(ToGateway.CANCEL_INFER).values == [call]
+    assert probed.hear(ToGateway.CANCEL_INFER).values == [call, True]
     assert text_of(probed) == "gone"
     # What is still under way finds nobody, and does no harm.
     answer(probed, call, 2)
@@ -193,10 +205,48 @@ return [texts(repr(call.cancelled()))]
 """
     begin(awaited, number(), text)
     call = awaited.hear(ToGateway.INFER).values[0]
-    assert awaited.hear(ToGateway.CANCEL_INFER).values == [call]
+    assert awaited.hear(ToGateway.CANCEL_INFER).values == [call, True]
     assert text_of(awaited) == "True"
     answer(awaited, call, 1)
     awaited.ping()
+
+
+def test_an_iterator_that_is_awaited_has_its_first_response(
+    awaited: PlayedGateway, number: Number
+) -> None:
+    """So its reader blocks nobody: each of these asks before any of them has an answer."""
+    text = """
+import asyncio
+async def read(value):
+    return [seen(each) for each in await ask(value).async_exec(decoupled=True)]
+return [texts(repr(await asyncio.gather(read(1), read(2), read(3))))]
+"""
+    begin(awaited, number(), text)
+    calls = [awaited.hear(ToGateway.INFER).values[0] for _ in range(3)]
+    for value, call in reversed(list(enumerate(calls))):
+        answer(awaited, call, value, final=False)
+        answer(awaited, call, value + 10)
+    found = [[[("y", [value])], [("y", [value + 10])]] for value in (0.0, 1.0, 2.0)]
+    assert text_of(awaited) == repr(found)
+
+
+def test_an_iterator_that_is_awaited_no_more_is_taken_back(
+    awaited: PlayedGateway, number: Number
+) -> None:
+    text = """
+import asyncio
+call = ask(1).async_exec(decoupled=True)
+call.cancel()
+await asyncio.sleep(0)
+return [texts(repr(call.cancelled()))]
+"""
+    begin(awaited, number(), text)
+    call = awaited.hear(ToGateway.INFER).values[0]
+    assert awaited.hear(ToGateway.CANCEL_INFER).values == [call, True]
+    assert text_of(awaited) == "True"
+    answer(awaited, call, 1)
+    awaited.ping()
+    assert awaited.rest(ToGateway.CANCEL_INFER) == []
 
 
 def test_other_models_are_not_to_be_asked_before_the_first_request(tmp_path: Path) -> None:

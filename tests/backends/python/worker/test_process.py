@@ -55,6 +55,12 @@ def test_a_model_that_cannot_be_loaded_says_why(
     gateway.ping()
 
 
+def test_a_model_finds_no_command_line(tmp_path: Path) -> None:
+    text = f"import sys\nassert sys.argv == [''], sys.argv\n{EMPTY}"
+    with worker(tmp_path, text) as found:
+        found.ping()
+
+
 def test_a_missing_file_is_named_without_the_hosts_folders(gateway: PlayedGateway) -> None:
     missing = ["Python model file not found in 'm/1/model.py'", ""]
     assert gateway.load() == ("FAILED", missing)

@@ -46,11 +46,34 @@ def test_what_a_request_cannot_have(fields: dict[str, Any], message: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "missing", ["inputs", "requested_output_names", "model_name", "request_id", "model_version"]
+    "missing",
+    [
+        *("inputs", "requested_output_names", "model_name", "request_id", "model_version"),
+        *("correlation_id", "flags", "timeout"),
+    ],
 )
 def test_none_is_no_value(missing: str) -> None:
     with pytest.raises(TypeError, match=missing):
         InferenceRequest(**{**PLAIN, missing: None})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"requested_output_names": [None]},
+        {"requested_output_names": [1]},
+        {"inputs": [1]},
+        {"inputs": "x"},
+    ],
+)
+def test_what_is_listed_has_the_types_that_triton_takes(fields: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=next(iter(fields))):
+        InferenceRequest(**{**PLAIN, **fields})
+
+
+def test_lists_may_be_empty() -> None:
+    request = InferenceRequest(**{**PLAIN, "inputs": [], "requested_output_names": []})
+    assert (request.inputs(), request.requested_output_names()) == ([], set())
 
 
 def test_parameters_are_json_text() -> None:

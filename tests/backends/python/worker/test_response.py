@@ -23,7 +23,18 @@ def test_an_output_must_be_there() -> None:
     assert str(caught.value) == "Output tensor for inference response should not be empty."
 
 
-@pytest.mark.parametrize("given", [{"output_tensors": [5]}, {"error": "text"}, {"parameters": [1]}])
+@pytest.mark.parametrize("given", [[], [1], "", "text", 0])
+def test_parameters_are_a_dict(given: Any) -> None:
+    with pytest.raises(TritonModelException, match=f"Expect dict, got {type(given)}"):
+        InferenceResponse(parameters=given)
+
+
+def test_no_parameters_are_parameters() -> None:
+    for given in (None, {}):
+        assert InferenceResponse(parameters=given).parameters() == ""
+
+
+@pytest.mark.parametrize("given", [{"output_tensors": [5]}, {"error": "text"}])
 def test_other_types_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         InferenceResponse(**given)

@@ -138,6 +138,34 @@ async def test_a_defect_is_logged_and_told_without_its_text(
     assert "secret" in caplog.text
 
 
+async def test_a_call_that_is_cancelled_in_its_process_ends_with_an_error(
+    near: Near, far: Far
+) -> None:
+    async def cancelled(_: InferRequest) -> AsyncGenerator[Answer, None]:
+        yield 0, text_response("first")
+        raise asyncio.CancelledError
+
+    far.instance = Scripted(cancelled)
+    with pytest.raises(InferenceError) as caught:
+        await soon(near.read(near.call()))
+    assert caught.value.code is Code.INTERNAL
+    far.instance = Scripted(echo)
+    assert await soon(near.read(near.call())) == ["hello", ""]
+
+
+async def test_a_call_that_the_process_cannot_begin_ends_with_an_error(
+    near: Near, far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far.instance = Scripted(echo)
+    with monkeypatch.context() as broken:
+        broken.setattr(far, "asked", None)
+        with pytest.raises(InferenceError) as caught:
+            await soon(near.read(near.call()))
+    await far.ended()
+    assert caught.value.code is Code.INTERNAL
+    assert await soon(near.read(near.call())) == ["hello", ""]
+
+
 async def test_who_leaves_ends_the_work_and_hears_no_more(near: Near, far: Far) -> None:
     closed = asyncio.Event()
 

@@ -3,21 +3,24 @@
 import os
 import socket
 import subprocess
-import sys
+from pathlib import Path
 
+from backends.vllm.engine_clients.client_process import MODULE
 from backends.vllm.orphans import EXIT_CODE
+from gateway.python_processes import module_command, module_environment
 
-MODULE = "backends.vllm.engine_clients"
 ENDED_SECS = 60.0
 """It imports all of vLLM first."""
 
 
-def exit_code(server: int) -> int:
+def exit_code(server: int, folder: Path | None = None) -> int:
     """Of a client that has been started by this process and hears nothing."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        command = [sys.executable, "-m", MODULE, str(theirs.fileno()), str(server)]
-        process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
+        command = module_command(MODULE, str(theirs.fileno()), str(server))
+        process = subprocess.Popen(
+            command, pass_fds=(theirs.fileno(),), env=module_environment(), cwd=folder
+        )
     try:
         return process.wait(ENDED_SECS)
     finally:
@@ -30,3 +33,10 @@ def test_a_client_ends_whose_connection_ends_before_it_is_told_anything() -> Non
 
 def test_a_client_ends_whose_server_is_gone_before_it_can_look() -> None:
     assert exit_code(os.getppid()) == EXIT_CODE
+
+
+def test_a_client_imports_no_file_of_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "gateway").mkdir()
+    for name in ("json.py", "uvloop.py", "gateway/__init__.py"):
+        (tmp_path / name).write_text("raise SystemExit('imported from the working directory')")
+    assert exit_code(os.getpid(), tmp_path) == 0

@@ -176,7 +176,10 @@ async def test_a_client_that_ends_while_the_engine_starts_ends_the_start(write: 
         with pytest.raises(InferenceError, match=r"client [01]"):
             await loading
     assert set(clients()) == others
-    assert set(engine_processes()) == engines
+    # The engine has been killed; the system may take a moment to end so large a process.
+    async with asyncio.timeout(20):
+        while set(engine_processes()) != engines:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.05)
 
 
 async def failure(llama: Llama, request: InferRequest) -> InferenceError:

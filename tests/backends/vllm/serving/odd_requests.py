@@ -51,7 +51,7 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "a message that is a number": ({"messages": [1]}, 400, "messages.0"),
     "a role that is a number": ({"messages": [{"role": 1, "content": "hi"}]}, 400, "messages.0"),
     "a message without a role": ({"messages": [{"content": "hi"}]}, 400, "messages.0"),
-    "a part of no known type": (said([{"type": "nonsense", "x": 1}]), 400, "Field required"),
+    "a part of no known type": (said([{"type": "nonsense", "x": 1}]), 400, "should be 'text'"),
     "a prompt beyond the context": (said("word " * 2 * CONTEXT), 400, "maximum context length"),
     "a template of the client's": ({"chat_template": "{{ 1 }}"}, 400, "untrusted chat template"),
     "a template among its arguments": (

@@ -35,7 +35,6 @@ TAKEN = {
     f"{SERVE}.exception_handling.error_response:create_error_response": (
         *("message", "err_type", "status_code", "param"),
     ),
-    f"{SERVE}.exception_handling.handlers.validation:clean_loc_for_param": ("loc",),
     f"{OPENAI}.models.protocol:LoRAModulePath": (
         *("name", "path", "base_model_name", "is_3d_lora_weight"),
     ),

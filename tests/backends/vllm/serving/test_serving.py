@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ GREEDY = {"temperature": 0, "max_tokens": 16}
 CHAT = {"messages": QUESTION, **GREEDY}
 ENDLESS = {"messages": QUESTION, "max_tokens": 900, "ignore_eos": True}
 PROMPT_TOKENS = 37
+INVOCATIONS = "vllm:tool_call_parser_invocations_total"
 SLOW = {"schema": {"type": "string", "pattern": "^[a-z]{1,10000}$"}}
 
 
@@ -71,6 +73,31 @@ def used(responses: list[InferResponse]) -> tuple[list[int], int, str]:
     usages = [each.usage or Usage() for each in responses]
     completion = sum(usage.completion_tokens for usage in usages)
     return [usage.prompt_tokens for usage in usages], completion, usages[-1].finish_reason
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "members", "prefix"),
+    [
+        ("chat/completions", {"messages": QUESTION}, "chatcmpl-"),
+        ("completions", {"prompt": "The sky is"}, "cmpl-"),
+    ],
+)
+@pytest.mark.parametrize(("given", "expected"), [("mine", "mine"), ("", "of-the-body")])
+async def test_the_id_of_a_request_is_in_every_chunk_of_its_answer(
+    llama: Llama, endpoint: str, members: dict[str, Any], prefix: str, given: str, expected: str
+) -> None:
+    asked = {**members, "max_tokens": 2, "request_id": "of-the-body"}
+    for stream in (False, True):
+        request = replace(openai({**asked, "stream": stream}, endpoint), id=given)
+        chunks = await llama.chunks(request)
+        assert {chunk["id"] for chunk in chunks} == {prefix + expected}
+
+
+async def test_the_responses_endpoint_makes_its_own_ids(llama: Llama) -> None:
+    asked = {"input": "Hi", "max_output_tokens": 2}
+    answer = await llama.whole(replace(openai(asked, "responses"), id="mine"))
+    assert answer["id"].startswith("resp_")
+    assert "mine" not in answer["id"]
 
 
 class TestChat:
@@ -222,9 +249,11 @@ class TestTools:
             "structured_outputs": {"choice": [call]},
             "max_tokens": 80,
         }
+        before = llama.metric(INVOCATIONS)
         choice = (await llama.whole(openai({**CHAT, **asked})))["choices"][0]
         assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
         assert choice["finish_reason"] == "tool_calls"
+        assert llama.metric(INVOCATIONS) == before + 1
 
 
 class TestOtherEndpoints:

@@ -9,9 +9,12 @@ import pytest
 from gateway.frontends.grpc.compression import THREAD_BYTES, encoding_for, packed
 from gateway.frontends.grpc.framing import Deframer
 from gateway.settings import CompressionLevel
+from gateway.threads import request_threads
 
 LEVELS = (CompressionLevel.LOW, CompressionLevel.MEDIUM, CompressionLevel.HIGH)
 LIMIT = 1 << 30
+
+THREADS = request_threads()
 
 
 @pytest.mark.parametrize(
@@ -36,12 +39,12 @@ def test_a_level_chooses_among_what_is_accepted(accepted: str, chosen: tuple[str
 @pytest.mark.parametrize("size", [0, 1, 1000, THREAD_BYTES, THREAD_BYTES + 1, 1 << 20])
 async def test_messages_are_the_same_once_they_are_unpacked(encoding: str, size: int) -> None:
     messages = [b"a" * size, bytes(range(256)), b""]
-    sent = await packed(messages, encoding)
+    sent = await packed(messages, encoding, THREADS)
     assert list(Deframer(encoding, LIMIT).feed(sent)) == messages
 
 
 async def test_what_is_smaller_as_it_is_stays_so() -> None:
-    sent = await packed([bytes(range(256)), b"a" * 256], "deflate")
+    sent = await packed([bytes(range(256)), b"a" * 256], "deflate", THREADS)
     assert sent.startswith(struct.pack(">BL", 0, 256) + bytes(range(256)))
     flag, size = struct.unpack_from(">BL", sent, 5 + 256)
     assert (flag, size < 256) == (1, True)
@@ -49,5 +52,5 @@ async def test_what_is_smaller_as_it_is_stays_so() -> None:
 
 async def test_the_forms_are_those_of_their_names() -> None:
     data = b"a" * 1000
-    assert gzip.decompress((await packed([data], "gzip"))[5:]) == data
-    assert zlib.decompress((await packed([data], "deflate"))[5:]) == data
+    assert gzip.decompress((await packed([data], "gzip", THREADS))[5:]) == data
+    assert zlib.decompress((await packed([data], "deflate", THREADS))[5:]) == data

@@ -1,10 +1,11 @@
 """ModelStreamInfer without a wire: order, errors, leaving, and slow clients."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import json
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -12,16 +13,15 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.codec import RequestDecoder
 from gateway.frontends.grpc.held import MAX_ANSWERS
+from gateway.frontends.grpc.methods import Messages, Method
 from gateway.frontends.grpc.outbox import Outbox
 from gateway.frontends.grpc.parameters import HeaderForwarding
-from gateway.frontends.grpc.stream_infer import (
-    StreamInfer,
-    StrictError,
-)
+from gateway.frontends.grpc.stream_infer import REFUSALS, StreamInfer, StrictError
 from gateway.frontends.grpc.wire import Message
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.stream import DEFAULT_LIMIT
+from gateway.threads import LARGE_BYTES
 from tests.builders import (
     DECOUPLED,
     FLAG,
@@ -34,6 +34,7 @@ from tests.builders import (
     text_response,
 )
 from tests.conftest import Serve
+from tests.gateway.conversations.chats import CHAT
 
 BROKEN = InferenceError(Code.INVALID_ARG, "no such token")
 MANY = replace(TEXT, name="many", model_transaction_policy=DECOUPLED)
@@ -44,7 +45,11 @@ class Call:
     """One RPC driven by hand: the test is the client."""
 
     def __init__(
-        self, *models: Model, strict: bool = False, send_timeout_secs: float = 60.0
+        self,
+        *models: Model,
+        strict: bool = False,
+        send_timeout_secs: float = 60.0,
+        requests: AsyncIterable[Message] | None = None,
     ) -> None:
         self.reads = asyncio.Event()
         self.reads.set()
@@ -55,10 +60,11 @@ class Call:
         decoder = RequestDecoder(dataplane.shared_memory, HeaderForwarding(""), ())
         outbox = Outbox(self._send, send_timeout_secs)
         self.rpc = StreamInfer(dataplane, decoder, outbox, strict=strict)
+        self._sent = requests or self._requests()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self.rpc.run(self._requests()))
+        self._task = asyncio.create_task(self.rpc.run(self._sent))
         return self
 
     async def __aexit__(
@@ -84,6 +90,15 @@ class Call:
         )
         if empty_final:
             message.parameters["triton_enable_empty_final_response"].bool_param = True
+        self._asked.put_nowait(message)
+
+    def say(self, model: str, text: str, request_id: str, *, start: bool = False) -> None:
+        """Send a turn of one conversation."""
+        message = pb.ModelInferRequest(model_name=model, id=request_id)
+        tensor = message.inputs.add(name="messages", datatype="BYTES", shape=[1])
+        tensor.contents.bytes_contents.append(json.dumps([{"content": text}]).encode())
+        message.parameters["sequence_id"].int64_param = 7
+        message.parameters["sequence_start"].bool_param = start
         self._asked.put_nowait(message)
 
     def cancel_request(self, model: str, request_id: str, *, wanted: bool = True) -> None:
@@ -430,6 +445,77 @@ async def test_a_server_that_drains_reads_no_more_and_answers_what_was_asked(
     assert many.asked == ["r1"]
 
 
+async def test_a_server_that_drains_answers_a_large_message_that_is_being_parsed(
+    models: list[Model], many: ScriptedInstance
+) -> None:
+    parsed = asyncio.Event()
+
+    async def parse(data: bytes, call: object) -> Message:
+        await parsed.wait()
+        message = pb.ModelInferRequest.FromString(data)
+        return message, message.raw_input_contents
+
+    async def sent() -> AsyncIterator[bytes]:
+        tensor = pb.ModelInferRequest.InferInputTensor(
+            name="text_input", datatype="BYTES", shape=[1]
+        )
+        tensor.contents.bytes_contents.append(b"r1".ljust(LARGE_BYTES))
+        yield pb.ModelInferRequest(model_name="many", id="r1", inputs=[tensor]).SerializeToString()
+        await asyncio.Event().wait()
+
+    method = Method(_never, _never, _never, client_streams=True, parse_large=parse)
+    async with Call(*models, requests=Messages(method, sent(), None)) as call:  # type: ignore[arg-type]
+        await settle()
+        call.rpc.stop_reading()
+        await settle()
+        parsed.set()
+        (await many.begun()).finish("a")
+        assert await call.said() == ("r1", "a")
+        await call.ended()
+
+
+def _never(*_: object) -> Any:
+    raise AssertionError("a large message is parsed otherwise, and the RPC is served by hand")
+
+
+async def test_a_server_that_drains_sends_a_refusal_that_waits_for_a_slow_client(
+    models: list[Model],
+) -> None:
+    async with Call(*models) as call:
+        call.reads.clear()
+        for number in range(REFUSALS + 2):
+            call.ask("nope", str(number))
+        for _ in range(REFUSALS + 2):
+            await settle()
+        assert call.unread == 1, "the refusal of the last message read waits for its permit"
+        call.rpc.stop_reading()
+        await settle()
+        call.reads.set()
+        heard = [(await call.answer()).infer_response.id for _ in range(REFUSALS + 1)]
+        assert heard == [str(number) for number in range(REFUSALS + 1)]
+        await call.ended()
+        assert call.silent
+
+
+async def test_a_server_that_drains_answers_a_cancellation_that_waits_for_a_slow_client(
+    models: list[Model],
+) -> None:
+    async with Call(*models) as call:
+        call.reads.clear()
+        for number in range(REFUSALS):
+            call.ask("nope", str(number))
+        call.cancel_request("many", "unknown")
+        for _ in range(REFUSALS):
+            await settle()
+        assert call.unread == 0
+        call.rpc.stop_reading()
+        await settle()
+        call.reads.set()
+        heard = {(await call.answer()).infer_response.id for _ in range(REFUSALS + 1)}
+        assert heard == {"unknown", *map(str, range(REFUSALS))}
+        await call.ended()
+
+
 @pytest.mark.parametrize("model", ["one", "many"])
 async def test_cancelling_the_rpc_stops_every_request(
     models: list[Model], one: ScriptedInstance, many: ScriptedInstance, model: str
@@ -647,3 +733,27 @@ async def test_cancelling_is_not_what_any_other_value_of_the_parameter_means(
         assert "expected 1 inputs" in refused.error_message
         execution.finish("done")
         assert await call.said() == ("r1", "done")
+
+
+async def test_a_turn_answers_after_the_last_answer_of_the_turn_before_it(serve: Serve) -> None:
+    instance = ScriptedInstance()
+    async with Call(serve(instance, config=CHAT)) as call:
+        call.say("chat", "count", "a", start=True)
+        call.say("chat", "enough", "b")
+        first = await instance.begun()
+        call.reads.clear()
+        first.answer(text_response("one"))
+        await settle()  # the client does not take it: the end of this turn waits to be sent
+        call.cancel_request("chat", "a")
+        await soon(first.stopped.wait())
+        second = await instance.begun()
+        second.finish("fine")
+        for _ in range(10):
+            await settle()
+        call.reads.set()
+        assert await call.said() == ("a", "one")
+        assert (await call.answer()).infer_response.parameters["cancelled"].bool_param
+        assert await call.said() == ("b", "fine")
+        call.half_close()
+        await call.ended()
+        assert call.silent

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hyperframe.frame import DataFrame, RstStreamFrame
 
+from gateway.errors import UNEXPECTED
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.rpc import Call, ClientGone, RpcError, Status
@@ -115,14 +116,9 @@ async def transport(
 
     That a client leaves is no error, and so is not in the log.
     """
-    settings = GrpcSettings(address="127.0.0.1", port=0)
-    at_once = request.param == AT_ONCE
-    name = GrpcTransport.HYPER if at_once else request.param
-    found = TRANSPORTS[name](service.methods(at_once=at_once), settings)
-    await found.start()
-    yield found
-    await soon(asyncio.gather(found.stop(), found.cut_off(60.0)))
-    if name is GrpcTransport.HYPER:  # grpc.aio has tasks of its own
+    async with serving(service, request.param) as found:
+        yield found
+    if isinstance(found, HyperTransport):  # grpc.aio has tasks of its own
         assert tasks_left() == []
     logged = [*caplog.get_records("call"), *caplog.records]
     assert [each for each in logged if each.levelno >= logging.WARNING and _is_ours(each)] == []
@@ -247,9 +243,17 @@ async def test_a_deadline_cancels_the_method_and_tells_the_client(
     connection: Connection, service: Service
 ) -> None:
     found = await answer(connection, "wait", ("grpc-timeout", "50m"))
-    assert found.client_status == "DEADLINE_EXCEEDED"
+    assert (found.client_status, found.grpc_message) == ("DEADLINE_EXCEEDED", "Deadline Exceeded")
     await soon(service.cancelled.get())
     await soon(service.ended.get())
+
+
+@pytest.mark.parametrize("allowed", ["0m", "1n"])
+async def test_a_deadline_that_has_passed_before_the_rpc_has_the_same_text(
+    connection: Connection, allowed: str
+) -> None:
+    found = await answer(connection, "wait", ("grpc-timeout", allowed))
+    assert (found.client_status, found.grpc_message) == ("DEADLINE_EXCEEDED", "Deadline Exceeded")
 
 
 async def test_all_values_of_one_name_reach_the_method_in_their_order(
@@ -290,23 +294,26 @@ async def test_a_text_of_a_status_reaches_the_client_letter_by_letter(
 
 
 @asynccontextmanager
-async def at_once(service: Service) -> AsyncIterator[HyperTransport]:
-    """A transport whose methods begin at once."""
-    settings = GrpcSettings(address="127.0.0.1", port=0)
-    transport = HyperTransport(service.methods(at_once=True), settings)
+async def serving(service: Service, name: str) -> AsyncIterator[Transport]:
+    """A transport by name, with this service."""
+    at_once = name == AT_ONCE
+    transport = TRANSPORTS[GrpcTransport.HYPER if at_once else GrpcTransport(name)](
+        service.methods(at_once=at_once), GrpcSettings(address="127.0.0.1", port=0)
+    )
     await transport.start()
     yield transport
     await soon(asyncio.gather(transport.stop(), transport.cut_off(60.0)))
 
 
+@pytest.mark.parametrize("name", [*GrpcTransport, AT_ONCE])
 async def test_a_method_that_ends_as_if_it_were_cancelled_ends_its_stream_alone(
-    service: Service, caplog: pytest.LogCaptureFixture
+    service: Service, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    async with at_once(service) as transport:
+    async with serving(service, name) as transport:
         with Connection(transport.port) as connection:
             connection.begin()
             found = await answer(connection, "give_up", body=b"x")
-            assert found.client_status == "INTERNAL"
+            assert (found.client_status, found.grpc_message) == ("INTERNAL", UNEXPECTED.message)
             found = await answer(connection, "tell", body=b"x", stream=3)
             assert found.client_status == "OK"
     (record,) = [each for each in caplog.records if each.exc_info]
@@ -314,7 +321,7 @@ async def test_a_method_that_ends_as_if_it_were_cancelled_ends_its_stream_alone(
 
 
 async def test_an_rpc_that_was_reset_before_it_was_read_never_begins(service: Service) -> None:
-    async with at_once(service) as transport:
+    async with serving(service, AT_ONCE) as transport:
         with Connection(transport.port) as connection:
             connection.begin()
             headers = connection.headers(1, request("/test.Service/wait"))

@@ -6,6 +6,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp
 
+JSON = {"content-type": "application/json"}
 Open = Callable[[ASGIApp], httpx.AsyncClient]
 
 
@@ -16,7 +17,9 @@ async def connect() -> AsyncIterator[Open]:
 
     def open_client(app: ASGIApp) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        clients.append(httpx.AsyncClient(transport=transport, base_url="http://test", timeout=5))
+        clients.append(
+            httpx.AsyncClient(transport=transport, base_url="http://test", timeout=5, headers=JSON)
+        )
         return clients[-1]
 
     yield open_client

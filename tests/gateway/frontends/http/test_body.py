@@ -1,14 +1,24 @@
 """Reading a body within its limits, and noticing that the client has gone."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from starlette.requests import Request
 from starlette.types import Message, Scope
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.body import MAX_CHUNKS, WATCH, OnDisconnect, collect, read_body
+from gateway.frontends.http.body import (
+    MAX_CHUNKS,
+    WATCH,
+    OnDisconnect,
+    collect,
+    off_loop,
+    read_body,
+)
+from gateway.threads import Threads
 from tests.builders import soon
 
 
@@ -125,3 +135,21 @@ def test_a_connection_tells_nobody_who_has_failed() -> None:
 def test_without_a_connection_nobody_leaves(scope: Scope) -> None:
     with OnDisconnect(scope, lambda: None):
         pass
+
+
+async def test_a_client_that_disconnects_while_its_body_is_decoded_leaves_no_work_behind() -> None:
+    threads, gate, ran = Threads("test", 1), threading.Event(), list[str]()
+    watched: list[Any] = []
+    scope = {"state": {WATCH: watched.append}}
+    first = threads.start(gate.wait, 20.0)
+    decoding = asyncio.create_task(off_loop(threads, scope, ran.append, "decoded"))
+    await asyncio.sleep(0)
+    (disconnect,) = watched
+    disconnect()
+    with pytest.raises(InferenceError) as caught:
+        await soon(decoding)
+    gate.set()
+    await soon(first)
+    threads.close()
+    assert caught.value.code is Code.CANCELLED
+    assert ran == []

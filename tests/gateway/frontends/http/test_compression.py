@@ -14,8 +14,10 @@ from gateway.frontends.http.compression import (
     decompress,
     most_compressed,
 )
+from gateway.threads import request_threads
 from tests.builders import soon
 
+THREADS = request_threads()
 COMPRESSORS = {"gzip": gzip.compress, "deflate": zlib.compress}
 SIZES = [0, 1, INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1, 3 * INLINE_BYTES]
 
@@ -50,17 +52,17 @@ def test_the_client_says_what_it_likes_best(header: str, encoding: str) -> None:
 async def test_a_body_is_decompressed(encoding: str, size: int) -> None:
     body = (b"0123456789" * size)[:size]
     compressed = COMPRESSORS[encoding](body)
-    assert await soon(decompress(encoding, compressed, 10 * INLINE_BYTES)) == body
-    assert await soon(decompress(encoding, bytearray(compressed), max(size, 1))) == body
+    assert await soon(decompress(encoding, compressed, 10 * INLINE_BYTES, THREADS)) == body
+    assert await soon(decompress(encoding, bytearray(compressed), max(size, 1), THREADS)) == body
 
 
 @pytest.mark.parametrize("encoding", COMPRESSORS)
 @pytest.mark.parametrize("size", [2, 1000, INLINE_BYTES, INLINE_BYTES + 1, 2 * INLINE_BYTES])
 async def test_a_body_is_not_decompressed_beyond_its_limit(encoding: str, size: int) -> None:
     compressed = COMPRESSORS[encoding](bytes(size))
-    assert await soon(decompress(encoding, compressed, size)) == bytes(size)
+    assert await soon(decompress(encoding, compressed, size, THREADS)) == bytes(size)
     with pytest.raises(InferenceError) as caught:
-        await soon(decompress(encoding, compressed, size - 1))
+        await soon(decompress(encoding, compressed, size - 1, THREADS))
     assert (caught.value.code, caught.value.message) == (
         Code.INVALID_ARG,
         f"Decompressed data size exceeds the maximum allowed value of {size - 1} bytes. Use "
@@ -73,7 +75,7 @@ async def test_a_bomb_takes_no_more_memory_than_the_limit() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(InferenceError, match="Decompressed data size exceeds"):
-            await soon(decompress("gzip", bomb, limit))
+            await soon(decompress("gzip", bomb, limit, THREADS))
         assert tracemalloc.get_traced_memory()[1] < 4 * limit
     finally:
         tracemalloc.stop()
@@ -87,7 +89,7 @@ async def test_a_body_that_is_cut_damaged_or_too_long_is_refused(encoding: str, 
     wrong_sum = whole[:-5] + bytes([whole[-5] ^ 0xFF]) + whole[-4:]
     for body in (b"", whole[:-1], whole[:5], damaged, wrong_sum, whole + b"x", b"junk"):
         with pytest.raises(InferenceError, match="failed to decompress the") as caught:
-            await soon(decompress(encoding, body, 10 * INLINE_BYTES))
+            await soon(decompress(encoding, body, 10 * INLINE_BYTES, THREADS))
         assert caught.value.code is Code.INVALID_ARG
 
 
@@ -101,5 +103,7 @@ def test_what_cannot_fit_is_known_before_it_is_decompressed(size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 async def test_a_response_is_compressed_as_one(encoding: str, size: int) -> None:
     parts = [b"{}", memoryview(bytes(size)), b""]
-    found = await soon(compress(encoding, parts))
-    assert await soon(decompress(encoding, found, 10 * INLINE_BYTES)) == b"{}" + bytes(size)
+    found = await soon(compress(encoding, parts, THREADS))
+    assert await soon(decompress(encoding, found, 10 * INLINE_BYTES, THREADS)) == b"{}" + bytes(
+        size
+    )

@@ -9,9 +9,11 @@ from starlette.types import Message
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.body import MAX_CHUNKS
 from gateway.frontends.http.infer_body import HEADER_LENGTH, header_length, read_infer_body
+from gateway.threads import request_threads
 from tests.builders import soon
 
 LIMIT = 100
+THREADS = request_threads()
 JSON_TOO_LARGE = (
     "request JSON size of {} bytes exceeds the maximum allowed input size of 100 bytes. Use "
     "--http-max-input-size to increase the limit."
@@ -44,7 +46,7 @@ class Upload:
         return {"type": "http.request", "body": self._chunks[self.taken - 1], "more_body": more}
 
     async def read(self, encoding: str = "") -> tuple[bytes | None, bytes]:
-        reading = read_infer_body(self.receive, self._headers, encoding, LIMIT)
+        reading = read_infer_body(self.receive, self._headers, encoding, LIMIT, THREADS)
         header, rest = await soon(reading)
         assert rest.readonly
         return header, bytes(rest)

@@ -206,3 +206,19 @@ def test_members_of_one_name_are_not_looked_for_without_end() -> None:
     with pytest.raises(InferenceError, match="nested too deep") as caught:
         parse_request(nested)
     assert caught.value.code is Code.INTERNAL
+
+
+@pytest.mark.parametrize("text", ["a:b", '\\":', "\\\\:", ":::"])
+def test_colons_in_strings_are_no_members(text: str) -> None:
+    body = f'{{"id":"{text}","inputs":[{{"name":"x","data":["{text}"]}}],"id":"second"}}'.encode()
+    assert parse_request(body)["id"] == text.replace('\\"', '"').replace("\\\\", "\\")
+
+
+@pytest.mark.parametrize("padding", [0, 300_000])
+def test_json_nested_deeper_than_calls_may_be_is_read_at_any_size(padding: int) -> None:
+    depth = 1000
+    nested = '{"a":' * depth + "1" + "}" * depth
+    found = parse_json_object(f'{{"pad":"{"x" * padding}","deep":{nested}}}'.encode())["deep"]
+    for _ in range(depth):
+        found = found["a"]
+    assert found == 1

@@ -191,7 +191,7 @@ async def test_the_error_of_a_stream_has_no_id_and_is_told_again(door: Door) -> 
         token = (await exchange.start())[1]["sluice-stream"]
         execution.answer(InferenceError(Code.INTERNAL, "broken"))
         assert (await exchange.rest()).endswith(b'\n\ndata: {"error":"broken"}\n\n')
-    assert await refusal(door.back(f"{token}.1")) == (500, b'{"error":"broken"}')
+    assert await refusal(door.back(f"{token}.1")) == (500, b'data: {"error":"broken"}\n\n')
     async with door.back(f"{token}.0") as again:
         assert (await again.start())[0] == 200
         assert (await again.rest()).endswith(b'\n\ndata: {"error":"broken"}\n\n')

@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from gateway.config import ModelConfig, ModelOutput
+from gateway.config import ModelConfig, ModelOutput, TensorReshape
 from gateway.data_type import DataType
 from gateway.messages import InferRequest, InferResponse, RequestedOutput
 from gateway.schedulers.sequences.states import States, zeros
@@ -118,3 +120,15 @@ def test_only_shapes_that_may_differ_matter() -> None:
     kept = {"in": number("in", 1, 2), "was": zeros("was", Datatype.BYTES, (1, 2, 3))}
     assert found.shapes(kept) == ((1, 2, 3),)
     assert states(SUM).shapes(kept) == ()
+
+
+def test_a_state_that_clients_see_reshaped_keeps_the_shape_of_its_model() -> None:
+    shown = ModelOutput(name="out", dims=(2,), reshape=TensorReshape(shape=(2, 1)))
+    state = replace(SUM, dims=(2, 1))
+    config = ModelConfig(
+        max_batch_size=4, output=(shown,), sequence_batching=SequenceBatching(state=(state,))
+    )
+    given = InferResponse(outputs=(number("out", 3, 4),))
+    response, found = States(config, {}).take(given, asking(), shared=False)
+    assert response.outputs[0].shape == (1, 2)
+    assert found["in"].shape == (1, 2, 1)

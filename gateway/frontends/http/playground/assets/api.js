@@ -27,7 +27,7 @@ async function answer(path, options) {
 
 function words(response, text) {
   try {
-    const { error } = JSON.parse(text);
+    const { error } = JSON.parse(text.replace(/^data: /, "")); // of a stream it is an event
     const message = typeof error === "string" ? error : error?.message;
     if (message) return message;
   } catch {

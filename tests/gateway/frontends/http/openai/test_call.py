@@ -12,8 +12,10 @@ from starlette.types import Message
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.openai.call import MAX_PARTS, Call, read_call
 from gateway.openai_exchange import Endpoint, OpenAiRefusal
+from gateway.threads import request_threads
 
 LIMIT = 1000
+THREADS = request_threads()
 LARGE = 1 << 20
 
 
@@ -22,13 +24,16 @@ async def call(
     endpoint: Endpoint = Endpoint.CHAT,
     encoding: str | None = None,
     limit: int = LIMIT,
+    type_: str | None = "application/json",
 ) -> Call:
     async def receive() -> Message:
         return {"type": "http.request", "body": body, "more_body": False}
 
-    headers = [] if encoding is None else [(b"content-encoding", encoding.encode())]
+    headers = [] if type_ is None else [(b"content-type", type_.encode())]
+    if encoding is not None:
+        headers.append((b"content-encoding", encoding.encode()))
     scope = {"type": "http", "headers": headers, "path": "/", "method": "POST"}
-    return await read_call(Request(scope, receive), endpoint, limit)
+    return await read_call(Request(scope, receive), endpoint, limit, THREADS)
 
 
 async def refusal(body: bytes, **options: Any) -> InferenceError:
@@ -43,6 +48,29 @@ async def test_the_body_is_kept_as_it_came() -> None:
     assert (found.body, found.model, found.stream) == (body, "m", True)
     assert (found.members["x"], found.endpoint) == ([1.0], Endpoint.CHAT)
     assert found.received_ns > 0
+
+
+@pytest.mark.parametrize(
+    "type_", ["application/json; charset=utf-8", "Application/JSON", "application/json ;x=y"]
+)
+async def test_json_may_be_declared_in_many_ways(type_: str) -> None:
+    assert (await call(b'{"model":"m"}', type_=type_)).model == "m"
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        *(None, "", "text/plain", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded"),
+        *("multipart/form-data", "application/jsonl", "text/plain, application/json", "x" * 9000),
+    ],
+)
+async def test_a_body_that_is_not_declared_as_json_is_refused_unread(type_: str | None) -> None:
+    error = await refusal(b'{"model":"m"}', type_=type_)
+    assert error.code is Code.INVALID_ARG
+    assert error.message == (
+        "Unsupported Media Type: Only 'application/json' is allowed, found content-type "
+        f"'{(type_ or '')[:40]}'"
+    )
 
 
 async def test_of_members_with_one_name_the_last_counts() -> None:
@@ -118,7 +146,8 @@ async def test_what_takes_long_to_read_is_refused_unread() -> None:
     def body(parts: int) -> bytes:
         return b'{"x":[%b]}' % b",".join([b"{}"] * (parts - 2))
 
-    assert len((await call(body(MAX_PARTS), limit=LARGE)).members["x"]) == MAX_PARTS - 2
+    accepted = (await call(body(MAX_PARTS), limit=LARGE)).members["x"]
+    assert sum(map(len, accepted.parts())) == MAX_PARTS - 2
     error = await refusal(body(MAX_PARTS + 1), limit=LARGE)
     assert error.code is Code.INVALID_ARG
     assert error.message == "the body has 262145 objects and lists, expected at most 262144"

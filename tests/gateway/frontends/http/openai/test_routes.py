@@ -292,6 +292,43 @@ async def test_the_model_knows_the_request_by_the_id_that_the_client_sees(
         assert headers["x-request-id"] == given(execution).id
 
 
+@pytest.mark.parametrize(
+    ("header", "member", "expected"),
+    [
+        ("mine", "theirs", "mine"),
+        ("mine", None, "mine"),
+        (None, "theirs\r\n\u2028", "theirs\r\n\u2028"),
+    ],
+)
+async def test_the_header_names_a_request_before_its_body_does(
+    serve: Serve,
+    instance: ScriptedInstance,
+    header: str | None,
+    member: str | None,
+    expected: str,
+) -> None:
+    asked = body(model="chat", **({} if member is None else {"request_id": member}))
+    headers = {} if header is None else {"x-request-id": header}
+    app = app_of(serve(instance, config=CHAT))
+    async with Exchange(app, "/v1/completions", asked, headers) as exchange:
+        execution = await instance.begun()
+        assert given(execution).id == expected
+        execution.answer(chunk("{}", final=True))
+        execution.end()
+        _, told = await exchange.start()
+    assert told["x-request-id"] == header or (header is None and len(told["x-request-id"]) == 32)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings", "/tokenize"])
+async def test_a_page_of_another_origin_cannot_ask_without_its_browser(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    headers = {"content-type": "text/plain", "origin": "http://elsewhere.example"}
+    found = await soon(client.post(path, content=b'{"model":"chat"}', headers=headers))
+    assert found.status_code == 400
+    assert "Only 'application/json' is allowed" in found.json()["error"]["message"]
+
+
 async def test_the_models_are_listed(client: httpx.AsyncClient) -> None:
     for prefix in ("/v1", "/openai/v1"):
         listed = (await soon(client.get(f"{prefix}/models"))).json()
@@ -336,7 +373,8 @@ async def test_the_page_of_the_routes_has_them_in_a_group(client: httpx.AsyncCli
         if method.get("tags") == ["OpenAI"]
     }
     first = {paths_of(endpoint)[0] for endpoint in Endpoint}
-    assert grouped == {*first, "/v1/models", "/v1/models/{model}"}
+    models = {"/v1/models", "/v1/models/{model}"}
+    assert grouped == {*first, *models, "/health", "/ping", "/version", "/load"}
 
 
 # Leaving.

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
+from tests import needs
 from tests.conformance.models import EVERY_VERSION, identity
 from tests.serving import ROOT, WAIT_SECS, Serving, serving, write_model
 
@@ -15,10 +16,6 @@ ADD_SUB = ROOT / "tests" / "conformance" / "python_models" / "add_sub"
 OPENAI = ROOT / "model_repository" / "openai_python"
 ARTEFACTS = ROOT / "artefacts" / "playground"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-NO_BROWSER = (
-    "the playground is tested in a real browser, and none of "
-    f"{', '.join(BROWSERS)} is on the PATH; on Debian: apt-get install chromium"
-)
 ODD_NAME = "odd näme & 100%?#<b>"
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
 SIZE = {"width": 1280, "height": 860}
@@ -70,10 +67,8 @@ def server(repository: Path) -> Iterator[Serving]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium without a window; a machine without one is told how to get it."""
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.fail(NO_BROWSER)
+    """Chromium without a window."""
+    found = needs.program(*BROWSERS, package="chromium")
     with sync_playwright() as playwright:
         # Chromium's own sandbox does not work for root, whom containers run tests as.
         started = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])

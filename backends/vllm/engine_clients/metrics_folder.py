@@ -1,0 +1,67 @@
+"""The folder in which the clients of an engine keep the values of their metrics."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+PREFIX = "sluice-metrics-"
+
+
+class MetricsFolder:
+    """A new folder under `parent`, which `remove` deletes.
+
+    Its owner holds a lock on it, which the system releases if the process is killed. A new folder
+    deletes the older ones without a lock.
+    """
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def make(cls, parent: Path | None = None) -> Self:
+        """Delete what dead processes have left, and make one. OSError says why it cannot."""
+        parent = parent or Path(tempfile.gettempdir())
+        for stale in parent.glob(f"{PREFIX}*"):
+            _remove_if_stale(stale)
+        while True:
+            path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+            lock = _locked(path)
+            if lock is not None:
+                return cls(path, lock)
+
+    def remove(self) -> None:
+        """Delete it with all that is in it; idempotent."""
+        if self._lock >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _remove_if_stale(path: Path) -> None:
+    # A folder of another user, or one that is just being deleted, is left alone.
+    with suppress(OSError):
+        lock = _locked(path)
+        if lock is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+
+def _locked(path: Path) -> int | None:
+    """A descriptor that locks a folder; None if another process has locked or deleted it."""
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_nlink:
+            return lock
+    except BlockingIOError:
+        pass
+    os.close(lock)
+    return None

@@ -1,0 +1,129 @@
+"""Limits of this machine on engines of vLLM: a CPU without bfloat16, no C++ compiler."""
+
+import sysconfig
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from platform import python_version_tuple
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
+
+from gateway.backend import Fact
+
+HEADER = "Python.h"
+BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
+"""Instructions for bfloat16 as `torch.cpu.get_capabilities` names them; the last is ARM's."""
+
+WITHOUT_BFLOAT16 = "float32"
+"""The data type for a CPU without such instructions, which is several times slower in bfloat16."""
+
+
+def avoid_compilation() -> None:
+    """Switch torch.compile off in this process where a CPU serves and C++ cannot be compiled.
+
+    vLLM calls this in each of its processes, where it is an entry point of the group
+    `vllm.general_plugins`: its sampler is compiled even if `enforce_eager` is true.
+    """
+    if _serves_on_cpu() and missing_build_tools():
+        torch.compiler.set_stance("force_eager")
+
+
+def fit(arguments: Any, given: Collection[str]) -> Mapping[str, str]:
+    """Change engine arguments to those that this machine can serve; returns fields for a log line.
+
+    A data type that is `given` stays.
+    """
+    if not _serves_on_cpu():
+        return {}
+    changed = {}
+    if tools := missing_build_tools():
+        arguments.enforce_eager = True
+        changed["torch_compile"] = f"off: {_missing(tools)}"
+    if "dtype" not in given and _needs_float32(arguments):
+        arguments.dtype = WITHOUT_BFLOAT16
+        changed["data_type"] = f"{WITHOUT_BFLOAT16}: {_without_bfloat16()}"
+    return changed
+
+
+def engine_defaults() -> Mapping[str, str]:
+    """Arguments of an engine whose model is not quantized, where `model.json` leaves them open."""
+    if _serves_on_cpu() and not bfloat16_instructions():
+        return {"dtype": WITHOUT_BFLOAT16}
+    return {}
+
+
+def facts() -> Sequence[Fact]:
+    """What `sluice doctor` shows; nothing where a GPU serves, whose Triton has its own compiler."""
+    if not _serves_on_cpu():
+        return ()
+    return (_compilation(missing_build_tools()), _data_type(bfloat16_instructions()))
+
+
+def missing_build_tools() -> Mapping[str, str]:
+    """What Torch lacks to compile C++, and the Debian package of each."""
+    missing = {}
+    if not _has_compiler():
+        names = [each for each in inductor.cpp.cxx if each]
+        missing[f"no C++ compiler ({' or '.join(names)})"] = "g++"
+    folders = {sysconfig.get_path("include"), sysconfig.get_path("include", "posix_prefix")}
+    if not any((Path(folder) / HEADER).is_file() for folder in folders):
+        major, minor, _ = python_version_tuple()
+        missing[f"no {HEADER} in {' or '.join(sorted(folders))}"] = f"python{major}.{minor}-dev"
+    return missing
+
+
+def bfloat16_instructions() -> Sequence[str]:
+    """The instructions for bfloat16 that this CPU has."""
+    found = torch.cpu.get_capabilities()
+    return [name for name in BFLOAT16 if found.get(name, False)]
+
+
+def _has_compiler() -> bool:
+    try:
+        get_cpp_compiler()
+    except (InvalidCxxCompiler, OSError):
+        return False
+    return True
+
+
+def _needs_float32(arguments: Any) -> bool:
+    """Whether vLLM would choose bfloat16 in vain; kernels of quantized models need their own."""
+    if bfloat16_instructions():
+        return False
+    model = arguments.create_model_config()
+    return model.dtype is torch.bfloat16 and model.quantization is None
+
+
+def _serves_on_cpu() -> bool:
+    # Imported here: the entry point is loaded while vllm itself is being imported.
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def _compilation(missing: Mapping[str, str]) -> Fact:
+    what = "torch.compile"
+    if not missing:
+        return Fact(what, f"compiles with {get_cpp_compiler()}")
+    fix = f"apt-get install {' '.join(missing.values())} (Debian, Ubuntu), then restart the server"
+    return Fact(what, f"off: {_missing(missing)}", f"for more tokens per second: {fix}")
+
+
+def _data_type(instructions: Sequence[str]) -> Fact:
+    if instructions:
+        return Fact("data type", f"as vLLM chooses: this CPU has {', '.join(instructions)}")
+    return Fact(
+        "data type",
+        f"{WITHOUT_BFLOAT16} for models whose model.json names none: {_without_bfloat16()}",
+    )
+
+
+def _missing(tools: Mapping[str, str]) -> str:
+    return "; ".join(tools)
+
+
+def _without_bfloat16() -> str:
+    return f"this CPU has none of {', '.join(BFLOAT16)}"

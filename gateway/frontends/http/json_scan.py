@@ -1,0 +1,212 @@
+"""The layout of a large JSON text: its long strings, its large arrays, and where to cut them.
+
+The text is examined window by window with numpy, which releases the interpreter lock.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.errors import Code, InferenceError
+
+WINDOW_BYTES = 1 << 16
+LARGE_ARRAY = 4096
+"""Bytes of an array that is parsed apart from the rest of its text."""
+LONG_STRING = 1 << 19
+"""Bytes of a string that is parsed in pieces."""
+MOST_VALUES = 1 << 20
+"""Members, objects, arrays and values outside of large arrays, or in one part of such an array."""
+
+QUOTE, BACKSLASH = 0x22, b"\\"
+OPEN_ARRAY, OPEN_OBJECT, CLOSE_ARRAY, CLOSE_OBJECT, COMMA, COLON = range(1, 7)
+KINDS = np.zeros(256, np.uint8)
+KINDS[list(b"[{]},:")] = range(1, 7)
+STEPS = np.array([0, 1, 1, -1, -1, 0, 0], np.int8)
+ESCAPE = re.compile(rb"\\.", re.DOTALL)
+
+Ints = npt.NDArray[np.int64]
+Kinds = npt.NDArray[np.uint8]
+
+
+class Cut(NamedTuple):
+    """A comma where an array may be cut, and how many of its nested arrays are open there."""
+
+    at: int
+    open: int
+
+
+class Span(NamedTuple):
+    """A value in the text: its first byte and the byte behind its last one; cuts of an array."""
+
+    start: int
+    end: int
+    cuts: Sequence[Cut] = ()
+
+
+@dataclass(slots=True)
+class Layout:
+    """`arrays` and `strings` in the order of the text; `colons` outside of both."""
+
+    arrays: list[Span] = field(default_factory=list)
+    strings: list[Span] = field(default_factory=list)
+    colons: int = 0
+
+
+class _Events(NamedTuple):
+    """The brackets, commas and colons of a window outside of strings; `depth` is that behind."""
+
+    at: Ints
+    kind: Kinds
+    depth: Ints
+
+
+def scan(body: memoryview, depth: int, *, nested: bool) -> Layout:
+    """The layout of a text; arrays are those at that depth (1 is the text's own object).
+
+    `nested` arrays may be cut inside of the arrays in them. Of text that is no JSON the layout
+    means nothing, but the parts that it names are not JSON either. INVALID_ARG beyond MOST_VALUES.
+    """
+    scanner = _Scanner(body, depth, nested=nested)
+    at = 0
+    while at < len(body):
+        at = scanner.take(at)
+    return scanner.found
+
+
+class _Scanner:
+    """`_start` is where the container at the depth of arrays begins, while one is open."""
+
+    def __init__(self, body: memoryview, depth: int, *, nested: bool) -> None:
+        self.found = Layout()
+        self._body = body
+        self._depth = depth
+        self._nested = nested
+        self._level = 0
+        self._string = -1
+        self._start = -1
+        self._is_array = False
+        self._has_object = False
+        self._cuts: list[Cut] = []
+        self._values = 0
+        self._in_part = 0
+
+    def take(self, at: int) -> int:
+        """Examine the window that begins there, and return where the next one begins."""
+        text = bytes(self._body[at : at + WINDOW_BYTES])
+        if (len(text) - len(text.rstrip(BACKSLASH))) % 2:
+            text = bytes(self._body[at : at + len(text) + 1])
+        shown = ESCAPE.sub(b"__", text) if BACKSLASH in text else text
+        self._containers(self._events(np.frombuffer(shown, np.uint8), at))
+        return at + len(text)
+
+    def _events(self, text: Kinds, at: int) -> _Events:
+        quotes = np.flatnonzero(text == QUOTE)
+        kinds = KINDS[text]
+        if quotes.size or self._string >= 0:
+            kinds[self._inside(text, at, quotes)] = 0
+        found = np.flatnonzero(kinds)
+        kind = kinds[found]
+        depth = np.cumsum(STEPS[kind], dtype=np.int64) + self._level
+        if depth.size:
+            self._level = int(depth[-1])
+        return _Events(found + at, kind, depth)
+
+    def _inside(self, text: Kinds, at: int, quotes: Ints) -> npt.NDArray[np.bool_]:
+        """Which bytes are in strings; a long string that ends is noted."""
+        begun = self._string
+        marks = (text == QUOTE).view(np.uint8)
+        inside = np.bitwise_xor.accumulate(marks) ^ np.uint8(begun >= 0)
+        if begun >= 0 and quotes.size:
+            self._end_string(begun, at + int(quotes[0]) + 1)
+        if inside[-1]:
+            self._string = at + int(quotes[-1]) if quotes.size else begun
+        else:
+            self._string = -1
+        return inside.view(np.bool_)
+
+    def _end_string(self, start: int, end: int) -> None:
+        if end - start >= LONG_STRING:
+            self.found.strings.append(Span(start, end))
+
+    def _containers(self, events: _Events) -> None:
+        """Note the arrays that end, and cut the one that does not."""
+        at, kind, depth = events
+        begins = np.flatnonzero((depth == self._depth) & (kind <= OPEN_OBJECT))
+        is_end = (kind >= CLOSE_ARRAY) & (kind <= CLOSE_OBJECT)
+        ends = np.flatnonzero((depth == self._depth - 1) & is_end)
+        if kind.size:
+            self._count(events, begins)
+        if self._start >= 0 and ends.size:
+            self._close(int(at[ends[0]]) + 1)
+            ends = ends[1:]
+        self._whole(events, begins[: ends.size], ends[: begins.size])
+        if begins.size > ends.size:
+            last = begins[ends.size]
+            self._open(int(at[last]), is_array=bool(kind[last] == OPEN_ARRAY))
+        if self._start >= 0 and self._is_array:
+            self._cut(events)
+
+    def _count(self, events: _Events, begins: Ints) -> None:
+        """Count what is outside of arrays."""
+        _, kind, depth = events
+        order = np.arange(kind.size)
+        latest = np.searchsorted(begins, order, "right") - 1
+        opened = kind[begins[latest]] if begins.size else kind
+        in_array = np.where(latest >= 0, opened == OPEN_ARRAY, self._is_array)
+        outside = (depth < self._depth) | ~in_array
+        counted = outside & ((kind <= OPEN_OBJECT) | (kind == COMMA))
+        self._add(int(np.count_nonzero(counted)))
+        self.found.colons += int(np.count_nonzero(outside & (kind == COLON)))
+
+    def _whole(self, events: _Events, begins: Ints, ends: Ints) -> None:
+        """Note the large ones of the arrays that are in this window, and count the others."""
+        at, kind, _ = events
+        arrays = kind[begins] == OPEN_ARRAY
+        large = arrays & (at[ends] + 1 - at[begins] >= LARGE_ARRAY)
+        for start, stop in zip(at[begins[large]], at[ends[large]], strict=True):
+            self.found.arrays.append(Span(int(start), int(stop) + 1))
+        small = arrays & ~large
+        self._add(int((ends[small] - begins[small]).sum()))
+
+    def _add(self, values: int) -> None:
+        self._values += values
+        if self._values > MOST_VALUES:
+            raise _too_many("outside of large arrays")
+
+    def _open(self, start: int, *, is_array: bool) -> None:
+        self._start, self._is_array = start, is_array
+        self._cuts, self._has_object, self._in_part = [], False, 0
+
+    def _close(self, end: int) -> None:
+        if self._is_array and end - self._start >= LARGE_ARRAY:
+            self.found.arrays.append(Span(self._start, end, self._cuts))
+        self._start, self._is_array = -1, False
+
+    def _cut(self, events: _Events) -> None:
+        """Cut the open array at its last comma in this window."""
+        at, kind, depth = events
+        own = slice(int(np.searchsorted(at, self._start)), None)
+        at, kind, depth = at[own], kind[own], depth[own]
+        self._has_object = self._has_object or bool((kind == OPEN_OBJECT).any())
+        commas = np.flatnonzero((kind == COMMA) & (depth == self._depth))
+        if not commas.size and self._nested and not self._has_object:
+            commas = np.flatnonzero(kind == COMMA)
+        if commas.size:
+            last = commas[-1]
+            self._cuts.append(Cut(int(at[last]), int(depth[last]) - self._depth + 1))
+            self._in_part = kind.size - int(last)
+        else:
+            self._in_part += kind.size
+        if self._in_part > MOST_VALUES:
+            raise _too_many("in one element of an array")
+
+
+def _too_many(where: str) -> InferenceError:
+    return InferenceError(
+        Code.INVALID_ARG,
+        f"the request JSON has too many values {where}, expected at most {MOST_VALUES}",
+    )

@@ -1,0 +1,248 @@
+"""Large JSON texts: parsed in parts, so that no call holds the interpreter lock for long.
+
+Large arrays and long strings are replaced by marks, and the rest is parsed as any other text.
+"""
+
+import re
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import orjson
+
+from gateway.errors import Code, InferenceError
+from gateway.frontends.http.json_scan import WINDOW_BYTES, Layout, Span
+
+SLICED_BYTES = 1 << 18
+"""Texts up to this size are parsed at once."""
+PIECE_BYTES = 1 << 18
+MOST_LISTED = 1 << 20
+"""Values of a large array that is needed as a list."""
+
+CHARACTERS = re.compile(
+    rb"(?:[^\\]++|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}"
+    rb"|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\[^u])*+"
+)
+"""Whole characters of a string: of a pair of surrogates both halves."""
+
+Where = Callable[[int], int]
+"""The place in the whole text of a place in a part of it."""
+Parse = Callable[[bytes, Where], Any]
+"""Parses a part of a text; InferenceError says what is wrong, and where."""
+
+
+class LongString:
+    """A string in pieces of its UTF-8."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        """Its UTF-8; the arguments are those of a string, and mean nothing."""
+        return b"".join(self._pieces)
+
+    def text(self) -> str:
+        """The string itself."""
+        return self.encode().decode("utf-8", "surrogatepass")
+
+
+class LargeArray:
+    """An array that is parsed when it is read, part by part."""
+
+    __slots__ = ("_span", "_text")
+
+    def __init__(self, text: "LargeText", span: Span) -> None:
+        self._text = text
+        self._span = span
+
+    def parts(self) -> Iterator[list[Any]]:
+        """Its values in order; an array in it that is cut in two stands in both parts.
+
+        Long strings stay LongString.
+        """
+        start, opened = self._span.start, 0
+        for at, left_open in self._span.cuts:
+            yield self._part(start, at, opened, left_open)
+            start, opened = at + 1, left_open
+        yield self._part(start, self._span.end, opened, 0)
+
+    def whole(self) -> list[Any]:
+        """All values; INVALID_ARG if there are more than MOST_LISTED, or one is very large."""
+        if any(left_open > 1 for _, left_open in self._span.cuts):
+            raise InferenceError(
+                Code.INVALID_ARG,
+                "an array of the request JSON, which is no tensor data, has an element of more "
+                f"than {WINDOW_BYTES} bytes",
+            )
+        found: list[Any] = []
+        for part in self.parts():
+            found += plain(part)
+            if len(found) > MOST_LISTED:
+                raise InferenceError(
+                    Code.INVALID_ARG,
+                    f"an array of the request JSON has more than {MOST_LISTED} values",
+                )
+        return found
+
+    def check(self) -> None:
+        """Parse it for nothing but its errors."""
+        for _ in self.parts():
+            pass
+
+    def _part(self, start: int, end: int, opened: int, left_open: int) -> list[Any]:
+        # With a value beside each cut, a comma too many is an error as it is in the whole text.
+        before = b"[" * opened + b"0," if opened else b""
+        after = b",0" + b"]" * left_open if left_open else b""
+        found: list[Any] = self._text.part(start, end, before, after)
+        if opened:
+            _drop(found, 0)
+        if left_open:
+            _drop(found, -1)
+        return found
+
+
+def _drop(values: list[Any], end: int) -> None:
+    """Drop the first or the last value, which may be in an array in an array."""
+    while type(values[end]) is list:
+        values = values[end]
+    del values[end]
+
+
+def plain(value: Any) -> Any:
+    """The value, in place, with lists for all arrays in it, and strings for all strings.
+
+    JSON may be nested deeper than functions may call each other.
+    """
+    root = [value]
+    found: list[dict[str, Any] | list[Any]] = [root]
+    while found:
+        node: Any = found.pop()
+        for key, each in node.items() if type(node) is dict else enumerate(node):
+            if type(each) is LongString:
+                node[key] = each.text()
+            elif type(each) is LargeArray:
+                node[key] = each.whole()
+            elif type(each) is dict or (type(each) is list and _has_structure(each)):
+                found.append(each)
+    return root[0]
+
+
+def _has_structure(values: list[Any]) -> bool:
+    return not {LongString, LargeArray, dict, list}.isdisjoint(map(type, values))
+
+
+class LargeText:
+    """A text of that layout. `parse` parses its parts."""
+
+    def __init__(self, body: memoryview, layout: Layout, parse: Parse) -> None:
+        self._body = body
+        self._parse = parse
+        self._mark = f"\x7f{secrets.token_hex(16)}:"
+        self._values: dict[str, LongString | LargeArray] = {}
+        self._arrays = layout.arrays
+        self._strings = layout.strings
+
+    def parsed(self, parse: Parse) -> Any:
+        """What the text means; `parse` parses what is left without its large values."""
+        spans = sorted([*self._arrays, *_outside(self._strings, self._arrays)])
+        text, where = self._marked(0, len(self._body), spans)
+        return self._resolved(parse(text, where))
+
+    def part(self, start: int, end: int, before: bytes, after: bytes) -> Any:
+        """A part of an array, with these bytes before and after it."""
+        spans = [each for each in self._strings if start <= each.start < end]
+        text, where = self._marked(start, end, spans)
+        found = self._parse(before + text + after, lambda at: where(max(at - len(before), 0)))
+        return self._resolved(found) if spans else found
+
+    def _marked(self, start: int, end: int, spans: Sequence[Span]) -> tuple[bytes, Where]:
+        """A part of the text with marks for these values."""
+        pieces: list[bytes] = []
+        moved, size, at = [(0, start)], 0, start
+        for span in spans:
+            mark = f"{self._mark}{len(self._values)}"
+            self._values[mark] = self._value(span)
+            pieces += (bytes(self._body[at : span.start]), orjson.dumps(mark))
+            size += len(pieces[-2]) + len(pieces[-1])
+            at = span.end
+            moved.append((size, at))
+        pieces.append(bytes(self._body[at:end]))
+
+        def where(found: int) -> int:
+            known, place = max(each for each in moved if each[0] <= found)
+            return place + found - known
+
+        return b"".join(pieces), where
+
+    def _value(self, span: Span) -> LongString | LargeArray:
+        if self._body[span.start] == ord("["):
+            return LargeArray(self, span)
+        return LongString(list(self._pieces(span)))
+
+    def _pieces(self, span: Span) -> Iterator[bytes]:
+        """The UTF-8 of a string, whose quotes are part of the span."""
+        at, end = span.start + 1, span.end - 1
+        while at < end:
+            piece = bytes(self._body[at : min(at + PIECE_BYTES, end)])
+            piece = _characters(piece) or bytes(self._body[at:end])
+            text: str = self._parse(b'"%b"' % piece, partial(_add, at - 1))
+            yield text.encode("utf-8", "surrogatepass")
+            at += len(piece)
+
+    def _resolved(self, value: Any) -> Any:
+        """The value, in place, without marks; JSON may be nested deeper than calls may be."""
+        root = [value]
+        nodes: list[dict[str, Any] | list[Any]] = [root]
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, list):
+                node[:] = [self._unmarked(each, nodes) for each in node]
+                continue
+            items = list(node.items())
+            node.clear()
+            for key, each in items:
+                node[self._key(key)] = self._unmarked(each, nodes)
+        return root[0]
+
+    def _unmarked(self, value: Any, nodes: list[dict[str, Any] | list[Any]]) -> Any:
+        if type(value) is str:
+            return self._values.get(value, value)
+        if type(value) is dict or type(value) is list:
+            nodes.append(value)
+        return value
+
+    def _key(self, key: str) -> str:
+        found = self._values.get(key)
+        return found.text() if type(found) is LongString else key
+
+
+def _add(start: int, found: int) -> int:
+    return start + found
+
+
+def _outside(strings: Sequence[Span], arrays: Sequence[Span]) -> Iterator[Span]:
+    """The strings that are in none of the arrays; both are in the order of the text."""
+    following = iter(arrays)
+    array = next(following, None)
+    for each in strings:
+        while array is not None and array.end <= each.start:
+            array = next(following, None)
+        if array is None or each.start < array.start:
+            yield each
+
+
+def _characters(piece: bytes) -> bytes:
+    """The whole characters that a piece of a string begins with."""
+    if b"\\" in piece:
+        found = CHARACTERS.match(piece)
+        piece = found[0] if found is not None else b""
+    end = len(piece)
+    while end and piece[end - 1] & 0xC0 == 0x80:
+        end -= 1
+    # The byte that the last character begins with says how many it has.
+    first = piece[end - 1] if end else 0
+    length = 1 if first < 0xC0 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4
+    return piece if len(piece) - end + 1 >= length else piece[: end - 1]

@@ -1,0 +1,92 @@
+"""A log line for each time that the event loop was blocked, with the stack that blocked it."""
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Self
+
+log = logging.getLogger("sluice.loop")
+
+BLOCKED_SECS = 0.1
+"""A loop that does not run a callback for so long is blocked."""
+BUSY_SECS, IDLE_SECS = 0.05, 0.25
+"""Between two questions to a loop, while the process computes and while it does not."""
+BUSY_SHARE = 0.05
+"""Processor time per time of a process that computes."""
+JOIN_SECS = 5.0
+DEEPEST = 30
+"""Frames of a stack that are logged, from the innermost."""
+
+
+class LoopWatch:
+    """Watches the running event loop inside `with`; a thread asks it for an answer now and then.
+
+    A request costs nothing. An answer that is late is logged once, when it comes.
+    """
+
+    def __init__(self, blocked_secs: float = BLOCKED_SECS) -> None:
+        self._blocked_secs = blocked_secs
+        self._ended = threading.Event()
+        self._answered = threading.Event()
+        self._answered_at = 0.0
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._watched = threading.get_ident()
+        self._thread = threading.Thread(target=self._watch, name="loop-watch", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._answered.set()
+        self._thread.join(JOIN_SECS)
+
+    def _watch(self) -> None:
+        pause, used = BUSY_SECS, time.process_time()
+        while not self._ended.wait(pause):
+            self._ask()
+            before, used = used, time.process_time()
+            pause = BUSY_SECS if used - before > BUSY_SHARE * pause else IDLE_SECS
+
+    def _ask(self) -> None:
+        self._answered.clear()
+        if self._ended.is_set():
+            return
+        asked_at = time.monotonic()
+        try:
+            self._loop.call_soon_threadsafe(self._answer)
+        except RuntimeError:
+            return  # the loop is closed
+        if self._answered.wait(self._blocked_secs):
+            self._tell(self._answered_at - asked_at, "")
+            return
+        stack = _shown(sys._current_frames().get(self._watched))  # noqa: SLF001 - the only way
+        self._answered.wait()
+        self._tell(self._answered_at - asked_at, stack)
+
+    def _answer(self) -> None:
+        self._answered_at = time.monotonic()
+        self._answered.set()
+
+    def _tell(self, secs: float, stack: str) -> None:
+        if secs >= self._blocked_secs and not self._ended.is_set():
+            log.warning("event loop blocked", extra={"ms": round(secs * 1000), "stack": stack})
+
+
+def _shown(frame: FrameType | None) -> str:
+    """A stack in one word: its innermost function first."""
+    found: list[str] = []
+    while frame is not None and len(found) < DEEPEST:
+        code = frame.f_code
+        found.append(f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno}:{code.co_name}")
+        frame = frame.f_back
+    return "<".join(found)

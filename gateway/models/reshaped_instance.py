@@ -1,0 +1,82 @@
+"""An instance of any backend behind the `reshape` of its model's configuration."""
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+
+from prometheus_client.core import Metric
+
+from gateway.backend import Answer, Instance, Note
+from gateway.batches.reshapes import Reshapes
+from gateway.config import ModelConfig
+from gateway.errors import InferenceError
+from gateway.messages import InferRequest, InferResponse
+
+
+def with_reshapes(instance: Instance, config: ModelConfig) -> Instance:
+    """The instance with requests and responses reshaped; itself if the config has no reshape."""
+    reshapes = Reshapes(config)
+    return ReshapedInstance(instance, reshapes) if reshapes else instance
+
+
+class ReshapedInstance(Instance):
+    """Passes requests to an instance in the model's shapes, and responses in the clients'."""
+
+    def __init__(self, instance: Instance, reshapes: Reshapes) -> None:
+        self._instance = instance
+        self._reshapes = reshapes
+        self._inside: dict[int, InferRequest] = {}
+        self.concurrency = instance.concurrency
+        self.adapters = instance.adapters
+        self.max_model_len = instance.max_model_len
+
+    @property
+    def alive(self) -> bool:  # type: ignore[override]  # that of the instance, which may change
+        return self._instance.alive
+
+    async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
+        inside = [self._reshapes.towards_model(request) for request in requests]
+        # `left` names requests by identity; `requests` keeps them alive for so long.
+        own = dict(zip(map(id, requests), inside, strict=True))
+        self._inside |= own
+        try:
+            async with aclosing(self._instance.execute(inside)) as answers:
+                async for index, answer in answers:
+                    yield index, self._outside(answer)
+        finally:
+            for key, request in own.items():
+                if self._inside.get(key) is request:
+                    del self._inside[key]
+
+    def left(self, requests: Sequence[InferRequest]) -> None:
+        self._instance.left([self._inside.get(id(each), each) for each in requests])
+
+    def waits_for(self, requests: Sequence[InferRequest]) -> Iterable[str]:
+        return self._instance.waits_for([self._inside.get(id(each), each) for each in requests])
+
+    def kill(self, reason: str) -> None:
+        self._instance.kill(reason)
+
+    def stop(self, request: InferRequest) -> bool:
+        return self._instance.stop(self._inside.get(id(request), request))
+
+    async def died(self) -> str:
+        return await self._instance.died()
+
+    async def check_ready(self) -> None:
+        await self._instance.check_ready()
+
+    def metrics(self) -> Iterable[Metric]:
+        return self._instance.metrics()
+
+    async def close(self) -> None:
+        await self._instance.close()
+
+    def _outside(
+        self, answer: InferResponse | InferenceError | Note
+    ) -> InferResponse | InferenceError | Note:
+        if not isinstance(answer, InferResponse):
+            return answer
+        try:
+            return self._reshapes.towards_client(answer)
+        except InferenceError as error:
+            return error

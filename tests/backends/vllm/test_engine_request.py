@@ -1,0 +1,93 @@
+"""The end of a request in an engine that does not answer."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.exceptions import VLLMError
+
+from backends.vllm import engine_request
+from backends.vllm.engine_request import EngineRequest
+from tests.builders import settle, soon
+
+LIMIT_SECS = 0.05
+
+
+class Engine:
+    """An engine that takes a request; `abort` waits for `answers`, or fails."""
+
+    errored = False
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.answers = asyncio.Event()
+        self.aborted: list[str] = []
+        self.ended = 0
+        self.failure = failure
+        self.output: Any = SimpleNamespace(
+            request_id="inside", get_nowait=lambda: None, get=asyncio.Event().wait
+        )
+
+    async def add_request(self, *_: Any, **__: Any) -> Any:
+        return self.output
+
+    async def abort(self, request_id: str, internal: bool = False) -> None:
+        self.aborted.append(request_id)
+        try:
+            if self.failure is not None:
+                raise self.failure
+            await self.answers.wait()
+        finally:
+            self.ended += 1
+
+
+async def request(engine: Engine, begun: asyncio.Event) -> None:
+    """One that waits for its first output."""
+    async with EngineRequest(engine, "outside", lambda _: None) as running:
+        await running.submit("prompt", None)
+        begun.set()
+        await running.next()
+
+
+async def left(engine: Engine) -> "asyncio.Task[None]":
+    """A request whose task is cancelled."""
+    begun = asyncio.Event()
+    task = asyncio.create_task(request(engine, begun))
+    await soon(begun.wait())
+    await settle()
+    task.cancel()
+    return task
+
+
+@pytest.fixture(autouse=True)
+def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_request, "ABORT_TIMEOUT_SECS", LIMIT_SECS)
+
+
+async def test_a_cancelled_request_ends_though_the_engine_does_not_answer_its_abort() -> None:
+    engine = Engine()
+    task = await left(engine)
+    await soon(asyncio.wait((task,)))
+    assert task.cancelled()
+    assert (engine.aborted, engine.ended) == (["inside"], 1)
+
+
+async def test_an_abort_that_is_cancelled_again_leaves_no_task() -> None:
+    engine = Engine()
+    task = await left(engine)
+    await settle()
+    task.cancel()
+    await soon(asyncio.wait((task,)))
+    assert task.cancelled()
+    assert (engine.aborted, engine.ended) == (["inside"], 1)
+
+
+@pytest.mark.parametrize("failure", [VLLMError("dead"), LookupError("a defect")])
+async def test_a_failed_abort_hides_only_what_the_engine_says(failure: Exception) -> None:
+    engine = Engine(failure)
+    task = await left(engine)
+    await soon(asyncio.wait((task,)))
+    if isinstance(failure, VLLMError):
+        assert task.cancelled()
+    else:
+        assert task.exception() is failure

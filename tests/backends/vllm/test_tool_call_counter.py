@@ -1,0 +1,91 @@
+"""Invocations of vLLM's tool parsers, counted for each model."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.backends.vllm.conftest import MODEL
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture(scope="module")
+def parser(store: Path) -> type:
+    """The class of vLLM's parser for the calls of the model."""
+    from vllm.parser import ParserManager
+
+    found: type = ParserManager.get_parser(tool_parser_name="hermes", enable_auto_tools=True)
+    return found
+
+
+@pytest.fixture(scope="module")
+def tokenizer(store: Path) -> Any:
+    from vllm.tokenizers import get_tokenizer
+
+    return get_tokenizer(str(store / MODEL))
+
+
+def counted(metrics: Any) -> dict[tuple[str, ...], float]:
+    """The samples that are not 0, by model, mode, outcome and type of the request."""
+    names = ("model_name", "mode", "outcome", "request_type")
+    return {
+        tuple(sample.labels[name] for name in names): sample.value
+        for family in metrics.collect()
+        for sample in family.samples
+        if sample.name == "vllm:tool_call_parser_invocations_total" and sample.value
+    }
+
+
+def engine(name: str, parser: type) -> tuple[Any, Any]:
+    """The metrics of a model, and vLLM's state whose parser they count."""
+    from backends.vllm.metrics import EngineMetrics
+
+    metrics = EngineMetrics(name, "1", triton_names=False)
+    state = SimpleNamespace(openai_serving_chat=SimpleNamespace(parser_cls=parser))
+    metrics.count_tool_calls(state, name)
+    return metrics, state.openai_serving_chat
+
+
+def test_each_model_counts_its_own_invocations(parser: type, tokenizer: Any) -> None:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    (first, chat), (second, _) = engine("first", parser), engine("second", parser)
+    asked = {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL]}
+    request = ChatCompletionRequest.model_validate(asked)
+    made = chat.parser_cls(tokenizer, request.tools)
+    assert made.extract_tool_calls(CALL, request).tools_called
+    assert not made.extract_tool_calls("It rains.", request=request).tools_called
+    made.extract_tool_calls_streaming("", "It", "It", [], [1], [1], request)
+    kind = "chat_completions"
+    assert counted(first) == {
+        ("first", "non_streaming", "tool_call", kind): 1,
+        ("first", "non_streaming", "no_tool_call", kind): 1,
+        ("first", "streaming", "no_tool_call", kind): 1,
+    }
+    assert counted(second) == {}
+
+
+def test_every_series_begins_with_0(parser: type) -> None:
+    metrics, _ = engine("first", parser)
+    samples = [
+        sample.value
+        for family in metrics.collect()
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    ]
+    assert samples == [0.0] * (2 * 2 * 3)
+
+
+def test_a_parser_that_vllm_does_not_count_is_not_counted(parser: type, tokenizer: Any) -> None:
+    class Own(parser):  # type: ignore[misc,valid-type] # a class that only vLLM knows
+        def extract_tool_calls(self, model_output: str, request: Any) -> Any:
+            return SimpleNamespace(tools_called=True)
+
+    metrics, chat = engine("first", Own)
+    assert chat.parser_cls(tokenizer, None).extract_tool_calls("x", None).tools_called
+    assert counted(metrics) == {}

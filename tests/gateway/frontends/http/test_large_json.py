@@ -1,0 +1,121 @@
+"""Large JSON texts: parsed in parts, they mean what they mean at once."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from gateway.errors import InferenceError
+from gateway.frontends.http import json_scan, large_json, request_json
+from gateway.frontends.http.large_json import LargeArray, LongString
+from gateway.frontends.http.request_json import parse_json_object, parse_request
+
+TEXTS = ["a", '"', "\\", "é", "😀", "\n", ":", ",", "[", "]", "{", "}", "xxx"]
+DAMAGE = [b"", b",", b"]", b"[", b'"', b"}", b"\\", b"NaN", b" ", b"\xff", b":", b"-Inf,"]
+TOO_LARGE = "has an element of more than"
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of a few bytes, so that small texts have many."""
+    monkeypatch.setattr(json_scan, "WINDOW_BYTES", 33)
+    monkeypatch.setattr(json_scan, "LARGE_ARRAY", 10)
+    monkeypatch.setattr(json_scan, "LONG_STRING", 66)
+    monkeypatch.setattr(large_json, "PIECE_BYTES", 33)
+
+
+def value(chance: random.Random, depth: int) -> Any:
+    kind = chance.random()
+    if kind < 0.3 or depth > 4:
+        return chance.choice([1, 2.5, -3, 10**20, True, None, 12345])
+    if kind < 0.5:
+        return "".join(chance.choices(TEXTS, k=chance.randrange(60)))
+    if kind < 0.8:
+        return [value(chance, depth + 1) for _ in range(chance.randrange(6))]
+    return {f"k{chance.randrange(9)}:": value(chance, depth + 1) for _ in range(3)}
+
+
+def text(chance: random.Random) -> bytes:
+    inputs = [
+        {"name": "a:", "shape": [3], "data": [value(chance, 1) for _ in range(20)]}
+        for _ in range(chance.randrange(4))
+    ]
+    found = {"id": value(chance, 9), "inputs": inputs, "x": value(chance, 0)}
+    return json.dumps(found, ensure_ascii=chance.random() < 0.5).encode()
+
+
+def plain(found: Any) -> Any:
+    """What was parsed without parts; of cut arrays only the order of their values counts."""
+    if isinstance(found, LargeArray):
+        return [plain(each) for part in found.parts() for each in part]
+    if isinstance(found, LongString):
+        return found.text()
+    if isinstance(found, dict):
+        return {key: plain(each) for key, each in found.items()}
+    if isinstance(found, list):
+        return [plain(each) for each in found]
+    return found
+
+
+def flat(found: Any) -> list[Any]:
+    return [each for part in found for each in flat(part)] if isinstance(found, list) else [found]
+
+
+def outcome(parse: Any, body: bytes) -> Any:
+    try:
+        found = plain(parse(body))
+    except InferenceError as error:
+        return error.message if TOO_LARGE in error.message else "refused"
+    for each in found["inputs"] if isinstance(found.get("inputs"), list) else ():
+        if parse is parse_request and isinstance(each, dict) and "data" in each:
+            each["data"] = flat(each["data"])
+    return json.dumps(found)
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.usefixtures("small_parts")
+def test_parts_mean_what_the_whole_means(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(seed)
+    body = text(chance)
+    if seed % 2:
+        at = chance.randrange(len(body))
+        body = body[:at] + chance.choice(DAMAGE) + body[at + chance.randrange(2) :]
+    for parse in (parse_json_object, parse_request):
+        expected = outcome(parse, body)
+        with monkeypatch.context() as patched:
+            patched.setattr(request_json, "SLICED_BYTES", 0)
+            found = outcome(parse, body)
+        assert found == expected or TOO_LARGE in found
+
+
+def large(data: bytes, **more: object) -> bytes:
+    rest = json.dumps(more or {"x": 0}).encode()[1:]
+    return b'{"inputs":[{"data":[%b]}],%b' % (data, rest)
+
+
+def test_of_large_members_with_one_name_the_first_counts() -> None:
+    body = b'{"id":"a:b","id":"c",' + large(b"1," * 200_000 + b"1", x=":")[1:]
+    found = parse_request(body)
+    assert found["id"] == "a:b"
+    assert sum(map(len, found["inputs"][0]["data"].parts())) == 200_001
+
+
+@pytest.mark.parametrize("literal", ["NaN", "-NaN", "Inf", "-Inf", "Infinity", "-Infinity"])
+def test_a_large_array_may_have_each_literal(literal: str) -> None:
+    body = large(b"1.5," * 100_000 + literal.encode())
+    *_, last = parse_request(body)["inputs"][0]["data"].parts()
+    expected = float(literal.replace("-NaN", "NaN"))
+    assert last[-1] == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize("end", [b"1,", b",1", b"1 2", b"nope", b"1e999,NaN", b"}"])
+def test_a_large_array_is_checked_to_its_end(end: bytes) -> None:
+    with pytest.raises(InferenceError, match="failed to parse the request JSON"):
+        for _ in parse_request(large(b"1," * 200_000 + end))["inputs"][0]["data"].parts():
+            pass
+
+
+def test_too_many_values_outside_of_data_are_refused() -> None:
+    with pytest.raises(InferenceError, match="too many values outside of large arrays"):
+        parse_request(b'{"inputs":[' + b"{}," * (json_scan.MOST_VALUES // 2 + 1) + b"{}]}")

@@ -1,0 +1,186 @@
+"""Instances close side by side, in time, and to the end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.backend import Instance, ModelContext
+from gateway.config import InstanceGroup
+from gateway.models.closings import Closings
+from gateway.models.slots import Place, Slot, empty
+from gateway.settings import ControlMode
+from tests.builders import ScriptedInstance, settle, soon
+from tests.registries import ScriptedBackend, Start, write
+
+SHORT_SECS = 0.05
+
+
+class Closing(ScriptedInstance):
+    """An instance that closes once a test lets it, or once it is killed."""
+
+    def __init__(self, *, mortal: bool = True) -> None:
+        super().__init__()
+        self.begun_to_close = asyncio.Event()
+        self.may_close = asyncio.Event()
+        self.killed = ""
+        self._mortal = mortal
+
+    def kill(self, reason: str) -> None:
+        self.killed = reason
+        if self._mortal:
+            self.may_close.set()
+
+    async def close(self) -> None:
+        self.begun_to_close.set()
+        await self.may_close.wait()
+        await super().close()
+
+
+@pytest.fixture
+async def closings() -> AsyncIterator[Closings]:
+    """Closings that have ended when the test has."""
+    found = Closings()
+    yield found
+    await soon(found.ended())
+
+
+def slots(closings: Closings, *instances: ScriptedInstance) -> list[Slot]:
+    async def load() -> ScriptedInstance:
+        raise AssertionError("an instance was loaded")
+
+    return [
+        Slot(load, Place(name=f"m_{number}", group=InstanceGroup()), each, closings=closings)
+        for number, each in enumerate(instances)
+    ]
+
+
+async def test_instances_close_side_by_side(closings: Closings) -> None:
+    instances = [Closing(), Closing(), Closing()]
+    closing = asyncio.create_task(empty(slots(closings, *instances)))
+    for each in instances:
+        await soon(each.begun_to_close.wait())
+    assert not closing.done()
+    for each in instances:
+        each.may_close.set()
+    await soon(closing)
+    assert [each.closes for each in instances] == [1, 1, 1]
+
+
+async def test_an_instance_whose_owner_is_cancelled_still_closes(closings: Closings) -> None:
+    instance = Closing()
+    closing = asyncio.create_task(closings.close(instance, "m_0"))
+    await soon(instance.begun_to_close.wait())
+    closing.cancel()
+    await soon(asyncio.wait([closing]))
+    assert closing.cancelled()
+    assert not instance.closes
+    ended = asyncio.create_task(closings.ended())
+    await settle()
+    ended.cancel()
+    await settle()
+    assert not ended.done(), "cancelling the wait does not cut the closing off"
+    instance.may_close.set()
+    await soon(asyncio.wait([ended]))
+    assert ended.cancelled()
+    assert instance.closes == 1
+
+
+async def test_an_instance_that_does_not_close_in_time_is_logged_and_killed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    instance, closings = Closing(), Closings(SHORT_SECS)
+    await soon(closings.close(instance, "m_0"))
+    assert instance.killed == "it did not close in time"
+    assert instance.closes == 1
+    (record,) = caplog.records
+    assert (record.message, vars(record)["instance"]) == ("instance not closed in time", "m_0")
+
+
+async def test_an_instance_that_cannot_be_killed_is_abandoned(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.models.closings.KILLED_SECS", SHORT_SECS)
+    instance, closings = Closing(mortal=False), Closings(SHORT_SECS)
+    await soon(closings.close(instance, "m_0"))
+    assert [each.message for each in caplog.records] == [
+        "instance not closed in time",
+        "instance abandoned",
+    ]
+
+
+async def test_the_end_of_the_server_limits_what_is_closing_already(closings: Closings) -> None:
+    early, late = Closing(), Closing()
+    closing = [asyncio.create_task(closings.close(early, "m_0"))]
+    await soon(early.begun_to_close.wait())
+    closings.end_by(asyncio.get_running_loop().time() + SHORT_SECS)
+    closing.append(asyncio.create_task(closings.close(late, "m_1")))
+    await soon(asyncio.gather(*closing))
+    assert early.killed
+    assert late.killed
+
+
+async def test_the_error_of_one_instance_leaves_the_others_alone(
+    closings: Closings, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(ScriptedInstance):
+        async def close(self) -> None:
+            raise RuntimeError("no device")
+
+    whole = ScriptedInstance()
+    await soon(empty(slots(closings, Broken(), whole)))
+    assert whole.closes == 1
+    (record,) = caplog.records
+    assert (record.message, vars(record)["instance"]) == ("instance did not close", "m_0")
+    assert "no device" in str(record.exc_info)
+
+
+class ClosingBackend(ScriptedBackend):
+    """Loads instances that close when a test lets them."""
+
+    async def load(self, context: ModelContext) -> Instance:
+        loaded = self.instances.setdefault(context.config.name, [])
+        loaded.append(Closing())
+        return loaded[-1]
+
+
+@pytest.fixture
+async def backend() -> ClosingBackend:
+    return ClosingBackend()
+
+
+def closing_of(backend: ScriptedBackend, name: str) -> list[Closing]:
+    return [each for each in backend.instances[name] if isinstance(each, Closing)]
+
+
+async def test_stopping_the_server_does_not_cut_the_end_of_an_unloaded_model_off(
+    tmp_path: Path, start: Start, backend: ClosingBackend
+) -> None:
+    write(tmp_path, "m", 1, more="instance_group { count: 3 }")
+    registry = await start(control_mode=ControlMode.EXPLICIT)
+    await soon(registry.load("m"))
+    await soon(registry.unload("m"))
+    instances = closing_of(backend, "m")
+    for each in instances:
+        await soon(each.begun_to_close.wait())
+    stopping = asyncio.create_task(start.stop())
+    await settle()
+    assert not stopping.done(), "the model is still closing"
+    for each in instances:
+        each.may_close.set()
+    await soon(stopping)
+    assert [each.closes for each in instances] == [1, 1, 1]
+
+
+async def test_the_server_stops_in_time_though_instances_do_not_close(
+    tmp_path: Path, start: Start, backend: ClosingBackend
+) -> None:
+    for name in ("a", "b"):
+        write(tmp_path, name, 1, more="instance_group { count: 2 }")
+    registry = await start()
+    registry.close_by(asyncio.get_running_loop().time() + SHORT_SECS)
+    await soon(start.stop())
+    instances = [*closing_of(backend, "a"), *closing_of(backend, "b")]
+    assert [each.killed for each in instances] == ["it did not close in time"] * 4
+    assert [each.closes for each in instances] == [1] * 4

@@ -1,0 +1,132 @@
+"""Polling goes on after every failure, foreseen or not."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import InferenceError
+from gateway.models import repository as repository_module
+from gateway.models.lifecycle import Lifecycle
+from gateway.models.snapshot import Snapshot, take
+from gateway.settings import ControlMode
+from tests.builders import soon
+from tests.registries import Start, write
+
+DEPTH = 1100
+POLL = {"control_mode": ControlMode.POLL}
+
+
+def deepen(folder: Path) -> None:
+    """Make folders deeper than Python's recursion; no path names the innermost one at once."""
+    at = os.open(folder, os.O_RDONLY)
+    for _ in range(DEPTH):
+        os.mkdir("a", dir_fd=at)
+        below = os.open("a", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+
+
+def flatten(folder: Path) -> None:
+    """Remove these folders, which recursion could not."""
+    inner, spare = folder / "a", folder / "b"
+    while (inner / "a").exists():
+        (inner / "a").rename(spare)
+        inner.rmdir()
+        spare.rename(inner)
+    inner.rmdir()
+
+
+async def test_a_folder_deeper_than_recursion_is_polled(tmp_path: Path, start: Start) -> None:
+    write(tmp_path, "deep", 1)
+    registry = await start(**POLL)
+    before = registry.find("deep", "")
+    deepen(tmp_path / "deep" / "1")
+    await soon(registry.poll())
+    assert registry.find("deep", "") is not before, "the change is noticed"
+    assert registry.find("deep", "").ready
+    assert len(take(tmp_path / "deep")) == DEPTH + 2
+    flatten(tmp_path / "deep" / "1")
+
+
+async def test_a_folder_that_cannot_be_polled_is_logged_once_and_others_are_followed(
+    tmp_path: Path,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write(tmp_path, "broken", 1)
+    registry = await start(**POLL)
+    broken = registry.find("broken", "")
+
+    def fails(folder: Path) -> Snapshot:
+        if folder.name == "broken":
+            raise RecursionError("too deep")
+        return take(folder)
+
+    monkeypatch.setattr(repository_module, "take", fails)
+    write(tmp_path, "new", 1)
+    await soon(registry.poll())
+    await soon(registry.poll())
+    assert registry.find("new", "").ready
+    assert registry.find("broken", "") is broken
+    errors = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert [(each.message, vars(each)["model"]) for each in errors] == [
+        ("model folder cannot be polled", "broken")
+    ]
+    monkeypatch.undo()
+    write(tmp_path, "broken", 2)
+    await soon(registry.poll())
+    assert registry.find("broken", "").version == "2"
+
+
+async def test_an_unforeseen_error_while_a_model_is_followed_leaves_the_others_alone(
+    tmp_path: Path,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = await start(**POLL)
+    write(tmp_path, "broken", 1)
+    write(tmp_path, "good", 1)
+    seen: list[str] = []
+
+    def fails_the_second_time(folder: Path) -> Snapshot:
+        seen.append(folder.name)
+        if seen.count("broken") > 1 and folder.name == "broken":
+            raise RecursionError("too deep")
+        return take(folder)
+
+    monkeypatch.setattr(repository_module, "take", fails_the_second_time)
+    await soon(registry.poll())
+    assert registry.find("good", "").ready
+    assert "cannot be read" in registry.failures()["broken"]
+    assert [vars(each)["model"] for each in caplog.records if each.exc_info] == ["broken"]
+
+
+@pytest.mark.parametrize("mode", [ControlMode.POLL, ControlMode.EXPLICIT])
+async def test_an_unforeseen_error_of_an_operation_does_not_end_the_registry(
+    mode: ControlMode,
+    tmp_path: Path,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = await start(control_mode=mode)
+    write(tmp_path, "a", 1)
+
+    async def fails(*_: object) -> None:
+        raise ValueError("unforeseen")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Lifecycle, "follow", fails)
+        patched.setattr(Lifecycle, "load", fails)
+        if mode is ControlMode.POLL:
+            await soon(registry.poll())
+        else:
+            with pytest.raises(InferenceError, match="model 'a' failed unexpectedly"):
+                await soon(registry.load("a"))
+    assert [vars(each)["model"] for each in caplog.records if each.exc_info] == ["a"]
+    await soon(registry.poll() if mode is ControlMode.POLL else registry.load("a"))
+    assert registry.find("a", "").ready

@@ -1,0 +1,55 @@
+"""Threads for work that would block the event loop."""
+
+import asyncio
+import threading
+
+import pytest
+
+from gateway.errors import Code, InferenceError
+from gateway.threads import Threads, apart
+from tests.builders import soon
+
+
+async def test_a_cancelled_call_that_has_not_begun_never_runs() -> None:
+    threads, gate, ran = Threads("test", 1), threading.Event(), list[str]()
+    first = threads.start(gate.wait, 20.0)
+    second = threads.start(ran.append, "second")
+    third = threads.start(ran.append, "third")
+    second.cancel()
+    gate.set()
+    await soon(asyncio.wait([first, third]))
+    threads.close()
+    assert ran == ["third"]
+
+
+async def test_closed_threads_take_nothing_more() -> None:
+    threads = Threads("test", 1)
+    threads.close()
+    with pytest.raises(InferenceError) as caught:
+        await threads.run(print)
+    assert caught.value.code is Code.UNAVAILABLE
+
+
+async def test_a_call_that_waits_when_the_threads_are_closed_fails_as_a_later_one_does() -> None:
+    threads, gate = Threads("test", 1), threading.Event()
+    first = threads.start(gate.wait, 20.0)
+    waiting = asyncio.create_task(threads.run(print))
+    await asyncio.sleep(0)
+    threads.close()
+    with pytest.raises(InferenceError) as caught:
+        await soon(waiting)
+    assert caught.value.code is Code.UNAVAILABLE
+    gate.set()
+    await soon(first)
+
+
+async def test_calls_that_block_apart_delay_no_other_call() -> None:
+    gate = threading.Event()
+    blocked = [asyncio.create_task(apart(gate.wait, 20.0)) for _ in range(40)]
+    try:
+        await asyncio.sleep(0)
+        assert await soon(asyncio.to_thread(lambda: "served")) == "served"
+        assert not any(each.done() for each in blocked)
+    finally:
+        gate.set()
+    assert all(await soon(asyncio.gather(*blocked)))

@@ -1,0 +1,111 @@
+"""The things a process holds that a request may leave behind: the sweep compares them."""
+
+import asyncio
+import os
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+SHARED = ("/dev/shm/", "/memfd:")
+POOLED = ("asyncio", "ThreadPoolExecutor")
+"""Threads of these pools stay for the next use."""
+SERVER_POOLED = ("loads_", "requests_")
+"""Threads of these pools stay until the server has ended."""
+SEGMENTS = 24
+"""Segments between the gateway and a worker stay for the next use, too: as many as a few requests
+had at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """By kind, and by name how many; those of one kind and name are alike."""
+
+    tasks: Counter[str]
+    threads: Counter[str]
+    processes: Counter[str]
+    descriptors: Counter[str]
+    shared_memory: Counter[str]
+    folders: Counter[str]
+
+    @classmethod
+    def now(cls) -> "Holdings":
+        """Those of this process, less the task that asks."""
+        me = asyncio.current_task()
+        return cls(
+            tasks=Counter(_task(task) for task in asyncio.all_tasks() if task is not me),
+            threads=Counter(
+                each.name for each in threading.enumerate() if not each.name.startswith(POOLED)
+            ),
+            processes=Counter(_command(child) for child in children()),
+            descriptors=Counter(_descriptors()),
+            shared_memory=Counter(_mappings()),
+            folders=Counter(os.listdir(tempfile.gettempdir())),
+        )
+
+    def beyond(self, before: "Holdings", *, of_pools: bool = False) -> str:
+        """What is held now and was not before; empty if nothing is.
+
+        Threads of the server's own pools count if they are asked for, `of_pools`.
+        """
+        found = []
+        for each in fields(self):
+            now: Counter[str] = getattr(self, each.name)
+            more = {
+                name: count
+                for name, count in (now - getattr(before, each.name)).items()
+                if (of_pools or not name.startswith(SERVER_POOLED))
+                and (not name.startswith("/memfd:") or now[name] > SEGMENTS)
+            }
+            if more:
+                found.append(f"{each.name}: {more}")
+        return "; ".join(found)
+
+
+def children() -> Iterable[int]:
+    """The processes that this one has started and not yet reaped."""
+    found: list[int] = []
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found += map(int, (task / "children").read_text().split())
+        except FileNotFoundError:  # the thread has ended since
+            continue
+    return found
+
+
+def workers() -> Iterable[int]:
+    """Those of them that run a Python model."""
+    return [child for child in children() if "python/worker" in _command(child)]
+
+
+def _task(task: "asyncio.Task[object]") -> str:
+    coroutine = task.get_coro()
+    return getattr(coroutine, "__qualname__", repr(coroutine))
+
+
+def _command(process: int) -> str:
+    try:
+        command = Path(f"/proc/{process}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return "ended"
+    return " ".join(part for part in command.decode().split("\0") if not part.isdecimal())
+
+
+def _mappings() -> Iterable[str]:
+    """Each mapping of shared memory; files of other processes in /dev/shm are not ours."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.partition("/")
+        if (path[1] + path[2]).startswith(SHARED):
+            yield path[1] + path[2]
+
+
+def _descriptors() -> Iterable[str]:
+    """Each open descriptor by its kind: a socket, a pipe, or the path of a file."""
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:  # the listing's own
+            continue
+        yield target.partition(":[")[0]

@@ -1,0 +1,232 @@
+"""A whole server in the loop of the sweep, and the books that it has to keep."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gateway.backend import Instance
+from gateway.in_process.home import Home
+from gateway.in_process.link import Link
+from gateway.in_process.model import Model
+from gateway.in_process.options import read_settings
+from gateway.models import model as loaded
+from tests.sweep.holdings import Holdings, workers
+from tests.sweep.questions import Question
+from tests.sweep.stand_in import StandIn
+from tests.sweep.steps import SteppedLoop, soon, until
+from tests.sweep.subjects import BY_NAME, Contract, Subject
+from tests.sweep.ways import IN_PROCESS, Client, InProcess, Way
+
+EXIT_SECS = 2.0
+"""The server's limit for requests in flight when it stops."""
+STOP_SECS = EXIT_SECS + 8
+"""All of a stop: answers that clients have to take, and the end of each process."""
+MORTAL = ("PythonInstance", "StandIn")
+GRACE_SECS = 0.05
+"""How long a resumable stream waits for its client."""
+
+
+class Server:
+    """One model and those it needs, explicitly loaded. Made, used and ended in a SteppedLoop."""
+
+    def __init__(self, subject: Subject, options: Mapping[str, object], repository: Path) -> None:
+        self.subject = subject
+        self.errors = _Errors()
+        self._number = 0
+        self._lost: list[Instance] = []
+        names = [*subject.needs, subject.name]
+        for name in names:
+            if not (repository / name).exists():
+                BY_NAME[name].write(repository)
+        given = {
+            "model_repository": repository,
+            "model_control_mode": "explicit",
+            "load_model": names,
+            "exit_timeout_secs": EXIT_SECS,
+            "resumable_grace_secs": GRACE_SECS,
+        }
+        self._home = Home(read_settings({**given, **subject.options, **options}))
+        self._task = asyncio.create_task(self._home.run())
+        self._link = Link(self._home)
+
+    async def started(self) -> "Server":
+        """Wait until it is ready."""
+        self.ports = await soon(asyncio.wrap_future(self._home.started), "the server starts", 60)
+        return self
+
+    @property
+    def loop(self) -> SteppedLoop:
+        """Its event loop."""
+        assert isinstance(self._home.loop, SteppedLoop)
+        return self._home.loop
+
+    def question(self) -> Question:
+        """A request like no other."""
+        self._number += 1
+        return Question(self.subject, self._number)
+
+    def question_beside(self) -> Question:
+        """A request that is answered."""
+        found = self.question()
+        if not self.subject.endless:
+            return found
+        return replace(found, subject=BY_NAME[self.subject.needs[0]])
+
+    def questions(self, count: int) -> list[Question]:
+        """So many requests; of one sequence if the model is asked so."""
+        found = [self.question() for _ in range(count)]
+        if self.subject.endless:
+            return [self.question_beside(), *found[:1], self.question_beside()][-count:]
+        if not self.subject.one_sequence:
+            return found
+        first, last = found[0].number, found[-1].number
+        return [
+            replace(each, sequence=first, start=each.number == first, end=each.number == last)
+            for each in found
+        ]
+
+    def ask(self, way: Way, question: Question) -> Client:
+        """Send a request; the client owns it."""
+        if way.name == IN_PROCESS:
+            return self.ask_beside(way, question)
+        return way.ask(self.ports, question)
+
+    def ask_beside(self, way: Way, question: Question) -> Client:
+        """Send a request in process, which submits it at once, if this model can be asked so."""
+        if question.subject.contract is Contract.OPENAI:
+            return way.ask(self.ports, question)
+        return InProcess(Model(self._link, question.model), question)
+
+    # What may happen to it.
+
+    def kill_workers(self) -> None:
+        """Kill every process that runs a Python model."""
+        for worker in workers():
+            os.kill(worker, signal.SIGKILL)
+
+    def lose_instances(self) -> None:
+        """End every instance that can be ended: workers are killed, stand-ins die."""
+        self.kill_workers()
+        for instance in self._instances():
+            if isinstance(instance, StandIn):
+                instance.die()
+        self._lost = [each for each in self._instances() if type(each).__name__ in MORTAL]
+
+    async def recovered(self) -> None:
+        """Wait until other instances have taken the place of those that ended."""
+        await until(
+            lambda: self.ready and not any(each in self._instances() for each in self._lost),
+            lambda: "every instance that has ended is replaced",
+        )
+        self._lost = []
+        self.errors.forget("instance died")
+
+    async def reload(self) -> None:
+        """Load the model again."""
+        await self._home.core.dataplane.load(self.subject.name)
+
+    async def unload(self) -> None:
+        """Unload the model; requests that it has taken may end."""
+        await self._home.core.dataplane.unload(self.subject.name)
+
+    def begin_stop(self) -> None:
+        """Begin to end."""
+        self._link.stop()
+
+    async def ended(self) -> None:
+        """Wait for the end of a server that has begun to stop."""
+        await soon(asyncio.wait([self._task]), "the server ends within its limit", STOP_SECS)
+        self.errors.close()
+        self._task.result()
+
+    async def stop(self) -> None:
+        """End."""
+        self.begin_stop()
+        await self.ended()
+
+    async def give_up(self) -> None:
+        """End a server that a sweep has found broken, however that may be done."""
+        self.begin_stop()
+        await asyncio.wait([self._task], timeout=STOP_SECS)
+        self.kill_workers()
+        self._task.cancel()
+        await asyncio.wait([self._task], timeout=STOP_SECS)
+        self.errors.close()
+
+    # What it has to answer for.
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model and those it needs serve, each with every instance."""
+        wanted = {*self.subject.needs, self.subject.name}
+        return wanted <= {model.name for model in self._models() if _whole(model)}
+
+    @property
+    def requests(self) -> int:
+        """The requests that the models which are asked count as ended."""
+        names = {self.subject.name, *(self.subject.needs if self.subject.endless else ())}
+        counted = [model.statistics for model in self._models() if model.name in names]
+        return sum(each.success.count + each.fail.count for each in counted)
+
+    async def idle(self) -> None:
+        """Wait until no request is in flight."""
+        await until(lambda: not any(self._left()), lambda: "; ".join(self._left()))
+
+    async def settled(self, before: Holdings) -> None:
+        """Wait until nothing is left of any request."""
+
+        def left() -> str:
+            return "; ".join(filter(None, [*self._left(), Holdings.now().beyond(before)]))
+
+        await until(lambda: not left(), lambda: f"left behind: {left()}")
+        self._check_books()
+
+    def _instances(self) -> list[Instance]:
+        return [instance for model in self._models() for instance in model.instances]
+
+    def _models(self) -> Iterator[loaded.Model]:
+        return self._home.core.dataplane.models()
+
+    def _left(self) -> Iterator[str]:
+        if number := self._home.core.dataplane.in_flight:
+            yield f"in flight: {number}"
+        for model in self._models():
+            if pending := model.statistics.pending:
+                yield f"{model.name} has pending: {pending}"
+
+    def _check_books(self) -> None:
+        for model in self._models():
+            statistics = model.statistics
+            failures = sum(statistics.failures.values())
+            assert statistics.fail.count == failures, f"failures by reason of {model.name}"
+        assert not self.errors.lines, self.errors.lines
+        assert not self.loop.trouble, self.loop.trouble
+
+
+def _whole(model: loaded.Model) -> bool:
+    count = sum(max(1, group.count) for group in model.config.instance_group)
+    return model.ready and len(tuple(model.instances)) >= count
+
+
+class _Errors(logging.Handler):
+    """The errors in the log of a server."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: list[str] = []
+        logging.getLogger("sluice").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.getMessage()} {record.__dict__.get('reason', '')}")
+
+    def forget(self, text: str) -> None:
+        """Those with this text were expected."""
+        self.lines = [line for line in self.lines if text not in line]
+
+    def close(self) -> None:
+        logging.getLogger("sluice").removeHandler(self)
+        super().close()
