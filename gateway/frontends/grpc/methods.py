@@ -144,14 +144,15 @@ class Messages:
         self._method = method
         self._messages = messages
         self._call = call
-        self._iterator: AsyncIterator[bytes]
+        self._iterator: AsyncIterator[bytes] | None = None
 
     def __aiter__(self) -> Self:
-        # Not sooner: a transport's iterator that is never read would be reported as a mistake.
-        self._iterator = aiter(self._messages)
         return self
 
     async def __anext__(self) -> Any:
+        if self._iterator is None:
+            # Not sooner: a transport's iterator that is never read would be reported as a mistake.
+            self._iterator = aiter(self._messages)
         message = await anext(self._iterator)
         parse_large = self._method.parse_large
         if len(message) <= LARGE_BYTES or parse_large is None:
