@@ -365,6 +365,12 @@ def test_the_index_may_be_of_ready_versions_only(http: httpx.Client) -> None:
             "load parameter 'file:1/x' is no base64 text",
         ),
         (
+            LOAD,
+            {"parameters": {"config": "{}", "file:1/x": f"{'A' * (2 << 20)}=={'A' * (2 << 20)}"}},
+            400,
+            "load parameter 'file:1/x' is no base64 text",
+        ),
+        (
             UNLOAD,
             {"parameters": {"unload_dependents": 1}},
             500,
@@ -557,11 +563,14 @@ def test_uploaded_files_are_gone_when_the_server_has_ended(tmp_path: Path) -> No
         serving(tmp_path / "models", FLAGS[0], environment={"TMPDIR": str(private)}) as server,
         httpx.Client(base_url=server.http, timeout=WAIT_SECS) as http,
     ):
-        data = base64.b64encode(b"weights").decode()
-        body = {"parameters": {"config": config, "file:1/model.bin": data}}
+        weights = bytes(range(256)) * (8 << 10) + b"end."
+        files = {"file:1/model.bin": b"weights", "file:1/large.bin": weights}
+        parts = {name: base64.b64encode(data).decode() for name, data in files.items()}
+        body = {"parameters": {"config": config, **parts}}
         assert post(http, "/v2/repository/models/new/load", body) == (200, None)
         (folder,) = uploads(private)
         assert (private / folder / "1" / "model.bin").read_bytes() == b"weights"
+        assert (private / folder / "1" / "large.bin").read_bytes() == weights
     assert uploads(private) == []
 
 

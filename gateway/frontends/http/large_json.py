@@ -33,16 +33,16 @@ Parse = Callable[[bytes, Where], Any]
 
 
 class LongString:
-    """A string in pieces of its UTF-8."""
+    """A string in pieces of its UTF-8, each of PIECE_BYTES at most."""
 
-    __slots__ = ("_pieces",)
+    __slots__ = ("pieces",)
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
-        self._pieces = pieces
+        self.pieces = pieces
 
     def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
         """Its UTF-8; the arguments are those of a string, and mean nothing."""
-        return b"".join(self._pieces)
+        return b"".join(self.pieces)
 
     def text(self) -> str:
         """The string itself."""

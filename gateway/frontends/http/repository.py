@@ -13,7 +13,8 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.body import off_loop, read_body
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.request_json import parse_json_object
+from gateway.frontends.http.large_json import LongString
+from gateway.frontends.http.request_json import parse_generate, parse_json_object
 from gateway.models.index import IndexRow
 from gateway.models.override import FILE_PREFIX, Override
 from gateway.settings import HttpSettings
@@ -25,10 +26,11 @@ NAMED = "/v2/repository/{repository}"
 CONFIG = "config"
 NESTED_READY = re.compile(rb'\s*\{\s*"ready"\s*:\s*[\[{]')
 """A `ready` that is no boolean, whether or not it is nested deeper than the parser goes."""
-PART_CHARS = 1 << 20
-"""Base64 is decoded in parts of that size: a call holds the interpreter lock. A multiple of 4."""
+BASE64_UNIT = 4
+"""Characters that are decoded together."""
 
 T = TypeVar("T")
+Parse = Callable[[Buffer], dict[str, Any]]
 
 
 class RepositoryRoutes:
@@ -93,9 +95,9 @@ class RepositoryRoutes:
         return await off_loop(self._dataplane.threads, request.scope, meaning, body)
 
 
-def _members_of(body: Buffer) -> dict[str, Any]:
+def _members_of(body: Buffer, parse: Parse = parse_json_object) -> dict[str, Any]:
     is_empty = len(body) <= LARGE_BYTES and not bytes(body).strip()
-    return {} if is_empty else parse_json_object(body)
+    return {} if is_empty else parse(body)
 
 
 def _ready_of(body: Buffer) -> Any:
@@ -103,7 +105,7 @@ def _ready_of(body: Buffer) -> Any:
 
 
 def _override_of(body: Buffer) -> Override | None:
-    return _override(_parameters(_members_of(body)))
+    return _override(_parameters(_members_of(body, parse_generate)))
 
 
 def _members(row: IndexRow) -> dict[str, str]:
@@ -126,13 +128,13 @@ def _parameters(body: dict[str, Any]) -> dict[str, Any]:
 def _override(parameters: dict[str, Any]) -> Override | None:
     config, files = None, {}
     for key, value in parameters.items():
-        if not isinstance(value, str):
+        if not isinstance(value, str | LongString):
             raise InferenceError(
                 Code.INTERNAL,
                 f"load parameter '{key}': attempt to access JSON non-string as string",
             )
         if key == CONFIG:
-            config = value
+            config = value if isinstance(value, str) else value.text()
         elif key.startswith(FILE_PREFIX):
             files[key] = _decoded(key, value)
         else:
@@ -144,12 +146,21 @@ def _override(parameters: dict[str, Any]) -> Override | None:
     return Override(config, files) if parameters else None
 
 
-def _decoded(key: str, value: str) -> bytes:
-    parts = [value[at : at + PART_CHARS] for at in range(0, len(value), PART_CHARS)]
+def _decoded(key: str, value: str | LongString) -> bytes:
+    """The file; a long one is decoded in parts, since a call holds the interpreter lock."""
+    pieces = [value.encode()] if isinstance(value, str) else value.pieces
+    parts: list[bytes] = []
+    rest = b""
     try:
-        if any("=" in part for part in parts[:-1]):
-            raise ValueError
-        return b"".join([base64.b64decode(part, validate=True) for part in parts])
+        for piece in pieces:
+            text = rest + piece
+            end = len(text) - len(text) % BASE64_UNIT
+            if parts and len(parts[-1]) % 3:
+                raise ValueError
+            parts.append(base64.b64decode(text[:end], validate=True))
+            rest = text[end:]
+        parts.append(base64.b64decode(rest, validate=True))
+        return b"".join(parts)
     except (binascii.Error, ValueError):
         raise InferenceError(
             Code.INVALID_ARG, f"load parameter '{key}' is no base64 text"
