@@ -151,7 +151,10 @@ class Instance(ABC):
         return False
 
     async def died(self) -> str:
-        """Return why, once the instance can no longer execute; most instances never do."""
+        """Return why, once the instance can no longer execute; most instances never do.
+
+        Called again after a call was cancelled.
+        """
         await asyncio.Event().wait()
         raise AssertionError("an event that nobody sets was set")
 

@@ -162,17 +162,32 @@ class Crew:
     async def _let_go(self, slot: Slot, instance: Instance) -> None:
         try:
             if not slot.passive:
-                await self._scheduler.withdraw(instance)
+                await self._withdraw(instance)
         finally:
             release_shares([slot])
             await slot.closings.close(instance, slot.place.name)
 
+    async def _withdraw(self, instance: Instance) -> None:
+        """Wait until what it executes and its sequences have ended; its death ends them, too."""
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(self._remove_dead(instance))
+            await self._scheduler.withdraw(instance)
+            watching.cancel()
+
+    async def _remove_dead(self, instance: Instance) -> None:
+        reason = await self._death(instance)
+        self._scheduler.remove(instance, self._failed(reason))
+
     async def _keep(self, slot: Slot, instance: Instance) -> None:
         while True:
-            reason = await instance.died()
-            log.error("instance died", extra={"model": self._config.name, "reason": reason})
+            reason = await self._death(instance)
             self._lose(slot, instance, reason)
             instance = await self._load_another(slot, instance, reason)
+
+    async def _death(self, instance: Instance) -> str:
+        reason = await instance.died()
+        log.error("instance died", extra={"model": self._config.name, "reason": reason})
+        return reason
 
     async def _reload(self, slot: Slot, stalled: Instance, reason: str) -> None:
         await self._keep(slot, await self._load_another(slot, stalled, reason))

@@ -126,12 +126,12 @@ class SequenceScheduler(Scheduler):
         self._fill()
 
     async def withdraw(self, instance: Instance) -> None:
-        """Sequences that have begun on the instance may end there."""
+        """Sequences that have begun on the instance may end there, or with it."""
         lane = self._lanes[instance]
         self._take_back(lane)
         self._fill()
         await lane.emptied()
-        del self._lanes[instance]
+        self._lanes.pop(instance, None)  # `remove` may have done so
 
     @property
     def executions(self) -> Iterable[Executing]:

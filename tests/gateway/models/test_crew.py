@@ -1,0 +1,112 @@
+"""Instances in their slots: dismissed by an update, restarted and closed."""
+
+from dataclasses import replace
+
+import pytest
+
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError
+from gateway.messages import SequenceTag
+from gateway.models.model import Model
+from gateway.stream import ResponseStream
+from tests.builders import TEXT, ScriptedInstance, read_all, settle, soon, text_request
+from tests.conftest import Serve
+from tests.gateway.schedulers.queues import dynamic, finish, word
+from tests.gateway.schedulers.sequences.parts import direct, oldest, part
+
+SEQUENCES = {"direct": direct(), "oldest": oldest()}
+ALL = {"direct": TEXT, "dynamic": dynamic(1), "sequences": direct(slots=1)}
+
+
+def dismiss(model: Model, instance: ScriptedInstance) -> None:
+    """Serve without an instance from here on, as after an in-place update."""
+    kept = [slot for slot in model.slots if slot.instance is not instance]
+    model.exchange(model.config, kept)
+
+
+async def failure(stream: ResponseStream) -> tuple[Code, str]:
+    with pytest.raises(InferenceError) as caught:
+        await soon(read_all(stream))
+    return caught.value.code, caught.value.message
+
+
+# Dismissed instances.
+
+
+@pytest.mark.parametrize("config", SEQUENCES.values(), ids=SEQUENCES)
+async def test_a_sequence_ends_with_its_dismissed_instance(
+    config: ModelConfig, serve: Serve
+) -> None:
+    leaving, staying = ScriptedInstance(1), ScriptedInstance(1)
+    model = serve(leaving, staying, config=config)
+    first = model.submit(part(1, "a", "start"))
+    finish(await leaving.begun())
+    assert await soon(read_all(first)) == ["a"]
+    dismiss(model, leaving)
+    await settle()
+    leaving.die("its worker has died")
+    await soon(leaving.closed.wait())
+    assert not model.continues(part(1, "b"))
+    with pytest.raises(InferenceError, match="must specify the START flag"):
+        model.submit(part(1, "b"))
+    again = model.submit(part(1, "c", "start end"))
+    finish(await staying.begun())
+    assert await soon(read_all(again)) == ["c"]
+
+
+@pytest.mark.parametrize("config", ALL.values(), ids=ALL)
+async def test_a_request_fails_with_its_dismissed_instance(
+    config: ModelConfig, serve: Serve
+) -> None:
+    leaving, staying = ScriptedInstance(1), ScriptedInstance(1)
+    model = serve(leaving, staying, config=config)
+    request = word("a") if config.batching else text_request("a")
+    if config.sequence_batching is not None:
+        request = replace(request, sequence=SequenceTag(1, start=True, end=True))
+    stream = model.submit(request)
+    await leaving.begun()
+    dismiss(model, leaving)
+    await settle()
+    assert not leaving.closes
+    leaving.die("its worker has died")
+    assert await failure(stream) == (
+        Code.UNAVAILABLE,
+        f"model '{config.name}' failed: its worker has died",
+    )
+    await soon(leaving.closed.wait())
+    await soon(model.drained())
+    await settle()
+    assert leaving.closes == 1
+
+
+async def test_a_request_that_waits_in_a_dismissed_instance_fails_with_it(serve: Serve) -> None:
+    leaving, staying = ScriptedInstance(1), ScriptedInstance(1)
+    model = serve(leaving, staying, config=direct())
+    model.submit(part(1, "a", "start"))
+    execution = await leaving.begun()
+    queued = model.submit(part(1, "b"))
+    dismiss(model, leaving)
+    await settle()
+    leaving.die("its worker has died")
+    assert await failure(queued) == (
+        Code.UNAVAILABLE,
+        "model 'text' failed: its worker has died",
+    )
+    await soon(execution.stopped.wait())
+    await soon(leaving.closed.wait())
+
+
+async def test_an_instance_that_lives_is_closed_once_its_sequences_have_ended(
+    serve: Serve,
+) -> None:
+    leaving, staying = ScriptedInstance(1), ScriptedInstance(1)
+    model = serve(leaving, staying, config=direct())
+    model.submit(part(1, "a", "start"))
+    finish(await leaving.begun())
+    dismiss(model, leaving)
+    await settle()
+    last = model.submit(part(1, "b", "end"))
+    finish(await leaving.begun())
+    assert await soon(read_all(last)) == ["b"]
+    await soon(leaving.closed.wait())
+    assert staying.executions == []
