@@ -100,10 +100,15 @@ class Crew:
         instance is given up.
         """
         self._on_change, self._on_hopeless = on_change, on_hopeless
-        async with asyncio.TaskGroup() as self._tasks:
-            self._tasks.create_task(self._scheduler.run())
-            for slot in self._slots:
-                self._employ(slot)
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
+                tasks.create_task(self._scheduler.run())
+                for slot in self._slots:
+                    self._employ(slot)
+                await asyncio.Event().wait()
+            finally:
+                self._tasks = None
 
     def exchange(self, config: ModelConfig, slots: Sequence[Slot]) -> None:
         """Work with these slots from here on: new ones are prepared, others were here before.
@@ -124,7 +129,7 @@ class Crew:
         return next(found, "")
 
     def restart(self, instance: Instance, reason: str) -> bool:
-        """Kill an instance and load it again; False if it is in no slot that is kept."""
+        """Kill an instance and load it again; False if it is in no slot, or `run` is ending."""
         slot = next((each for each in self._slots if each.instance is instance), None)
         keeper = None if slot is None else self._keepers.get(slot)
         if slot is None or keeper is None or self._tasks is None:
