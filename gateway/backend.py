@@ -26,7 +26,10 @@ class Note(Enum):
 
 
 class NotSent(InferenceError):
-    """Raised by `execute` before the runtime has any of its requests: another instance may."""
+    """Raised by `execute` when the runtime has none of the requests that are not done.
+
+    Another instance may execute those.
+    """
 
 
 Answer = tuple[int, InferResponse | InferenceError | Note]
