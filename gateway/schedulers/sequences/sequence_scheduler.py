@@ -66,7 +66,7 @@ class SequenceScheduler(Scheduler):
         self._folder = folder
         self._none_open = asyncio.Event()
         idle_us = batching.max_sequence_idle_microseconds
-        self._table = SequenceTable(idle_us, self._none_open.set)
+        self._table = SequenceTable(idle_us, self._none_open.set, self._busy)
         self._admission = Admission(config, self._table.knows)
         self._arrivals = Arrivals(config, QueueRules(DynamicBatching()), Padding.read(config))
         self._states = States(config, {})
@@ -169,6 +169,9 @@ class SequenceScheduler(Scheduler):
         in_order = oldest.preserve_ordering and not self._batching.iterative_sequence
         order = Order() if in_order else None
         return ReadyCandidates(self._config, oldest), order
+
+    def _busy(self, instance: object) -> bool:
+        return self._lanes[instance].busy
 
     # Who comes.
 

@@ -149,6 +149,33 @@ async def test_a_sequence_stays_on_its_instance(start: Start, config: ModelConfi
     assert instances[0].asked == ["start 1", "second"]
 
 
+async def test_a_sequence_begins_on_an_instance_that_is_free(
+    start: Start, config: ModelConfig
+) -> None:
+    queue = start(replace(config, max_batch_size=1))
+    busy, free = queue.employ(), queue.employ()
+    first = ask(queue, 1, "a", "start end")
+    execution = await busy.begun()
+    second = ask(queue, 2, "b", "start end")
+    finish(await free.begun())
+    assert await answer(second) == ["b"]
+    finish(execution)
+    assert await answer(first) == ["a"]
+    assert (busy.asked, free.asked) == (["a"], ["b"])
+
+
+async def test_of_sequences_that_come_at_once_each_begins_on_an_instance_of_its_own(
+    start: Start,
+) -> None:
+    queue = start(oldest(candidates=1, max_batch_size=1))
+    instances = [queue.employ(), queue.employ()]
+    await settle()
+    entries = [ask(queue, number, str(number), "start end") for number in (1, 2)]
+    for instance, entry in zip(instances, entries, strict=True):
+        finish(await instance.begun())
+        assert await answer(entry) == instance.asked
+
+
 async def test_an_id_as_a_number_and_as_a_string_are_two_sequences(start: Start) -> None:
     queue = start(direct())
     instance = queue.employ()
