@@ -65,7 +65,8 @@ class SequenceScheduler(Scheduler):
         self._statistics = statistics
         self._folder = folder
         self._none_open = asyncio.Event()
-        idle_us = batching.max_sequence_idle_microseconds
+        # While an iterative sequence is open, its request is under way.
+        idle_us = 0 if batching.iterative_sequence else batching.max_sequence_idle_microseconds
         self._table = SequenceTable(idle_us, self._none_open.set, self._busy)
         self._admission = Admission(config, self._table.knows)
         self._arrivals = Arrivals(config, QueueRules(DynamicBatching()), Padding.read(config))

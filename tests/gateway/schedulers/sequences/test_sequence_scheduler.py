@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -802,19 +803,22 @@ async def test_a_sequence_that_is_not_executed_again_ends(start: Start) -> None:
     assert await answer(following) == ["c"]
 
 
-async def test_a_round_that_took_too_long_has_lost_its_sequence(start: Start) -> None:
-    queue = start(direct(iterative_sequence=True, max_sequence_idle_microseconds=SOON_US))
+@pytest.mark.parametrize("strategy", [direct, oldest])
+async def test_a_sequence_is_not_idle_between_and_during_its_rounds(
+    start: Start, strategy: Callable[..., ModelConfig]
+) -> None:
+    queue = start(strategy(iterative_sequence=True, max_sequence_idle_microseconds=SOON_US))
     instance = queue.employ()
     entry = ask(queue, 5, "a", "start")
-    execution = await instance.begun()
-    await forgotten(queue, 5)
-    execution.steps.put_nowait((0, Note.RESCHEDULED))
-    execution.end()
-    assert await refusal(entry) == (
-        Code.INVALID_ARG,
-        "inference request for sequence 5 to model 'text' must specify the START flag on the first "
-        "request of the sequence",
-    )
+    for _ in range(2):
+        execution = await instance.begun()
+        await asyncio.sleep(3 * SOON_US / 1e6)
+        execution.steps.put_nowait((0, Note.RESCHEDULED))
+        execution.end()
+    finish(await instance.begun())
+    assert await answer(entry) == ["a"]
+    with pytest.raises(InferenceError, match="must specify the START flag"):
+        ask(queue, 5, "b")
 
 
 async def test_a_client_may_leave_between_two_rounds(start: Start) -> None:
