@@ -26,7 +26,10 @@ class Note(Enum):
 
 
 class NotSent(InferenceError):
-    """Raised by `execute` before the runtime has any of its requests: another instance may."""
+    """Raised by `execute` when the runtime has none of the requests that are not done.
+
+    Another instance may execute those.
+    """
 
 
 Answer = tuple[int, InferResponse | InferenceError | Note]
@@ -151,7 +154,10 @@ class Instance(ABC):
         return False
 
     async def died(self) -> str:
-        """Return why, once the instance can no longer execute; most instances never do."""
+        """Return why, once the instance can no longer execute; most instances never do.
+
+        Called again after a call was cancelled.
+        """
         await asyncio.Event().wait()
         raise AssertionError("an event that nobody sets was set")
 

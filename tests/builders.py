@@ -148,7 +148,7 @@ class ScriptedInstance(Instance):
         self._died.set_result(reason)
 
     async def died(self) -> str:
-        return await self._died
+        return await asyncio.shield(self._died)
 
     async def close(self) -> None:
         self.closes += 1

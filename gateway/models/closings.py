@@ -33,9 +33,12 @@ class Closings:
             if not limit.expired():
                 limit.reschedule(min(at, limit.when() or at))
 
-    async def close(self, instance: Instance, name: str) -> None:
-        """Close an instance; never raises for it. If cancelled, the instance still closes."""
-        await asyncio.shield(self.adopt(self._close(instance, name)))
+    def close(self, instance: Instance, name: str) -> asyncio.Future[None]:
+        """Begin to close an instance; the future is its end, and never fails.
+
+        If the future is cancelled, the instance still closes.
+        """
+        return asyncio.shield(self.adopt(self._close(instance, name)))
 
     def adopt(self, ending: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run a coroutine to its end; `ended` waits for it."""

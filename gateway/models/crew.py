@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
 from gateway.backend import Instance
@@ -48,6 +48,7 @@ class Crew:
         self._folder = folder
         self._statistics = statistics
         self._restart_tries = Limits.read(config).restart_tries
+        self._dismissed: list[Slot] = []
         self._keepers: dict[Slot, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._on_change: Callable[[], None] = lambda: None
@@ -100,10 +101,15 @@ class Crew:
         instance is given up.
         """
         self._on_change, self._on_hopeless = on_change, on_hopeless
-        async with asyncio.TaskGroup() as self._tasks:
-            self._tasks.create_task(self._scheduler.run())
-            for slot in self._slots:
-                self._employ(slot)
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
+                tasks.create_task(self._scheduler.run())
+                for slot in self._slots:
+                    self._employ(slot)
+                await asyncio.Event().wait()
+            finally:
+                self._tasks = None
 
     def exchange(self, config: ModelConfig, slots: Sequence[Slot]) -> None:
         """Work with these slots from here on: new ones are prepared, others were here before.
@@ -124,7 +130,7 @@ class Crew:
         return next(found, "")
 
     def restart(self, instance: Instance, reason: str) -> bool:
-        """Kill an instance and load it again; False if it is in no slot that is kept."""
+        """Kill an instance and load it again; False if it is in no slot, or `run` is ending."""
         slot = next((each for each in self._slots if each.instance is instance), None)
         keeper = None if slot is None else self._keepers.get(slot)
         if slot is None or keeper is None or self._tasks is None:
@@ -132,14 +138,14 @@ class Crew:
         extra = {"model": self._config.name, "instance": slot.place.name, "reason": reason}
         log.error("instance stalled", extra=extra)
         keeper.cancel()
-        self._lose(slot, instance, reason)
+        closed = self._lose(slot, instance, reason)
         instance.kill(reason)
-        self._keepers[slot] = self._tasks.create_task(self._reload(slot, instance, reason))
+        self._keepers[slot] = self._tasks.create_task(self._reload(slot, closed, reason))
         return True
 
-    async def close(self) -> None:
-        """Close every instance, side by side."""
-        await empty(self._slots)
+    def close(self) -> Awaitable[object]:
+        """Begin to close every instance, side by side; await the end."""
+        return empty([*self._slots, *self._dismissed])
 
     async def _warm_up(self, instance: Instance, name: str) -> None:
         await warm_up(instance, name, self._config, self._folder, self._statistics)
@@ -155,30 +161,47 @@ class Crew:
     def _dismiss(self, slot: Slot) -> None:
         if (keeper := self._keepers.pop(slot, None)) is not None:
             keeper.cancel()
-        instance, slot.instance = slot.instance, None
-        if instance is not None and self._tasks is not None:
-            self._tasks.create_task(self._let_go(slot, instance))
+        if slot.instance is None:
+            release_shares([slot])
+            return
+        self._dismissed.append(slot)
+        if self._tasks is not None:
+            self._tasks.create_task(self._let_go(slot, slot.instance))
 
     async def _let_go(self, slot: Slot, instance: Instance) -> None:
-        try:
-            if not slot.passive:
-                await self._scheduler.withdraw(instance)
-        finally:
-            release_shares([slot])
-            await slot.closings.close(instance, slot.place.name)
+        """Close a dismissed instance after its work; if cancelled, `close` does."""
+        if not slot.passive:
+            await self._withdraw(instance)
+        self._dismissed.remove(slot)
+        await empty([slot])
+
+    async def _withdraw(self, instance: Instance) -> None:
+        """Wait until what it executes and its sequences have ended; its death ends them, too."""
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(self._remove_dead(instance))
+            await self._scheduler.withdraw(instance)
+            watching.cancel()
+
+    async def _remove_dead(self, instance: Instance) -> None:
+        reason = await self._death(instance)
+        self._scheduler.remove(instance, self._failed(reason))
 
     async def _keep(self, slot: Slot, instance: Instance) -> None:
         while True:
-            reason = await instance.died()
-            log.error("instance died", extra={"model": self._config.name, "reason": reason})
-            self._lose(slot, instance, reason)
-            instance = await self._load_another(slot, instance, reason)
+            reason = await self._death(instance)
+            closed = self._lose(slot, instance, reason)
+            instance = await self._load_another(slot, closed, reason)
 
-    async def _reload(self, slot: Slot, stalled: Instance, reason: str) -> None:
-        await self._keep(slot, await self._load_another(slot, stalled, reason))
+    async def _death(self, instance: Instance) -> str:
+        reason = await instance.died()
+        log.error("instance died", extra={"model": self._config.name, "reason": reason})
+        return reason
 
-    async def _load_another(self, slot: Slot, lost: Instance, reason: str) -> Instance:
-        await slot.closings.close(lost, slot.place.name)
+    async def _reload(self, slot: Slot, closed: Awaitable[None], reason: str) -> None:
+        await self._keep(slot, await self._load_another(slot, closed, reason))
+
+    async def _load_another(self, slot: Slot, closed: Awaitable[None], reason: str) -> Instance:
+        await closed
         while (replacement := await self._replace(slot, slot.tries, reason)) is None:
             slot.tries += 1
         slot.tries += 1
@@ -188,7 +211,8 @@ class Crew:
         self._on_change()
         return replacement
 
-    def _lose(self, slot: Slot, instance: Instance, reason: str) -> None:
+    def _lose(self, slot: Slot, instance: Instance, reason: str) -> Awaitable[None]:
+        """Begin to close an instance that has died or stalled; the result is the end of that."""
         slot.instance = None
         if time.monotonic() - slot.since > STABLE_SECS:
             slot.tries = 0
@@ -196,6 +220,7 @@ class Crew:
             self._scheduler.remove(instance, self._failed(reason))
         self._trouble = f"{reason}; it is being restarted"
         self._on_change()
+        return slot.closings.close(instance, slot.place.name)
 
     async def _replace(self, slot: Slot, tries: int, reason: str) -> Instance | None:
         limit, model = self._restart_tries, self._config.name
@@ -224,7 +249,7 @@ class Crew:
         try:
             await self.prepare([spare])
         except BaseException:
-            await spare.close()
+            await empty([spare])
             raise
         return instance
 

@@ -1,7 +1,7 @@
 """From the source of a model and a version to a loaded Model."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -61,9 +61,9 @@ class InPlaceUpdate:
         slots = [old or slot for slot, old in zip(self.wanted, self.kept, strict=True)]
         self.model.exchange(self.config, slots)
 
-    async def close(self) -> None:
-        """Let go of what was loaded."""
-        await empty(self.added)
+    def close(self) -> Awaitable[object]:
+        """Begin to close what was loaded; await the end."""
+        return empty(self.added)
 
 
 @dataclass(frozen=True, slots=True)

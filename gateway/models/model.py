@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -284,12 +284,15 @@ class Model:
         """Have a plain function called once no request is left because the model is closed."""
         self._on_close.append(callback)
 
-    async def close(self) -> None:
-        """Release the instances; what is still in flight or queued ends with an error."""
+    def close(self) -> Awaitable[object]:
+        """Begin to close the instances; what is in flight or queued ends with an error.
+
+        Await the end. If the wait is cancelled, they still close.
+        """
         self.abandon(InferenceError(Code.UNAVAILABLE, f"model '{self.name}' is being closed"))
         while self._on_close:
             self._on_close.pop()()
-        await self._crew.close()
+        return self._crew.close()
 
     def _refuse_if_unable(self) -> None:
         if not self._crew.able:

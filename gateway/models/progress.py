@@ -48,9 +48,13 @@ class ProgressWatch:
         """Log and restart what has made no progress for too long."""
         logged: dict[Record, int] = {}
         for model in models:
-            if self._stall_secs:
-                self._restart_stalled(model, now_ns)
-            logged |= self._log_quiet(model, now_ns)
+            try:
+                if self._stall_secs:
+                    self._restart_stalled(model, now_ns)
+                logged |= self._log_quiet(model, now_ns)
+            except Exception:
+                # Around one model: its defect must stop neither the watch nor the server.
+                log.exception("watch of a model failed", extra={"model": model.name})
         self._logged = logged
 
     def _restart_stalled(self, model: Model, now_ns: int) -> None:

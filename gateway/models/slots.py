@@ -42,13 +42,6 @@ class Slot:
     tries: int = 0
     since: float = 0.0
 
-    async def close(self) -> None:
-        """Close the instance within a time limit, and give the share back."""
-        release_shares([self])
-        instance, self.instance = self.instance, None
-        if instance is not None:
-            await self.closings.close(instance, self.place.name)
-
     @property
     def passive(self) -> bool:
         """Loaded, but never given a request."""
@@ -100,10 +93,18 @@ async def fill(slots: Sequence[Slot], *, side_by_side: bool) -> None:
         raise
 
 
-async def empty(slots: Sequence[Slot]) -> None:
-    """Close the instances side by side, and give their shares back."""
+def empty(slots: Sequence[Slot]) -> Awaitable[object]:
+    """Begin to close the instances, side by side, and give their shares back; await the end.
+
+    If the wait is cancelled, they still close.
+    """
     release_shares(slots)
-    await asyncio.gather(*[slot.close() for slot in slots])
+    ends: list[asyncio.Future[None]] = []
+    for slot in slots:
+        instance, slot.instance = slot.instance, None
+        if instance is not None:
+            ends.append(slot.closings.close(instance, slot.place.name))
+    return asyncio.gather(*ends)
 
 
 async def _fill_together(slots: Sequence[Slot]) -> None:

@@ -86,9 +86,9 @@ class VersionLoads:
 
 
 async def close_all(outcomes: Iterable[Loaded | InferenceError]) -> None:
-    """Let go of what was loaded and nobody is to use."""
-    loaded = [each for each in outcomes if not isinstance(each, InferenceError)]
-    await asyncio.gather(*[each.close() for each in loaded])
+    """Close what was loaded and will not be used; all of it, also if cancelled."""
+    ends = [each.close() for each in outcomes if not isinstance(each, InferenceError)]
+    await asyncio.gather(*ends)
 
 
 def _told(error: InferenceError, extra: Mapping[str, object]) -> InferenceError:

@@ -230,7 +230,8 @@ class DynamicScheduler(Scheduler):
         for waiting in batch:
             stream = waiting.entry.stream
             if stream.done:
-                self._passed(waiting)
+                if self._order is not None:
+                    self._order.ended((stream,))
                 continue
             self._queue.put_back(waiting)
             stream.on_cancel(partial(self._left, waiting))
@@ -238,6 +239,7 @@ class DynamicScheduler(Scheduler):
                 self._order.returned(stream)
             if waiting.deadline_ns:
                 self._timeout.set(waiting.deadline_ns)
+        self._consider()
 
     def _finished(self, hold: Hold, task: Task) -> None:
         if self._starting == (task, hold):

@@ -84,7 +84,7 @@ class Execution:
         self.instance = instance
         self.entries = entries
         self.unsent = False
-        """The instance has taken none of the entries: their streams wait for another execution."""
+        """Set if the instance has not taken the entries that are not done: another one may."""
         self._statistics = statistics
         self._freed = freed
         self._rescheduled = rescheduled
@@ -133,7 +133,7 @@ class Execution:
             if task is None or task.cancelling() > self._interrupted:
                 raise
         except NotSent:
-            self._take_back()
+            batch_size = self._take_back()
         except InferenceError as error:
             self._fail(error)
         except Exception:
@@ -143,7 +143,7 @@ class Execution:
             self._fail(InferenceError(Code.INTERNAL, _unexpected(model)))
         finally:
             self._end()
-            if not (self._statistics.composed or self.unsent):
+            if not self._statistics.composed and (batch_size or not self.unsent):
                 elapsed_ns = time.perf_counter_ns() - self._began_ns
                 rows = batch_size + self._terms.unheard
                 self._statistics.executed(rows, within(phases, elapsed_ns))
@@ -204,11 +204,16 @@ class Execution:
         elif not self._open[index].stream.done:
             self._rescheduled(self._open.pop(index))
 
-    def _take_back(self) -> None:
-        """The instance has raised before it took anything: as if it had never been asked."""
+    def _take_back(self) -> int:
+        """Queue what the instance has not taken; the batch size of what it has answered."""
         self.unsent = True
+        answered = 0
         for entry in self._open.values():
-            entry.record.queued_again()
+            if not entry.stream.done:
+                entry.record.queued_again()
+            elif not entry.stream.cancelled:
+                answered += entry.record.batch_size
+        return answered
 
     def _fail(self, error: InferenceError) -> None:
         _fail(self._open.values(), error)

@@ -71,7 +71,10 @@ class Scheduler(ABC):
 
     @abstractmethod
     async def withdraw(self, instance: Instance) -> None:
-        """Hand nothing more to a living instance; returns once what it was executing has ended."""
+        """Hand nothing more to a living instance; returns once what it was executing has ended.
+
+        It may die meanwhile: `remove` then ends what it was executing.
+        """
 
     @property
     @abstractmethod

@@ -101,6 +101,11 @@ class Lane:
         return found
 
     @property
+    def busy(self) -> bool:
+        """Whether the instance cannot take an execution now."""
+        return not self._free
+
+    @property
     def executions(self) -> list[Execution]:
         """Those that have not ended."""
         return [execution for execution, _ in self._running.values()]

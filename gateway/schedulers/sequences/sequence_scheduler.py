@@ -65,8 +65,9 @@ class SequenceScheduler(Scheduler):
         self._statistics = statistics
         self._folder = folder
         self._none_open = asyncio.Event()
-        idle_us = batching.max_sequence_idle_microseconds
-        self._table = SequenceTable(idle_us, self._none_open.set)
+        # While an iterative sequence is open, its request is under way.
+        idle_us = 0 if batching.iterative_sequence else batching.max_sequence_idle_microseconds
+        self._table = SequenceTable(idle_us, self._none_open.set, self._busy)
         self._admission = Admission(config, self._table.knows)
         self._arrivals = Arrivals(config, QueueRules(DynamicBatching()), Padding.read(config))
         self._states = States(config, {})
@@ -126,12 +127,12 @@ class SequenceScheduler(Scheduler):
         self._fill()
 
     async def withdraw(self, instance: Instance) -> None:
-        """Sequences that have begun on the instance may end there."""
+        """Sequences that have begun on the instance may end there, or with it."""
         lane = self._lanes[instance]
         self._take_back(lane)
         self._fill()
         await lane.emptied()
-        del self._lanes[instance]
+        self._lanes.pop(instance, None)  # `remove` may have done so
 
     @property
     def executions(self) -> Iterable[Executing]:
@@ -169,6 +170,9 @@ class SequenceScheduler(Scheduler):
         in_order = oldest.preserve_ordering and not self._batching.iterative_sequence
         order = Order() if in_order else None
         return ReadyCandidates(self._config, oldest), order
+
+    def _busy(self, instance: object) -> bool:
+        return self._lanes[instance].busy
 
     # Who comes.
 

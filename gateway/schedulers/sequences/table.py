@@ -3,6 +3,7 @@
 Triton's sequence batcher (`ModelSequenceBatching` of the model configuration): a sequence begins
 in the free slot with the lowest number or at the end of the backlog, and keeps its slot until it
 ends. One that has had no request for too long loses its slot; in the backlog nobody is idle.
+Slots of busy instances are taken last. On Triton only the number counts.
 """
 
 import heapq
@@ -54,21 +55,31 @@ def _nobody_asks() -> None:
     """The default: nobody wants to hear of the last sequence."""
 
 
+def _never_busy(owner: Hashable) -> bool:
+    """The default: all slots are equal."""
+    return False
+
+
 class SequenceTable:
     """The sequences of one model, their slots and their backlog.
 
-    `on_last` is called when the last one that took more requests takes no more.
+    `idle_us` is the longest time without a request; 0 is forever. `on_last` is called when the last
+    one that took more requests takes no more. `busy` says whether an owner can execute nothing now.
     """
 
-    def __init__(self, idle_us: int, on_last: Callable[[], None] = _nobody_asks) -> None:
+    def __init__(
+        self,
+        idle_us: int,
+        on_last: Callable[[], None] = _nobody_asks,
+        busy: Callable[[Hashable], bool] = _never_busy,
+    ) -> None:
         self._idle_ns = idle_us * NS_PER_US
         self._on_last = on_last
+        self._busy = busy
         self._open: dict[int | str, OpenSequence] = {}
         self._resting: OrderedDict[OpenSequence, None] = OrderedDict()
         self._backlog: OrderedDict[OpenSequence, None] = OrderedDict()
-        self._free: list[tuple[int, int, Slot]] = []
-        self._owners = 0
-        self._orders: dict[Hashable, int] = {}
+        self._free: dict[Hashable, list[tuple[int, Slot]]] = {}
 
     def knows(self, correlation_id: int | str) -> bool:
         """Whether a request with that id may go on with its sequence."""
@@ -154,27 +165,23 @@ class SequenceTable:
 
     def add(self, owner: Hashable, count: int) -> tuple[Slot, ...]:
         """Free slots of somebody new; the backlog has them once `fill` is called."""
-        self._owners += 1
-        self._orders[owner] = self._owners
         slots = tuple([Slot(owner, number) for number in range(count)])
-        for slot in slots:
-            self._set_free(slot)
+        self._free[owner] = [(slot.number, slot) for slot in slots]
         return slots
 
     def retire(self, slots: Sequence[Slot]) -> None:
         """Let no further sequence into these; those inside keep them."""
-        self._orders.pop(slots[0].owner, None)
+        self._free.pop(slots[0].owner, None)
         for slot in slots:
             slot.retired = True
-        self._free = [each for each in self._free if not each[2].retired]
-        heapq.heapify(self._free)
 
     def fill(self, now_ns: int) -> OpenSequence | None:
         """Give a free slot to the head of the backlog; who has got it, None if there is nothing."""
-        if not self._free or not self._backlog:
+        slot = self._take_free() if self._backlog else None
+        if slot is None:
             return None
         sequence, _ = self._backlog.popitem(last=False)
-        self._place(sequence, heapq.heappop(self._free)[2], now_ns)
+        self._place(sequence, slot, now_ns)
         return sequence
 
     def release(self, sequence: OpenSequence, now_ns: int) -> OpenSequence | None:
@@ -201,11 +208,19 @@ class SequenceTable:
 
     def _begin(self, correlation_id: int | str, now_ns: int) -> OpenSequence:
         sequence = self._open[correlation_id] = OpenSequence(correlation_id)
-        if self._free:
-            self._place(sequence, heapq.heappop(self._free)[2], now_ns)
+        slot = self._take_free()
+        if slot is not None:
+            self._place(sequence, slot, now_ns)
         else:
             self._backlog[sequence] = None
         return sequence
+
+    def _take_free(self) -> Slot | None:
+        owners = [owner for owner, slots in self._free.items() if slots]
+        if not owners:
+            return None
+        owner = min(owners, key=lambda each: (self._busy(each), self._free[each][0][0]))
+        return heapq.heappop(self._free[owner])[1]
 
     def _place(self, sequence: OpenSequence, slot: Slot, now_ns: int) -> None:
         sequence.slot, slot.sequence, sequence.owner = slot, sequence, slot.owner
@@ -220,9 +235,9 @@ class SequenceTable:
 
     def _rest(self, sequence: OpenSequence, now_ns: int) -> None:
         sequence.rest_ns = now_ns
-        if sequence.slot is not None and not sequence.closed:
+        if self._idle_ns and sequence.slot is not None and not sequence.closed:
             self._resting[sequence] = None
             self._resting.move_to_end(sequence)
 
     def _set_free(self, slot: Slot) -> None:
-        heapq.heappush(self._free, (slot.number, self._orders[slot.owner], slot))
+        heapq.heappush(self._free[slot.owner], (slot.number, slot))

@@ -9,9 +9,13 @@ import pytest
 from gateway.backend import Instance, ModelContext
 from gateway.config import InstanceGroup
 from gateway.models.closings import Closings
-from gateway.models.slots import Place, Slot, empty
+from gateway.models.loading import InPlaceUpdate
+from gateway.models.model import Model
+from gateway.models.slots import Place, Slot, empty, fill
+from gateway.models.version_loads import Loaded, close_all
+from gateway.observability.statistics import ModelStatistics
 from gateway.settings import ControlMode
-from tests.builders import ScriptedInstance, settle, soon
+from tests.builders import TEXT, ScriptedInstance, settle, soon
 from tests.registries import ScriptedBackend, Start, write
 
 SHORT_SECS = 0.05
@@ -58,7 +62,7 @@ def slots(closings: Closings, *instances: ScriptedInstance) -> list[Slot]:
 
 async def test_instances_close_side_by_side(closings: Closings) -> None:
     instances = [Closing(), Closing(), Closing()]
-    closing = asyncio.create_task(empty(slots(closings, *instances)))
+    closing = asyncio.ensure_future(empty(slots(closings, *instances)))
     for each in instances:
         await soon(each.begun_to_close.wait())
     assert not closing.done()
@@ -68,9 +72,58 @@ async def test_instances_close_side_by_side(closings: Closings) -> None:
     assert [each.closes for each in instances] == [1, 1, 1]
 
 
+async def cancel_throughout(task: asyncio.Task[None]) -> None:
+    """Cancel a task in every turn of the loop until it has ended."""
+    while not task.done():
+        task.cancel()
+        await asyncio.sleep(0)
+
+
+async def test_a_load_that_is_cancelled_again_and_again_leaves_no_instance(
+    closings: Closings,
+) -> None:
+    loaded = [ScriptedInstance(), ScriptedInstance()]
+    instances = iter(loaded)
+    never = asyncio.Event()
+
+    async def load() -> Instance:
+        instance = next(instances, None)
+        if instance is None:
+            await never.wait()
+            raise AssertionError("an event that is never set was set")
+        return instance
+
+    filled = [Slot(load, closings=closings) for _ in range(3)]
+    loading = asyncio.create_task(fill(filled, side_by_side=True))
+    await settle()
+    await cancel_throughout(loading)
+    await soon(closings.ended())
+    assert [each.closes for each in loaded] == [1, 1]
+
+
+async def test_loaded_versions_close_however_often_their_load_is_cancelled(
+    closings: Closings,
+) -> None:
+    instances = [ScriptedInstance(), ScriptedInstance()]
+    versions: list[Loaded] = []
+    for each in instances:
+        model = Model(TEXT, 1, ModelStatistics(), [])
+        versions.append(InPlaceUpdate(model, TEXT, slots(closings, each), [None]))
+    versions.append(Model(TEXT, 1, ModelStatistics(), slots(closings, third := ScriptedInstance())))
+
+    async def close() -> None:
+        await close_all(versions)
+
+    closing = asyncio.create_task(close())
+    await asyncio.sleep(0)
+    await cancel_throughout(closing)
+    await soon(closings.ended())
+    assert [each.closes for each in (*instances, third)] == [1, 1, 1]
+
+
 async def test_an_instance_whose_owner_is_cancelled_still_closes(closings: Closings) -> None:
     instance = Closing()
-    closing = asyncio.create_task(closings.close(instance, "m_0"))
+    closing = closings.close(instance, "m_0")
     await soon(instance.begun_to_close.wait())
     closing.cancel()
     await soon(asyncio.wait([closing]))
@@ -112,10 +165,10 @@ async def test_an_instance_that_cannot_be_killed_is_abandoned(
 
 async def test_the_end_of_the_server_limits_what_is_closing_already(closings: Closings) -> None:
     early, late = Closing(), Closing()
-    closing = [asyncio.create_task(closings.close(early, "m_0"))]
+    closing = [closings.close(early, "m_0")]
     await soon(early.begun_to_close.wait())
     closings.end_by(asyncio.get_running_loop().time() + SHORT_SECS)
-    closing.append(asyncio.create_task(closings.close(late, "m_1")))
+    closing.append(closings.close(late, "m_1"))
     await soon(asyncio.gather(*closing))
     assert early.killed
     assert late.killed

@@ -14,7 +14,10 @@ from gateway.messages import InferRequest, SequenceTag
 from gateway.models import crew as crew_module
 from gateway.models.model import Model
 from gateway.models.progress import ProgressWatch
-from gateway.stream import DEFAULT_LIMIT
+from gateway.models.slots import Slot
+from gateway.observability.record import Record
+from gateway.observability.statistics import ModelStatistics
+from gateway.stream import DEFAULT_LIMIT, ResponseStream
 from tests.builders import (
     TEXT,
     ScriptedInstance,
@@ -134,6 +137,55 @@ async def test_an_execution_that_no_reader_waits_for_can_stall_too(serve: Serve)
     look(watch, model, STALL_SECS + 1)
     (await spare.instance.begun()).finish("served")
     assert await soon(read_all(second)) == ["served"]
+
+
+async def test_an_instance_that_stalls_while_its_model_ends_is_not_restarted() -> None:
+    class Lingering(Stalling):
+        """Takes its time to stop."""
+
+        may_end = asyncio.Event()
+
+        async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
+            try:
+                async for each in super().execute(requests):
+                    yield each
+            finally:
+                await self.may_end.wait()
+
+    stalling, spare, watch = Lingering(), Spare(), ProgressWatch(STALL_SECS)
+    model = Model(TEXT, 1, ModelStatistics(), [Slot(spare.load, instance=stalling)])
+    running = asyncio.create_task(model.run(lambda: None))
+    with model.submit(text_request("a")):
+        await stalling.begun()
+        running.cancel()
+        await settle()
+        assert not running.done()
+        look(watch, model, STALL_SECS + 1)
+    stalling.may_end.set()
+    await soon(asyncio.wait([running]))
+    assert running.cancelled()
+    await soon(model.close())
+    assert stalling.closes == 1
+    assert model.statistics.stalls == 0
+
+
+async def test_a_defect_of_one_model_does_not_stop_the_watch(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stalling, watch = Stalling(), ProgressWatch(STALL_SECS)
+    broken, model = serve(Stalling()), serve(stalling, load=Spare().load)
+    with model.submit(text_request("a")), monkeypatch.context() as patched:
+        await stalling.begun()
+
+        def fail(_: int) -> Iterable[tuple[Record, ResponseStream]]:
+            raise RuntimeError("a defect")
+
+        patched.setattr(broken, "quiet", fail)
+        watch.look([broken, model], time.perf_counter_ns() + round((STALL_SECS + 1) * 1e9))
+    assert stalling.killed
+    (record,) = (each for each in caplog.records if each.message == "watch of a model failed")
+    assert vars(record)["model"] == "text"
+    assert "a defect" in str(record.exc_info)
 
 
 async def test_progress_of_any_execution_is_progress_of_its_instance(

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gateway.backend import Answer, Instance
+from gateway.backend import Answer, Instance, Note, NotSent
 from gateway.config import ModelInput
 from gateway.data_type import DataType
 from gateway.errors import Code, InferenceError
@@ -252,6 +252,76 @@ async def test_a_dead_instance_takes_its_batch_with_it_and_nobody_else(start: St
     assert [await refused(each) for each in entries[:2]] == [BROKEN, BROKEN]
     assert await drain(alive, 2) == ["cd", "e"]
     assert len(dead.executions) == 1
+
+
+async def test_of_a_batch_taken_in_part_the_rest_is_queued_again(start: Start) -> None:
+    queue = start(dynamic(8))
+    dead = queue.employ()
+    entries = queue.submit("a", "b", "c", "d")
+    execution = await dead.begun()
+    execution.answer(text_response("a", final=True), 0)
+    execution.answer(BROKEN, 1)
+    await settle()
+    entries[2].stream.cancel()
+    dead.die("gone")
+    execution.crash(NotSent(Code.UNAVAILABLE, "gone"))
+    await settle()
+    assert queue.statistics.pending == 1
+    assert queue.statistics.execution_count == 1
+    assert list(queue.statistics.batches) == [2]
+    queue.scheduler.remove(dead, BROKEN)
+    replacement = queue.employ()
+    assert await drain(replacement, 1) == ["d"]
+    assert await soon(read_all(entries[0].stream)) == ["a"]
+    assert (await refused(entries[1])).message == "broken"
+    assert await soon(read_all(entries[3].stream)) == ["d"]
+    assert queue.statistics.execution_count == 2
+
+
+async def test_an_execution_of_which_nothing_was_taken_is_not_counted(start: Start) -> None:
+    queue = start(dynamic(8))
+    instance = queue.employ()
+    first, second = queue.submit("a", "b")
+    execution = await instance.begun()
+    first.stream.cancel()
+    instance.die("gone")
+    execution.crash(NotSent(Code.UNAVAILABLE, "gone"))
+    await settle()
+    assert (queue.statistics.pending, queue.statistics.execution_count) == (1, 0)
+    second.stream.cancel()
+
+
+async def test_what_is_queued_again_goes_to_a_free_instance_at_once(start: Start) -> None:
+    queue = start(dynamic(8))
+    dead = queue.employ()
+    first, second = queue.submit("a", "b")
+    execution = await dead.begun()
+    alive = queue.employ()
+    execution.answer(text_response("a", final=True), 0)
+    execution.steps.put_nowait((0, Note.FREED))
+    await settle()
+    dead.die("gone")
+    execution.crash(NotSent(Code.UNAVAILABLE, "gone"))
+    assert await drain(alive, 1) == ["b"]
+    assert await soon(read_all(first.stream)) == ["a"]
+    assert await soon(read_all(second.stream)) == ["b"]
+
+
+async def test_an_answer_of_a_batch_taken_in_part_keeps_its_place(start: Start) -> None:
+    queue = start(dynamic(2, preserve_ordering=True))
+    slow, dead = queue.employ(), queue.employ()
+    entries = queue.submit("a", "b", "c", "d")
+    before, execution = await slow.begun(), await dead.begun()
+    execution.answer(text_response("c", final=True), 0)
+    await settle()
+    dead.die("gone")
+    execution.crash(NotSent(Code.UNAVAILABLE, "gone"))
+    await settle()
+    assert entries[2].stream.take() is None, "the answer is held"
+    finish(before)
+    assert await drain(slow, 1) == ["d"]
+    for text, entry in zip("abcd", entries, strict=True):
+        assert await soon(read_all(entry.stream)) == [text]
 
 
 # Who is refused?

@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -147,6 +148,33 @@ async def test_a_sequence_stays_on_its_instance(start: Start, config: ModelConfi
     finish(await instances[0].begun())
     await settle()
     assert instances[0].asked == ["start 1", "second"]
+
+
+async def test_a_sequence_begins_on_an_instance_that_is_free(
+    start: Start, config: ModelConfig
+) -> None:
+    queue = start(replace(config, max_batch_size=1))
+    busy, free = queue.employ(), queue.employ()
+    first = ask(queue, 1, "a", "start end")
+    execution = await busy.begun()
+    second = ask(queue, 2, "b", "start end")
+    finish(await free.begun())
+    assert await answer(second) == ["b"]
+    finish(execution)
+    assert await answer(first) == ["a"]
+    assert (busy.asked, free.asked) == (["a"], ["b"])
+
+
+async def test_of_sequences_that_come_at_once_each_begins_on_an_instance_of_its_own(
+    start: Start,
+) -> None:
+    queue = start(oldest(candidates=1, max_batch_size=1))
+    instances = [queue.employ(), queue.employ()]
+    await settle()
+    entries = [ask(queue, number, str(number), "start end") for number in (1, 2)]
+    for instance, entry in zip(instances, entries, strict=True):
+        finish(await instance.begun())
+        assert await answer(entry) == instance.asked
 
 
 async def test_an_id_as_a_number_and_as_a_string_are_two_sequences(start: Start) -> None:
@@ -775,19 +803,22 @@ async def test_a_sequence_that_is_not_executed_again_ends(start: Start) -> None:
     assert await answer(following) == ["c"]
 
 
-async def test_a_round_that_took_too_long_has_lost_its_sequence(start: Start) -> None:
-    queue = start(direct(iterative_sequence=True, max_sequence_idle_microseconds=SOON_US))
+@pytest.mark.parametrize("strategy", [direct, oldest])
+async def test_a_sequence_is_not_idle_between_and_during_its_rounds(
+    start: Start, strategy: Callable[..., ModelConfig]
+) -> None:
+    queue = start(strategy(iterative_sequence=True, max_sequence_idle_microseconds=SOON_US))
     instance = queue.employ()
     entry = ask(queue, 5, "a", "start")
-    execution = await instance.begun()
-    await forgotten(queue, 5)
-    execution.steps.put_nowait((0, Note.RESCHEDULED))
-    execution.end()
-    assert await refusal(entry) == (
-        Code.INVALID_ARG,
-        "inference request for sequence 5 to model 'text' must specify the START flag on the first "
-        "request of the sequence",
-    )
+    for _ in range(2):
+        execution = await instance.begun()
+        await asyncio.sleep(3 * SOON_US / 1e6)
+        execution.steps.put_nowait((0, Note.RESCHEDULED))
+        execution.end()
+    finish(await instance.begun())
+    assert await answer(entry) == ["a"]
+    with pytest.raises(InferenceError, match="must specify the START flag"):
+        ask(queue, 5, "b")
 
 
 async def test_a_client_may_leave_between_two_rounds(start: Start) -> None:

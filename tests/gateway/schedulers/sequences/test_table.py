@@ -39,6 +39,25 @@ def test_a_sequence_gets_the_lowest_slot_of_all_owners() -> None:
     assert places == [("a", 0), ("b", 0), ("a", 1), ("b", 1), None]
 
 
+def test_slots_of_a_busy_owner_are_taken_last() -> None:
+    busy: set[object] = {"a"}
+    found = SequenceTable(IDLE_MS * 1000, busy=lambda owner: owner in busy)
+    found.add("a", 2)
+    found.add("b", 1)
+    places = [place(push(found, 1, "start")), place(push(found, 2, "start"))]
+    assert places == [("b", 0), ("a", 0)]
+    third, fourth = push(found, 3, "start"), push(found, 4, "start")
+    assert (place(third), place(fourth)) == (("a", 1), None)
+
+
+def test_without_a_time_no_sequence_is_ever_idle() -> None:
+    found = SequenceTable(0)
+    found.add("a", 1)
+    push(found, 1, "start")
+    assert found.idle_ns == 0
+    assert found.close_idle(10**18) == []
+
+
 def test_a_slot_that_was_left_is_taken_again() -> None:
     found = table()
     found.add("a", 3)

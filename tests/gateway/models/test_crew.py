@@ -1,0 +1,198 @@
+"""Instances in their slots: dismissed by an update, restarted and closed."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from gateway.backend import Instance
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError
+from gateway.messages import SequenceTag
+from gateway.models.model import Model
+from gateway.models.slots import Slot, enrol
+from gateway.observability.statistics import ModelStatistics
+from gateway.schedulers.rate_limiter import RateLimiter
+from gateway.stream import ResponseStream
+from tests.builders import TEXT, ScriptedInstance, read_all, settle, soon, text_request
+from tests.conftest import Serve, tasks_left
+from tests.gateway.schedulers.queues import dynamic, finish, word
+from tests.gateway.schedulers.sequences.parts import direct, oldest, part
+
+SEQUENCES = {"direct": direct(), "oldest": oldest()}
+ALL = {"direct": TEXT, "dynamic": dynamic(1), "sequences": direct(slots=1)}
+
+
+def dismiss(model: Model, instance: ScriptedInstance) -> None:
+    """Serve without an instance from here on, as after an in-place update."""
+    kept = [slot for slot in model.slots if slot.instance is not instance]
+    model.exchange(model.config, kept)
+
+
+async def failure(stream: ResponseStream) -> tuple[Code, str]:
+    with pytest.raises(InferenceError) as caught:
+        await soon(read_all(stream))
+    return caught.value.code, caught.value.message
+
+
+# Dismissed instances.
+
+
+@pytest.mark.parametrize("config", SEQUENCES.values(), ids=SEQUENCES)
+async def test_a_sequence_ends_with_its_dismissed_instance(
+    config: ModelConfig, serve: Serve
+) -> None:
+    leaving, staying = ScriptedInstance(1), ScriptedInstance(1)
+    model = serve(leaving, staying, config=config)
+    first = model.submit(part(1, "a", "start"))
+    finish(await leaving.begun())
+    assert await soon(read_all(first)) == ["a"]
+    dismiss(model, leaving)
+    await settle()
+    leaving.die("its worker has died")
+    await soon(leaving.closed.wait())
+    assert not model.continues(part(1, "b"))
+    with pytest.raises(InferenceError, match="must specify the START flag"):
+        model.submit(part(1, "b"))
+    again = model.submit(part(1, "c", "start end"))
+    finish(await staying.begun())
+    assert await soon(read_all(again)) == ["c"]
+
+
+@pytest.mark.parametrize("config", ALL.values(), ids=ALL)
+async def test_a_request_fails_with_its_dismissed_instance(
+    config: ModelConfig, serve: Serve
+) -> None:
+    leaving, staying = ScriptedInstance(1), ScriptedInstance(1)
+    model = serve(leaving, staying, config=config)
+    request = word("a") if config.batching else text_request("a")
+    if config.sequence_batching is not None:
+        request = replace(request, sequence=SequenceTag(1, start=True, end=True))
+    stream = model.submit(request)
+    await leaving.begun()
+    dismiss(model, leaving)
+    await settle()
+    assert not leaving.closes
+    leaving.die("its worker has died")
+    assert await failure(stream) == (
+        Code.UNAVAILABLE,
+        f"model '{config.name}' failed: its worker has died",
+    )
+    await soon(leaving.closed.wait())
+    await soon(model.drained())
+    await settle()
+    assert leaving.closes == 1
+
+
+async def test_a_request_that_waits_in_a_dismissed_instance_fails_with_it(serve: Serve) -> None:
+    leaving, staying = ScriptedInstance(1), ScriptedInstance(1)
+    model = serve(leaving, staying, config=direct())
+    model.submit(part(1, "a", "start"))
+    execution = await leaving.begun()
+    queued = model.submit(part(1, "b"))
+    dismiss(model, leaving)
+    await settle()
+    leaving.die("its worker has died")
+    assert await failure(queued) == (
+        Code.UNAVAILABLE,
+        "model 'text' failed: its worker has died",
+    )
+    await soon(execution.stopped.wait())
+    await soon(leaving.closed.wait())
+
+
+async def test_an_instance_that_lives_is_closed_once_its_sequences_have_ended(
+    serve: Serve,
+) -> None:
+    leaving, staying = ScriptedInstance(1), ScriptedInstance(1)
+    model = serve(leaving, staying, config=direct())
+    model.submit(part(1, "a", "start"))
+    finish(await leaving.begun())
+    dismiss(model, leaving)
+    await settle()
+    last = model.submit(part(1, "b", "end"))
+    finish(await leaving.begun())
+    assert await soon(read_all(last)) == ["b"]
+    await soon(leaving.closed.wait())
+    assert staying.executions == []
+
+
+async def test_a_dismissed_slot_without_an_instance_gives_its_share_back(serve: Serve) -> None:
+    dead, staying = ScriptedInstance(), ScriptedInstance()
+    model = serve(dead, staying)
+    enrol(model.slots, RateLimiter())
+    slot = model.slots[0]
+    assert slot.share is not None
+    dead.die("its worker has died")
+    await soon(dead.closed.wait())
+    model.exchange(model.config, model.slots[1:])
+    assert slot.share is None
+
+
+# Closings.
+
+
+class Course:
+    """The life of a model that a test ends itself."""
+
+    def __init__(self, *instances: ScriptedInstance, config: ModelConfig = TEXT) -> None:
+        slots = [Slot(self.load, instance=each) for each in instances]
+        self.loads = 0
+        self.model = Model(config, 1, ModelStatistics(), slots)
+        self.task = asyncio.create_task(self.model.run(lambda: None))
+
+    async def load(self) -> Instance:
+        self.loads += 1
+        return await asyncio.Future()
+
+    async def end(self) -> None:
+        """Stop the model, and close it."""
+        self.task.cancel()
+        await soon(asyncio.wait([self.task]))
+        await soon(self.model.close())
+        assert tasks_left() == []
+
+
+async def test_an_instance_is_closed_though_the_server_stops_as_it_is_dismissed() -> None:
+    leaving, staying = ScriptedInstance(), ScriptedInstance()
+    course = Course(leaving, staying)
+    await settle()
+    course.task.cancel()
+    dismiss(course.model, leaving)
+    await course.end()
+    assert (leaving.closes, staying.closes) == (1, 1)
+
+
+async def test_an_instance_that_is_dismissed_while_the_server_stops_is_closed() -> None:
+    leaving, staying = ScriptedInstance(), ScriptedInstance()
+    course = Course(leaving, staying)
+    await settle()
+    course.task.cancel()
+    await soon(asyncio.wait([course.task]))
+    dismiss(course.model, leaving)
+    await course.end()
+    assert (leaving.closes, staying.closes) == (1, 1)
+
+
+async def test_a_dismissed_instance_with_an_open_sequence_is_closed_with_its_model() -> None:
+    leaving, staying = ScriptedInstance(1), ScriptedInstance(1)
+    course = Course(leaving, staying, config=direct())
+    await settle()
+    course.model.submit(part(1, "a", "start"))
+    finish(await leaving.begun())
+    await settle()
+    dismiss(course.model, leaving)
+    await settle()
+    assert leaving.closes == 0
+    await course.end()
+    assert (leaving.closes, staying.closes) == (1, 1)
+
+
+async def test_a_stalled_instance_is_closed_though_the_server_stops_as_it_is_restarted() -> None:
+    stalled = ScriptedInstance()
+    course = Course(stalled)
+    await settle()
+    course.task.cancel()
+    course.model.restart(stalled, "it has made no progress")
+    await course.end()
+    assert (stalled.closes, course.loads) == (1, 0)
