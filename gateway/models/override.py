@@ -1,8 +1,6 @@
 """What a load request brings along: a configuration, and files in place of the repository's."""
 
 import posixpath
-import shutil
-import tempfile
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +8,7 @@ from pathlib import Path
 
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
+from gateway.private_folder import PrivateFolder
 
 FILE_PREFIX = "file:"
 
@@ -40,8 +39,9 @@ class UploadedFolder:
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         paths = {stay_inside(name): data for name, data in files.items()}
-        self.path = _private_folder()
-        self._delete = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        folder = _private_folder()
+        self.path = folder.path
+        self._delete = weakref.finalize(self, folder.remove)
         self._holders = 1
         try:
             for relative, data in paths.items():
@@ -88,9 +88,9 @@ def refuse_escapes(config: ModelConfig) -> None:
             )
 
 
-def _private_folder() -> Path:
+def _private_folder() -> PrivateFolder:
     try:
-        return Path(tempfile.mkdtemp(prefix="sluice-upload-"))
+        return PrivateFolder.make("sluice-upload-")
     except OSError as error:
         raise InferenceError(
             Code.INTERNAL, f"no folder can be made for uploaded files: {error.strerror}"

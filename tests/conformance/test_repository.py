@@ -574,5 +574,25 @@ def test_uploaded_files_are_gone_when_the_server_has_ended(tmp_path: Path) -> No
     assert uploads(private) == []
 
 
+def test_a_server_removes_the_uploaded_files_of_one_that_was_killed(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    private.mkdir()
+    (tmp_path / "models").mkdir()
+    data = base64.b64encode(b"weights").decode()
+    body = {"parameters": {"config": config_of(), "file:1/model.bin": data}}
+    found: list[list[str]] = []
+    for _ in range(2):
+        with (
+            serving(tmp_path / "models", FLAGS[0], environment={"TMPDIR": str(private)}) as server,
+            httpx.Client(base_url=server.http, timeout=WAIT_SECS) as http,
+        ):
+            assert post(http, "/v2/repository/models/new/load", body) == (200, None)
+            found.append(uploads(private))
+            server.process.kill()
+            server.process.wait()
+    assert [len(each) for each in found] == [1, 1]
+    assert found[0] != found[1]
+
+
 def uploads(folder: Path) -> list[str]:
     return [each for each in os.listdir(folder) if each.startswith("sluice-upload-")]

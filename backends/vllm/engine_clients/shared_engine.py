@@ -11,10 +11,10 @@ from vllm.v1.executor.abstract import Executor
 
 from backends.vllm.engine_clients.client_process import ClientProcess
 from backends.vllm.engine_clients.counters import write_counters
-from backends.vllm.engine_clients.metrics_folder import MetricsFolder
 from backends.vllm.error_sender import ErrorSender
 from backends.vllm.model_json import EngineModel
 from backends.vllm.startup import own_engine_config
+from gateway.private_folder import PrivateFolder
 
 EXIT_SECS = 5.0
 """So long clients may take to end when their connections have ended, before they are killed."""
@@ -33,7 +33,7 @@ class SharedEngine:
     def __init__(self, model: EngineModel, errors: ErrorSender) -> None:
         self.clients: list[ClientProcess] = []
         self.processes: list[Any] = []
-        self._folder = MetricsFolder.make()
+        self._folder = PrivateFolder.make("sluice-metrics-")
         self.metrics_folder = self._folder.path
         self._ends: list[Callable[[], object]] = []
         try:

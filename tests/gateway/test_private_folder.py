@@ -1,20 +1,21 @@
-"""Folders of metrics: one that a killed process has left goes, one in use stays."""
+"""Private folders: one that a killed process has left goes, one in use stays."""
 
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from backends.vllm.engine_clients.metrics_folder import MetricsFolder
+from gateway.private_folder import PrivateFolder
 from gateway.python_processes import module_environment
 
 WAIT_SECS = 30.0
+PREFIX = "sluice-metrics-"
 
 OWNER = """
 import sys
 from pathlib import Path
-from backends.vllm.engine_clients.metrics_folder import MetricsFolder
-found = MetricsFolder.make(Path(sys.argv[1]))
+from gateway.private_folder import PrivateFolder
+found = PrivateFolder.make("sluice-metrics-", Path(sys.argv[1]))
 (found.path / "values.db").write_bytes(b"1")
 print(found.path, flush=True)
 sys.stdin.read()
@@ -35,7 +36,7 @@ def owner(parent: Path) -> tuple["subprocess.Popen[str]", Path]:
 
 
 def test_a_folder_is_new_and_goes_with_what_is_in_it(tmp_path: Path) -> None:
-    found = MetricsFolder.make(tmp_path)
+    found = PrivateFolder.make(PREFIX, tmp_path)
     (found.path / "requests").write_bytes(b"1")
     assert found.path.parent == tmp_path
     found.remove()
@@ -50,12 +51,12 @@ def test_the_folder_of_a_killed_process_goes_and_those_in_use_stay(tmp_path: Pat
         killed.send_signal(signal.SIGKILL)
         killed.wait(WAIT_SECS)
         assert left.exists()
-        mine = MetricsFolder.make(tmp_path)
+        mine = PrivateFolder.make(PREFIX, tmp_path)
         found = set(tmp_path.iterdir())
         mine.remove()
         lives.kill()
     assert found == {used, mine.path}
-    MetricsFolder.make(tmp_path).remove()
+    PrivateFolder.make(PREFIX, tmp_path).remove()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -65,6 +66,6 @@ def test_other_folders_and_links_are_left_alone(tmp_path: Path) -> None:
     (other / "file").write_bytes(b"1")
     link = tmp_path / "sluice-metrics-link"
     link.symlink_to(other)
-    MetricsFolder.make(tmp_path).remove()
+    PrivateFolder.make(PREFIX, tmp_path).remove()
     assert (other / "file").read_bytes() == b"1"
     assert link.is_symlink()

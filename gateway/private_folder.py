@@ -1,4 +1,4 @@
-"""The folder in which the clients of an engine keep the values of their metrics."""
+"""Temporary folders that outlive no process, however it ends."""
 
 import fcntl
 import os
@@ -8,14 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-PREFIX = "sluice-metrics-"
 
-
-class MetricsFolder:
-    """A new folder under `parent`, which `remove` deletes.
+class PrivateFolder:
+    """A new folder of this user under `parent`, which `remove` deletes.
 
     Its owner holds a lock on it, which the system releases if the process is killed. A new folder
-    deletes the older ones without a lock.
+    deletes the older ones of its prefix without a lock.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
@@ -23,13 +21,13 @@ class MetricsFolder:
         self._lock = lock
 
     @classmethod
-    def make(cls, parent: Path | None = None) -> Self:
+    def make(cls, prefix: str, parent: Path | None = None) -> Self:
         """Delete what dead processes have left, and make one. OSError says why it cannot."""
         parent = parent or Path(tempfile.gettempdir())
-        for stale in parent.glob(f"{PREFIX}*"):
+        for stale in parent.glob(f"{prefix}*"):
             _remove_if_stale(stale)
         while True:
-            path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+            path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             lock = _locked(path)
             if lock is not None:
                 return cls(path, lock)
