@@ -153,6 +153,13 @@ def test_json_of_the_largest_size_blocks_nobody(
         check(lambda: answered(post(server, path, body), 200))
 
 
+@pytest.mark.parametrize("path", ["generate", "generate_stream"])
+def test_large_answers_of_generate_block_nobody(server: Serving, path: str) -> None:
+    numbers = b'{"INPUT":[%b]}' % filled(b"1.5,", 4 * (1 << 20) - 4)
+    with probing(server) as check:
+        check(lambda: answered(post(server, f"/v2/models/echo_fp32/{path}", numbers), 200))
+
+
 def test_json_that_is_refused_for_its_count_blocks_nobody(server: Serving) -> None:
     body = infer_body("FP32", filled(b"1,"), 5)
     with probing(server) as check:

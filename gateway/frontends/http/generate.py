@@ -24,6 +24,7 @@ from gateway.frontends.http.repeated_inputs import refuse_repeated_inputs
 from gateway.frontends.http.request_json import parse_generate
 from gateway.frontends.http.resumable import LAST_EVENT_ID, key_of, replay_headers, resumed
 from gateway.frontends.http.sse import (
+    First,
     StreamedResponse,
     first_batch,
     first_status,
@@ -118,7 +119,7 @@ class GenerateRoutes:
                 first = await first_batch(stream, request.scope, self._settings.first_response_secs)
             except InferenceError as error:
                 return refused_stream(request.url.path, error)
-            response = StreamedResponse(stream, first, _encoder(stream, call), self._settings)
+            response = self._streamed(stream, first, _encoder(stream, call))
             owner.pop_all()
         return response
 
@@ -135,9 +136,13 @@ class GenerateRoutes:
                 return Response(status_code=HTTPStatus.NO_CONTENT)
             asked = reader.asked
             encoder = ResponseEncoder(asked.request.model, asked.model.version, asked.request.id)
-            response = StreamedResponse(reader, first, encoder, self._settings)
+            response = self._streamed(reader, first, encoder)
             owner.pop_all()
         return response
+
+    def _streamed(self, stream: Responses, first: First, encoder: ResponseEncoder) -> Response:
+        threads = self._dataplane.threads
+        return StreamedResponse(stream, first, encoder, self._settings, threads)
 
     def _infer(self, request: Request, call: _Call) -> Responses:
         submit = partial(infer, self._dataplane, request.scope, call.request)

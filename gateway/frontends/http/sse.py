@@ -21,12 +21,14 @@ from gateway.frontends.http.errors import (
     retry_after,
     status_of,
 )
+from gateway.frontends.http.json_data import is_large
 from gateway.frontends.http.one_write import SEND_PIECE
 from gateway.frontends.http.resumable import id_line, stream_headers
 from gateway.messages import InferResponse
 from gateway.resumption.reader import Reader, Responses
 from gateway.settings import HttpSettings
 from gateway.stream import has_data
+from gateway.threads import Threads
 
 log = logging.getLogger("sluice.http")
 
@@ -89,8 +91,8 @@ class EventStream(Response):
     """Sends a stream as events: the first at once, later ones merged while a write is under way.
 
     It owns the stream: however sending ends, the stream is left, and so the model stops. Those of
-    a recorded stream can come back to it. Who takes nothing is dropped by the listener. Subclasses
-    say how events are written.
+    a recorded stream can come back to it. A client that reads nothing is dropped by the listener.
+    Subclasses say how events are written; large ones are written in a thread of `threads`.
     """
 
     def __init__(
@@ -99,12 +101,14 @@ class EventStream(Response):
         first: First,
         settings: HttpSettings,
         headers: Mapping[str, str] = NO_HEADERS,
+        threads: Threads | None = None,
     ) -> None:
         self.status_code = first_status(first or ())
         self.background = None
         self.init_headers({**HEADERS, **headers, **stream_headers(stream)})
         self._stream = stream
         self._first = first
+        self._threads = threads
         self._silence_secs = settings.keep_alive_secs
         self._sent_at = 0.0
 
@@ -162,7 +166,11 @@ class EventStream(Response):
         try:
             batch = self._first if self._first is not None else await self._stream.batch()
             while batch:
-                if chunk := self.encode_batch(batch):
+                if self._threads is not None and any(is_large(each.outputs) for each in batch):
+                    chunk = await self._threads.run(self.encode_batch, batch)
+                else:
+                    chunk = self.encode_batch(batch)
+                if chunk:
                     await put(chunk)
                     self._sent_at = time()
                 batch = await self._stream.batch()
@@ -183,9 +191,14 @@ class StreamedResponse(EventStream):
     """
 
     def __init__(
-        self, stream: Responses, first: First, encoder: ResponseEncoder, settings: HttpSettings
+        self,
+        stream: Responses,
+        first: First,
+        encoder: ResponseEncoder,
+        settings: HttpSettings,
+        threads: Threads,
     ) -> None:
-        super().__init__(stream, first, settings)
+        super().__init__(stream, first, settings, threads=threads)
         self._encoder = encoder
 
     def encode_batch(self, batch: Sequence[InferResponse]) -> bytes:

@@ -10,6 +10,7 @@ from gateway.frontends.http.sse import StreamedResponse, event
 from gateway.messages import InferResponse
 from gateway.settings import HttpSettings
 from gateway.stream import ResponseStream
+from gateway.threads import Threads
 from tests.builders import FLAG, settle, soon, text_response
 from tests.conftest import tasks_left
 from tests.exchange import Exchange
@@ -32,7 +33,8 @@ def streamed(
     first: list[InferResponse] | None = None,
     settings: HttpSettings = PATIENT,
 ) -> Exchange:
-    return Exchange(StreamedResponse(stream, first, ResponseEncoder("m", "1", ""), settings))
+    encoder = ResponseEncoder("m", "1", "")
+    return Exchange(StreamedResponse(stream, first, encoder, settings, Threads("encoding", 1)))
 
 
 def test_an_event_is_one_line_of_data_and_an_empty_one() -> None:
