@@ -11,7 +11,7 @@ from gateway.config import ModelConfig, ModelInput
 from gateway.conversations.rules import converses
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.errors import error_body
-from gateway.frontends.http.json_data import pack, values_of
+from gateway.frontends.http.json_data import pack, values_of, written
 from gateway.frontends.http.large_json import LargeArray, plain
 from gateway.frontends.http.request_parameters import read_parameters
 from gateway.messages import InferRequest, InferResponse, SequenceTag, request_prefix
@@ -227,12 +227,10 @@ class ResponseEncoder:
     def _encode_any(self, response: InferResponse) -> bytes:
         if response.error is not None:
             return error_body(response.error.message)
-        members: dict[str, Any] = {**self._members, **response.parameters}
+        members: dict[str, Any] = {**self._members}
+        members.update((name, _number(value)) for name, value in response.parameters.items())
         members.update((output.name, _value(output)) for output in response.outputs)
-        if all(_is_finite(value) for value in members.values()):
-            return orjson.dumps(members, option=orjson.OPT_SORT_KEYS)
-        # JSON has no NaN or infinity; Triton writes Python's literals, and so do we.
-        return json.dumps(members, sort_keys=True, separators=(",", ":")).encode()
+        return orjson.dumps(members, option=orjson.OPT_SORT_KEYS)
 
 
 def _string(element: bytes) -> bytes:
@@ -240,10 +238,13 @@ def _string(element: bytes) -> bytes:
 
 
 def _value(output: Tensor) -> Any:
-    values = values_of(output)
-    return values[0] if len(values) == 1 else values
+    if math.prod(output.shape) == 1:
+        return _number(values_of(output)[0])
+    return written(output)
 
 
-def _is_finite(value: Any) -> bool:
-    values = value if isinstance(value, list) else [value]
-    return all(math.isfinite(each) for each in values if isinstance(each, float))
+def _number(value: Any) -> Any:
+    """A value of one element or parameter; JSON has no NaN or infinity, Triton writes Python's."""
+    if type(value) is float and not math.isfinite(value):
+        return orjson.Fragment(json.dumps(value))
+    return value

@@ -166,7 +166,7 @@ class EventStream(Response):
         try:
             batch = self._first if self._first is not None else await self._stream.batch()
             while batch:
-                if self._threads is not None and any(is_large(each.outputs) for each in batch):
+                if self._threads is not None and _is_large(batch):
                     chunk = await self._threads.run(self.encode_batch, batch)
                 else:
                     chunk = self.encode_batch(batch)
@@ -213,6 +213,10 @@ class StreamedResponse(EventStream):
 
     def encode_failure(self, error: InferenceError) -> bytes:
         return event(error_body(error.message))
+
+
+def _is_large(batch: Sequence[InferResponse]) -> bool:
+    return is_large([output for response in batch for output in response.outputs])
 
 
 def _leave(stay: asyncio.Timeout) -> None:

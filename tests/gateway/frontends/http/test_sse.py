@@ -1,6 +1,7 @@
 """Events on the wire, and a response that never outlives its stream."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -92,6 +93,25 @@ async def test_what_piles_up_during_a_write_goes_with_the_next_one(stream: Respo
         assert await exchange.chunk() == says("two")
         assert await exchange.chunk() == says("three") + says("four")
         assert await exchange.chunk() == b""
+
+
+@pytest.mark.parametrize(("size", "thread"), [(100, "MainThread"), (4000, "encoding_0")])
+async def test_what_is_large_together_is_written_in_a_thread(
+    stream: ResponseStream, monkeypatch: pytest.MonkeyPatch, size: int, thread: str
+) -> None:
+    seen: list[str] = []
+    encode = ResponseEncoder.encode
+
+    def noting(encoder: ResponseEncoder, response: InferResponse) -> bytes:
+        seen.append(threading.current_thread().name)
+        return encode(encoder, response)
+
+    monkeypatch.setattr(ResponseEncoder, "encode", noting)
+    stream.end()
+    async with streamed(stream, [text_response("x" * size)] * 20) as exchange:
+        await exchange.start()
+        assert await exchange.rest() == says("x" * size) * 20
+    assert seen == [thread] * 20
 
 
 async def test_an_error_is_the_last_event(stream: ResponseStream) -> None:
