@@ -11,6 +11,16 @@ from gateway.backend import Answer, Instance
 from gateway.messages import InferRequest
 
 
+class _Ahead:
+    """What happens to the requests of a call of `execute` before the worker has all of them."""
+
+    __slots__ = ("left", "stopped")
+
+    def __init__(self) -> None:
+        self.left: list[InferRequest] = []
+        self.stopped: list[InferRequest] = []
+
+
 class PythonInstance(Instance):
     """Executes in one worker, one execution at a time.
 
@@ -31,6 +41,7 @@ class PythonInstance(Instance):
         self._quarantine = quarantine
         self._code = code
         self._checks_readiness = checks_readiness
+        self._ahead: set[_Ahead] = set()
 
     @property
     def alive(self) -> bool:  # type: ignore[override]  # most need no property
@@ -40,28 +51,46 @@ class PythonInstance(Instance):
         plan = self._quarantine.plan(self._code, requests)
         for refused in plan.refused:
             yield refused
-        for indexes in plan.groups:
-            execution = await self._executions.begin([requests[each] for each in indexes], indexes)
-            try:
-                async with execution:
-                    while answers := await execution.answers():
-                        for answer in answers:
-                            yield answer
-            finally:
-                if execution.returned and not execution.lost:
-                    self._quarantine.survived(self._code, execution.requests)
+        ahead = _Ahead()
+        self._ahead.add(ahead)
+        try:
+            for indexes in plan.groups:
+                together = [requests[each] for each in indexes]
+                execution = await self._executions.begin(together, indexes)
+                try:
+                    async with execution:
+                        self._catch_up(ahead)
+                        while answers := await execution.answers():
+                            for answer in answers:
+                                yield answer
+                finally:
+                    if execution.returned and not execution.lost:
+                        self._quarantine.survived(self._code, execution.requests)
+        finally:
+            self._ahead.discard(ahead)
+
+    def _catch_up(self, ahead: _Ahead) -> None:
+        """Tell the worker what has happened to requests before it had them."""
+        if ahead.left:
+            self._executions.leave_some(ahead.left)
+        for request in ahead.stopped:
+            self._executions.stop(request)
 
     def kill(self, reason: str) -> None:
         self._worker.kill(reason)
 
     def left(self, requests: Sequence[InferRequest]) -> None:
         self._executions.leave_some(requests)
+        for ahead in self._ahead:
+            ahead.left += requests
 
     def waits_for(self, requests: Sequence[InferRequest]) -> Iterable[str]:
         return self._worker.services.waits_for()
 
     def stop(self, request: InferRequest) -> bool:
         self._executions.stop(request)
+        for ahead in self._ahead:
+            ahead.stopped.append(request)
         return True
 
     async def died(self) -> str:

@@ -201,7 +201,7 @@ class Execution:
     def _take_note(self, index: int, note: Note) -> None:
         if note is Note.FREED:
             self._freed()
-        elif not self._open[index].stream.done:
+        elif not self._ended_early(self._open[index]):
             self._rescheduled(self._open.pop(index))
 
     def _take_back(self) -> int:
@@ -209,11 +209,18 @@ class Execution:
         self.unsent = True
         answered = 0
         for entry in self._open.values():
-            if not entry.stream.done:
+            if not self._ended_early(entry):
                 entry.record.queued_again()
             elif not entry.stream.cancelled:
                 answered += entry.record.batch_size
         return answered
+
+    @staticmethod
+    def _ended_early(entry: Entry) -> bool:
+        """Whether it has ended; one that should end early does, before it executes again."""
+        if entry.stream.stopping:
+            entry.stream.abandon(_cancelled())
+        return entry.stream.done
 
     def _fail(self, error: InferenceError) -> None:
         _fail(self._open.values(), error)
@@ -238,7 +245,7 @@ class Execution:
         """Pass on which requests should end early; those of most instances end at once."""
         for entry in tuple(self._open.values()):
             if entry.stream.stopping and not self.instance.stop(entry.request):
-                entry.stream.abandon(InferenceError(Code.CANCELLED, "Request was cancelled"))
+                entry.stream.abandon(_cancelled())
 
     def _gone(self) -> list[InferRequest]:
         """The requests whose readers have disconnected since the instance learned of others."""
@@ -253,6 +260,10 @@ class Execution:
 
     def _all_done(self) -> bool:
         return all(entry.stream.done for entry in self._open.values())
+
+
+def _cancelled() -> InferenceError:
+    return InferenceError(Code.CANCELLED, "Request was cancelled")
 
 
 def _fail(entries: Iterable[Entry], error: InferenceError) -> None:

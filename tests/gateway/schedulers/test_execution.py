@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from gateway.backend import Answer, Note, NotSent
 from gateway.errors import AnsweredError, Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.observability.statistics import FailureReason, ModelStatistics
 from gateway.schedulers import execution as schedulers
 from gateway.schedulers.execution import Terms
+from gateway.schedulers.scheduler import Entry
 from gateway.stream import DEFAULT_LIMIT, ResponseStream
 from tests.builders import (
     FLAG,
@@ -416,6 +418,28 @@ async def test_a_request_that_should_end_early_ends_as_its_model_likes(
     execution.end()
     assert await soon(read_all(entries[1].stream)) == ["b"]
     await soon(task)
+
+
+@pytest.mark.parametrize(
+    "step", [NotSent(Code.UNAVAILABLE, "died"), (0, Note.RESCHEDULED)], ids=["unsent", "again"]
+)
+async def test_a_request_that_should_end_early_is_not_executed_again(
+    statistics: ModelStatistics, step: Exception | Answer
+) -> None:
+    instance = Stoppable()
+    entries = [new_entry(statistics, text_request("a"))]
+    again: list[Entry] = []
+    execution = schedulers.Execution(instance, entries, statistics, rescheduled=again.append)
+    task = asyncio.create_task(execution.attempt())
+    begun = await instance.begun()
+    entries[0].stream.stop()
+    begun.steps.put_nowait(step)
+    begun.end()
+    with pytest.raises(InferenceError) as caught:
+        await soon(read_all(entries[0].stream))
+    assert caught.value.code is Code.CANCELLED
+    await soon(task)
+    assert again == []
 
 
 async def test_a_model_that_cannot_end_early_is_left(
