@@ -49,11 +49,15 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class Layout:
-    """`arrays` and `strings` in the order of the text; `colons` outside of both."""
+    """`arrays` and `strings` in the order of the text; `colons` outside of both.
+
+    `has_objects` if there is an object in an array at the depth of arrays, large or small.
+    """
 
     arrays: list[Span] = field(default_factory=list)
     strings: list[Span] = field(default_factory=list)
     colons: int = 0
+    has_objects: bool = False
 
 
 class _Events(NamedTuple):
@@ -161,6 +165,7 @@ class _Scanner:
         counted = outside & ((kind <= OPEN_OBJECT) | (kind == COMMA))
         self._add(int(np.count_nonzero(counted)))
         self.found.colons += int(np.count_nonzero(outside & (kind == COLON)))
+        self.found.has_objects |= bool((~outside & (kind == OPEN_OBJECT)).any())
 
     def _whole(self, events: _Events, begins: Ints, ends: Ints) -> None:
         """Note the large ones of the arrays that are in this window, and count the others."""

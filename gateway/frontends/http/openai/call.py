@@ -146,7 +146,7 @@ def _loads(body: bytes, where: Where = int) -> Any:
 def _parse_large(body: bytes) -> Any:
     """Its members, of which only those have their values that are read here."""
     layout = scan(memoryview(body), depth=MEMBER_DEPTH, nested=False)
-    found = LargeText(memoryview(body), layout, _loads).parsed(_loads)
+    found = LargeText(memoryview(body), layout, _loads, dict.__setitem__).parsed(_loads)
     if not isinstance(found, dict):
         return found
     for key, value in found.items():
