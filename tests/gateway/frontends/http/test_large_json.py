@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from typing import Any
 
 import pytest
@@ -153,3 +154,20 @@ def test_a_large_array_is_checked_to_its_end(end: bytes) -> None:
 def test_too_many_values_outside_of_data_are_refused() -> None:
     with pytest.raises(InferenceError, match="too many values outside of large arrays"):
         parse_request(b'{"inputs":[' + b"{}," * (json_scan.MOST_VALUES // 2 + 1) + b"{}]}")
+
+
+def scan_secs(filling: bytes) -> float:
+    """Processor time of this thread, at best, to examine a long string of that."""
+    body = memoryview(b'{"x":"' + filling * ((4 << 20) // len(filling)) + b'"}')
+
+    def once() -> float:
+        began = time.thread_time()
+        assert len(json_scan.scan(body, 2, nested=False).strings) == 1
+        return time.thread_time() - began
+
+    return min(once() for _ in range(5))
+
+
+@pytest.mark.parametrize("escapes", [b"\\\\", b'\\"', b'\\n to \\"', b"\\\\\\u0022"])
+def test_a_window_of_escapes_takes_little_longer_than_another(escapes: bytes) -> None:
+    assert scan_secs(escapes) < 4 * scan_secs(b"x")
