@@ -15,7 +15,7 @@ class HttpTimeLimits:
     """Seconds that an HTTP client may take to send; 0 is no limit.
 
     `head_secs` is for a request line with its headers, `body_idle_secs` for the next bytes of a
-    body, `connection_idle_secs` for the next request on a connection.
+    body, `connection_idle_secs` for the first byte of a request.
     """
 
     head_secs: float = 10.0

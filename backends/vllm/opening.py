@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from vllm.exceptions import VLLMError
@@ -33,50 +34,63 @@ async def open_instance(model: EngineModel, wasted: Callable[[int], None]) -> In
     log.info("starting engine", extra={"model": model.name})
     with EngineErrors(model) as errors:
         llm = await start_engine(model, metrics, errors.sender)
-        engine = await open_engine(model, llm, metrics)
-    if metrics is not None and model.openai.tool_call_parser:
-        # The process of a client has one model, so that vLLM's own counter is right there.
-        metrics.count_tool_calls(engine.handlers, llm.vllm_config.model_config.served_model_name)
-    tell_ready(engine, time.monotonic() - began)
-    return VllmInstance(engine, wasted)
+        async with watched(llm) as watch:
+            engine = await open_engine(model, llm, watch, metrics)
+            if metrics is not None and model.openai.tool_call_parser:
+                # The process of a client has one model: vLLM's own counter is right there.
+                served = llm.vllm_config.model_config.served_model_name
+                metrics.count_tool_calls(engine.handlers, served)
+            tell_ready(engine, time.monotonic() - began)
+            return VllmInstance(engine, wasted)
+
+
+@asynccontextmanager
+async def watched(llm: Any) -> AsyncIterator[Watch]:
+    """The watch of a client of an engine.
+
+    An error in the block closes the watch and stops the client, with its engine if it is its own.
+    """
+    async with AsyncExitStack() as owner:
+        owner.push_async_callback(stop_engine, llm)
+        # Actors of Ray are no processes of ours: only what an engine sends tells that they ended.
+        watch = Watch(getattr(llm.engine_core.resources.engine_manager, "processes", ()))
+        owner.callback(watch.close)
+        yield watch
+        owner.pop_all()
 
 
 async def open_engine(
-    model: EngineModel, llm: Any, metrics: EngineMetrics | None, *, warms_up: bool = True
+    model: EngineModel,
+    llm: Any,
+    watch: Watch,
+    metrics: EngineMetrics | None,
+    *,
+    warms_up: bool = True,
 ) -> RunningEngine:
     """A client of a running engine, with all that requests need of it.
 
-    Of several clients one warms the engine up. InferenceError says why there cannot be one; then
-    the client has been stopped, with its engine if it is its own.
+    Of several clients one warms the engine up. InferenceError says why there cannot be one.
     """
-    resources = llm.engine_core.resources
-    # Actors of Ray are no processes of ours: only what an engine sends tells that they ended.
-    watch = Watch(getattr(resources.engine_manager, "processes", ()))
-    try:
-        tasks = await watch.unless_ended(llm.get_supported_tasks())
-        # An engine that has lost a worker says so long before its process has ended.
-        watch.add_task(resources.output_queue_task)
-        failures = Failures(model.name, model.folders)
-        await _load_adapters(llm, watch, model.adapters, failures)
-        state = await watch.unless_ended(_handlers(llm, _served(model), tasks, failures))
-        engine = RunningEngine(
-            model=model.name,
-            llm=llm,
-            watch=watch,
-            tasks=frozenset(tasks),
-            prompts=PromptRenderer(llm, state.online_renderer),
-            adapters=model.adapters,
-            handlers=state,
-            failures=failures,
-            refusals=Refusals(failures, model.folders),
-            metrics=metrics,
-        )
-        if warms_up and GENERATE in engine.tasks:
-            await _warm_up(engine)
-    except BaseException:
-        watch.close()
-        await stop_engine(llm)
-        raise
+    tasks = await watch.unless_ended(llm.get_supported_tasks())
+    # An engine that has lost a worker says so long before its process has ended.
+    watch.add_task(llm.engine_core.resources.output_queue_task)
+    failures = Failures(model.name, model.folders)
+    await _load_adapters(llm, watch, model.adapters, failures)
+    state = await watch.unless_ended(_handlers(llm, _served(model), tasks, failures))
+    engine = RunningEngine(
+        model=model.name,
+        llm=llm,
+        watch=watch,
+        tasks=frozenset(tasks),
+        prompts=PromptRenderer(llm, state.online_renderer),
+        adapters=model.adapters,
+        handlers=state,
+        failures=failures,
+        refusals=Refusals(failures, model.folders),
+        metrics=metrics,
+    )
+    if warms_up and GENERATE in engine.tasks:
+        await _warm_up(engine)
     if metrics is not None:
         metrics.begin()
     return engine

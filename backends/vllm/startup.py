@@ -10,8 +10,10 @@ from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from multiprocessing.process import BaseProcess
+from traceback import walk_tb
 from typing import Any, TypeVar
 
+import zmq
 from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
@@ -150,14 +152,29 @@ def new_client(
     arguments: AsyncEngineArgs, config: Any, metrics: EngineMetrics | None, **more: Any
 ) -> Any:
     """An AsyncLLM; unless told more it starts the engine. Blocks until that is ready."""
-    return AsyncLLM.from_vllm_config(
-        config,
-        usage_context=CONTEXT,
-        stat_loggers=[metrics.logger()] if metrics is not None else None,
-        enable_log_requests=arguments.enable_log_requests,
-        disable_log_stats=arguments.disable_log_stats,
-        **more,
-    )
+    try:
+        return AsyncLLM.from_vllm_config(
+            config,
+            usage_context=CONTEXT,
+            stat_loggers=[metrics.logger()] if metrics is not None else None,
+            enable_log_requests=arguments.enable_log_requests,
+            disable_log_stats=arguments.disable_log_stats,
+            **more,
+        )
+    except BaseException as error:
+        _close_contexts(error)
+        raise
+
+
+def _close_contexts(error: BaseException) -> None:
+    """End the threads of ZeroMQ that a failed AsyncLLM has started.
+
+    vLLM closes the sockets; only the frames of its constructors refer to their context.
+    """
+    for frame, _ in walk_tb(error.__traceback__):
+        for value in tuple(frame.f_locals.values()):
+            if isinstance(value, zmq.Context):
+                value.destroy(linger=0)
 
 
 def _start(model: EngineModel, metrics: EngineMetrics | None, errors: ErrorSender) -> Any:

@@ -115,7 +115,7 @@ def _add_time_limits(group: "argparse._ArgumentGroup", defaults: HttpTimeLimits)
         ),
         "--http-connection-idle-secs": (
             defaults.connection_idle_secs,
-            "a connection without another request for longer is closed",
+            "a connection that sends no byte of a request for longer is closed",
         ),
     }
     for flag, (default, text) in texts.items():

@@ -113,7 +113,22 @@ def test_the_bytes_of_a_head_do_not_extend_its_limit(connection: Connection) -> 
 def test_a_connection_that_says_nothing_is_closed_without_a_word(connection: Connection) -> None:
     began = time.monotonic()
     assert connection.ended
+    assert time.monotonic() - began > IDLE_SECS - EARLY_SECS
+
+
+def test_a_first_head_is_due_from_its_first_byte(connection: Connection) -> None:
+    time.sleep(HEAD_SECS * 1.3)
+    began = time.monotonic()
+    connection.send(HEAD)
+    assert is_too_late(connection)
     assert time.monotonic() - began > HEAD_SECS - EARLY_SECS
+
+
+def test_a_connection_that_a_client_keeps_for_later_serves_its_first_request(
+    connection: Connection,
+) -> None:
+    time.sleep(HEAD_SECS * 1.3)
+    answered(connection)
 
 
 def test_a_head_just_within_the_limit_is_served(connection: Connection) -> None:

@@ -21,7 +21,7 @@ from backends.vllm.engine_clients.values import (
 )
 from backends.vllm.instance import VllmInstance
 from backends.vllm.metrics import EngineMetrics
-from backends.vllm.opening import engine_metrics, open_engine, tell_ready
+from backends.vllm.opening import engine_metrics, open_engine, tell_ready, watched
 from backends.vllm.startup import engine_config, new_client, started, stop_engine
 from gateway.backend import Instance
 from gateway.errors import InferenceError
@@ -98,10 +98,11 @@ async def _open(settings: ClientSettings, wasted: Any) -> Instance:
     metrics = engine_metrics(model)
     llm = await started(model, partial(_join, settings, metrics), stop_engine)
     is_first = settings.index == 0
-    engine = await open_engine(model, llm, metrics, warms_up=is_first)
-    if is_first:
-        tell_ready(engine, time.monotonic() - began)
-    return VllmInstance(engine, wasted)
+    async with watched(llm) as watch:
+        engine = await open_engine(model, llm, watch, metrics, warms_up=is_first)
+        if is_first:
+            tell_ready(engine, time.monotonic() - began)
+        return VllmInstance(engine, wasted)
 
 
 def _join(settings: ClientSettings, metrics: EngineMetrics | None) -> Any:

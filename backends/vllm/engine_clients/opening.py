@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 
 from backends.vllm.engine_clients.metrics import SharedMetrics
@@ -33,18 +34,18 @@ async def _instance(
     model: EngineModel, engine: SharedEngine, wasted: Callable[[int], None]
 ) -> Instance:
     """Wait until its clients are ready; if that fails the engine has been stopped."""
-    watch = Watch(engine.processes)
-    clients = [RemoteClient(model.name, each, wasted, watch.report) for each in engine.clients]
-    try:
-        offers = await watch.unless_ended(_offers(clients))
-    except BaseException:
-        watch.close()
+    async with AsyncExitStack() as owner:
+        owner.push_async_callback(_stop, engine)
+        watch = Watch(engine.processes)
+        owner.callback(watch.close)
+        clients = [RemoteClient(model.name, each, wasted, watch.report) for each in engine.clients]
         for client in clients:
-            client.close()
-        await _stop(engine)
-        raise
-    metrics = SharedMetrics(model.name, model.version, engine.metrics_folder)
-    return SharedInstance(engine, clients, offers[0], watch, metrics)
+            owner.callback(client.close)
+        offers = await watch.unless_ended(_offers(clients))
+        metrics = SharedMetrics(model.name, model.version, engine.metrics_folder)
+        instance = SharedInstance(engine, clients, offers[0], watch, metrics)
+        owner.pop_all()
+    return instance
 
 
 async def _offers(clients: Sequence[RemoteClient]) -> Sequence[Offer]:

@@ -129,9 +129,13 @@ class StreamInfer:
     def stop_reading(self) -> None:
         """Take no more requests, as if the client had half-closed.
 
-        A message that has been read is still answered.
+        A message that has been received is still answered.
         """
         self._is_closed = True
+        # After the step of the reader for a message that has just been received.
+        asyncio.get_running_loop().call_soon(self._end_reading)
+
+    def _end_reading(self) -> None:
         requests = self._requests
         is_parsing = isinstance(requests, Messages) and requests.is_parsing
         if self._reader is not None and self._awaits_message and not is_parsing:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from gateway.errors import Code, InferenceError
+from gateway.tensor import Buffer
 from gateway.threads import LARGE_BYTES, Threads
 
 T = TypeVar("T")
@@ -31,6 +32,16 @@ async def read_body(request: Request, limit: int) -> bytes | bytearray:
         check_json_size(limit, int(announced))
     body = await collect(request.receive, partial(check_json_size, limit))
     return body if len(body) > LARGE_BYTES else bytes(body)
+
+
+async def decoded(threads: Threads, scope: Scope, decode: Callable[[Buffer], T], body: Buffer) -> T:
+    """The result of `decode` for a body; one of more than LARGE_BYTES is decoded in a thread.
+
+    CANCELLED if the client disconnects meanwhile.
+    """
+    if len(body) <= LARGE_BYTES:
+        return decode(body)
+    return await off_loop(threads, scope, decode, body)
 
 
 async def off_loop(

@@ -106,7 +106,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return Owed.BODY if self._lacks_body(self._receiving) else Owed.NOTHING
         if self.cycle is not None and not self.cycle.response_complete:
             return Owed.NOTHING
-        return Owed.REQUEST if self.cycle is not None and not self._has_begun else Owed.HEAD
+        return Owed.HEAD if self._has_begun else Owed.REQUEST
 
     def _lacks_body(self, cycle: RequestResponseCycle) -> bool:
         """Whether a request cannot go on, or its connection not be used again, without its body."""
@@ -168,8 +168,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._has_begun = True
-        if self.cycle is not None:  # the first request's time counts from the connection's start
-            self._deadline.restart()
+        self._deadline.restart()
         self._header_names = []
         self.scope["state"] = {HEADER_NAMES: self._header_names, **self._state}
 

@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from gateway.dataplane import DataPlane
 from gateway.errors import AnsweredError, Code, InferenceError
-from gateway.frontends.http.body import OnDisconnect, off_loop, read_body
+from gateway.frontends.http.body import OnDisconnect, decoded, read_body
 from gateway.frontends.http.codec import ResponseEncoder, decode_generate
 from gateway.frontends.http.errors import JSON, error_body
 from gateway.frontends.http.json_data import is_large
@@ -41,7 +41,6 @@ from gateway.resumption.wish import RESUMABLE, without_wish
 from gateway.settings import HttpSettings
 from gateway.stream import INTERRUPTED, Interrupted, has_data
 from gateway.tensor import Buffer
-from gateway.threads import LARGE_BYTES
 
 NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that "
@@ -158,9 +157,7 @@ class GenerateRoutes:
         _refuse_encoding(request)
         body = await read_body(request, self._settings.max_input_size)
         read = partial(_call, request.scope, model, version, received_ns)
-        if len(body) <= LARGE_BYTES:
-            return read(body)
-        return await off_loop(self._dataplane.threads, request.scope, read, body)
+        return await decoded(self._dataplane.threads, request.scope, read, body)
 
 
 def _call(scope: Scope, model: Model, version: str, received_ns: int, body: Buffer) -> _Call:

@@ -3,7 +3,6 @@
 The text is examined window by window with numpy, which releases the interpreter lock.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,12 +20,11 @@ LONG_STRING = 1 << 19
 MOST_VALUES = 1 << 20
 """Members, objects, arrays and values outside of large arrays, or in one part of such an array."""
 
-QUOTE, BACKSLASH = 0x22, b"\\"
+QUOTE, BACKSLASH, BLANK = 0x22, b"\\", 0x20
 OPEN_ARRAY, OPEN_OBJECT, CLOSE_ARRAY, CLOSE_OBJECT, COMMA, COLON = range(1, 7)
 KINDS = np.zeros(256, np.uint8)
 KINDS[list(b"[{]},:")] = range(1, 7)
 STEPS = np.array([0, 1, 1, -1, -1, 0, 0], np.int8)
-ESCAPE = re.compile(rb"\\.", re.DOTALL)
 
 Ints = npt.NDArray[np.int64]
 Kinds = npt.NDArray[np.uint8]
@@ -49,11 +47,15 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class Layout:
-    """`arrays` and `strings` in the order of the text; `colons` outside of both."""
+    """`arrays` and `strings` in the order of the text; `colons` outside of both.
+
+    `has_objects` if there is an object in an array at the depth of arrays, large or small.
+    """
 
     arrays: list[Span] = field(default_factory=list)
     strings: list[Span] = field(default_factory=list)
     colons: int = 0
+    has_objects: bool = False
 
 
 class _Events(NamedTuple):
@@ -99,8 +101,9 @@ class _Scanner:
         text = bytes(self._body[at : at + WINDOW_BYTES])
         if (len(text) - len(text.rstrip(BACKSLASH))) % 2:
             text = bytes(self._body[at : at + len(text) + 1])
-        shown = ESCAPE.sub(b"__", text) if BACKSLASH in text else text
-        self._containers(self._events(np.frombuffer(shown, np.uint8), at))
+        found = np.frombuffer(text, np.uint8)
+        shown = _without_escapes(found) if BACKSLASH in text else found
+        self._containers(self._events(shown, at))
         return at + len(text)
 
     def _events(self, text: Kinds, at: int) -> _Events:
@@ -161,6 +164,7 @@ class _Scanner:
         counted = outside & ((kind <= OPEN_OBJECT) | (kind == COMMA))
         self._add(int(np.count_nonzero(counted)))
         self.found.colons += int(np.count_nonzero(outside & (kind == COLON)))
+        self.found.has_objects |= bool((~outside & (kind == OPEN_OBJECT)).any())
 
     def _whole(self, events: _Events, begins: Ints, ends: Ints) -> None:
         """Note the large ones of the arrays that are in this window, and count the others."""
@@ -203,6 +207,14 @@ class _Scanner:
             self._in_part += kind.size
         if self._in_part > MOST_VALUES:
             raise _too_many("in one element of an array")
+
+
+def _without_escapes(text: Kinds) -> Kinds:
+    """The text with a blank for each byte that an odd number of backslashes precedes."""
+    others = np.flatnonzero(text != BACKSLASH[0])
+    shown = text.copy()
+    shown[others[np.diff(others, prepend=-1) % 2 == 0]] = BLANK
+    return shown
 
 
 def _too_many(where: str) -> InferenceError:

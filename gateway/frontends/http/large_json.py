@@ -30,6 +30,8 @@ Where = Callable[[int], int]
 """The place in the whole text of a place in a part of it."""
 Parse = Callable[[bytes, Where], Any]
 """Parses a part of a text; InferenceError says what is wrong, and where."""
+Put = Callable[[dict[str, Any], str, Any], object]
+"""Adds a member to an object: the last of one name counts, or the first."""
 
 
 class LongString:
@@ -112,34 +114,50 @@ def _drop(values: list[Any], end: int) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The value, in place, with lists for all arrays in it, and strings for all strings.
+    """The value, in place, with lists for all arrays in it, and strings for all strings."""
+    return _replaced(value, {LongString, LargeArray}, _plain, dict.__setitem__)
+
+
+def _plain(value: Any) -> Any:
+    if type(value) is LongString:
+        return value.text()
+    return value.whole() if type(value) is LargeArray else value
+
+
+def _replaced(value: Any, kinds: set[type], replace: Callable[[Any], Any], put: Put) -> Any:
+    """The value, in place, with `replace` of all names in it and of all values of these types.
 
     JSON may be nested deeper than functions may call each other.
     """
+    taken = kinds | {dict, list}
     root = [value]
-    found: list[dict[str, Any] | list[Any]] = [root]
-    while found:
-        node: Any = found.pop()
-        for key, each in node.items() if type(node) is dict else enumerate(node):
-            if type(each) is LongString:
-                node[key] = each.text()
-            elif type(each) is LargeArray:
-                node[key] = each.whole()
-            elif type(each) is dict or (type(each) is list and _has_structure(each)):
-                found.append(each)
+    nodes: list[Any] = [root]
+
+    def replaced(value: Any) -> Any:
+        if type(value) is dict or type(value) is list:
+            nodes.append(value)
+            return value
+        return replace(value)
+
+    while nodes:
+        node = nodes.pop()
+        if type(node) is dict:
+            items = list(node.items())
+            node.clear()
+            for key, each in items:
+                put(node, _plain(replace(key)), replaced(each))
+        elif not taken.isdisjoint(map(type, node)):
+            node[:] = map(replaced, node)
     return root[0]
 
 
-def _has_structure(values: list[Any]) -> bool:
-    return not {LongString, LargeArray, dict, list}.isdisjoint(map(type, values))
-
-
 class LargeText:
-    """A text of that layout. `parse` parses its parts."""
+    """A text of that layout. `parse` parses its parts, `put` adds a member to an object."""
 
-    def __init__(self, body: memoryview, layout: Layout, parse: Parse) -> None:
+    def __init__(self, body: memoryview, layout: Layout, parse: Parse, put: Put) -> None:
         self._body = body
         self._parse = parse
+        self._put = put
         self._mark = f"\x7f{secrets.token_hex(16)}:"
         self._values: dict[str, LongString | LargeArray] = {}
         self._arrays = layout.arrays
@@ -193,30 +211,11 @@ class LargeText:
             at += len(piece)
 
     def _resolved(self, value: Any) -> Any:
-        """The value, in place, without marks; JSON may be nested deeper than calls may be."""
-        root = [value]
-        nodes: list[dict[str, Any] | list[Any]] = [root]
-        while nodes:
-            node = nodes.pop()
-            if isinstance(node, list):
-                node[:] = [self._unmarked(each, nodes) for each in node]
-                continue
-            items = list(node.items())
-            node.clear()
-            for key, each in items:
-                node[self._key(key)] = self._unmarked(each, nodes)
-        return root[0]
+        """The value, in place, without marks."""
+        return _replaced(value, {str}, self._unmarked, self._put)
 
-    def _unmarked(self, value: Any, nodes: list[dict[str, Any] | list[Any]]) -> Any:
-        if type(value) is str:
-            return self._values.get(value, value)
-        if type(value) is dict or type(value) is list:
-            nodes.append(value)
-        return value
-
-    def _key(self, key: str) -> str:
-        found = self._values.get(key)
-        return found.text() if type(found) is LongString else key
+    def _unmarked(self, value: Any) -> Any:
+        return self._values.get(value, value) if type(value) is str else value
 
 
 def _add(start: int, found: int) -> int:

@@ -8,9 +8,10 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
+from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.json_body import read_object
 from gateway.frontends.http.members import boolean, string, unsigned
+from gateway.frontends.http.request_json import parse_json_object
 from gateway.observability.log_settings import FORMAT, VERBOSE, changes, shown
 from gateway.settings import HttpSettings
 
@@ -45,7 +46,8 @@ class LogRoutes:
 
     async def change(self, request: Request) -> Response:
         """Change the settings that the body names; null leaves one as it is."""
-        members = await read_object(request, self._threads, self._max_input_size)
+        body = await read_body(request, self._max_input_size)
+        members = await decoded(self._threads, request.scope, parse_json_object, body)
         given = {name: value for name, value in members.items() if value is not None}
         self._log.change(changes(_checked(given), refused_format))
         return await self.show()

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.body import off_loop, read_body
+from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.large_json import LongString
 from gateway.frontends.http.request_json import parse_generate, parse_json_object
@@ -90,9 +90,7 @@ class RepositoryRoutes:
     async def _read(self, request: Request, meaning: Callable[[Buffer], T]) -> T:
         """What the body means; a large one, as files are, is decoded in a thread."""
         body = await read_body(request, self._max_input_size)
-        if len(body) <= LARGE_BYTES:
-            return meaning(body)
-        return await off_loop(self._dataplane.threads, request.scope, meaning, body)
+        return await decoded(self._dataplane.threads, request.scope, meaning, body)
 
 
 def _members_of(body: Buffer, parse: Parse = parse_json_object) -> dict[str, Any]:

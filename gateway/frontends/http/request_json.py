@@ -3,7 +3,7 @@
 import json
 import re
 from codecs import BOM_UTF8
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -24,6 +24,8 @@ MEMBER_DEPTH = 2
 DATA_DEPTH = 4
 """Where `data` stands: in an input, in `inputs`, in the text's own object."""
 TENSORS = ("inputs", "outputs")
+
+Members = Callable[[Sequence[tuple[str, Any]]], dict[str, Any]]
 
 LENGTHENED = {"Inf": "Infinity", "-Inf": "-Infinity", "-NaN": "NaN"}
 """How Python's parser knows those of the literals that it does not."""
@@ -66,7 +68,7 @@ def parse_request(body: Buffer) -> dict[str, Any]:
 
 def _parse_large(body: Buffer) -> dict[str, Any]:
     layout = scan(view := _without_mark(body), depth=MEMBER_DEPTH, nested=False)
-    return _object(LargeText(view, layout, _parse_part).parsed(_parse))
+    return _object(LargeText(view, layout, _parse_part, dict.__setitem__).parsed(_parse))
 
 
 def _parse_large_request(body: Buffer) -> dict[str, Any]:
@@ -74,9 +76,11 @@ def _parse_large_request(body: Buffer) -> dict[str, Any]:
 
     def parse(body: bytes, where: Where) -> Any:
         found = _object(_parse(body, where))
-        return found if layout.colons == _count_members(found) else _parse_patiently(body)
+        is_known = not layout.has_objects and layout.colons == _count_members(found)
+        return found if is_known else _parse_patiently(body)
 
-    found = _object(LargeText(view, layout, _parse_part).parsed(parse))
+    parse_part = _parse_part_patiently if layout.has_objects else _parse_part
+    found = _object(LargeText(view, layout, parse_part, dict.setdefault).parsed(parse))
     return {key: _listed(each) if key in TENSORS else plain(each) for key, each in found.items()}
 
 
@@ -124,13 +128,19 @@ def _parse_part(body: bytes, where: Where) -> Any:
     return json.loads(known, parse_int=_integer)
 
 
+def _parse_part_patiently(body: bytes, where: Where) -> Any:
+    """A part of an array with objects; of members with one name the first counts."""
+    found = _parse_part(body, where)
+    return _parse_patiently(body) if b"{" in body else found
+
+
 def _parse_literals(body: bytes, where: Where) -> Any:
-    """JSON with NaN and infinities, which is refused for whatever else is wrong with it."""
+    """JSON with NaN and infinities; of members with one name the last counts."""
     try:
         orjson.loads(LITERAL.sub(_zero, body.decode()))
     except orjson.JSONDecodeError as error:
         raise _refusal(error, where) from None
-    return _parse_patiently(body)
+    return _parse_slowly(body)
 
 
 def _insist_on_utf8(body: bytes, where: Where) -> None:
@@ -162,10 +172,15 @@ def _lengthen(found: re.Match[str]) -> str:
 
 
 def _parse_patiently(body: bytes) -> Any:
-    """Slower, but it knows the literals and sees every member; the JSON must be known as good."""
+    """Of members with one name the first counts; the JSON must be known as good."""
+    return _parse_slowly(body, _first_of_each)
+
+
+def _parse_slowly(body: bytes, members: Members | None = None) -> Any:
+    """Python's parser knows the literals; `members` makes an object of the members it sees."""
     try:
         text = LITERAL.sub(_lengthen, body.decode())
-        return json.loads(text, object_pairs_hook=_first_of_each, parse_int=_integer)
+        return json.loads(text, object_pairs_hook=members, parse_int=_integer)
     except RecursionError:
         raise _unparsable("The document is nested too deep.", 0) from None
 

@@ -10,8 +10,9 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
+from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.json_body import read_object
+from gateway.frontends.http.request_json import parse_json_object
 from gateway.settings import HttpSettings
 from gateway.shared_memory.regions import Kind
 
@@ -102,7 +103,8 @@ class SharedMemoryRoutes:
 
     async def _members(self, request: Request, kind: Kind) -> Mapping[str, Any]:
         self._shared_memory.check_new(kind, _region(request))
-        return await read_object(request, self._threads, self._max_input_size)
+        body = await read_body(request, self._max_input_size)
+        return await decoded(self._threads, request.scope, parse_json_object, body)
 
 
 def _region(request: Request) -> str:

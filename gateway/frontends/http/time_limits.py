@@ -16,10 +16,10 @@ class Owed(Enum):
     NOTHING = auto()
     """An answer is under way, or reading is paused."""
     HEAD = auto()
-    """A request line with headers, also before its first byte on a fresh connection."""
+    """The rest of a request line with headers."""
     BODY = auto()
     REQUEST = auto()
-    """Another request on a connection that has answered one."""
+    """The first byte of a request."""
 
 
 class Deadline:

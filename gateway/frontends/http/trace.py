@@ -7,10 +7,11 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from gateway.dataplane import DataPlane
+from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.json_body import read_object
 from gateway.frontends.http.members import ARRAY, STRING, mismatch
 from gateway.frontends.http.paths import MODEL
+from gateway.frontends.http.request_json import parse_json_object
 from gateway.observability.trace_settings import BOUNDS, LEVEL, changes, shown
 from gateway.settings import HttpSettings
 
@@ -38,7 +39,8 @@ class TraceRoutes:
     async def change(self, request: Request) -> Response:
         """Change the settings that the body names; null lets one fall back."""
         model = self._model(request)
-        members = await read_object(request, self._threads, self._max_input_size)
+        body = await read_body(request, self._max_input_size)
+        members = await decoded(self._threads, request.scope, parse_json_object, body)
         wanted = {name: _texts(name, value) for name, value in members.items()}
         self._dataplane.tracer.update(model, changes(wanted))
         return self._settings(model)

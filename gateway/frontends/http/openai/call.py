@@ -13,7 +13,7 @@ import orjson
 from starlette.requests import Request
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.body import collect, off_loop, read_body
+from gateway.frontends.http.body import collect, decoded, read_body
 from gateway.frontends.http.compression import (
     IDENTITY,
     SUPPORTED,
@@ -35,7 +35,7 @@ from gateway.frontends.http.openai.errors import refusal
 from gateway.frontends.http.request_json import MEMBER_DEPTH
 from gateway.openai_exchange import Endpoint
 from gateway.tensor import Buffer
-from gateway.threads import LARGE_BYTES, Threads
+from gateway.threads import Threads
 
 STREAMING = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES})
 """What may be answered piece by piece; elsewhere `stream` means nothing."""
@@ -77,9 +77,7 @@ async def read_call(request: Request, endpoint: Endpoint, limit: int, threads: T
     received_ns = time.perf_counter_ns()
     _check_type(request)
     body = await _read(request, limit, threads)
-    if len(body) <= LARGE_BYTES:
-        return _call(endpoint, received_ns, body)
-    return await off_loop(threads, request.scope, _call, endpoint, received_ns, body)
+    return await decoded(threads, request.scope, partial(_call, endpoint, received_ns), body)
 
 
 def _call(endpoint: Endpoint, received_ns: int, body: Buffer) -> Call:
@@ -146,7 +144,7 @@ def _loads(body: bytes, where: Where = int) -> Any:
 def _parse_large(body: bytes) -> Any:
     """Its members, of which only those have their values that are read here."""
     layout = scan(memoryview(body), depth=MEMBER_DEPTH, nested=False)
-    found = LargeText(memoryview(body), layout, _loads).parsed(_loads)
+    found = LargeText(memoryview(body), layout, _loads, dict.__setitem__).parsed(_loads)
     if not isinstance(found, dict):
         return found
     for key, value in found.items():

@@ -445,6 +445,19 @@ async def test_a_server_that_drains_reads_no_more_and_answers_what_was_asked(
     assert many.asked == ["r1"]
 
 
+async def test_a_server_that_drains_answers_a_message_that_its_reader_has_not_seen_yet(
+    models: list[Model], many: ScriptedInstance
+) -> None:
+    async with Call(*models) as call:
+        await settle()
+        call.ask("many", "r1")
+        call.rpc.stop_reading()
+        (await many.begun()).finish("a")
+        assert await call.said() == ("r1", "a")
+        await call.ended()
+    assert many.asked == ["r1"]
+
+
 async def test_a_server_that_drains_answers_a_large_message_that_is_being_parsed(
     models: list[Model], many: ScriptedInstance
 ) -> None:

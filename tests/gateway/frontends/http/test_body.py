@@ -15,10 +15,11 @@ from gateway.frontends.http.body import (
     WATCH,
     OnDisconnect,
     collect,
+    decoded,
     off_loop,
     read_body,
 )
-from gateway.threads import Threads
+from gateway.threads import LARGE_BYTES, Threads
 from tests.builders import soon
 
 
@@ -153,3 +154,15 @@ async def test_a_client_that_disconnects_while_its_body_is_decoded_leaves_no_wor
     threads.close()
     assert caught.value.code is Code.CANCELLED
     assert ran == []
+
+
+@pytest.mark.parametrize(("size", "in_thread"), [(LARGE_BYTES, False), (LARGE_BYTES + 1, True)])
+async def test_a_large_body_is_decoded_in_a_thread(size: int, *, in_thread: bool) -> None:
+    threads = Threads("test", 1)
+    here = threading.current_thread()
+
+    def decode(body: bytes | bytearray | memoryview) -> tuple[int, bool]:
+        return len(body), threading.current_thread() is not here
+
+    assert await soon(decoded(threads, {}, decode, bytes(size))) == (size, in_thread)
+    threads.close()

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from typing import Any
 
 import pytest
@@ -89,6 +90,40 @@ def test_parts_mean_what_the_whole_means(seed: int, monkeypatch: pytest.MonkeyPa
         assert found == expected or TOO_LARGE in found
 
 
+LONG_NAME = "n" * 70
+NUMBERS = "11,12,13,14,15,16,17,18,19"
+REPEATED = {
+    "a member": '{"id":"a","id":"b","inputs":[]}',
+    "a literal elsewhere": f'{{"a":NaN,"id":"a","id":"b","inputs":[{{"data":[{NUMBERS}]}}]}}',
+    "a long value": f'{{"id":"{LONG_NAME}","id":"b"}}',
+    "a long name": f'{{"{LONG_NAME}":1,"{LONG_NAME}":2}}',
+    "a long name with escapes": f'{{"{LONG_NAME}":1,"\\u006e{LONG_NAME[1:]}":2}}',
+    "a long name in an input": f'{{"inputs":[{{"{LONG_NAME}":1,"{LONG_NAME}":2}}]}}',
+    "inputs": f'{{"inputs":[{{"data":[{NUMBERS}]}}],"inputs":[{{"name":"b"}}]}}',
+    "a member of an input": f'{{"inputs":[{{"name":"a","data":[{NUMBERS}],"name":"b"}}]}}',
+    "a parameter of an input": '{"inputs":[{"parameters":{"p":1,"p":2}}]}',
+    "a large array": f'{{"inputs":[{{"data":[{NUMBERS}],"data":[2{NUMBERS}]}}]}}',
+    "a large array before a small one": f'{{"inputs":[{{"data":[{NUMBERS}],"data":[1]}}]}}',
+    "a large array behind a small one": f'{{"inputs":[{{"data":[1],"data":[{NUMBERS}]}}]}}',
+    "an object in a large array": f'{{"inputs":[{{"data":[{NUMBERS},{{"a":1,"a":2}}]}}]}}',
+    "an object in a small array": '{"inputs":[{"data":[{"a":1,"a":2}]}]}',
+    "an object in a nested array": f'{{"x":[[[{NUMBERS},{{"a":1,"a":2}}]]]}}',
+}
+
+
+@pytest.mark.parametrize("body", REPEATED.values(), ids=REPEATED)
+@pytest.mark.usefixtures("small_parts")
+def test_of_members_with_one_name_one_counts_at_any_size(
+    body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = json.loads(body, object_pairs_hook=lambda members: dict(reversed(members)))
+    for parse, meant in ((parse_request, first), (parse_json_object, json.loads(body))):
+        for sliced in (request_json.SLICED_BYTES, 0):
+            monkeypatch.setattr(request_json, "SLICED_BYTES", sliced)
+            found = plain(parse(body.encode()))
+            assert json.dumps(found, sort_keys=True) == json.dumps(meant, sort_keys=True)
+
+
 def large(data: bytes, **more: object) -> bytes:
     rest = json.dumps(more or {"x": 0}).encode()[1:]
     return b'{"inputs":[{"data":[%b]}],%b' % (data, rest)
@@ -119,3 +154,20 @@ def test_a_large_array_is_checked_to_its_end(end: bytes) -> None:
 def test_too_many_values_outside_of_data_are_refused() -> None:
     with pytest.raises(InferenceError, match="too many values outside of large arrays"):
         parse_request(b'{"inputs":[' + b"{}," * (json_scan.MOST_VALUES // 2 + 1) + b"{}]}")
+
+
+def scan_secs(filling: bytes) -> float:
+    """Processor time of this thread, at best, to examine a long string of that."""
+    body = memoryview(b'{"x":"' + filling * ((4 << 20) // len(filling)) + b'"}')
+
+    def once() -> float:
+        began = time.thread_time()
+        assert len(json_scan.scan(body, 2, nested=False).strings) == 1
+        return time.thread_time() - began
+
+    return min(once() for _ in range(5))
+
+
+@pytest.mark.parametrize("escapes", [b"\\\\", b'\\"', b'\\n to \\"', b"\\\\\\u0022"])
+def test_a_window_of_escapes_takes_little_longer_than_another(escapes: bytes) -> None:
+    assert scan_secs(escapes) < 4 * scan_secs(b"x")
