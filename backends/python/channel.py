@@ -61,6 +61,7 @@ class Channel:
         self._wanted = True
         self._reading = False
         self._retry: asyncio.TimerHandle | None = None
+        self._stalled: Iterator[Frame] = iter(())
         self._over = False
         self._closed = False
         self._read_or_not()
@@ -96,7 +97,14 @@ class Channel:
             self._read_or_not()
 
     def read_rest(self) -> None:
-        """Read all that is there now; for when the other end has ended."""
+        """Read all that is there now; for when the other end has ended.
+
+        A frame that waits to be handed over again is handed over first. If that fails, the rest is
+        not read.
+        """
+        if self._retry is not None:
+            self._retry.cancel()
+            self._try_again()
         self.resume()
         while self._reading and self._readable():
             """There may be more."""
@@ -144,12 +152,13 @@ class Channel:
     def _stall(self, frames: Iterator[Frame], error: OSError) -> None:
         if self._reading:
             log.warning("message of a Python worker delayed", extra={"reason": error.strerror})
-        self._retry = self._loop.call_later(RETRY_SECS, self._try_again, frames)
+        self._stalled = frames
+        self._retry = self._loop.call_later(RETRY_SECS, self._try_again)
         self._read_or_not()
 
-    def _try_again(self, frames: Iterator[Frame]) -> None:
+    def _try_again(self) -> None:
         self._retry = None
-        self._take(frames)
+        self._take(self._stalled)
         self._read_or_not()
 
     def _read_or_not(self) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterable
 
 from gateway.backend import Instance
 
@@ -12,6 +12,8 @@ CLOSE_SECS = 60.0
 """Longest time for an instance to close while the server goes on."""
 KILLED_SECS = 2.0
 """Longest time for an instance to close after it was killed."""
+EARLY_SECS = 1.0
+"""Executions end so long before the server's limit: their model's other instances then close."""
 
 
 class Closings:
@@ -23,15 +25,40 @@ class Closings:
     def __init__(self, limit_secs: float = CLOSE_SECS) -> None:
         self._limit_secs = limit_secs
         self._ends_at = float("inf")
-        self._limits: set[asyncio.Timeout] = set()
+        self._limits: dict[asyncio.Timeout, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def end_by(self, at: float) -> None:
         """Limit every closing, also those under way, to that time of the event loop."""
         self._ends_at = at
-        for limit in self._limits:
+        for limit, early_secs in self._limits.items():
             if not limit.expired():
-                limit.reschedule(min(at, limit.when() or at))
+                limit.reschedule(min(at - early_secs, limit.when() or at))
+
+    async def run(
+        self,
+        executing: Coroutine[None, None, None],
+        instances: Callable[[], Iterable[Instance]],
+        model: str,
+    ) -> None:
+        """Execute; raises as the coroutine.
+
+        If cancelled, the executions of the model have the time of the server's exit to end. Then
+        the `instances` that still execute are killed.
+        """
+        task = asyncio.get_running_loop().create_task(executing)
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+            task.cancel()
+        if cancelled is None:
+            return task.result()
+        await _outlast({self.adopt(self._stop(task, instances, model))})
+        if task.done() and not task.cancelled():
+            task.result()
+        raise cancelled
 
     def close(self, instance: Instance, name: str) -> asyncio.Future[None]:
         """Begin to close an instance; the future is its end, and never fails.
@@ -49,42 +76,69 @@ class Closings:
 
     async def ended(self) -> None:
         """Wait until everything has closed, also if cancelled: the time of each is bounded."""
-        cancelled: asyncio.CancelledError | None = None
-        while self._tasks:
-            try:
-                await asyncio.wait(self._tasks)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
+        await _outlast(self._tasks)
+
+    async def _stop(
+        self,
+        executing: asyncio.Task[None],
+        instances: Callable[[], Iterable[Instance]],
+        model: str,
+    ) -> None:
+        if await self._in_time(executing, float("inf"), EARLY_SECS):
+            return
+        log.error("executions not ended in time", extra={"model": model})
+        if not await _kill(instances(), "its execution did not end in time", executing):
+            log.error("executions abandoned", extra={"model": model})
 
     async def _close(self, instance: Instance, name: str) -> None:
         closing = asyncio.ensure_future(instance.close())
-        if not await self._in_time(closing):
+        ends_at = asyncio.get_running_loop().time() + self._limit_secs
+        if not await self._in_time(closing, ends_at):
             log.error("instance not closed in time", extra={"instance": name})
-            instance.kill("it did not close in time")
-            await asyncio.wait([closing], timeout=KILLED_SECS)
-            if not closing.done():
+            if not await _kill([instance], "it did not close in time", closing):
                 log.error("instance abandoned", extra={"instance": name})
-                closing.cancel()
-                await asyncio.wait([closing], timeout=KILLED_SECS)
         if closing.done() and not closing.cancelled() and (error := closing.exception()):
             # The end of one model's life: its error must not end the server.
             log.error("instance did not close", extra={"instance": name}, exc_info=error)
 
-    async def _in_time(self, closing: asyncio.Future[None]) -> bool:
-        ends_at = min(self._ends_at, asyncio.get_running_loop().time() + self._limit_secs)
+    async def _in_time(
+        self, ending: asyncio.Future[None], ends_at: float, early_secs: float = 0.0
+    ) -> bool:
         try:
-            async with asyncio.timeout_at(ends_at) as limit:
-                self._limits.add(limit)
-                await asyncio.wait([closing])
+            async with asyncio.timeout_at(min(self._ends_at - early_secs, ends_at)) as limit:
+                self._limits[limit] = early_secs
+                await asyncio.wait([ending])
         except TimeoutError:
             return False
         finally:
-            self._limits.discard(limit)
+            del self._limits[limit]
         return True
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("end of a model failed", exc_info=error)
+
+
+async def _kill(instances: Iterable[Instance], reason: str, ending: asyncio.Future[None]) -> bool:
+    """Kill instances; whether what is to end with them has ended by itself."""
+    for instance in instances:
+        instance.origin.kill(reason)
+    await asyncio.wait([ending], timeout=KILLED_SECS)
+    if ending.done():
+        return True
+    ending.cancel()
+    await asyncio.wait([ending], timeout=KILLED_SECS)
+    return False
+
+
+async def _outlast(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Wait until all of them are done, also if cancelled: the cancellation is raised then."""
+    cancelled: asyncio.CancelledError | None = None
+    while waiting := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(waiting)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

@@ -89,7 +89,7 @@ class Crew:
         """Warm up each instance and let the scheduler learn of it; InferenceError if that fails."""
         for slot in slots:
             if slot.instance is not None and not slot.passive:
-                await self._warm_up(slot.instance, slot.place.name)
+                await self._warm_up(slot, slot.instance)
                 await self._scheduler.prepare(slot.instance)
 
     async def run(
@@ -147,8 +147,10 @@ class Crew:
         """Begin to close every instance, side by side; await the end."""
         return empty([*self._slots, *self._dismissed])
 
-    async def _warm_up(self, instance: Instance, name: str) -> None:
-        await warm_up(instance, name, self._config, self._folder, self._statistics)
+    async def _warm_up(self, slot: Slot, instance: Instance) -> None:
+        name, config = slot.place.name, self._config
+        executing = warm_up(instance, name, config, self._folder, self._statistics)
+        await slot.closings.run(executing, lambda: [instance], config.name)
 
     def _employ(self, slot: Slot) -> None:
         if slot.instance is None or self._tasks is None:

@@ -95,7 +95,12 @@ class RunningModels:
     async def _live(self, model: Model, life: _Life) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = tasks.create_task(model.run(self._on_change))
+                executing = self._closings.run(
+                    model.run(self._on_change),
+                    lambda: [each.instance for each in model.executions],
+                    model.name,
+                )
+                running = tasks.create_task(executing)
                 await life.retired.wait()
                 await model.unneeded()
                 running.cancel()

@@ -1,6 +1,7 @@
 """Frames over a socket: whole, in order, and never in the event loop's way."""
 
 import asyncio
+import errno
 import socket
 from collections.abc import Iterator
 
@@ -19,6 +20,7 @@ class Ends:
         mine, self.other = socket.socketpair()
         self.frames: list[tuple[bytes, bytes]] = []
         self.reads = 0
+        self.is_scarce = False
         self.lost: list[str] = []
         self.changed = asyncio.Event()
         self.channel = Channel(mine, self._take, self._read, self._lose)
@@ -26,6 +28,9 @@ class Ends:
     def _take(self, header: bytes, body: memoryview) -> None:
         if header == b"nonsense":
             raise ValueError(header)
+        if header == b"large" and self.is_scarce:
+            self.changed.set()
+            raise OSError(errno.EMFILE, "Too many open files")
         self.frames.append((header, bytes(body)))
 
     def _read(self) -> None:
@@ -147,6 +152,23 @@ async def test_the_rest_is_read_though_nobody_has_looked_yet(ends: Ends) -> None
     ends.channel.read_rest()
     assert ends.frames == [(b"last words", b"")]
     assert ends.lost == ["it closed its connection"]
+
+
+@pytest.mark.parametrize("is_scarce", [False, True])
+async def test_a_frame_that_waits_for_a_descriptor_is_part_of_the_rest(
+    ends: Ends, is_scarce: bool
+) -> None:
+    ends.is_scarce = True
+    ends.other.sendall(frame(b"one") + frame(b"large", [b"body"]) + frame(b"two"))
+    await ends.change()
+    assert ends.frames == [(b"one", b"")]
+    ends.other.sendall(frame(b"three"))
+    ends.other.close()
+    ends.is_scarce = is_scarce
+    ends.channel.read_rest()
+    rest = [(b"large", b"body"), (b"two", b""), (b"three", b"")]
+    assert ends.frames == [(b"one", b""), *([] if is_scarce else rest)]
+    assert ends.lost == ([] if is_scarce else ["it closed its connection"])
 
 
 async def test_sending_to_who_has_gone_is_harmless(ends: Ends) -> None:

@@ -113,6 +113,25 @@ async def test_a_batch_of_large_tensors_waits_whole(
         assert [values(each)[0] for each in again] == [round_ + each for each in range(6)]
 
 
+async def test_a_response_that_waits_for_a_descriptor_outlives_its_worker(load: Load) -> None:
+    code = """
+    def execute(self, requests):
+        (request,) = requests
+        sender = request.get_response_sender()
+        if x(request)[0]:
+            sender.send(response(np.full(20_000, 1, np.float32)), flags=FINAL)
+            time.sleep(0.2)
+            os._exit(3)
+        sender.send(response(x(request)), flags=FINAL)
+"""
+    instance = await load(code, DECOUPLED)
+    await answers(instance, request(0))
+    gc.collect()
+    with no_descriptor_left():
+        found = await answers(instance, request(1))
+    assert [len(values(each)) for each in found] == [20_000]
+
+
 async def collect(reading: object) -> list[object]:
     return [answer async for answer in reading]  # type: ignore[attr-defined]
 

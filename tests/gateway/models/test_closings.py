@@ -1,24 +1,40 @@
 """Instances close side by side, in time, and to the end."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from gateway.backend import Instance, ModelContext
+from gateway.backend import Answer, Instance, ModelContext
 from gateway.config import InstanceGroup
-from gateway.models.closings import Closings
+from gateway.messages import InferRequest, SequenceTag
+from gateway.models.closings import EARLY_SECS, Closings
 from gateway.models.loading import InPlaceUpdate
 from gateway.models.model import Model
+from gateway.models.registry import ModelRegistry
 from gateway.models.slots import Place, Slot, empty, fill
 from gateway.models.version_loads import Loaded, close_all
 from gateway.observability.statistics import ModelStatistics
 from gateway.settings import ControlMode
-from tests.builders import TEXT, ScriptedInstance, settle, soon
+from tests.builders import FLAG, TEXT, ScriptedInstance, settle, soon, text_request
 from tests.registries import ScriptedBackend, Start, write
 
 SHORT_SECS = 0.05
+OVERDUE = "its execution did not end in time"
+SEQUENCES = """
+sequence_batching {
+  state { input_name: "s" output_name: "t" data_type: TYPE_INT32 dims: 1 }
+}
+"""
+"""The executions of such a model continue after their clients have disconnected."""
+WARMUP = """
+model_warmup {
+  name: "sample" batch_size: 1
+  inputs { key: "text_input" value { data_type: TYPE_STRING dims: 1 zero_data: true } }
+}
+"""
 
 
 class Closing(ScriptedInstance):
@@ -189,12 +205,39 @@ async def test_the_error_of_one_instance_leaves_the_others_alone(
     assert "no device" in str(record.exc_info)
 
 
+class Executing(Closing):
+    """An instance whose executions return once it is killed; one of `deaf` does not then either."""
+
+    def __init__(self, *, deaf: bool = False) -> None:
+        super().__init__()
+        self.executing = asyncio.Event()
+        self.returns = asyncio.Event()
+        self._deaf = deaf
+        self.may_close.set()
+
+    async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
+        self.executing.set()
+        try:
+            await asyncio.Event().wait()
+            yield 0, FLAG
+        finally:
+            await self.returns.wait()  # a second cancellation cuts this short
+
+    def kill(self, reason: str) -> None:
+        super().kill(reason)
+        if not self._deaf:
+            self.returns.set()
+
+
 class ClosingBackend(ScriptedBackend):
-    """Loads instances that close when a test lets them."""
+    """Loads instances that close when a test lets them, or instances of `kind`."""
+
+    kind: Callable[[], ScriptedInstance] = Closing
 
     async def load(self, context: ModelContext) -> Instance:
         loaded = self.instances.setdefault(context.config.name, [])
-        loaded.append(Closing())
+        loaded.append(self.kind())
+        self.loading.put_nowait(context.config.name)
         return loaded[-1]
 
 
@@ -237,3 +280,99 @@ async def test_the_server_stops_in_time_though_instances_do_not_close(
     instances = [*closing_of(backend, "a"), *closing_of(backend, "b")]
     assert [each.killed for each in instances] == ["it did not close in time"] * 4
     assert [each.closes for each in instances] == [1] * 4
+
+
+async def abandoned(registry: ModelRegistry) -> Executing:
+    """An instance that executes the request of a client that has disconnected."""
+    model = registry.find("m", "")
+    (instance,) = model.instances
+    assert isinstance(instance, Executing)
+    with model.submit(text_request(model="m", sequence=SequenceTag(1, start=True))):
+        await soon(instance.executing.wait())
+    return instance
+
+
+async def test_the_server_stops_in_time_though_an_execution_does_not_return(
+    tmp_path: Path, start: Start, backend: ClosingBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend.kind = Executing
+    write(tmp_path, "m", 1, more=SEQUENCES)
+    registry = await start()
+    instance = await abandoned(registry)
+    stopping = asyncio.create_task(start.stop())
+    await settle()
+    assert not instance.killed, "it has the time of the server's exit"
+    registry.close_by(asyncio.get_running_loop().time() + SHORT_SECS)
+    await soon(stopping)
+    assert (instance.killed, instance.closes) == (OVERDUE, 1)
+    assert [each.message for each in caplog.records] == ["executions not ended in time"]
+
+
+async def test_only_the_instances_that_still_execute_are_killed(
+    tmp_path: Path, start: Start, backend: ClosingBackend
+) -> None:
+    backend.kind = Executing
+    write(tmp_path, "m", 1, more=f"{SEQUENCES} instance_group {{ count: 2 }}")
+    registry = await start()
+    first, second = registry.find("m", "").instances
+    assert isinstance(first, Executing)
+    assert isinstance(second, Executing)
+    with registry.find("m", "").submit(
+        text_request(model="m", sequence=SequenceTag(1, start=True))
+    ):
+        await soon(first.executing.wait())
+    registry.close_by(asyncio.get_running_loop().time() + SHORT_SECS + EARLY_SECS)
+    await soon(start.stop())
+    assert [(each.killed, each.closes) for each in (first, second)] == [(OVERDUE, 1), ("", 1)]
+
+
+async def test_the_server_stops_in_time_though_an_unloaded_model_still_executes(
+    tmp_path: Path, start: Start, backend: ClosingBackend
+) -> None:
+    backend.kind = Executing
+    write(tmp_path, "m", 1, more=SEQUENCES)
+    registry = await start(control_mode=ControlMode.EXPLICIT)
+    await soon(registry.load("m"))
+    instance = await abandoned(registry)
+    await soon(registry.unload("m"))
+    await settle()
+    registry.close_by(asyncio.get_running_loop().time() + SHORT_SECS)
+    await soon(start.stop())
+    assert (instance.killed, instance.closes) == (OVERDUE, 1)
+
+
+async def test_the_server_stops_in_time_though_a_warmup_does_not_return(
+    tmp_path: Path, start: Start, backend: ClosingBackend
+) -> None:
+    backend.kind = Executing
+    write(tmp_path, "m", 1, more=WARMUP)
+    registry = await start(settled=False)
+    await soon(backend.loading.get())
+    (instance,) = backend.instances["m"]
+    assert isinstance(instance, Executing)
+    await soon(instance.executing.wait())
+    registry.close_by(asyncio.get_running_loop().time() + SHORT_SECS)
+    await soon(start.stop())
+    assert (instance.killed, instance.closes) == (OVERDUE, 1)
+
+
+async def test_an_execution_that_outlives_its_killed_instance_is_abandoned(
+    tmp_path: Path,
+    start: Start,
+    backend: ClosingBackend,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.models.closings.KILLED_SECS", SHORT_SECS)
+    backend.kind = partial(Executing, deaf=True)
+    write(tmp_path, "m", 1, more=SEQUENCES)
+    registry = await start()
+    instance = await abandoned(registry)
+    registry.close_by(asyncio.get_running_loop().time() + SHORT_SECS + EARLY_SECS)
+    await soon(start.stop())
+    instance.returns.set()
+    await settle()
+    assert [each.message for each in caplog.records] == [
+        "executions not ended in time",
+        "executions abandoned",
+    ]
