@@ -1,33 +1,119 @@
 """Has this request been answered before? If not, its answer is kept for the next one like it."""
 
+import asyncio
+import logging
 import time
-from dataclasses import dataclass
+from collections import deque
 
-from gateway.cache.response_cache import Insertion, ResponseCache, load_key, portable, request_key
+from gateway.cache.response_cache import (
+    Insertion,
+    Lookup,
+    ResponseCache,
+    portable,
+    request_key,
+)
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.observability.record import Record
 from gateway.schedulers.scheduler import Entry, Scheduler
+from gateway.tensor import LENGTH_BYTES, Tensor
+from gateway.threads import LARGE_BYTES, Threads
+
+log = logging.getLogger("sluice.model")
 
 
-@dataclass(frozen=True, slots=True)
+class Search:
+    """The lookup of a request, and its key; without one the lookup misses and nothing is kept."""
+
+    __slots__ = ("hashing", "key", "lookup")
+
+    def __init__(
+        self, lookup: Lookup, key: bytes = b"", hashing: "asyncio.Future[bytes] | None" = None
+    ) -> None:
+        self.lookup = lookup
+        self.key = key
+        self.hashing = hashing
+
+    def cancel(self) -> None:
+        """Drop the computation of the key if it has not begun."""
+        if self.hashing is not None:
+            self.hashing.cancel()
+
+
 class ModelCache:
-    """The response cache as one load of a model uses it: nobody else has keys like its own."""
+    """The response cache as one load of a model uses it: its keys are unlike those of all others.
 
-    cache: ResponseCache
-    key: bytes
+    `load` is its `load_key`. The keys of requests with inputs of more than LARGE_BYTES are
+    computed in `threads`. Requests are looked up in the order of the calls.
+    """
 
-    @classmethod
-    def of(cls, cache: ResponseCache, name: str, version: str, load: bytes) -> "ModelCache":
-        """`load` identifies what was loaded."""
-        return cls(cache, load_key(name, version, load))
+    def __init__(self, cache: ResponseCache, load: bytes, threads: Threads) -> None:
+        self.cache = cache
+        self._load = load
+        self._threads = threads
+        self._waiting: deque[Search] = deque()
+
+    def search(self, request: InferRequest) -> Search:
+        """Look for the answer. UNAVAILABLE once the threads are closed."""
+        if not _is_large(request):
+            key = request_key(self._load, request)
+            if not self._waiting:
+                return Search(self.cache.look_up(key), key)
+            search = Search(Lookup(), key)
+        else:
+            hashing = self._threads.start(request_key, self._load, request)
+            hashing.add_done_callback(self._look_up)
+            search = Search(Lookup(), hashing=hashing)
+        self._waiting.append(search)
+        return search
+
+    def _look_up(self, _: object) -> None:
+        """Look up the requests at the front that wait for no key."""
+        while self._waiting and (
+            self._waiting[0].hashing is None or self._waiting[0].hashing.done()
+        ):
+            search = self._waiting.popleft()
+            if search.hashing is not None:
+                search.key = _hashed(search.hashing)
+            _settle(search, self.cache.look_up(search.key) if search.key else None)
+
+
+def _settle(search: Search, found: Lookup | None) -> None:
+    if found is None:
+        search.lookup.settle(None)
+    else:
+        found.then(lambda: search.lookup.settle(found.response))
+
+
+def _hashed(hashing: "asyncio.Future[bytes]") -> bytes:
+    """The key; empty if it was not computed."""
+    if hashing.cancelled():
+        return b""
+    error = hashing.exception()
+    if error is not None:
+        log.error("key of a request not computed", exc_info=error)
+        return b""
+    return hashing.result()
+
+
+def _is_large(request: InferRequest) -> bool:
+    return sum(map(_size, request.inputs)) > LARGE_BYTES
+
+
+def _size(tensor: Tensor) -> int:
+    """Bytes of its wire form, of many elements at least those of their lengths."""
+    size = len(tensor.data)
+    if isinstance(tensor.data, tuple):
+        size *= LENGTH_BYTES
+        size += sum(map(len, tensor.data)) if size <= LARGE_BYTES else 0
+    return size
 
 
 class CachedRequest:
     """A request whose answer may be there. Implements `StreamRecorder` for the record behind it.
 
-    The answer is looked up when this is made. Kept is the one answer of a request that succeeds,
-    as the model gave it.
+    The answer is searched when this is made; UNAVAILABLE if the threads are closed. Kept is the one
+    answer of a request that succeeds, as the model gave it.
     """
 
     __slots__ = (
@@ -35,18 +121,18 @@ class CachedRequest:
         "_answers",
         "_began_ns",
         "_cache",
-        "_key",
         "_lookup_ns",
         "_missed",
         "_record",
+        "_search",
         "lookup",
     )
 
     def __init__(self, cache: ModelCache, request: InferRequest) -> None:
         self._began_ns = time.perf_counter_ns()
         self._cache = cache.cache
-        self._key = request_key(cache.key, request)
-        self.lookup = self._cache.look_up(self._key)
+        self._search = cache.search(request)
+        self.lookup = self._search.lookup
         self._lookup_ns = time.perf_counter_ns() - self._began_ns
         self._record: Record | None = None
         self._missed = False
@@ -111,12 +197,14 @@ class CachedRequest:
 
     def ended(self, error: InferenceError | None) -> None:
         """Keep the answer of a request that succeeded."""
+        self._search.cancel()
         self._account.ended(error)
         answer, self._answer = self._answer, None
-        if error is None and answer is not None and self._answers == 1:
+        key = self._search.key
+        if key and error is None and answer is not None and self._answers == 1:
             began_ns = time.perf_counter_ns()
             self._cache.insert(
-                self._key, portable(answer), lambda outcome: self._inserted(began_ns, outcome)
+                key, portable(answer), lambda outcome: self._inserted(began_ns, outcome)
             )
 
     @property

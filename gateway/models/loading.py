@@ -70,13 +70,14 @@ class InPlaceUpdate:
 class Shared:
     """Parts of the server that all of its models share.
 
-    Loads block in `threads`, and instances end in `closings`.
+    Loads block in `threads`, requests in `request_threads`, and instances end in `closings`.
     """
 
     cache: ResponseCache | None
     control: ModelControl | None
     closings: Closings
     threads: Threads
+    request_threads: Threads
 
 
 class ModelLoader:
@@ -86,6 +87,7 @@ class ModelLoader:
         self, backends: BackendLoader, settings: ModelSettings, infer: Infer, shared: Shared
     ) -> None:
         self._threads = shared.threads
+        self._request_threads = shared.request_threads
         self._backends = backends
         self._settings = settings
         self._infer = infer
@@ -147,7 +149,7 @@ class ModelLoader:
         shared = self._cache.shared and model.config.ensemble_scheduling is None
         identify = shared_load if shared else private_load
         load = await self._threads.run(identify, source, model.config, folder)
-        model.use_cache(self._cache, load)
+        model.use_cache(self._cache, load, self._request_threads)
 
     async def _backend(self, config: ModelConfig, members: LoadedMembers) -> Backend:
         if config.ensemble_scheduling is not None:

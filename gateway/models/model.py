@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway.backend import Instance
-from gateway.cache.response_cache import ResponseCache
+from gateway.cache.response_cache import ResponseCache, load_key
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, Checked, InferRequest
@@ -27,6 +27,7 @@ from gateway.openai_exchange import further_names
 from gateway.schedulers.choice import build_scheduler
 from gateway.schedulers.scheduler import Entry, Executing
 from gateway.stream import ResponseStream
+from gateway.threads import Threads
 
 log = logging.getLogger("sluice.model")
 
@@ -163,9 +164,12 @@ class Model:
         """Whether its answers are kept."""
         return self._cache is not None
 
-    def use_cache(self, cache: ResponseCache, load: bytes) -> None:
-        """Keep answers from now on, apart from those of all loads with another identity."""
-        self._cache = ModelCache.of(cache, self.name, self.version, load)
+    def use_cache(self, cache: ResponseCache, load: bytes, threads: Threads) -> None:
+        """Keep answers from now on, apart from those of all loads with another identity.
+
+        Large requests are hashed in `threads`.
+        """
+        self._cache = ModelCache(cache, load_key(self.name, self.version, load), threads)
 
     async def prepare(self, slots: Sequence[Slot] | None = None) -> None:
         """Warm up each instance and let the scheduler learn of it; InferenceError if that fails.

@@ -160,7 +160,7 @@ class ModelRegistry:
 
         `infer` and `control` are what models may do with others.
         """
-        shared = Shared(self._cache, control, self._closings, self._threads)
+        shared = Shared(self._cache, control, self._closings, self._threads, self._request_threads)
         loader = ModelLoader(self._backends, self._settings, infer, shared)
         loads = VersionLoads(
             loader, self._settings.load_thread_count, self._settings.load_retry_count

@@ -1,7 +1,8 @@
 """A model with a cache answers from it, and accounts for that; without one nothing changes."""
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from gateway.messages import InferRequest, InferResponse, Phases
 from gateway.models.model import Model
 from gateway.observability.metrics import CacheReading
 from gateway.scheduling import DynamicBatching, QueuePolicy
+from gateway.threads import LARGE_BYTES, Threads
 from tests.builders import (
     FLAG,
     TEXT,
@@ -64,7 +66,7 @@ async def instance() -> ScriptedInstance:
 def cached(serve: Serve, instance: ScriptedInstance, **options: Any) -> tuple[Model, LocalCache]:
     model = serve(instance, config=options.pop("config", CACHED), **options)
     cache = LocalCache(1 << 20)
-    model.use_cache(cache, b"load")
+    model.use_cache(cache, b"load", Threads("test", 1))
     return model, cache
 
 
@@ -196,7 +198,7 @@ async def test_another_load_has_answers_of_its_own(
     await ask(model, instance)
     again = ScriptedInstance()
     reloaded = serve(again, config=CACHED)
-    reloaded.use_cache(cache, b"next load")
+    reloaded.use_cache(cache, b"next load", Threads("test", 1))
     with reloaded.submit(text_request()) as stream:
         (await again.begun()).finish("new")
         assert await soon(read_all(stream)) == ["new"]
@@ -257,7 +259,7 @@ async def test_a_model_that_is_not_able_refuses_what_it_has_answered_before(
 
 def slow(serve: Serve, instance: ScriptedInstance, config: ModelConfig = CACHED) -> Any:
     model, cache = serve(instance, config=config), SlowCache()
-    model.use_cache(cache, b"load")
+    model.use_cache(cache, b"load", Threads("test", 1))
     return model, cache
 
 
@@ -338,3 +340,96 @@ async def test_a_model_that_closes_ends_its_lookups(
             await soon(read_all(stream))
     cache.lookups[0].settle(None)
     assert instance.asked == []
+
+
+# Large requests, whose keys are computed in a thread.
+
+LARGE = "x" * LARGE_BYTES
+
+
+class Thread:
+    """The one thread of a model's cache, which computes no key while it is held."""
+
+    def __init__(self) -> None:
+        self.threads = Threads("test", 1)
+        self._gate = threading.Event()
+        self._held = self.threads.start(self._gate.wait, 20.0)
+
+    async def free(self) -> None:
+        """Let it compute."""
+        self._gate.set()
+        await soon(self._held)
+
+
+@pytest.fixture
+async def thread() -> AsyncIterator[Thread]:
+    found = Thread()
+    yield found
+    await found.free()
+    found.threads.close()
+
+
+async def test_a_large_request_is_answered_from_the_cache(
+    serve: Serve, instance: ScriptedInstance
+) -> None:
+    model, cache = cached(serve, instance)
+    assert await ask(model, instance, LARGE) == [f"answer to {LARGE}"]
+    with model.submit(text_request(LARGE)) as stream:
+        assert not stream.done
+        assert await soon(read_all(stream)) == [f"answer to {LARGE}"]
+    assert instance.asked == [LARGE]
+    assert cache.reading().entries == 1
+    assert (model.statistics.cache_hit.count, model.statistics.cache_miss.count) == (1, 1)
+
+
+@pytest.mark.parametrize(("size", "waits"), [(LARGE_BYTES - 4, False), (LARGE_BYTES - 3, True)])
+async def test_a_large_request_is_hashed_in_a_thread(
+    serve: Serve, instance: ScriptedInstance, thread: Thread, size: int, *, waits: bool
+) -> None:
+    model, cache = serve(instance, config=CACHED), SlowCache()
+    model.use_cache(cache, b"load", thread.threads)
+    with model.submit(text_request("x" * size)):
+        assert len(cache.lookups) == (not waits)
+
+
+async def test_requests_behind_a_large_one_are_looked_up_behind_it(
+    serve: Serve, instance: ScriptedInstance, thread: Thread
+) -> None:
+    model, cache = serve(instance, config=CACHED), SlowCache()
+    model.use_cache(cache, b"load", thread.threads)
+    with model.submit(text_request(LARGE)) as first, model.submit(text_request()) as second:
+        await settle()
+        assert cache.lookups == []
+        await thread.free()
+        while len(cache.lookups) < 2:
+            await settle()
+        for lookup, text in zip(cache.lookups, ("first", "second"), strict=True):
+            lookup.settle(text_response(text, final=True))
+        found = [await soon(read_all(stream)) for stream in (first, second)]
+    assert found == [["first"], ["second"]]
+
+
+async def test_a_client_that_leaves_while_its_request_is_hashed_costs_the_model_nothing(
+    serve: Serve, instance: ScriptedInstance, thread: Thread
+) -> None:
+    model, cache = serve(instance, config=CACHED), SlowCache()
+    model.use_cache(cache, b"load", thread.threads)
+    with model.submit(text_request()) as behind:
+        with model.submit(text_request(LARGE)):
+            pass
+        await settle()
+        cache.lookups[0].settle(text_response("kept", final=True))
+        assert await soon(read_all(behind)) == ["kept"]
+    assert len(cache.lookups) == 1
+    assert (model.in_flight, instance.asked) == (0, [])
+
+
+async def test_a_large_request_is_refused_once_the_threads_are_closed(
+    serve: Serve, instance: ScriptedInstance, thread: Thread
+) -> None:
+    model = serve(instance, config=CACHED)
+    model.use_cache(SlowCache(), b"load", thread.threads)
+    thread.threads.close()
+    with pytest.raises(InferenceError, match="Server exiting"):
+        model.submit(text_request(LARGE))
+    assert model.in_flight == 0
