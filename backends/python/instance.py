@@ -31,6 +31,7 @@ class PythonInstance(Instance):
         self._quarantine = quarantine
         self._code = code
         self._checks_readiness = checks_readiness
+        self._calls: set[_Call] = set()
 
     @property
     def alive(self) -> bool:  # type: ignore[override]  # most need no property
@@ -38,29 +39,48 @@ class PythonInstance(Instance):
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         plan = self._quarantine.plan(self._code, requests)
-        for refused in plan.refused:
-            yield refused
-        for indexes in plan.groups:
-            execution = await self._executions.begin([requests[each] for each in indexes], indexes)
-            try:
-                async with execution:
-                    while answers := await execution.answers():
-                        for answer in answers:
-                            yield answer
-            finally:
-                if execution.returned and not execution.lost:
-                    self._quarantine.survived(self._code, execution.requests)
+        call = _Call(requests)
+        self._calls.add(call)
+        try:
+            for refused in plan.refused:
+                yield refused
+            for group in plan.groups:
+                if not (indexes := call.waited_for(group)):
+                    continue
+                execution = await self._executions.begin([requests[i] for i in indexes], indexes)
+                try:
+                    async with execution:
+                        self._catch_up(call)
+                        while answers := await execution.answers():
+                            for answer in answers:
+                                yield answer
+                finally:
+                    if execution.returned and not execution.lost:
+                        self._quarantine.survived(self._code, execution.requests)
+        finally:
+            self._calls.remove(call)
+
+    def _catch_up(self, call: "_Call") -> None:
+        """Tell the worker of requests that ended early before it had them."""
+        if call.left:
+            self._executions.leave_some(tuple(call.left.values()))
+        for request in call.stopped.values():
+            self._executions.stop(request)
 
     def kill(self, reason: str) -> None:
         self._worker.kill(reason)
 
     def left(self, requests: Sequence[InferRequest]) -> None:
+        for call in self._calls:
+            call.left |= call.own(requests)
         self._executions.leave_some(requests)
 
     def waits_for(self, requests: Sequence[InferRequest]) -> Iterable[str]:
         return self._worker.services.waits_for()
 
     def stop(self, request: InferRequest) -> bool:
+        for call in self._calls:
+            call.stopped |= call.own([request])
         self._executions.stop(request)
         return True
 
@@ -76,3 +96,24 @@ class PythonInstance(Instance):
 
     async def close(self) -> None:
         await self._worker.close()
+
+
+class _Call:
+    """One call of `execute`: its requests, and by their `id` those that are to end early."""
+
+    __slots__ = ("_requests", "left", "stopped")
+
+    def __init__(self, requests: Sequence[InferRequest]) -> None:
+        self._requests = requests
+        self.left: dict[int, InferRequest] = {}
+        self.stopped: dict[int, InferRequest] = {}
+
+    def own(self, requests: Sequence[InferRequest]) -> dict[int, InferRequest]:
+        """Those that are of this call."""
+        return {id(each): each for each in requests if any(each is own for own in self._requests)}
+
+    def waited_for(self, indexes: Sequence[int]) -> Sequence[int]:
+        """The indexes of requests whose clients have not disconnected."""
+        if not self.left:
+            return indexes
+        return [index for index in indexes if id(self._requests[index]) not in self.left]

@@ -13,6 +13,7 @@ from gateway.messages import InferRequest, Phases
 from gateway.observability.record import within
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.scheduler import Entry
+from gateway.stream import ResponseStream
 
 log = logging.getLogger("sluice.execution")
 
@@ -201,14 +202,15 @@ class Execution:
     def _take_note(self, index: int, note: Note) -> None:
         if note is Note.FREED:
             self._freed()
-        elif not self._open[index].stream.done:
+        elif not _end_if_stopping(self._open[index].stream):
             self._rescheduled(self._open.pop(index))
 
     def _take_back(self) -> None:
         """The instance has raised before it took anything: as if it had never been asked."""
         self.unsent = True
         for entry in self._open.values():
-            entry.record.queued_again()
+            if not _end_if_stopping(entry.stream):
+                entry.record.queued_again()
 
     def _fail(self, error: InferenceError) -> None:
         _fail(self._open.values(), error)
@@ -233,7 +235,7 @@ class Execution:
         """Pass on which requests should end early; those of most instances end at once."""
         for entry in tuple(self._open.values()):
             if entry.stream.stopping and not self.instance.stop(entry.request):
-                entry.stream.abandon(InferenceError(Code.CANCELLED, "Request was cancelled"))
+                entry.stream.abandon(_cancelled())
 
     def _gone(self) -> list[InferRequest]:
         """The requests whose readers have disconnected since the instance learned of others."""
@@ -248,6 +250,17 @@ class Execution:
 
     def _all_done(self) -> bool:
         return all(entry.stream.done for entry in self._open.values())
+
+
+def _end_if_stopping(stream: ResponseStream) -> bool:
+    """End a stream that no instance executes now if it is to end early; whether it is done."""
+    if stream.stopping:
+        stream.fail(_cancelled())
+    return stream.done
+
+
+def _cancelled() -> InferenceError:
+    return InferenceError(Code.CANCELLED, "Request was cancelled")
 
 
 def _fail(entries: Iterable[Entry], error: InferenceError) -> None:
