@@ -105,12 +105,10 @@ class Executions:
 
         Raises InferenceError: INTERNAL without memory, NotSent once the worker has ended.
         """
-        number, first = self._next, self._next_request
-        self._next, self._next_request = number + 1, first + len(requests)
         tensors = TensorWriter(self._link.outgoing)
-        encode = partial(self._encoder.encode, number, first, requests, tensors)
+        write = partial(self._encoder.write, requests, tensors)
         try:
-            header = encode() if _size(requests) < MUCH_BYTES else await beside(encode, tensors)
+            inputs = write() if _size(requests) < MUCH_BYTES else await beside(write, tensors)
         except OSError as error:
             tensors.give_back()
             if self._ended is not None:
@@ -121,6 +119,11 @@ class Executions:
             ) from None
         if self._ended is not None:
             raise self._not_sent(self._ended)
+        # Numbers are in the order of sending: a worker ignores the end of a number below its newest
+        # that it does not know.
+        number, first = self._next, self._next_request
+        self._next, self._next_request = number + 1, first + len(requests)
+        header = self._encoder.encode(number, first, requests, inputs)
         execution = Execution(
             requests, indexes, self._backlog, self._release, number=number, first=first
         )

@@ -11,16 +11,6 @@ from gateway.backend import Answer, Instance
 from gateway.messages import InferRequest
 
 
-class _Ahead:
-    """What happens to the requests of a call of `execute` before the worker has all of them."""
-
-    __slots__ = ("left", "stopped")
-
-    def __init__(self) -> None:
-        self.left: list[InferRequest] = []
-        self.stopped: list[InferRequest] = []
-
-
 class PythonInstance(Instance):
     """Executes in one worker, one execution at a time.
 
@@ -41,7 +31,7 @@ class PythonInstance(Instance):
         self._quarantine = quarantine
         self._code = code
         self._checks_readiness = checks_readiness
-        self._ahead: set[_Ahead] = set()
+        self._calls: set[_Call] = set()
 
     @property
     def alive(self) -> bool:  # type: ignore[override]  # most need no property
@@ -49,17 +39,18 @@ class PythonInstance(Instance):
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         plan = self._quarantine.plan(self._code, requests)
-        for refused in plan.refused:
-            yield refused
-        ahead = _Ahead()
-        self._ahead.add(ahead)
+        call = _Call(requests)
+        self._calls.add(call)
         try:
-            for indexes in plan.groups:
-                together = [requests[each] for each in indexes]
-                execution = await self._executions.begin(together, indexes)
+            for refused in plan.refused:
+                yield refused
+            for group in plan.groups:
+                if not (indexes := call.waited_for(group)):
+                    continue
+                execution = await self._executions.begin([requests[i] for i in indexes], indexes)
                 try:
                     async with execution:
-                        self._catch_up(ahead)
+                        self._catch_up(call)
                         while answers := await execution.answers():
                             for answer in answers:
                                 yield answer
@@ -67,30 +58,30 @@ class PythonInstance(Instance):
                     if execution.returned and not execution.lost:
                         self._quarantine.survived(self._code, execution.requests)
         finally:
-            self._ahead.discard(ahead)
+            self._calls.remove(call)
 
-    def _catch_up(self, ahead: _Ahead) -> None:
-        """Tell the worker what has happened to requests before it had them."""
-        if ahead.left:
-            self._executions.leave_some(ahead.left)
-        for request in ahead.stopped:
+    def _catch_up(self, call: "_Call") -> None:
+        """Tell the worker of requests that ended early before it had them."""
+        if call.left:
+            self._executions.leave_some(tuple(call.left.values()))
+        for request in call.stopped.values():
             self._executions.stop(request)
 
     def kill(self, reason: str) -> None:
         self._worker.kill(reason)
 
     def left(self, requests: Sequence[InferRequest]) -> None:
+        for call in self._calls:
+            call.left |= call.own(requests)
         self._executions.leave_some(requests)
-        for ahead in self._ahead:
-            ahead.left += requests
 
     def waits_for(self, requests: Sequence[InferRequest]) -> Iterable[str]:
         return self._worker.services.waits_for()
 
     def stop(self, request: InferRequest) -> bool:
+        for call in self._calls:
+            call.stopped |= call.own([request])
         self._executions.stop(request)
-        for ahead in self._ahead:
-            ahead.stopped.append(request)
         return True
 
     async def died(self) -> str:
@@ -105,3 +96,24 @@ class PythonInstance(Instance):
 
     async def close(self) -> None:
         await self._worker.close()
+
+
+class _Call:
+    """One call of `execute`: its requests, and by their `id` those that are to end early."""
+
+    __slots__ = ("_requests", "left", "stopped")
+
+    def __init__(self, requests: Sequence[InferRequest]) -> None:
+        self._requests = requests
+        self.left: dict[int, InferRequest] = {}
+        self.stopped: dict[int, InferRequest] = {}
+
+    def own(self, requests: Sequence[InferRequest]) -> dict[int, InferRequest]:
+        """Those that are of this call."""
+        return {id(each): each for each in requests if any(each is own for own in self._requests)}
+
+    def waited_for(self, indexes: Sequence[int]) -> Sequence[int]:
+        """The indexes of requests whose clients have not disconnected."""
+        if not self.left:
+            return indexes
+        return [index for index in indexes if id(self._requests[index]) not in self.left]

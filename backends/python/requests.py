@@ -29,17 +29,25 @@ class RequestEncoder:
         self._version = version
         self._outputs = [each.name for each in config.output]
 
+    def write(self, requests: Sequence[InferRequest], tensors: TensorWriter) -> list[list[Any]]:
+        """Write the inputs of each request; OSError if no memory can be shared."""
+        return [[tensors.write(tensor) for tensor in request.inputs] for request in requests]
+
     def encode(
-        self, execution: int, first: int, requests: Sequence[InferRequest], tensors: TensorWriter
+        self,
+        execution: int,
+        first: int,
+        requests: Sequence[InferRequest],
+        inputs: Sequence[list[Any]],
     ) -> bytes:
-        """The header of EXECUTE; requests are numbered from `first` on."""
+        """The header of EXECUTE; requests are numbered from `first` on, `inputs` are written."""
         described = [
-            self._describe(number, request, tensors)
-            for number, request in enumerate(requests, first)
+            self._describe(number, request, written)
+            for number, (request, written) in enumerate(zip(requests, inputs, strict=True), first)
         ]
         return to_json([ToWorker.EXECUTE, execution, described])
 
-    def _describe(self, number: int, request: InferRequest, tensors: TensorWriter) -> list[Any]:
+    def _describe(self, number: int, request: InferRequest, inputs: list[Any]) -> list[Any]:
         sequence = request.sequence
         return [
             number,
@@ -52,7 +60,7 @@ class RequestEncoder:
             request.priority,
             dict(request.parameters),
             [each.name for each in request.outputs] or self._outputs,
-            [tensors.write(tensor) for tensor in request.inputs],
+            inputs,
         ]
 
 

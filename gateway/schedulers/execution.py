@@ -13,6 +13,7 @@ from gateway.messages import InferRequest, Phases
 from gateway.observability.record import within
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.scheduler import Entry
+from gateway.stream import ResponseStream
 
 log = logging.getLogger("sluice.execution")
 
@@ -201,7 +202,7 @@ class Execution:
     def _take_note(self, index: int, note: Note) -> None:
         if note is Note.FREED:
             self._freed()
-        elif not self._ended_early(self._open[index]):
+        elif not _end_if_stopping(self._open[index].stream):
             self._rescheduled(self._open.pop(index))
 
     def _take_back(self) -> int:
@@ -209,18 +210,11 @@ class Execution:
         self.unsent = True
         answered = 0
         for entry in self._open.values():
-            if not self._ended_early(entry):
-                entry.record.queued_again()
-            elif not entry.stream.cancelled:
+            if entry.stream.done and not entry.stream.cancelled:
                 answered += entry.record.batch_size
+            elif not _end_if_stopping(entry.stream):
+                entry.record.queued_again()
         return answered
-
-    @staticmethod
-    def _ended_early(entry: Entry) -> bool:
-        """Whether it has ended; one that should end early does, before it executes again."""
-        if entry.stream.stopping:
-            entry.stream.abandon(_cancelled())
-        return entry.stream.done
 
     def _fail(self, error: InferenceError) -> None:
         _fail(self._open.values(), error)
@@ -260,6 +254,13 @@ class Execution:
 
     def _all_done(self) -> bool:
         return all(entry.stream.done for entry in self._open.values())
+
+
+def _end_if_stopping(stream: ResponseStream) -> bool:
+    """End a stream that no instance executes now if it is to end early; whether it is done."""
+    if stream.stopping:
+        stream.fail(_cancelled())
+    return stream.done
 
 
 def _cancelled() -> InferenceError:

@@ -1,6 +1,7 @@
 """Whoever leaves: their model sees it, and what it asks of others on their behalf ends."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from backends.python import execution, executions
 from gateway.backend import Instance
+from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse
 from tests.backends.python.loading import (
     CONFIG,
@@ -183,6 +185,105 @@ async def test_who_lies_behind_another_and_has_left_does_not_end_the_worker(
     behind.cancel()
     *_, served = await soon(slow)
     assert values(served) == [1]
+
+
+class Writing:
+    """Large tensors, which are written once a test lets them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_begun = asyncio.Event()
+        self.may_end = asyncio.Event()
+        monkeypatch.setattr(executions, "MUCH_BYTES", 0)
+        monkeypatch.setattr(executions, "beside", self._write)
+
+    async def _write(self, write: Callable[[], object], tensors: object) -> object:
+        self.has_begun.set()
+        await self.may_end.wait()
+        return write()
+
+
+async def test_one_that_leaves_while_its_tensors_are_written_is_seen_by_the_model(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = await load(BATCH)
+    writing, first, second = Writing(monkeypatch), request(1), request(1)
+    executing = asyncio.ensure_future(answers(instance, first, second))
+    await soon(writing.has_begun.wait())
+    instance.left([first])
+    writing.may_end.set()
+    ((index, found),) = await soon(executing)
+    assert (index, values((index, found))) == (1, [1, 0])
+
+
+async def test_one_that_is_stopped_while_its_tensors_are_written_is_answered(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = await load(BATCH)
+    writing, first, second = Writing(monkeypatch), request(1), request(1)
+    executing = asyncio.ensure_future(answers(instance, first, second))
+    await soon(writing.has_begun.wait())
+    assert instance.stop(first)
+    writing.may_end.set()
+    found = await soon(executing)
+    assert [values(each) for each in found] == [[1, 0], [1, 0]]
+
+
+async def test_a_later_one_is_cancelled_though_a_large_one_is_written_first(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+    def execute(self, requests):
+        deadline = time.monotonic() + 20
+        while x(requests[0])[0] and not requests[0].is_cancelled() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return [response(np.array([each.is_cancelled()], np.float32)) for each in requests]
+"""
+    instance = await load(code)
+    with monkeypatch.context() as patched:
+        writing, large = Writing(patched), request(1)
+        executing = asyncio.ensure_future(answers(instance, large))
+        await soon(writing.has_begun.wait())
+    assert [values(each) for each in await answers(instance, request(0))] == [[0]]
+    instance.stop(large)
+    writing.may_end.set()
+    assert [values(each) for each in await soon(executing)] == [[1]]
+
+
+SUSPECTS = """
+    def execute(self, requests):
+        (HERE / "begun").touch()
+        if x(requests[0])[0] == 13 and not (HERE / "died").exists():
+            (HERE / "died").touch()
+            os._exit(3)
+        while x(requests[0])[0] == 1 and not (HERE / "go").exists():
+            time.sleep(0.005)
+        (HERE / "executed").write_text(str([float(x(each)[0]) for each in requests]))
+        return [response(np.array([each.is_cancelled()], np.float32)) for each in requests]
+"""
+
+
+@pytest.mark.parametrize("how", ["left", "stopped"])
+async def test_a_suspect_whose_turn_has_not_come_is_cancelled(
+    load: Load, tmp_path: Path, how: str
+) -> None:
+    folder = tmp_path / "m" / "1"
+    first = await load(SUSPECTS)
+    ((_, error),) = await answers(first, request(13))
+    assert isinstance(error, InferenceError)
+    (folder / "begun").unlink()
+    instance = await load(SUSPECTS)
+    other, suspect = request(1), request(13)
+    executing = asyncio.ensure_future(answers(instance, other, suspect))
+    await asyncio.to_thread(wait_until, (folder / "begun").exists, "execute has begun")
+    if how == "left":
+        instance.left([suspect])
+    else:
+        instance.stop(suspect)
+    (folder / "go").touch()
+    found = [values(each) for each in await soon(executing)]
+    assert found == ([[0]] if how == "left" else [[0], [1]])
+    executed = (folder / "executed").read_text()
+    assert executed == ("[1.0]" if how == "left" else "[13.0]")
 
 
 STREAMS = """

@@ -9,6 +9,7 @@ import pytest
 from gateway.backend import Note, NotSent
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest
 from gateway.schedulers.rate_limiter import RateLimiter
 from gateway.scheduling import QueuePolicy
 from tests.builders import TEXT, Execution, ScriptedInstance, read_all, settle, soon, text_response
@@ -434,6 +435,32 @@ async def test_requests_that_an_instance_has_not_taken_are_executed_by_the_next_
         assert await soon(read_all(entry.stream)) == [text]
     assert replacement.asked == ["a", "b"]
     assert queue.statistics.execution_count == 2
+
+
+async def test_a_stopped_request_that_its_instance_has_not_taken_is_executed_by_no_other(
+    queue: Queue,
+) -> None:
+    class Stoppable(ScriptedInstance):
+        def stop(self, request: InferRequest) -> bool:
+            return True
+
+    dead = Stoppable(concurrency=1)
+    queue.add(dead)
+    first, second = queue.submit("a", "b")
+    execution = await dead.begun()
+    first.stream.stop()
+    assert not first.stream.done, "its instance ends it"
+    dead.die("gone")
+    execution.crash(NotSent(Code.UNAVAILABLE, "gone"))
+    with pytest.raises(InferenceError) as caught:
+        await soon(read_all(first.stream))
+    assert caught.value.code is Code.CANCELLED
+    queue.scheduler.remove(dead, BROKEN)
+    replacement = ScriptedInstance(concurrency=1)
+    queue.add(replacement)
+    (await replacement.begun()).finish("served")
+    assert await soon(read_all(second.stream)) == ["served"]
+    assert replacement.asked == ["b"]
 
 
 async def test_stopping_an_execution_in_its_own_step_leaves_the_next_one_alone(

@@ -835,6 +835,23 @@ async def test_a_client_may_leave_between_two_rounds(start: Start) -> None:
     assert instance.asked == ["a", "b"]
 
 
+async def test_a_stopped_request_is_not_executed_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = start(direct(slots=1, iterative_sequence=True))
+    instance = queue.employ()
+    monkeypatch.setattr(instance, "stop", lambda _: True)
+    entry, other = queue.ask(word("a", sequence=NO_ID)), queue.ask(word("b", sequence=NO_ID))
+    execution = await instance.begun()
+    entry.stream.stop()
+    execution.steps.put_nowait((0, Note.RESCHEDULED))
+    execution.end()
+    assert (await refusal(entry))[0] is Code.CANCELLED
+    finish(await instance.begun())
+    assert await answer(other) == ["b"]
+    assert instance.asked == ["a", "b"]
+
+
 async def test_rounds_of_iterative_sequences_keep_no_order(start: Start) -> None:
     queue = start(oldest(max_batch_size=1, iterative_sequence=True, preserve_ordering=True))
     instance = queue.employ()
