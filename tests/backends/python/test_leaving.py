@@ -65,33 +65,6 @@ async def test_what_a_model_asks_ends_with_the_client_it_asks_for(
     assert len(others.streams) == 1
 
 
-NOTING = """
-    def execute(self, requests):
-        ends_at = time.monotonic() + 2
-        while not requests[0].is_cancelled() and time.monotonic() < ends_at:
-            time.sleep(0.01)
-        (HERE / "told").write_text(str([each.is_cancelled() for each in requests]))
-        return [response(x(each)) for each in requests]
-"""
-
-
-@pytest.mark.parametrize("how", ["left", "stop"])
-async def test_a_disconnect_while_requests_are_written_reaches_the_model(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    monkeypatch.setattr(executions, "MUCH_BYTES", 0)
-    instance = await load(NOTING)
-    first = request(1)
-    executing = begin(instance, first, request(2))
-    await asyncio.sleep(0)
-    if how == "left":
-        instance.left([first])
-    else:
-        instance.stop(first)
-    await soon(asyncio.wait([executing]))
-    assert (tmp_path / "m" / "1" / "told").read_text() == "[True, False]"
-
-
 async def test_what_is_asked_for_several_goes_on_until_all_of_them_have_left(load: Load) -> None:
     others = Others()
     instance = await load(ASKING, infer=others.infer, control=others)
