@@ -195,8 +195,16 @@ class ResponseStream(Leavable):
     async def room(self) -> None:
         """Wait until the reader has caught up or gone."""
         while self.full and not self._done:
-            self._writer = asyncio.get_running_loop().create_future()
-            await self._writer
+            wake = asyncio.get_running_loop().create_future()
+            self.when_room(wake)
+            await wake
+
+    def when_room(self, wake: asyncio.Future[None]) -> None:
+        """Have a future resolved once the reader has taken responses or gone.
+
+        For a producer of many streams, who cannot await each of them; the latest future counts.
+        """
+        self._writer = wake
 
     def on_cancel(self, callback: Callable[[], None], *, may_stop: bool = False) -> None:
         """Have `callback` called once the reader has gone; at once if that is so already.

@@ -9,13 +9,18 @@ from typing import NamedTuple
 
 from gateway.backend import Instance, Note, NotSent
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest, Phases
+from gateway.messages import InferRequest, InferResponse, Phases
 from gateway.observability.record import within
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.scheduler import Entry
 from gateway.stream import ResponseStream
 
 log = logging.getLogger("sluice.execution")
+
+LAG_BYTES = 16 << 20
+"""So much of a batch may be unread beyond the limits of its streams, while one has room."""
+ANSWER_BYTES = 64 << 10
+"""What an unread answer counts for besides its tensors."""
 
 NOT_ITERATIVE = (
     "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not "
@@ -59,6 +64,7 @@ class Execution:
         "_began_ns",
         "_freed",
         "_interrupted",
+        "_lags",
         "_open",
         "_rescheduled",
         "_some_left",
@@ -91,6 +97,7 @@ class Execution:
         self._rescheduled = rescheduled
         self._terms = terms
         self._open: dict[int, Entry] = {}
+        self._lags: dict[ResponseStream, int] = {}
         self._told: set[int] | None = None
         self._task: asyncio.Task[None] | None = None
         self._began_ns = 0
@@ -105,7 +112,7 @@ class Execution:
 
     @property
     def held_back(self) -> bool:
-        """Whether it waits until a reader has taken responses."""
+        """Whether it may wait until a reader has taken responses."""
         return any(entry.stream.full and not entry.stream.done for entry in self._open.values())
 
     async def run(self) -> None:
@@ -191,13 +198,31 @@ class Execution:
                 if isinstance(answer, InferenceError):
                     stream.fail(answer)
                 else:
+                    if self._lags and not stream.full:
+                        self._lags.pop(stream, None)
                     stream.put(answer)
                     phases = answer.phases or phases
-                if stream.full:
-                    await stream.room()
+                    if stream.full:
+                        await self._room(stream, answer)
                 if self._some_left and self._all_done():
                     break
         return phases
+
+    async def _room(self, stream: ResponseStream, answer: InferResponse) -> None:
+        """Wait while a stream is full, unless another one has room and little is unread."""
+        lag = self._lags.get(stream)
+        self._lags[stream] = 0 if lag is None else lag + _weight(answer)
+        while stream.full and not (stream.done or self._may_go_on()):
+            wake = asyncio.get_running_loop().create_future()
+            for entry in self._open.values():
+                entry.stream.when_room(wake)
+            await wake
+
+    def _may_go_on(self) -> bool:
+        streams = [entry.stream for entry in self._open.values() if not entry.stream.done]
+        full = [stream for stream in streams if stream.full]
+        lag = sum([self._lags.get(stream, 0) for stream in full])
+        return len(full) < len(streams) and lag < LAG_BYTES
 
     def _take_note(self, index: int, note: Note) -> None:
         if note is Note.FREED:
@@ -254,6 +279,13 @@ class Execution:
 
     def _all_done(self) -> bool:
         return all(entry.stream.done for entry in self._open.values())
+
+
+def _weight(answer: InferResponse) -> int:
+    """About how many bytes an unread answer keeps."""
+    every = [tensor.data for tensor in answer.outputs]
+    size = sum([sum(map(len, each)) if isinstance(each, tuple) else len(each) for each in every])
+    return ANSWER_BYTES + max(size, answer.shared_bytes)
 
 
 def _end_if_stopping(stream: ResponseStream) -> bool:

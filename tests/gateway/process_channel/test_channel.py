@@ -232,6 +232,45 @@ async def test_a_frame_that_a_call_cannot_handle_ends_the_call_on_both_sides(
     assert (record.getMessage(), record.exc_info is None) == ("frame not handled", False)
 
 
+async def test_an_abort_that_crosses_another_is_not_answered(ends: Ends) -> None:
+    ours, theirs = Failing(), Failing()
+    ends.one.channel.join(1, ours)
+    ends.other.channel.join(1, theirs)
+    for end in (ends.one, ends.other):
+        end.channel.send(Kind.DATA, 1)
+    for end in (ends.one, ends.other):
+        assert await end.stray() == (Kind.ABORT, 1, b"")
+    for end in (ends.one, ends.other):
+        end.channel.send(Kind.PING)
+    for end in (ends.one, ends.other):
+        assert (await end.stray()).kind == Kind.PING, "no ABORT came before"
+    for each in (ours, theirs):
+        assert [frame.kind for frame in each.heard] == [Kind.DATA, Kind.ABORT]
+
+
+async def test_a_call_that_fails_at_an_abort_too_is_logged_and_aborted_once(
+    ends: Ends, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Ear):
+        def hear(self, frame: Frame) -> None:
+            super().hear(frame)
+            raise LookupError("a defect")
+
+    broken, also_broken, neighbour = Broken(), Broken(), Ear()
+    for call, ear in ((1, broken), (2, also_broken), (3, neighbour)):
+        ends.other.channel.join(call, ear)
+    for kind, call in ((Kind.DATA, 1), (Kind.ABORT, 2), (Kind.DATA, 3), (Kind.ABORT, 1)):
+        ends.one.channel.send(kind, call)
+    assert await ends.other.stray() == (Kind.ABORT, 1, b"")
+    ends.other.channel.send(Kind.PONG)
+    assert [await ends.one.stray() for _ in range(2)] == [(Kind.ABORT, 1, b""), (Kind.PONG, 0, b"")]
+    assert [frame.kind for frame in broken.heard] == [Kind.DATA, Kind.ABORT]
+    assert [frame.kind for frame in also_broken.heard] == [Kind.ABORT]
+    assert [frame.kind for frame in neighbour.heard] == [Kind.DATA]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["frame not handled", "call not ended", "frame not handled"]
+
+
 async def test_a_call_that_cannot_begin_ends_where_it_was_asked_for() -> None:
     def refuse(frame: Frame) -> None:
         heard.append(frame)

@@ -2,27 +2,29 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from gateway.backend import Answer, Note, NotSent
 from gateway.errors import AnsweredError, Code, InferenceError
-from gateway.messages import InferRequest
+from gateway.messages import InferRequest, InferResponse
 from gateway.observability.statistics import FailureReason, ModelStatistics
 from gateway.schedulers import execution as schedulers
-from gateway.schedulers.execution import Terms
+from gateway.schedulers.execution import LAG_BYTES, Terms
 from gateway.schedulers.scheduler import Entry
-from gateway.stream import DEFAULT_LIMIT, ResponseStream
+from gateway.stream import DEFAULT_LIMIT, SHARED_LIMIT_BYTES, ResponseStream
 from tests.builders import (
     FLAG,
     Execution,
     ScriptedInstance,
     new_entry,
     read_all,
+    settle,
     soon,
     text_request,
     text_response,
+    texts,
 )
 
 BROKEN = InferenceError(Code.INVALID_ARG, "no such token")
@@ -319,6 +321,60 @@ async def test_a_slow_reader_holds_back_its_producer(
             assert execution.taken <= sum(taken)
     assert sum(taken) == total
     assert max(taken) == DEFAULT_LIMIT
+
+
+def large(*, final: bool = False) -> InferResponse:
+    """A response of which one fills a stream."""
+    return replace(text_response("large", final=final), shared_bytes=SHARED_LIMIT_BYTES)
+
+
+async def test_a_slow_reader_of_large_responses_does_not_stop_its_batch(
+    instance: ScriptedInstance, start: Start
+) -> None:
+    slow, fast = start("first", "second").streams
+    execution = await instance.begun()
+    for number in range(8):
+        execution.answer(large())
+        execution.answer(text_response(str(number)), 1)
+        assert texts(await soon(fast.batch())) == [str(number)]
+    await finish(execution, 0, 1)
+    assert await soon(read_all(fast)) == ["answer 1"]
+    assert await soon(read_all(slow)) == ["large"] * 8 + ["answer 0"]
+
+
+async def test_a_batch_waits_for_a_reader_that_lags_too_much(
+    instance: ScriptedInstance, start: Start
+) -> None:
+    slow, fast = start("first", "second").streams
+    execution = await instance.begun()
+    most = 1 + LAG_BYTES // SHARED_LIMIT_BYTES
+    for _ in range(most + 1):
+        execution.answer(large())
+    execution.answer(text_response("late"), 1)
+    await settle()
+    assert execution.taken == most
+    assert len(await soon(slow.batch())) == most
+    assert texts(await soon(fast.batch())) == ["late"]
+    await finish(execution, 0, 1)
+    for stream in (slow, fast):
+        await soon(read_all(stream))
+
+
+async def test_a_batch_of_lagging_readers_continues_with_the_first_that_reads(
+    instance: ScriptedInstance, start: Start
+) -> None:
+    slow, fast = start("first", "second").streams
+    execution = await instance.begun()
+    execution.answer(large(), 1)
+    execution.answer(large(), 0)
+    execution.answer(text_response("next"), 1)
+    await settle()
+    assert execution.taken == 2
+    assert texts(await soon(fast.batch())) == ["large"]
+    assert texts(await soon(fast.batch())) == ["next"]
+    await finish(execution, 0, 1)
+    for stream in (slow, fast):
+        await soon(read_all(stream))
 
 
 async def test_a_producer_that_is_held_back_stops_when_its_reader_leaves(

@@ -12,6 +12,7 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse, RequestedOutput, SequenceTag
 from gateway.schedulers.scheduler import Entry
 from gateway.scheduling import Control, ControlInput, ControlKind, State
+from gateway.stream import DEFAULT_LIMIT
 from gateway.tensor import text_tensor
 from tests.builders import (
     DECOUPLED,
@@ -766,6 +767,21 @@ async def test_an_idle_sequence_has_ended(start: Start, config: ModelConfig) -> 
     finish(await instance.begun())
     await soon(queue.scheduler.sequences_ended())
     assert not queue.scheduler.continues(part(1, "b"))
+
+
+async def test_a_decoupled_model_answers_in_order_without_waiting_for_itself(start: Start) -> None:
+    config = replace(oldest(preserve_ordering=True), model_transaction_policy=DECOUPLED)
+    queue = start(config)
+    instance = queue.employ()
+    first, second = ask(queue, 1, "a", "start end"), ask(queue, 2, "b", "start end")
+    execution = await instance.begun()
+    assert len(execution.requests) == 1
+    for _ in range(2 * DEFAULT_LIMIT):
+        execution.answer(text_response("part"))
+    execution.finish("last")
+    assert len(await answer(first)) == 2 * DEFAULT_LIMIT + 1
+    finish(await instance.begun())
+    assert await answer(second) == ["b"]
 
 
 # Iterative sequences.
