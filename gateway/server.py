@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from gateway.core import Core
@@ -14,6 +15,13 @@ from gateway.observability.log import Log
 from gateway.settings import Settings, netloc
 
 log = logging.getLogger("sluice.server")
+
+SWITCH_SECS = 0.001
+"""Longest time for which a thread that decodes keeps the interpreter lock from the event loop.
+
+Python's default is five times that: beside 60 MiB of JSON the 99th percentile of a health probe is
+then 18 to 24 ms, and 7 to 14 ms with this. Decoding takes no longer.
+"""
 
 
 class Server:
@@ -36,6 +44,7 @@ class Server:
             _tell_started(self._core.settings, ports)
             on_ready(ports, list(self._core.dataplane.models()))
 
+        sys.setswitchinterval(SWITCH_SECS)
         with LoopWatch():
             await self._core.run(BoundListeners, ready)
 
