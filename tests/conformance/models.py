@@ -112,7 +112,7 @@ CATALOGUE = {
     "unavailable": scripted({"error": "come back later", "code": "UNAVAILABLE"}),
     "stuck": identity("BYTES", "1", delay_us=NEVER_US),
     "endless": identity("BYTES", "1", delay_us=NEVER_US, concurrency=0) + DECOUPLED,
-    "taking_turns": identity("BYTES", "1", delay_us=500_000),
+    "taking_turns": identity("BYTES", "1", delay_us=2_000_000),
     "chatting": CHATTING + with_parameters({"delay_us": 10_000}) + DECOUPLED,
     "chatting_once": CHATTING,
     "chatting_briefly": CHATTING

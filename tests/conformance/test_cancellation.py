@@ -167,7 +167,7 @@ def test_a_request_behind_one_that_left_gets_its_turn(server: Serving) -> None:
                 calls.append(stub.ModelInfer.future(message))
         calls[0].cancel()
         calls[1].cancel()
-        assert calls[2].result(timeout=10).raw_output_contents == [b"\x01\x00\x00\x00x"]
+        assert calls[2].result(timeout=20).raw_output_contents == [b"\x01\x00\x00\x00x"]
     assert server.metric("nv_inference_request_success", "taking_turns") == 1
 
 

@@ -181,7 +181,9 @@ async def test_timeout_on_sleeping_server(client: Client) -> None:
     await rpc.ask(download(31415, payload_size=27182, sleeps=True))
 
     assert await rpc.answer() is None
-    assert (await rpc.outcome()).code == "DEADLINE_EXCEEDED"
+    # grpc.aio says INTERNAL by itself where its write comes after the deadline.
+    codes = {"DEADLINE_EXCEEDED", *(["INTERNAL"] if client.kind == "aio" else [])}
+    assert (await rpc.outcome()).code in codes
 
 
 @pytest.mark.parametrize("method", ["StreamingOutputCall", "FullDuplexCall"])
