@@ -24,7 +24,7 @@ IN_FLIGHT = "gateway_requests_in_flight"
 PENDING = "nv_inference_pending_request_count"
 FAILURES = "nv_inference_request_failure"
 SMALL_BUFFER = 4096
-SHORT_SECS = 0.5
+SHORT_SECS = 2.0
 
 HTTP_PROCESS = """
 import socket, sys
