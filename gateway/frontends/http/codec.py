@@ -199,6 +199,10 @@ LAST_MEMBER = "model_version"
 """An output whose name is not after this one is no suffix of what every response begins with."""
 
 
+SHORT = 4096
+"""Bytes of a text that is written in a moment."""
+
+
 class ResponseEncoder:
     """Encodes the responses of one generate request; what never changes is prepared once."""
 
@@ -211,12 +215,16 @@ class ResponseEncoder:
 
     def encode(self, response: InferResponse) -> bytes:
         """One JSON object: parameters and outputs, keys sorted by name; or the error."""
+        return self.encode_text(response) or self._encode_any(response)
+
+    def encode_text(self, response: InferResponse) -> bytes | None:
+        """The same of a response that is one short text, as tokens are; None of any other."""
         if len(response.outputs) == 1 and not response.parameters:
             output = response.outputs[0]
             data, is_last = output.data, output.name > LAST_MEMBER
-            if is_last and isinstance(data, tuple) and len(data) == 1:
+            if is_last and isinstance(data, tuple) and len(data) == 1 and len(data[0]) <= SHORT:
                 return self._prefix_for(output.name) + _string(data[0]) + b"}"
-        return self._encode_any(response)
+        return None
 
     def _prefix_for(self, name: str) -> bytes:
         prefix = self._prefixes.get(name)

@@ -49,6 +49,9 @@ HEADERS: Mapping[str, str] = MappingProxyType(
 KEEP_ALIVE = b": keep-alive\n\n"
 """The comment that fills silence, so that no proxy takes the connection for idle."""
 
+BETWEEN = b"\n\ndata: "
+"""What ends the data of an event and begins that of the next one."""
+
 Put = Callable[[bytes], Awaitable[None]]
 """Sends a piece of the body; returns when there is room for more."""
 
@@ -92,7 +95,7 @@ class EventStream(Response):
 
     It owns the stream: however sending ends, the stream is left, and so the model stops. Those of
     a recorded stream can come back to it. A client that reads nothing is dropped by the listener.
-    Subclasses say how events are written; large ones are written in a thread of `threads`.
+    Subclasses say how events are written.
     """
 
     def __init__(
@@ -101,20 +104,25 @@ class EventStream(Response):
         first: First,
         settings: HttpSettings,
         headers: Mapping[str, str] = NO_HEADERS,
-        threads: Threads | None = None,
     ) -> None:
         self.status_code = first_status(first or ())
         self.background = None
         self.init_headers({**HEADERS, **headers, **stream_headers(stream)})
         self._stream = stream
         self._first = first
-        self._threads = threads
         self._silence_secs = settings.keep_alive_secs
         self._sent_at = 0.0
 
     @abstractmethod
-    def encode_batch(self, batch: Sequence[InferResponse]) -> bytes:
-        """The events of responses that have come together, with ids if the stream is recorded."""
+    def encode_batch(self, batch: Sequence[InferResponse]) -> bytes | None:
+        """The events of responses that have come together, with ids if the stream is recorded.
+
+        None if they are large together: `encode_large` writes those.
+        """
+
+    async def encode_large(self, batch: Sequence[InferResponse]) -> bytes:
+        """The events of large responses, written without blocking the event loop."""
+        raise NotImplementedError
 
     @abstractmethod
     def encode_failure(self, error: InferenceError) -> bytes:
@@ -166,10 +174,9 @@ class EventStream(Response):
         try:
             batch = self._first if self._first is not None else await self._stream.batch()
             while batch:
-                if self._threads is not None and _is_large(batch):
-                    chunk = await self._threads.run(self.encode_batch, batch)
-                else:
-                    chunk = self.encode_batch(batch)
+                chunk = self.encode_batch(batch)
+                if chunk is None:
+                    chunk = await self.encode_large(batch)
                 if chunk:
                     await put(chunk)
                     self._sent_at = time()
@@ -187,7 +194,7 @@ class EventStream(Response):
 class StreamedResponse(EventStream):
     """The events of `generate_stream`. An error becomes an event with an `error` member.
 
-    It is the last event if the error has ended the request.
+    It is the last event if the error has ended the request. Large events are written in a thread.
     """
 
     def __init__(
@@ -198,10 +205,22 @@ class StreamedResponse(EventStream):
         settings: HttpSettings,
         threads: Threads,
     ) -> None:
-        super().__init__(stream, first, settings, threads=threads)
+        super().__init__(stream, first, settings)
         self._encoder = encoder
+        self._threads = threads
 
-    def encode_batch(self, batch: Sequence[InferResponse]) -> bytes:
+    def encode_batch(self, batch: Sequence[InferResponse]) -> bytes | None:
+        if not isinstance(self._stream, Reader):
+            encode = self._encoder.encode_text
+            texts = [encode(response) for response in batch if has_data(response)]
+            if None not in texts:
+                return event(BETWEEN.join(texts)) if texts else b""  # type: ignore[arg-type]
+        return None if _is_large(batch) else self._events(batch)
+
+    async def encode_large(self, batch: Sequence[InferResponse]) -> bytes:
+        return await self._threads.run(self._events, batch)
+
+    def _events(self, batch: Sequence[InferResponse]) -> bytes:
         encode = self._encoder.encode
         if not isinstance(self._stream, Reader):
             return b"".join([event(encode(response)) for response in batch if has_data(response)])
