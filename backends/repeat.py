@@ -12,7 +12,7 @@ import numpy as np
 
 from gateway.backend import Answer, Backend, Instance, ModelContext, Note
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.tensor import Datatype, Tensor, array_tensor

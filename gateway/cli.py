@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from gateway import __version__
-from gateway.chat import options as chat_options
 from gateway.errors import InferenceError
 from gateway.flags import serve as flags
 from gateway.flags.values import seconds
 from gateway.settings import ENVIRONMENT, Settings, netloc
 from gateway.storage.store import KEPT, ModelStore, StoreError, default_root
+from gateway.tools.chat import options as chat_options
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -149,10 +149,10 @@ def _local(address: str) -> str:
 
 
 def _chat(parsed: argparse.Namespace) -> None:
-    command = importlib.import_module("gateway.chat.command")
+    command = importlib.import_module("gateway.tools.chat.command")
     try:
         command.run(chat_options.options(parsed))
-    except importlib.import_module("gateway.chat.server").ChatError as error:
+    except importlib.import_module("gateway.tools.chat.server").ChatError as error:
         raise CommandFailed(str(error)) from None
 
 
@@ -162,7 +162,7 @@ def _fetch(parsed: argparse.Namespace) -> None:
 
 
 def _check(parsed: argparse.Namespace) -> None:
-    check = importlib.import_module("gateway.models.check")
+    check = importlib.import_module("gateway.tools.check")
     repository = importlib.import_module("gateway.models.repository")
     findings = check.check(repository.ModelRepository([parsed.repository]))
     Console().print(check.table(findings))
@@ -173,7 +173,7 @@ def _check(parsed: argparse.Namespace) -> None:
 def _config(parsed: argparse.Namespace) -> None:
     # What a backend remarks on while it looks at a file stands in the text, as comments.
     logging.getLogger("sluice").addHandler(logging.NullHandler())
-    drafting = importlib.import_module("gateway.models.drafting")
+    drafting = importlib.import_module("gateway.tools.draft")
     backend_loader = importlib.import_module("gateway.backend_loader")
     backends = backend_loader.BackendLoader(kept=_kept())
     draft = drafting.draft(_model_file(parsed), backends)
@@ -198,13 +198,13 @@ def _kept() -> Path | None:
 
 
 def _doctor(parsed: argparse.Namespace) -> None:
-    if not importlib.import_module("gateway.doctor.command").run(parsed):
+    if not importlib.import_module("gateway.tools.doctor.command").run(parsed):
         raise SystemExit(EXIT_FAILED)
 
 
 def _model_file(parsed: argparse.Namespace) -> Any:
     """The file that is meant: by the name of its model if repositories are given, else by path."""
-    drafting = importlib.import_module("gateway.models.drafting")
+    drafting = importlib.import_module("gateway.tools.draft")
     if parsed.model_repository:
         repository = importlib.import_module("gateway.models.repository")
         return drafting.find_file(repository.ModelRepository(parsed.model_repository), parsed.model)

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from gateway.config import ModelInput, ModelOutput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Usage
 from gateway.openai_exchange import ENDPOINT, REQUEST, RESPONSE

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from backends.vllm.openai_settings import OpenAiSettings, read_openai_settings
-from gateway.models.pbtxt import parse
+from gateway.config.pbtxt import parse
 from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root
 from loadtests.server import ServerFailed

@@ -9,7 +9,7 @@ from loadtests.server import Server
 
 SERVER = "server"
 ENGINE = "engine"
-MODULES = {"gateway.frontend_processes": "frontends", "backends.vllm.engine_clients": "clients"}
+MODULES = {"gateway.processes": "frontends", "backends.vllm.engine_clients": "clients"}
 """What is on the command lines of the gateway's processes besides the server, and their names."""
 
 

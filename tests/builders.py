@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from gateway.backend import Answer, Instance
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Usage
 from gateway.models.model import Model

@@ -7,7 +7,7 @@ from pathlib import Path
 def frontends_of(server: int) -> Sequence[int]:
     """Those of the server with that process id."""
     listed = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-    return [pid for pid in map(int, listed) if b"frontend_processes" in command(pid)]
+    return [pid for pid in map(int, listed) if b"gateway.processes" in command(pid)]
 
 
 def command(pid: int) -> bytes:

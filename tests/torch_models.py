@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gateway.config import ModelConfig, ModelInput, ModelOutput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from tests import needs
 
 COMPILE_SECS = 240.0

@@ -11,8 +11,8 @@ from dataclasses import replace
 from backends.onnxruntime.signature import ModelTensor, Signature
 from gateway.batches.sequence_tensors import sequence_inputs
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
+from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
-from gateway.scheduling import DynamicBatching
 
 log = logging.getLogger("sluice.onnxruntime")
 

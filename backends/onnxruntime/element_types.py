@@ -1,6 +1,6 @@
 """Which data type is meant by what ONNX Runtime says of a tensor?"""
 
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 
 BFLOAT16_KIND = "tensor(bfloat16)"
 BFLOAT16 = 16

@@ -6,8 +6,8 @@ import onnxruntime
 
 from backends.onnxruntime.parameters import integer, switch
 from gateway.config import InstanceKind, ModelConfig
+from gateway.config.optimization import Accelerator, ExecutionAccelerators
 from gateway.errors import Code, InferenceError
-from gateway.optimization import Accelerator, ExecutionAccelerators
 
 Provider = tuple[str, dict[str, str]]
 

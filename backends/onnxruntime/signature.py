@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends.onnxruntime.element_types import ELEMENT_TYPES
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 
 

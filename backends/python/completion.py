@@ -6,8 +6,8 @@ from typing import Any
 import orjson
 
 from gateway.config import ModelConfig
+from gateway.config.pbtxt import parse_json, to_json
 from gateway.errors import Code, InferenceError
-from gateway.models.pbtxt import parse_json, to_json
 
 
 def config_json(config: ModelConfig) -> str:

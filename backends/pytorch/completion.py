@@ -21,9 +21,9 @@ from backends.pytorch.signature import DATATYPES, Program, Signature, Size, Slot
 from backends.pytorch.torchscript import load_torchscript, load_traced
 from gateway.backend import Description
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
+from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
-from gateway.scheduling import DynamicBatching
 from gateway.tensor import format_shape
 
 DEFAULT_MAX_BATCH_SIZE = 4

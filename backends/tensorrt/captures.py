@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from backends.tensorrt.parameters import cuda_hints
 from backends.tensorrt.signature import Profile, Shape
 from gateway.config import ModelConfig
+from gateway.config.optimization import GraphLowerBound, GraphSpec
 from gateway.errors import Code, InferenceError
-from gateway.optimization import GraphLowerBound, GraphSpec
 
 SMALL = (1, 2, 3, 4, 6, 8, 12, 16)
 """The sizes of batches for which graphs help most, if nobody says which."""

@@ -10,9 +10,9 @@ from dataclasses import replace
 from backends.tensorrt.signature import Binding, Signature
 from gateway.batches.sequence_tensors import sequence_inputs
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
+from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
-from gateway.scheduling import DynamicBatching
 
 log = logging.getLogger("sluice.tensorrt")
 

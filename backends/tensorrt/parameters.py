@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from enum import Enum
 
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
+from gateway.config.optimization import Cuda, OptimizationPolicy, OptimizationPriority
 from gateway.errors import Code, InferenceError
-from gateway.optimization import Cuda, OptimizationPolicy, OptimizationPriority
 
 BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 VERSION_COMPATIBLE = "version-compatible"

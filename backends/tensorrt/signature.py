@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.tensor import SIZES
 

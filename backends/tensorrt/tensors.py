@@ -9,7 +9,7 @@ import numpy.typing as npt
 from backends.tensorrt.gpu import Gpu
 from backends.tensorrt.memory import Staging
 from backends.tensorrt.signature import Binding, Shape, Signature, size_bytes
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.device_memory import DeviceMemory
 from gateway.tensor import Datatype, Tensor
 

@@ -7,8 +7,8 @@ model like others, but no client sees them.
 from dataclasses import replace
 
 from gateway.config import ModelConfig, ModelInput, ModelOutput
-from gateway.data_type import DataType
-from gateway.scheduling import Control, ControlKind, SequenceBatching, State
+from gateway.config.data_type import DataType
+from gateway.config.scheduling import Control, ControlKind, SequenceBatching, State
 
 
 def with_sequence_tensors(config: ModelConfig) -> ModelConfig:

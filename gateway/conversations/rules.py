@@ -7,7 +7,7 @@ from typing import NamedTuple
 import orjson
 
 from gateway.config import ModelConfig, ModelInput, ModelOutput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.generation import EXCLUDE_INPUT, MESSAGES, TEXT_OUTPUT
 from gateway.messages import InferRequest, InferResponse, SequenceTag

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from gateway.config import ModelConfig
+from gateway.config.scheduling import EnsembleScheduling
 from gateway.ensembles.graph import Graph
-from gateway.scheduling import EnsembleScheduling
 
 
 def flow_problems(config: ModelConfig) -> Iterator[str]:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from gateway.scheduling import EnsembleScheduling
+from gateway.config.scheduling import EnsembleScheduling
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from gateway.config import ModelConfig, ModelInput, ModelOutput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.ensembles.graph import Graph, Step
 from gateway.ensembles.shapes import agree
 from gateway.errors import Code, InferenceError

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.config import ModelInput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.tensor import BF16_BITS, NUMPY_TYPES, Datatype, Tensor, array_tensor
 

@@ -3,13 +3,13 @@
 from typing import Any, Unpack
 
 from gateway import metadata
+from gateway.config import pbtxt
 from gateway.dataplane import DataPlane
 from gateway.in_process.async_responses import AsyncResponses
 from gateway.in_process.link import Link
 from gateway.in_process.request import RequestFields, draft
 from gateway.in_process.responses import Responses
 from gateway.in_process.sources import LocalSource, RemoteSource, Source
-from gateway.models import pbtxt
 
 
 class Model:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gateway.config import ModelConfig
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 
 TOLD_AS = (DataType.TYPE_INT32, DataType.TYPE_FP32)
 

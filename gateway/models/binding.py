@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from gateway.config import ModelConfig
+from gateway.config.scheduling import EnsembleStep
 from gateway.ensembles.member import LATEST
 from gateway.ensembles.wiring import check_wiring
 from gateway.errors import Code, InferenceError
@@ -14,7 +15,6 @@ from gateway.models.loading import NO_MEMBERS, LoadedMembers
 from gateway.models.lookup import Known, ModelTable
 from gateway.models.model import Model
 from gateway.models.repository import ModelRepository
-from gateway.scheduling import EnsembleStep
 from gateway.threads import Threads
 
 

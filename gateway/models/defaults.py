@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from gateway.config import LatestVersions, ModelConfig, VersionPolicy
-from gateway.models.platforms import ENSEMBLE
-from gateway.optimization import OptimizationPolicy, PinnedMemoryBuffer
-from gateway.scheduling import DynamicBatching, SequenceBatching
+from gateway.config.optimization import OptimizationPolicy, PinnedMemoryBuffer
+from gateway.config.platforms import ENSEMBLE
+from gateway.config.scheduling import DynamicBatching, SequenceBatching
 
 SEQUENCE_IDLE_US = 1_000_000
 

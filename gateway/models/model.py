@@ -13,6 +13,7 @@ from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, Checked, InferRequest
 from gateway.models.cached_request import CachedRequest, ModelCache
+from gateway.models.choice import build_scheduler
 from gateway.models.crew import Crew
 from gateway.models.gate import Gate
 from gateway.models.labels import Labels
@@ -24,7 +25,6 @@ from gateway.observability.record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.observability.trace import Trace
 from gateway.openai_exchange import further_names
-from gateway.schedulers.choice import build_scheduler
 from gateway.schedulers.scheduler import Entry, Executing
 from gateway.stream import ResponseStream
 from gateway.threads import Threads

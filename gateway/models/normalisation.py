@@ -4,16 +4,16 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
 from gateway.config import InputFormat, ModelConfig, ModelInput, ModelOutput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
+from gateway.config.platforms import ENSEMBLE, TENSORRT, accepted_platforms, resolve_backend
+from gateway.config.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 from gateway.ensembles.flow import flow_problems
 from gateway.errors import Code, InferenceError
 from gateway.models.batch_checks import batch_problems
 from gateway.models.defaults import fill_defaults
 from gateway.models.gpus import NO_GPUS, Gpus
 from gateway.models.instance_groups import check_instance_groups, fill_instance_groups
-from gateway.models.platforms import ENSEMBLE, TENSORRT, accepted_platforms, resolve_backend
 from gateway.models.sequence_checks import sequence_problems
-from gateway.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 
 ANY_SIZE = -1
 SIZES_ALLOWED = "must be integer >= 1, or -1 to indicate a variable-size dimension"

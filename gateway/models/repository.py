@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.config import ModelConfig, VersionPolicy
+from gateway.config.pbtxt import parse, parse_json
 from gateway.errors import Code, InferenceError
 from gateway.models.gpus import NO_GPUS, Gpus
 from gateway.models.identity import ModelId
 from gateway.models.normalisation import check_tensors, normalise
 from gateway.models.override import Override, UploadedFolder, refuse_escapes
-from gateway.models.pbtxt import parse, parse_json
 from gateway.models.snapshot import Snapshot, take
 from gateway.models.support import ignored, require_supported
 from gateway.models.versions import RESERVED, select_versions, version_number

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from gateway.batches.sequence_tensors import sequence_inputs
 from gateway.config import ModelConfig
-from gateway.data_type import DataType
-from gateway.scheduling import (
+from gateway.config.data_type import DataType
+from gateway.config.scheduling import (
     Control,
     ControlKind,
     InitialState,

@@ -6,8 +6,8 @@ from enum import StrEnum
 from typing import Any
 
 from gateway.config import ModelConfig
+from gateway.config.schema import Cardinality, FieldShape, shapes
 from gateway.errors import Code, InferenceError
-from gateway.models.schema import Cardinality, FieldShape, shapes
 
 
 class Verdict(StrEnum):

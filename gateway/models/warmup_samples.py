@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.config import ModelConfig, ModelWarmup, WarmupInput
+from gateway.config.data_type import DataType
 from gateway.data_files import DataFiles
-from gateway.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, request_prefix
 from gateway.models.validation import RequestRules

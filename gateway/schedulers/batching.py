@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from gateway.config import ModelConfig
+from gateway.config.scheduling import DynamicBatching
 from gateway.schedulers.queue import NS_PER_US, Waiting
-from gateway.scheduling import DynamicBatching
 
 
 class Decision(NamedTuple):

@@ -10,6 +10,7 @@ from functools import partial
 
 from gateway.backend import Instance
 from gateway.config import ModelConfig
+from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, request_prefix
 from gateway.observability.statistics import QUEUE_TIMEOUT, ModelStatistics
@@ -24,7 +25,6 @@ from gateway.schedulers.queue import QueueRules, RequestQueue, Waiting
 from gateway.schedulers.rate_limiter import Share
 from gateway.schedulers.rules import BatchRules
 from gateway.schedulers.scheduler import Entry, Executing, Scheduler
-from gateway.scheduling import DynamicBatching
 from gateway.stream import ResponseStream
 
 Batch = Sequence[Waiting]

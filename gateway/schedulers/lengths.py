@@ -8,10 +8,10 @@ from itertools import islice
 from operator import attrgetter
 
 from gateway.config import ModelConfig
+from gateway.config.scheduling import DynamicBatching
 from gateway.schedulers.batching import Decision, most_rows
 from gateway.schedulers.costs import Cost
 from gateway.schedulers.queue import NS_PER_US, Waiting
-from gateway.scheduling import DynamicBatching
 
 LOOK_AHEAD = 128
 """Requests that are considered for one batch; deciding takes less than a millisecond."""

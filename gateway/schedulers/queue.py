@@ -10,8 +10,8 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from gateway.config.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 from gateway.schedulers.scheduler import Entry
-from gateway.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 
 NS_PER_US = 1000
 KEPT_LEVELS = 16

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from gateway.backend import Instance
 from gateway.batches.padding import Padding
 from gateway.config import ModelConfig
+from gateway.config.scheduling import DynamicBatching
 from gateway.schedulers.batching import Batching, FirstComeBatching
 from gateway.schedulers.costs import DEFAULT_BUDGET, Cost, Point
 from gateway.schedulers.lengths import LengthBatching
 from gateway.schedulers.measuring import measure
-from gateway.scheduling import DynamicBatching
 
 log = logging.getLogger("sluice.batching")
 

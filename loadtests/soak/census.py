@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WORKER = b"backends/python/worker"
-FRONTEND = b"frontend_processes"
+FRONTEND = b"gateway.processes"
 POOLED = {"/memfd": 64}
 """Descriptors that a server keeps for reuse: a worker's pool has at most 64 segments."""
 

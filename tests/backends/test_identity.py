@@ -11,7 +11,7 @@ import pytest
 from backends.identity import Behaviour, Gate, IdentityBackend, IdentityInstance
 from gateway.backend import Answer, Instance, ModelContext
 from gateway.config import ModelConfig, ModelInput, ModelOutput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, RequestedOutput
 from gateway.tensor import Datatype, array_tensor

@@ -18,7 +18,7 @@ from backends.repeat import (
 )
 from gateway.backend import Answer, Note
 from gateway.config import ModelConfig, ModelInput, ModelOutput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.tensor import Datatype, array_tensor, text_tensor

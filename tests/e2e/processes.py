@@ -7,7 +7,7 @@ from tests.serving import Serving, wait_until
 
 ENGINE = "EngineCore"
 WORKER = "Worker"
-OTHERS = ("resource_tracker", "frontend_processes")
+OTHERS = ("resource_tracker", "gateway.processes")
 """What Python starts with others, and ends with the one that has started it; and our frontends."""
 
 

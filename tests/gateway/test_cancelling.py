@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from gateway.config import ModelConfig
+from gateway.config.scheduling import DynamicBatching, SequenceBatching
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
 from gateway.running_requests import RequestName
-from gateway.scheduling import DynamicBatching, SequenceBatching
 from gateway.stream import INTERRUPTED, Interrupted
 from gateway.tensor import Datatype, Tensor
 from tests.builders import (

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from gateway.backend_loader import BackendLoader
+from gateway.config.scheduling import SequenceBatching
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.registry import ModelRegistry
 from gateway.models.repository import ModelRepository
-from gateway.scheduling import SequenceBatching
 from gateway.settings import ControlMode, ModelSettings
 from tests.builders import (
     TEXT,

@@ -7,7 +7,7 @@ import pytest
 import gateway
 from gateway.backend import Instance
 from gateway.config import ModelConfig, ModelInput, ModelOutput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.metadata import model_metadata, model_ready, server_metadata, statistics

@@ -7,9 +7,9 @@ from backends.vllm.engine_clients.kinds import Kind
 from backends.vllm.engine_clients.values import read_error, read_response, write_request
 from gateway.errors import UNEXPECTED, Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
-from gateway.process_channel.call_end import CallEnd
-from gateway.process_channel.channel import Channel
-from gateway.process_channel.frames import Frame
+from gateway.processes.call_end import CallEnd
+from gateway.processes.channel import Channel
+from gateway.processes.frames import Frame
 
 
 def tokens(frame: Frame) -> int:

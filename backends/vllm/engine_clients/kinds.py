@@ -1,6 +1,6 @@
 """What the server and the clients of a shared engine say to each other, besides what all do."""
 
-from gateway.process_channel import frames
+from gateway.processes import frames
 
 
 class Kind(frames.Kind):

@@ -9,9 +9,9 @@ from backends.vllm.engine_clients.values import read_request, write_error, write
 from gateway.backend import Instance
 from gateway.errors import UNEXPECTED, InferenceError
 from gateway.messages import InferResponse
-from gateway.process_channel.call_end import CallEnd
-from gateway.process_channel.channel import Channel
-from gateway.process_channel.frames import Frame
+from gateway.processes.call_end import CallEnd
+from gateway.processes.channel import Channel
+from gateway.processes.frames import Frame
 
 log = logging.getLogger("sluice.vllm")
 

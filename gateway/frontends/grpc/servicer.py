@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any
 
 from gateway import metadata
+from gateway.config import pbtxt
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.codec import RequestDecoder
@@ -23,7 +24,6 @@ from gateway.frontends.grpc.stream_infer import StreamInfer, StrictError
 from gateway.frontends.grpc.tracing import begin, follow
 from gateway.frontends.grpc.wire import Message, parse_request
 from gateway.messages import InferRequest
-from gateway.models import pbtxt
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.recordings import Recordings

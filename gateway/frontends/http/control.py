@@ -6,10 +6,10 @@ import orjson
 from fastapi import APIRouter, Depends, Request, Response
 
 from gateway import metadata
+from gateway.config import pbtxt
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.errors import JSON, plain_error
 from gateway.frontends.http.paths import MODEL, VERSION, version_of
-from gateway.models import pbtxt
 
 
 async def _version(request: Request) -> str:

@@ -21,9 +21,14 @@ from gateway.config import (
     ModelOperations,
     ModelOutput,
 )
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
+from gateway.config.optimization import (
+    Accelerator,
+    ExecutionAccelerators,
+    Graph,
+    OptimizationPolicy,
+)
 from gateway.errors import Code, InferenceError
-from gateway.optimization import Accelerator, ExecutionAccelerators, Graph, OptimizationPolicy
 from tests.backends.onnxruntime.conftest import Load, ask, context, floats
 from tests.builders import soon
 from tests.onnx_models import add_sub, constant, identity, model, node, one, save, tensor

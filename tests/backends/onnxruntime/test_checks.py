@@ -8,9 +8,9 @@ import pytest
 from backends.onnxruntime.checks import check
 from backends.onnxruntime.signature import ModelTensor, Signature
 from gateway.config import BatchInput, ModelConfig, ModelInput, ModelOutput, TensorReshape
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
+from gateway.config.scheduling import Control, ControlInput, ControlKind, SequenceBatching, State
 from gateway.errors import Code, InferenceError
-from gateway.scheduling import Control, ControlInput, ControlKind, SequenceBatching, State
 
 FLOAT = "tensor(float)"
 

@@ -15,10 +15,10 @@ from gateway.config import (
     ModelOutput,
     TensorReshape,
 )
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
+from gateway.config.scheduling import DynamicBatching, SequenceBatching
 from gateway.errors import Code, InferenceError
 from gateway.models.normalisation import check_tensors
-from gateway.scheduling import DynamicBatching, SequenceBatching
 from tests.backends.onnxruntime.conftest import backend
 from tests.onnx_models import add_sub, identity, model, node, save, tensor
 

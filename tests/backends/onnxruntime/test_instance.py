@@ -23,7 +23,7 @@ from gateway.config import (
     ModelOutput,
     TensorReshape,
 )
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.tensor import SIZES, Datatype, Tensor

@@ -6,8 +6,8 @@ import pytest
 
 from backends.onnxruntime.providers import Provider, providers, require_installed
 from gateway.config import InstanceKind, ModelConfig
+from gateway.config.optimization import Accelerator, ExecutionAccelerators, OptimizationPolicy
 from gateway.errors import Code, InferenceError
-from gateway.optimization import Accelerator, ExecutionAccelerators, OptimizationPolicy
 
 CPU = ("CPUExecutionProvider", {})
 

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from backends.onnxruntime.providers import CPU, CUDA, Provider
 from backends.onnxruntime.steadiness import LARGEST_BYTES, is_steady
 from gateway.config import BatchInput, ModelConfig, ModelInput, ModelOperations
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from tests.backends.onnxruntime.conftest import Load, ask, floats
 from tests.onnx_models import add_sub, constant, model, node, one, save, tensor
 

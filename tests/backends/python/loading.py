@@ -10,7 +10,7 @@ import numpy as np
 
 from gateway.backend import Answer, Instance, Note
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.stream import ResponseStream

@@ -19,9 +19,9 @@ from gateway.backend import Instance, ModelContext, Note
 from gateway.config import (
     ModelConfig,
 )
+from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, RequestedOutput, SequenceTag
-from gateway.scheduling import DynamicBatching
 from gateway.stream import ResponseStream
 from gateway.tensor import Datatype, Tensor, array_tensor
 from tests.backends.python.loading import (

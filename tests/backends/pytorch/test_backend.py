@@ -13,7 +13,7 @@ import torch
 from backends.pytorch.backend import PytorchBackend
 from backends.pytorch.inductor import load_inductor
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from tests import torch_models as models
 from tests.backends.pytorch.conftest import Load

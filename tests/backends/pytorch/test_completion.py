@@ -9,7 +9,7 @@ from backends.pytorch.backend import PytorchBackend
 from backends.pytorch.completion import NOT_TOLD
 from gateway.backend import Description
 from gateway.config import ModelConfig
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import InferenceError
 from gateway.models.normalisation import check_tensors
 from tests import torch_models as models

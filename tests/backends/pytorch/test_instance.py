@@ -12,7 +12,7 @@ import torch
 from backends.pytorch.backend import PytorchBackend
 from backends.pytorch.instance import PytorchInstance
 from gateway.config import InstanceGroup, InstanceKind
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor

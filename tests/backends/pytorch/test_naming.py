@@ -5,8 +5,8 @@ import pytest
 from backends.pytorch.naming import place_inputs, place_outputs
 from backends.pytorch.signature import Slot
 from gateway.config import BatchInput, ModelConfig, ModelInput, ModelOutput
+from gateway.config.scheduling import ControlInput, SequenceBatching, State
 from gateway.errors import Code, InferenceError
-from gateway.scheduling import ControlInput, SequenceBatching, State
 
 X_AND_Y = (Slot(names=("x",)), Slot(names=("y",)))
 

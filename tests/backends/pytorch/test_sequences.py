@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gateway.config import ModelConfig, ModelInput, ModelOutput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
+from gateway.config.scheduling import Control, ControlInput, ControlKind, SequenceBatching, State
 from gateway.messages import InferRequest, InferResponse
-from gateway.scheduling import Control, ControlInput, ControlKind, SequenceBatching, State
 from gateway.tensor import Datatype, array_tensor
 from tests import torch_models as models
 from tests.backends.pytorch.conftest import Load

@@ -139,7 +139,7 @@ from pathlib import Path
 import numpy as np, torch
 from backends.pytorch.backend import PytorchBackend
 from backends.pytorch.instance import PytorchInstance
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.tensor import Datatype, array_tensor
 from tests.backends.pytorch.conftest import context
 from tests.torch_models import config_of

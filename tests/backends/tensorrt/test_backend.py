@@ -8,8 +8,8 @@ import pytest
 
 from backends.tensorrt.backend import TensorRtBackend
 from gateway.config import InstanceKind, ModelConfig, SecondaryDevice
+from gateway.config.optimization import Cuda, OptimizationPolicy, OptimizationPriority
 from gateway.errors import Code, InferenceError
-from gateway.optimization import Cuda, OptimizationPolicy, OptimizationPriority
 from tests.backends.tensorrt.conftest import (
     NEGATE,
     UP_TO_8,

@@ -8,9 +8,8 @@ import pytest
 
 from backends.tensorrt.backend import TensorRtBackend
 from gateway.config import InstanceKind, ModelConfig, ModelInput, ModelOutput, TensorReshape
-from gateway.data_type import DataType
-from gateway.errors import Code, InferenceError
-from gateway.scheduling import (
+from gateway.config.data_type import DataType
+from gateway.config.scheduling import (
     Control,
     ControlInput,
     ControlKind,
@@ -18,6 +17,7 @@ from gateway.scheduling import (
     SequenceBatching,
     State,
 )
+from gateway.errors import Code, InferenceError
 from tests.backends.tensorrt.conftest import (
     NEGATE,
     UP_TO_8,

@@ -12,16 +12,16 @@ import pytest
 from backends.tensorrt.captures import Capture, captures, find
 from backends.tensorrt.signature import Range
 from gateway.config import ModelConfig, ModelInput
-from gateway.data_type import DataType
-from gateway.errors import Code, InferenceError
-from gateway.optimization import (
+from gateway.config.data_type import DataType
+from gateway.config.optimization import (
     Cuda,
     GraphLowerBound,
     GraphShape,
     GraphSpec,
     OptimizationPolicy,
 )
-from gateway.scheduling import DynamicBatching
+from gateway.config.scheduling import DynamicBatching
+from gateway.errors import Code, InferenceError
 from tests.backends.tensorrt.conftest import NEGATE, Load, M, X, Y, ask, on, refused, request
 from tests.backends.tensorrt.stand_in.stand_in_plans import Plan, PlannedTensor
 from tests.builders import WAIT_SECS

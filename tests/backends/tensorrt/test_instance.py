@@ -12,7 +12,7 @@ import pytest
 from backends.tensorrt.backend import TensorRtBackend
 from backends.tensorrt.cuda import CudaError
 from gateway.config import BatchInput, BatchInputKind, ModelInput, ModelOutput, TensorReshape
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code
 from gateway.messages import InferRequest, InferResponse
 from gateway.tensor import SIZES, Datatype, Tensor

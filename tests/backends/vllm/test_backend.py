@@ -20,7 +20,7 @@ from gateway.config import (
     ModelOutput,
     TransactionPolicy,
 )
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import InferenceError
 from gateway.generation import INPUTS, OUTPUTS
 from gateway.openai_exchange import serves_openai

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.batches.batch_inputs import VALUES, batch_tensors
 from gateway.config import BatchInput, BatchInputKind
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.tensor import Datatype
 
 

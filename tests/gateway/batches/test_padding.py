@@ -6,7 +6,7 @@ import pytest
 
 from gateway.batches.padding import Padding
 from gateway.config import ModelConfig, ModelInput, ModelOutput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 
 ENCODER = ModelConfig(

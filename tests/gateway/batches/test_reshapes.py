@@ -4,7 +4,7 @@ import pytest
 
 from gateway.batches.reshapes import Reshape, Reshapes, as_model_sees
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.tensor import Datatype, Tensor

@@ -2,8 +2,8 @@ import pytest
 
 from gateway.batches.sequence_tensors import sequence_inputs, with_sequence_tensors
 from gateway.config import ModelConfig, ModelInput, ModelOutput
-from gateway.data_type import DataType
-from gateway.scheduling import Control, ControlInput, ControlKind, SequenceBatching, State
+from gateway.config.data_type import DataType
+from gateway.config.scheduling import Control, ControlInput, ControlKind, SequenceBatching, State
 
 START = ControlKind.CONTROL_SEQUENCE_START
 ID = ControlKind.CONTROL_SEQUENCE_CORRID

@@ -18,7 +18,7 @@ from gateway.config import (
     ModelOutput,
     TensorReshape,
 )
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, RequestedOutput
 from gateway.tensor import NUMPY_TYPES, SIZES, Datatype, Tensor, array_tensor

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from gateway.config import ModelConfig, ModelInput, ModelOutput
+from gateway.config.data_type import DataType
 from gateway.conversations.conversations import Conversations
 from gateway.conversations.room import ByteLimits
-from gateway.data_type import DataType
 from gateway.dataplane import DataPlane
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.model import Model

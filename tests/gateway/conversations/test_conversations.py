@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.config.scheduling import SequenceBatching
 from gateway.conversations.conversation import MAX_WAITING
 from gateway.conversations.conversations import NS_PER_SECOND, Conversations
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, RequestedOutput, SequenceTag
 from gateway.running_requests import RequestName
-from gateway.scheduling import SequenceBatching
 from gateway.stream import ResponseStream
 from gateway.tensor import Datatype, Tensor
 from tests.builders import (

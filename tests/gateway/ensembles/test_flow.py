@@ -5,9 +5,9 @@ Each text was compared with Triton 2.51; the configs are those of `tests/conform
 
 import pytest
 
+from gateway.config.pbtxt import parse
 from gateway.errors import Code, InferenceError
 from gateway.models.normalisation import normalise
-from gateway.models.pbtxt import parse
 from tests.conformance.ensembles import SERVED, UNFIT, UNREADABLE
 
 

@@ -1,7 +1,7 @@
 """What is there to run for the outputs that a request asks for?"""
 
+from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
 from gateway.ensembles.graph import Graph, Plan
-from gateway.scheduling import EnsembleScheduling, EnsembleStep
 
 
 def graph(*steps: tuple[str, str, str]) -> Graph:

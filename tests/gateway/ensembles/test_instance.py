@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from gateway.config import ModelConfig
+from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
 from gateway.ensembles.calls import MAX_PASSES
 from gateway.ensembles.instance import EnsembleInstance
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse, Phases, RequestedOutput, SequenceTag
 from gateway.models.model import Model
-from gateway.scheduling import EnsembleScheduling, EnsembleStep
 from gateway.stream import DEFAULT_LIMIT, ResponseStream
 from gateway.tensor import text_tensor
 from tests.builders import (

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from gateway.config import ModelConfig, TensorReshape
+from gateway.config.pbtxt import parse
 from gateway.ensembles.wiring import check_wiring
 from gateway.errors import Code, InferenceError
 from gateway.models.normalisation import normalise
-from gateway.models.pbtxt import parse
 from tests.conformance.ensembles import BATCH_4, MEMBERS, SERVED, UNFIT, calls, ensemble, leaf, step
 
 DECOUPLED = {"dec_first", "dec_last", "dec_dec", "dec_fails", "says_not_decoupled"}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gateway.config import ModelInput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.in_process.arrays import fitted, listed_tensor, to_array, typed_tensor
 from gateway.tensor import NUMPY_TYPES, Datatype, Tensor

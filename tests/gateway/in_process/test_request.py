@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gateway.config import ModelInput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.in_process.request import draft
 from gateway.messages import RequestedOutput, SequenceTag

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.config import BatchInput, BatchOutput, ModelConfig, ModelInput, ModelOutput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.models.normalisation import check_tensors
 

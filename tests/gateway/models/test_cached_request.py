@@ -11,11 +11,11 @@ import pytest
 from gateway.cache.local import LocalCache
 from gateway.cache.response_cache import Insertion, Lookup, ResponseCache
 from gateway.config import ModelConfig, ModelResponseCache
+from gateway.config.scheduling import DynamicBatching, QueuePolicy
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases
 from gateway.models.model import Model
 from gateway.observability.metrics import CacheReading
-from gateway.scheduling import DynamicBatching, QueuePolicy
 from gateway.threads import LARGE_BYTES, Threads
 from tests.builders import (
     FLAG,

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from gateway.config import InstanceGroup, ModelInput, TransactionPolicy
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
+from gateway.config.scheduling import DynamicBatching, SequenceBatching
 from gateway.errors import Code, InferenceError
 from gateway.models.completion import completed
-from gateway.scheduling import DynamicBatching, SequenceBatching
 from tests.builders import TEXT
 
 OTHER = ModelInput(name="other", data_type=DataType.TYPE_FP32, dims=(3,))

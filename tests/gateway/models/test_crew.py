@@ -17,7 +17,7 @@ from gateway.stream import ResponseStream
 from tests.builders import TEXT, ScriptedInstance, read_all, settle, soon, text_request
 from tests.conftest import Serve, tasks_left
 from tests.gateway.schedulers.queues import dynamic, finish, word
-from tests.gateway.schedulers.sequences.parts import direct, oldest, part
+from tests.gateway.sequences.parts import direct, oldest, part
 
 SEQUENCES = {"direct": direct(), "oldest": oldest()}
 ALL = {"direct": TEXT, "dynamic": dynamic(1), "sequences": direct(slots=1)}

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from gateway.config import ModelConfig
+from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
 from gateway.models.dependencies import Circle, Waits, dependents, members, orphans, resolve
 from gateway.models.identity import ModelId
 from gateway.models.lookup import Known
 from gateway.models.repository import ModelEntry, Source
-from gateway.scheduling import EnsembleScheduling, EnsembleStep
 from tests.builders import TEXT
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.models.check import check
 from gateway.models.repository import ModelRepository
 from gateway.models.support import Verdict
+from gateway.tools.check import check
 from tests.conformance.ensembles import (
     SERVED,
     UNFIT,

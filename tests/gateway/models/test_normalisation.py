@@ -13,13 +13,10 @@ from gateway.config import (
     TensorReshape,
     VersionPolicy,
 )
-from gateway.data_type import DataType
-from gateway.errors import Code, InferenceError
-from gateway.models.gpus import Gpus
-from gateway.models.normalisation import check_tensors, normalise
-from gateway.models.pbtxt import parse
-from gateway.optimization import OptimizationPolicy, PinnedMemoryBuffer
-from gateway.scheduling import (
+from gateway.config.data_type import DataType
+from gateway.config.optimization import OptimizationPolicy, PinnedMemoryBuffer
+from gateway.config.pbtxt import parse
+from gateway.config.scheduling import (
     DynamicBatching,
     EnsembleScheduling,
     EnsembleStep,
@@ -27,6 +24,9 @@ from gateway.scheduling import (
     StrategyDirect,
     StrategyOldest,
 )
+from gateway.errors import Code, InferenceError
+from gateway.models.gpus import Gpus
+from gateway.models.normalisation import check_tensors, normalise
 
 
 def normalised(text: str) -> ModelConfig:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.config import ModelConfig, ModelInput, ModelOutput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, RequestedOutput
 from gateway.models.plain_requests import PlainRequests

@@ -29,7 +29,7 @@ from tests.builders import (
 )
 from tests.conftest import Serve
 from tests.gateway.schedulers.queues import dynamic
-from tests.gateway.schedulers.sequences.parts import direct, oldest
+from tests.gateway.sequences.parts import direct, oldest
 
 STALL_SECS = 10.0
 CONFIGS = {

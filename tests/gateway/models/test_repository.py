@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gateway.config import AllVersions, SpecificVersions, VersionPolicy
+from gateway.config.pbtxt import to_json
 from gateway.errors import Code, InferenceError
 from gateway.models.gpus import Gpus
 from gateway.models.identity import ModelId
 from gateway.models.override import Override
-from gateway.models.pbtxt import to_json
 from gateway.models.repository import ModelRepository
 
 DATA = Path(__file__).parent / "data"

@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from gateway.backend import Answer, Instance, Note
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.reshaped_instance import with_reshapes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.models import pbtxt
+from gateway.config import pbtxt
 from gateway.models.sequence_checks import sequence_problems
 
 INPUT = 'input { name: "x" data_type: TYPE_INT32 dims: [1] }'

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.config import ModelConfig, ModelInput, ModelOutput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, RequestedOutput
 from gateway.models.validation import RequestRules, fits

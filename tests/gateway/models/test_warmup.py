@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config import ModelConfig, ModelWarmup, WarmupInput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.models.warmup import warm_up
 from gateway.observability.statistics import ModelStatistics

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from gateway.config import ModelConfig, ModelInput, ModelWarmup, WarmupInput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
+from gateway.config.scheduling import SequenceBatching
 from gateway.errors import Code, InferenceError
 from gateway.models.warmup_samples import read_samples
-from gateway.scheduling import SequenceBatching
 from gateway.tensor import Datatype, join_elements
 
 ANONYMOUS = "[request id: <id_unknown>] "

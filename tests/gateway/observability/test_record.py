@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse, Phases, Usage
 from gateway.observability.record import Record, within
@@ -14,7 +15,6 @@ from gateway.observability.statistics import (
     ModelStatistics,
     Summaries,
 )
-from gateway.scheduling import EnsembleScheduling, EnsembleStep
 from tests.builders import (
     DECOUPLED,
     FLAG,

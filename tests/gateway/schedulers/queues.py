@@ -10,14 +10,14 @@ import numpy as np
 
 from gateway.backend import Instance
 from gateway.config import InstanceGroup, ModelConfig, ModelInput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
+from gateway.config.scheduling import DynamicBatching
 from gateway.messages import InferRequest, SequenceTag
+from gateway.models.choice import build_scheduler
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.choice import build_scheduler
 from gateway.schedulers.queue import Waiting
 from gateway.schedulers.rate_limiter import RateLimiter
 from gateway.schedulers.scheduler import Entry
-from gateway.scheduling import DynamicBatching
 from gateway.tensor import Datatype, Tensor, array_tensor
 from tests.builders import TEXT, Execution, ScriptedInstance, new_entry, soon, text_response
 

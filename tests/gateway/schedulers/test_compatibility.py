@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gateway.batches.padding import Padding
 from gateway.config import ModelConfig, ModelInput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.messages import InferRequest
 from gateway.schedulers.compatibility import Compatibility
 from gateway.tensor import Datatype, Tensor

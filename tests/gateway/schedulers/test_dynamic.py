@@ -13,12 +13,12 @@ import pytest
 
 from gateway.backend import Answer, Instance, Note, NotSent
 from gateway.config import ModelInput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
+from gateway.config.scheduling import QueuePolicy, TimeoutAction
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.observability.statistics import FailureReason
 from gateway.schedulers.scheduler import Entry
-from gateway.scheduling import QueuePolicy, TimeoutAction
 from gateway.stream import ResponseStream
 from gateway.tensor import Datatype, Tensor, array_tensor
 from tests.builders import DECOUPLED, ScriptedInstance, read_all, settle, soon, text_response

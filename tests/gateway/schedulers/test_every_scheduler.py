@@ -8,14 +8,14 @@ import pytest
 
 from gateway.backend import Note, NotSent
 from gateway.config import ModelConfig
+from gateway.config.scheduling import QueuePolicy
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.schedulers.rate_limiter import RateLimiter
-from gateway.scheduling import QueuePolicy
 from tests.builders import TEXT, Execution, ScriptedInstance, read_all, settle, soon, text_response
 from tests.gateway.schedulers.conftest import Start
 from tests.gateway.schedulers.queues import TOKENS, Queue, dynamic, word
-from tests.gateway.schedulers.sequences.parts import direct, oldest
+from tests.gateway.sequences.parts import direct, oldest
 
 SLOW = QueuePolicy(default_timeout_microseconds=60_000_000, max_queue_size=100)
 BROKEN = InferenceError(Code.INTERNAL, "broken")

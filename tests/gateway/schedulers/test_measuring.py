@@ -10,7 +10,7 @@ import pytest
 from gateway.backend import Answer, Instance
 from gateway.batches.padding import Padding
 from gateway.config import ModelInput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.schedulers import measuring

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
+from gateway.config.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 from gateway.schedulers.queue import NS_PER_US, QueueRules, RequestQueue, Waiting
-from gateway.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 from tests.gateway.schedulers.queues import names, waiting
 
 REJECT = QueuePolicy(default_timeout_microseconds=1000)

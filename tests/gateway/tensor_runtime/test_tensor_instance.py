@@ -12,7 +12,7 @@ import pytest
 
 from gateway.backend import Answer
 from gateway.config import ModelConfig, ModelInput, ModelOutput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, RequestedOutput
 from gateway.tensor import Datatype, Tensor, array_tensor

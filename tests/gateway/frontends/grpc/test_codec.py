@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.config import ModelConfig, ModelInput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.codec import RequestDecoder
 from gateway.frontends.grpc.parameters import HeaderForwarding

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from gateway.config import ModelConfig, ModelInput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
+from gateway.config.scheduling import SequenceBatching
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.codec import (
     ResponseEncoder,
@@ -16,7 +17,6 @@ from gateway.frontends.http.codec import (
     fit_shape,
 )
 from gateway.messages import InferRequest, InferResponse, SequenceTag
-from gateway.scheduling import SequenceBatching
 from gateway.stream import INTERRUPTED, has_data
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 from tests.builders import FLAG, TEXT, text_response

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gateway.config import ModelConfig, ModelInput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.infer_codec import InferDecoder, Target
 from gateway.frontends.http.requested_outputs import OutputForms

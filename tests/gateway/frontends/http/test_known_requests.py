@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.config import ModelConfig, ModelInput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.infer_codec import InferDecoder, Target
 from gateway.frontends.http.known_requests import MOST_BYTES, MOST_KNOWN

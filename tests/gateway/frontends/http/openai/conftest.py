@@ -7,7 +7,7 @@ import orjson
 from starlette.types import ASGIApp
 
 from gateway.config import ModelConfig, ModelInput, ModelOutput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.app import build_app
 from gateway.messages import InferResponse, Parameter

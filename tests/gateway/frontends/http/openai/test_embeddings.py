@@ -11,7 +11,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from gateway.backend import Answer, Instance
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.openai.embeddings import AT_ONCE, shorten
 from gateway.messages import InferRequest, InferResponse

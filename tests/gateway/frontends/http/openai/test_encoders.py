@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gateway.config import ModelConfig
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.openai.encoders import Encoder, encoder_of
 from gateway.messages import InferResponse

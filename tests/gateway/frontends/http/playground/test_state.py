@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.core import Metric
 
 from gateway.config import ModelInput, ModelOutput
-from gateway.data_type import DataType
+from gateway.config.data_type import DataType
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.playground.state import ServerState

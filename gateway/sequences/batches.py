@@ -1,0 +1,194 @@
+"""Which requests of a lane's sequences execute together now, or until when do they wait?
+
+A row is a sequence and the request that is next in it. Times are passed in.
+"""
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gateway.config import ModelConfig
+from gateway.config.scheduling import DynamicBatching, StrategyDirect, StrategyOldest
+from gateway.schedulers.batching import FirstComeBatching
+from gateway.schedulers.queue import NS_PER_US, Waiting
+from gateway.sequences.table import OpenSequence
+
+
+class Row(NamedTuple):
+    """A request of a sequence, as it goes into an execution."""
+
+    sequence: OpenSequence
+    waiting: Waiting
+
+
+class Rows(NamedTuple):
+    """What to do now: execute these, None for a slot without a request; or if there are none wait.
+
+    Then `until_ns` is when to decide again (0: only once more requests come).
+    """
+
+    rows: Sequence[Row | None] = ()
+    until_ns: int = 0
+
+
+class Ready(ABC):
+    """The requests of one instance's sequences that may execute: at most one of each."""
+
+    delays: bool
+    """Whether what is ready may have to wait for more."""
+
+    @abstractmethod
+    def __bool__(self) -> bool: ...
+
+    @abstractmethod
+    def offer(self, sequence: OpenSequence) -> bool:
+        """Take note of the next request of a sequence that is not busy; again is fine.
+
+        True if the sequence needs its slot no more.
+        """
+
+    @abstractmethod
+    def drop(self, sequence: OpenSequence) -> Waiting | None:
+        """Forget a sequence; the request of it that is not among its waiting ones any more."""
+
+    @abstractmethod
+    def drop_unbegun(self) -> list[OpenSequence]:
+        """Forget the sequences of which nothing has been executed; they are as they came."""
+
+    @property
+    @abstractmethod
+    def sequences(self) -> list[OpenSequence]:
+        """Those that have something ready."""
+
+    @abstractmethod
+    def decide(self, now_ns: int) -> Rows:
+        """What to do for a free instance, if anything is ready."""
+
+    @abstractmethod
+    def take(self, rows: Sequence[Row | None]) -> list[OpenSequence]:
+        """Let rows into an execution; the sequences that need their slots no more."""
+
+
+def _is_last(row: Row) -> bool:
+    tag = row.waiting.entry.request.sequence
+    return tag is not None and tag.end
+
+
+class ReadySlots(Ready):
+    """The direct strategy: a batch has one row for each slot, up to the last that is ready."""
+
+    def __init__(self, config: ModelConfig, strategy: StrategyDirect) -> None:
+        self._delay_ns = strategy.max_queue_delay_microseconds * NS_PER_US
+        self._enough = strategy.minimum_slot_utilization * max(1, config.max_batch_size)
+        self.delays = bool(self._delay_ns and self._enough)
+        self._rows: dict[int, Row] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    def offer(self, sequence: OpenSequence) -> bool:
+        assert sequence.slot is not None  # noqa: S101 - who waits for a slot is not offered
+        self._rows[sequence.slot.number] = Row(sequence, sequence.waiting[0])
+        return False
+
+    def drop(self, sequence: OpenSequence) -> None:
+        if sequence.slot is not None:
+            self._rows.pop(sequence.slot.number, None)
+
+    def drop_unbegun(self) -> list[OpenSequence]:
+        found = [each for each in self.sequences if not each.begun]
+        for sequence in found:
+            self.drop(sequence)
+        return found
+
+    @property
+    def sequences(self) -> list[OpenSequence]:
+        return [row.sequence for row in self._rows.values()]
+
+    def decide(self, now_ns: int) -> Rows:
+        """Those that differ in shape from who is ready for longest are left for later.
+
+        Their rows have no request. Triton goes by the lowest slot instead: there a sequence that
+        has much queued keeps those of other shapes in higher slots waiting until it has nothing.
+        """
+        if until_ns := self._wait_until(now_ns):
+            return Rows(until_ns=until_ns)
+        key = next(iter(self._rows.values())).waiting.key
+        found = [self._rows.get(number) for number in range(max(self._rows) + 1)]
+        return Rows([row if row and row.waiting.key == key else None for row in found])
+
+    def take(self, rows: Sequence[Row | None]) -> list[OpenSequence]:
+        ended: list[OpenSequence] = []
+        for number, row in enumerate(rows):
+            if row is None:
+                continue
+            del self._rows[number]
+            row.sequence.waiting.popleft()
+            row.sequence.busy = True
+            if _is_last(row):
+                ended.append(row.sequence)
+        return ended
+
+    def _wait_until(self, now_ns: int) -> int:
+        """Until when to wait for more slots to be ready; 0 to execute now."""
+        if not self.delays or len(self._rows) >= self._enough:
+            return 0
+        oldest_ns = min(row.waiting.arrived_ns for row in self._rows.values())
+        until_ns = oldest_ns + self._delay_ns
+        return until_ns if now_ns < until_ns else 0
+
+
+class ReadyCandidates(Ready):
+    """The oldest strategy: the next requests of all sequences form batches as they come."""
+
+    def __init__(self, config: ModelConfig, strategy: StrategyOldest) -> None:
+        self._batching = FirstComeBatching(
+            config,
+            DynamicBatching(
+                preferred_batch_size=strategy.preferred_batch_size,
+                max_queue_delay_microseconds=strategy.max_queue_delay_microseconds,
+                preserve_ordering=strategy.preserve_ordering,
+            ),
+        )
+        self.delays = bool(self._batching.delay_ns)
+        self._candidates: OrderedDict[Waiting, OpenSequence] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._candidates)
+
+    def offer(self, sequence: OpenSequence) -> bool:
+        row = Row(sequence, sequence.waiting.popleft())
+        sequence.busy = True
+        self._candidates[row.waiting] = sequence
+        return _is_last(row)
+
+    def drop(self, sequence: OpenSequence) -> Waiting | None:
+        for waiting, candidate in self._candidates.items():
+            if candidate is sequence:
+                del self._candidates[waiting]
+                sequence.busy = False
+                return waiting
+        return None
+
+    def drop_unbegun(self) -> list[OpenSequence]:
+        found = [each for each in self.sequences if not each.begun]
+        for sequence in found:
+            if (waiting := self.drop(sequence)) is not None:
+                sequence.waiting.appendleft(waiting)
+        return found
+
+    @property
+    def sequences(self) -> list[OpenSequence]:
+        return list(self._candidates.values())
+
+    def decide(self, now_ns: int) -> Rows:
+        decision = self._batching.decide(self._candidates, now_ns)
+        rows = [Row(self._candidates[each], each) for each in decision.batch]
+        return Rows(rows, decision.until_ns)
+
+    def take(self, rows: Sequence[Row | None]) -> list[OpenSequence]:
+        for row in rows:
+            if row is not None:
+                del self._candidates[row.waiting]
+        return []

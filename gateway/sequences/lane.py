@@ -1,0 +1,246 @@
+"""One instance and the sequences in its slots: when does it execute, and what?"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from gateway.backend import Instance
+from gateway.errors import InferenceError
+from gateway.observability.statistics import ModelStatistics
+from gateway.schedulers.alarm import Alarm
+from gateway.schedulers.execution import Execution, Terms
+from gateway.schedulers.free_instances import FreeInstances, Hold
+from gateway.schedulers.ordering import Order
+from gateway.schedulers.rate_limiter import Share
+from gateway.schedulers.scheduler import Entry
+from gateway.sequences.batches import Ready, Row
+from gateway.sequences.filled import Filling
+from gateway.sequences.table import OpenSequence, Slot
+
+Task = asyncio.Task[None]
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a lane tells of: sequences that need their slots no more, and rows that it has executed.
+
+    `again` is told of a row whose request is to be executed once more, before it is `executed`;
+    None if no request ever is.
+    """
+
+    ended: Callable[[OpenSequence], None]
+    executed: Callable[[Sequence[Row]], None]
+    again: Callable[[Row], None] | None = None
+
+
+class Lane:
+    """Hands what is ready of its sequences to one instance.
+
+    As in the dynamic batcher a task is started once the instance is free and something is due,
+    takes its rows when it runs, and goes on while more is due. `tasks` owns the executions.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        slots: Sequence[Slot],
+        ready: Ready,
+        course: Course,
+        statistics: ModelStatistics,
+        order: Order | None,
+    ) -> None:
+        self.slots = slots
+        self.tasks: asyncio.TaskGroup | None = None
+        self._instance = instance
+        self._ready = ready
+        self._course = course
+        self._statistics = statistics
+        self._order = order
+        self._filling: Filling | None = None
+        self._free = FreeInstances(self.consider)
+        self._delay = Alarm(self.consider)
+        self._starting: Task | None = None
+        self._running: dict[Task, tuple[Execution, Sequence[Row]]] = {}
+        self._held: dict[Task, Sequence[Row]] = {}
+        self._emptied = asyncio.Event()
+
+    def open(self, filling: Filling, share: Share | None) -> None:
+        """Let the instance take executions."""
+        self._filling = filling
+        self._free.add(self._instance, share)
+
+    def offer(self, sequence: OpenSequence) -> bool:
+        """Take note that a request of a sequence may execute, which is not busy.
+
+        True if the sequence needs its slot no more.
+        """
+        if self._order is not None:
+            self._order.arrived(sequence.waiting[0].entry.stream)
+        return self._ready.offer(sequence)
+
+    def drop(self, sequence: OpenSequence) -> list[Entry]:
+        """Forget what is ready of a sequence; its request that waited nowhere else, if any."""
+        waiting = self._ready.drop(sequence)
+        if not self._ready:
+            self._free.rest()
+        if waiting is None:
+            return []
+        waiting.queued = False
+        if self._order is not None:
+            self._order.left(waiting.entry.stream)
+        return [waiting.entry]
+
+    def drop_unbegun(self) -> list[OpenSequence]:
+        """Forget the sequences of which nothing has been executed; they are as they came."""
+        found = self._ready.drop_unbegun()
+        if self._order is not None:
+            for sequence in found:
+                self._order.left(sequence.waiting[0].entry.stream)
+        return found
+
+    @property
+    def busy(self) -> bool:
+        """Whether the instance cannot take an execution now."""
+        return not self._free
+
+    @property
+    def executions(self) -> list[Execution]:
+        """Those that have not ended."""
+        return [execution for execution, _ in self._running.values()]
+
+    @property
+    def sequences(self) -> list[OpenSequence]:
+        """All that have a slot, or something ready."""
+        inside = [slot.sequence for slot in self.slots if slot.sequence is not None]
+        return list(dict.fromkeys([*inside, *self._ready.sequences]))
+
+    def consider(self) -> None:
+        """Start a task if the instance is free and something is due; else look again when it is."""
+        if self.tasks is None or self._starting is not None or not self._ready or not self._free:
+            return
+        if self._blocked or not self._is_due():
+            return
+        instance = self._free.take()
+        if instance is None:
+            return
+        hold = Hold(self._free, instance, self.consider)
+        task = self.tasks.create_task(self._serve(hold))
+        task.add_done_callback(partial(self._finished, hold))
+        self._starting = task
+
+    def fail(self, error: InferenceError) -> None:
+        """The instance has died: what it executes gets the error, and it takes nothing more."""
+        self._free.forget(self._instance)
+        self._delay.clear()
+        for execution, rows in tuple(self._running.values()):
+            for row in rows:
+                row.waiting.entry.stream.abandon(error)
+            execution.stop()
+
+    async def emptied(self) -> None:
+        """Wait until no slot has a sequence and nothing is executed; then take nothing more."""
+        self.notice_empty()
+        await self._emptied.wait()
+        self._free.forget(self._instance)
+
+    def notice_empty(self) -> None:
+        """A slot may have lost its sequence."""
+        if not self._running and not self._ready and all(not each.sequence for each in self.slots):
+            self._emptied.set()
+        else:
+            self._emptied.clear()
+
+    def rest(self) -> None:
+        """The scheduler ends."""
+        self.tasks = None
+        self._delay.clear()
+
+    @property
+    def _blocked(self) -> bool:
+        return self._order is not None and self._order.blocked
+
+    def _is_due(self) -> bool:
+        if not self._ready.delays:
+            return True
+        decision = self._ready.decide(time.monotonic_ns())
+        if decision.until_ns:
+            self._delay.set(decision.until_ns)
+        return bool(decision.rows)
+
+    # What a task does.
+
+    async def _serve(self, hold: Hold) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine runs in a task
+        while (execution := self._take(task, hold)) is not None:
+            try:
+                await execution.run()
+            finally:
+                self._ended(task)
+            if hold.ended or self._free.limited:  # the next execution needs another turn
+                return
+
+    def _execution(self, task: Task, hold: Hold, rows: Sequence[Row | None]) -> Execution:
+        assert self._filling is not None  # noqa: S101 - no task is started before `open`
+        instance, entries = self._filling.execution(self._instance, rows)
+        terms = Terms(len(rows) - len(entries), self._filling.to_the_end)
+        make = partial(
+            Execution,
+            *(instance, entries, self._statistics),
+            freed=partial(self._freed, hold, task),
+            terms=terms,
+        )
+        if self._course.again is None:
+            return make()
+        by_stream: dict[object, Row] = {row.waiting.entry.stream: row for row in rows if row}
+        return make(rescheduled=partial(self._again, by_stream))
+
+    def _take(self, task: Task, hold: Hold) -> Execution | None:
+        """The execution that is due for the free instance, if any is."""
+        if self._starting is task:
+            self._starting = None
+        if not self._ready or self._blocked or not self._free.knows(self._instance):
+            return None
+        rows = self._ready.decide(time.monotonic_ns()).rows
+        execution: Execution | None = None
+        if rows:
+            self._delay.clear()
+            execution = self._execution(task, hold, rows)
+            self._begin(task, execution, rows)
+        self.consider()
+        return execution
+
+    def _begin(self, task: Task, execution: Execution, rows: Sequence[Row | None]) -> None:
+        present = [row for row in rows if row is not None]
+        self._running[task] = (execution, present)
+        self._held[task] = present
+        for row in present:
+            row.waiting.queued = False
+            row.sequence.begun = True
+        if self._order is not None:
+            self._order.started(row.waiting.entry.stream for row in present)
+        for sequence in self._ready.take(rows):
+            self._course.ended(sequence)
+
+    def _again(self, rows: dict[object, Row], entry: Entry) -> None:
+        assert self._course.again is not None  # noqa: S101 - only then is this asked for
+        self._course.again(rows[entry.stream])
+
+    def _freed(self, hold: Hold, task: Task) -> None:
+        """The instance is done with them, though not all is answered: their sequences may go on."""
+        self._course.executed(self._held.pop(task, ()))
+        hold.end()
+
+    def _ended(self, task: Task) -> None:
+        _, rows = self._running.pop(task)
+        if self._order is not None:
+            self._order.ended(row.waiting.entry.stream for row in rows)
+        self._course.executed(self._held.pop(task, ()))
+        self.notice_empty()
+
+    def _finished(self, hold: Hold, task: Task) -> None:
+        if self._starting is task:
+            self._starting = None
+        hold.end()

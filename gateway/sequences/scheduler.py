@@ -1,0 +1,315 @@
+"""The sequence batcher: requests of one sequence go to one instance, one after the other.
+
+Which sequence has which slot is decided in `table.py`, which requests execute together in
+`batches.py`, what the model is told of them in `controls.py` and `states.py`.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+from typing import NamedTuple
+
+from gateway.backend import Instance
+from gateway.batches.padding import Padding
+from gateway.config import ModelConfig
+from gateway.config.scheduling import DynamicBatching, SequenceBatching, StrategyDirect
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest, SequenceTag
+from gateway.observability.statistics import SEQUENCE_TIMEOUT, ModelStatistics
+from gateway.schedulers.alarm import Alarm
+from gateway.schedulers.arrivals import Arrivals
+from gateway.schedulers.ordering import Order
+from gateway.schedulers.queue import QueueRules, Waiting
+from gateway.schedulers.rate_limiter import Share
+from gateway.schedulers.scheduler import Entry, Executing, Scheduler
+from gateway.sequences.admission import Admission
+from gateway.sequences.batches import Ready, ReadyCandidates, ReadySlots, Row
+from gateway.sequences.filled import Filling
+from gateway.sequences.initial_states import read_initial_states
+from gateway.sequences.lane import Course, Lane
+from gateway.sequences.states import States
+from gateway.sequences.table import OpenSequence, SequenceTable
+
+log = logging.getLogger("sluice.sequences")
+
+LEFT = "Request was cancelled"
+
+
+class _Key(NamedTuple):
+    """What requests must have in common: what they do without states, and the states' shapes."""
+
+    request: Hashable
+    states: tuple[tuple[int, ...], ...]
+
+
+class SequenceScheduler(Scheduler):
+    """Keeps sequences on their instances by the rules of `sequence_batching`.
+
+    `folder` is the model's. Raises InferenceError INVALID_ARG if the config's padding cannot be.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        batching: SequenceBatching,
+        statistics: ModelStatistics,
+        folder: Path,
+    ) -> None:
+        self._config = config
+        self._batching = batching
+        self._statistics = statistics
+        self._folder = folder
+        self._none_open = asyncio.Event()
+        # While an iterative sequence is open, its request is under way.
+        idle_us = 0 if batching.iterative_sequence else batching.max_sequence_idle_microseconds
+        self._table = SequenceTable(idle_us, self._none_open.set, self._busy)
+        self._admission = Admission(config, self._table.knows)
+        self._arrivals = Arrivals(config, QueueRules(DynamicBatching()), Padding.read(config))
+        self._states = States(config, {})
+        self._lanes: dict[object, Lane] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._idle = Alarm(self._close_idle)
+        self._deadline = Alarm(self._expire)
+        self._own_ids = count(1)
+        again = self._again if batching.iterative_sequence else None
+        self._course = Course(self._release, self._executed, again)
+
+    def admit(self, request: InferRequest) -> None:
+        self._admission.check(request)
+        self._arrivals.check(request)
+
+    def submit(self, entry: Entry) -> None:
+        tag = self._tag(entry.request)
+        if tag is not entry.request.sequence:
+            entry = Entry(replace(entry.request, sequence=tag), entry.stream, entry.record)
+        if tag.start and self._table.knows(tag.correlation_id):
+            self._warn_of_conflict(tag)
+        self._push(entry, tag)
+
+    def continues(self, request: InferRequest) -> bool:
+        tag = request.sequence
+        return tag is not None and not tag.start and self._table.knows(tag.correlation_id)
+
+    async def sequences_ended(self) -> None:
+        while self._table.any_open:
+            self._none_open.clear()
+            await self._none_open.wait()
+
+    async def prepare(self, instance: Instance) -> None:
+        """Read what the states begin with; InferenceError with Triton's texts."""
+        if any(state.initial_state for state in self._batching.state):
+            initial = await asyncio.to_thread(read_initial_states, self._config, self._folder)
+            self._states = States(self._config, initial)
+
+    def add(self, instance: Instance, share: Share | None = None) -> None:
+        ready, order = self._strategy()
+        slots = self._table.add(instance, self._slot_count)
+        lane = Lane(instance, slots, ready, self._course, self._statistics, order)
+        self._lanes[instance] = lane
+        lane.tasks = self._tasks
+        lane.open(Filling(self._config, self._states), share)
+        self._fill()
+
+    def remove(self, instance: Instance, error: InferenceError) -> None:
+        """Sequences that have begun on the instance end with it, since it may have held theirs."""
+        lane = self._lanes.pop(instance, None)
+        if lane is None:
+            return
+        self._take_back(lane)
+        lane.fail(error)
+        for sequence in lane.sequences:
+            self._give_up(sequence, error, lane)
+        self._fill()
+
+    async def withdraw(self, instance: Instance) -> None:
+        """Sequences that have begun on the instance may end there, or with it."""
+        lane = self._lanes[instance]
+        self._take_back(lane)
+        self._fill()
+        await lane.emptied()
+        self._lanes.pop(instance, None)  # `remove` may have done so
+
+    @property
+    def executions(self) -> Iterable[Executing]:
+        return [each for lane in self._lanes.values() for each in lane.executions]
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
+                self._watch()
+                for lane in self._lanes.values():
+                    lane.tasks = tasks
+                    lane.consider()
+                await asyncio.Event().wait()
+            finally:
+                self._tasks = None
+                self._idle.clear()
+                self._deadline.clear()
+                for lane in self._lanes.values():
+                    lane.rest()
+
+    # What the config asks for.
+
+    @property
+    def _slot_count(self) -> int:
+        """How many sequences an instance has at once."""
+        oldest = self._batching.oldest
+        candidates = oldest.max_candidate_sequences if oldest else 0
+        return candidates if candidates > 0 else max(1, self._config.max_batch_size)
+
+    def _strategy(self) -> tuple[Ready, Order | None]:
+        oldest = self._batching.oldest
+        if oldest is None:
+            return ReadySlots(self._config, self._batching.direct or StrategyDirect()), None
+        in_order = oldest.preserve_ordering and not self._batching.iterative_sequence
+        order = Order() if in_order else None
+        return ReadyCandidates(self._config, oldest), order
+
+    def _busy(self, instance: object) -> bool:
+        return self._lanes[instance].busy
+
+    # Who comes.
+
+    def _tag(self, request: InferRequest) -> SequenceTag:
+        """Where the request stands; one of an iterative model may be a sequence of its own."""
+        tag = request.sequence
+        if tag is not None and tag.correlation_id:
+            return tag
+        own = next(each for each in self._own_ids if not self._table.knows(each))
+        return SequenceTag(own, start=True, end=tag.end if tag else False)
+
+    def _push(self, entry: Entry, tag: SequenceTag) -> None:
+        now_ns = time.monotonic_ns()
+        waiting = self._arrivals.waiting(entry, now_ns)
+        sequence = self._table.push(waiting, tag, entry.request.timeout_us, now_ns)
+        entry.stream.on_cancel(partial(self._left, sequence, waiting))
+        if sequence.slot is not None:
+            self._watch()
+            if sequence.waiting[0] is waiting:
+                self._offer(sequence)
+        elif sequence.deadline_ns:
+            self._deadline.set(sequence.deadline_ns)
+
+    def _warn_of_conflict(self, tag: SequenceTag) -> None:
+        log.warning(
+            "sequence %s for model '%s' has a conflict. The previous sequence did not end before "
+            "this sequence start. Previous sequence will be terminated early.",
+            *(tag.correlation_id, self._config.name),
+        )
+
+    def _again(self, row: Row) -> None:
+        """A request is to be executed once more: it comes last in its sequence, with no flags."""
+        entry, sequence = row.waiting.entry, row.sequence
+        if sequence.closed:
+            entry.stream.fail(self._admission.not_started(sequence.correlation_id))
+            return
+        tag = SequenceTag(sequence.correlation_id)
+        request = replace(entry.request, sequence=tag, timeout_us=0)
+        self._push(Entry(request, entry.stream, entry.record), tag)
+
+    # Who goes on.
+
+    def _offer(self, sequence: OpenSequence | None) -> None:
+        """Let the next request of a sequence execute, and of who has its slot after it."""
+        while sequence is not None and sequence.waiting and not sequence.busy:
+            self._set_key(sequence)
+            lane = self._lanes[sequence.owner]
+            ended = lane.offer(sequence)
+            lane.consider()
+            sequence = self._table.release(sequence, time.monotonic_ns()) if ended else None
+
+    def _set_key(self, sequence: OpenSequence) -> None:
+        """Requests with states of different shapes share no batch."""
+        waiting = sequence.waiting[0]
+        tag = waiting.entry.request.sequence
+        starts = not sequence.states or (tag is not None and tag.start)
+        states = self._states.initial if starts else sequence.states
+        if shapes := self._states.shapes(states):
+            key = waiting.key
+            waiting.key = _Key(key.request if isinstance(key, _Key) else key, shapes)
+
+    def _executed(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            row.sequence.busy = False
+            if self._batching.iterative_sequence and not row.sequence.waiting:
+                self._table.close(row.sequence)
+            self._go_on(row.sequence)
+
+    def _go_on(self, sequence: OpenSequence) -> None:
+        if sequence.waiting:
+            self._offer(sequence)
+        elif sequence.closed:
+            self._release(sequence)
+
+    def _release(self, sequence: OpenSequence) -> None:
+        """Whoever waits for it may have the slot of a sequence, if it has any."""
+        if sequence.slot is None:
+            return
+        lane = self._lanes.get(sequence.owner)
+        following = self._table.release(sequence, time.monotonic_ns())
+        if following is not None:
+            self._watch()
+            self._offer(following)
+        if lane is not None:
+            lane.notice_empty()
+
+    def _fill(self) -> None:
+        while (sequence := self._table.fill(time.monotonic_ns())) is not None:
+            self._watch()
+            self._offer(sequence)
+
+    # Who leaves.
+
+    def _left(self, sequence: OpenSequence, waiting: Waiting) -> None:
+        """With a request that waits go all behind it, or all if the sequence has no slot yet."""
+        if not waiting.queued:
+            return
+        cancelled = InferenceError(Code.CANCELLED, LEFT)
+        behind = sequence.waiting if sequence.busy else islice(sequence.waiting, 1, None)
+        if sequence.slot is not None and waiting in behind:
+            for each in self._table.cut(sequence, waiting):
+                each.entry.stream.fail(cancelled)
+        else:
+            self._give_up(sequence, cancelled, self._lanes.get(sequence.owner))
+
+    def _give_up(self, sequence: OpenSequence, error: InferenceError, lane: Lane | None) -> None:
+        entries = lane.drop(sequence) if lane is not None else []
+        entries += [each.entry for each in self._table.give_up(sequence)]
+        for entry in entries:
+            entry.stream.fail(error)
+        if not sequence.busy:
+            self._release(sequence)
+        if lane is not None:
+            lane.notice_empty()
+
+    def _take_back(self, lane: Lane) -> None:
+        """Nobody new comes into a lane, and who has not begun there may begin elsewhere."""
+        self._table.retire(lane.slots)
+        unbegun = lane.drop_unbegun()
+        self._table.send_back(sorted(unbegun, key=_came))
+
+    def _watch(self) -> None:
+        if self._tasks is not None and (idle_ns := self._table.idle_ns):
+            self._idle.set(idle_ns)
+
+    def _close_idle(self) -> None:
+        for sequence in self._table.close_idle(time.monotonic_ns()):
+            if not sequence.busy and not sequence.waiting:
+                self._release(sequence)
+        self._watch()
+
+    def _expire(self) -> None:
+        for waiting in self._table.expire(time.monotonic_ns()):
+            waiting.entry.stream.fail(InferenceError(Code.UNAVAILABLE, SEQUENCE_TIMEOUT))
+        if deadline_ns := self._table.deadline_ns:
+            self._deadline.set(deadline_ns)
+
+
+def _came(sequence: OpenSequence) -> int:
+    return sequence.waiting[0].arrived_ns

@@ -1,0 +1,197 @@
+"""What would the server make of each field of the configurations in a repository?"""
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from gateway.config import ModelConfig
+from gateway.config.pbtxt import find_mistake, parse
+from gateway.config.platforms import resolve_backend
+from gateway.config.scanner import ScannedField, scan
+from gateway.config.schema import FieldShape, FieldTree, field_tree, shapes
+from gateway.errors import InferenceError
+from gateway.models.limits import Limits
+from gateway.models.member_checks import check_members
+from gateway.models.repository import ConfigFile, ModelRepository
+from gateway.models.support import PARAMETERS, SUPPORT, Support, Verdict, is_default
+
+STYLES = {Verdict.HONOURED: "green", Verdict.IGNORED: "yellow", Verdict.REFUSED: "red"}
+THE_DEFAULT = Support(Verdict.HONOURED, "the same as not setting it")
+NO_FIELDS = "no fields: all is left to the files of the model and to its backend"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The verdict on one field of the file at `path`, which is relative to the repository.
+
+    `field` is empty where the text is no field, and `line` is 0 where the whole file is meant. A
+    field below one that is judged as a whole has no finding of its own.
+    """
+
+    model: str
+    path: str
+    line: int = 0
+    field: str = ""
+    verdict: Verdict
+    why: str = ""
+
+
+def check(repository: ModelRepository) -> list[Finding]:
+    """Every field that any configuration in the repository sets, in the order of the files.
+
+    If the server would refuse a model's configuration, then one of the findings is REFUSED. What
+    only the backend can tell is not tried: whether it is installed, and whether the model loads.
+    """
+    return [finding for name in repository.names() for finding in _check_model(repository, name)]
+
+
+def table(findings: list[Finding]) -> Table:
+    """The findings for a terminal."""
+    shown = Table("where", "field", "verdict", "why")
+    for each in findings:
+        where = f"{each.path}:{each.line}" if each.line else each.path
+        verdict = Text(each.verdict, style=STYLES[each.verdict])
+        shown.add_row(Text(where), Text(each.field), verdict, Text(each.why))
+    return shown
+
+
+def _check_model(repository: ModelRepository, name: str) -> list[Finding]:
+    try:
+        file = repository.config_file(name)
+    except InferenceError as error:
+        return [_refusal(name, name, error.message)]
+    findings = _check_fields(name, file, _backend(repository, name, file))
+    if not any(each.verdict is Verdict.REFUSED for each in findings):
+        findings += _check_whole(repository, name, file)
+    return findings or [
+        Finding(model=name, path=file.source, verdict=Verdict.HONOURED, why=NO_FIELDS)
+    ]
+
+
+def _check_fields(model: str, file: ConfigFile, backend: str) -> list[Finding]:
+    written = _written(file)
+    findings = [
+        Finding(
+            model=model,
+            path=file.source,
+            line=scanned.line,
+            field=".".join(scanned.names),
+            verdict=support.verdict,
+            why=support.why,
+        )
+        for scanned in scan(file.text)
+        if (support := _judge(scanned, written, backend))
+    ]
+    findings += _check_parameters(model, file, written)
+    return findings + _check_text(model, file, findings)
+
+
+def _check_parameters(
+    model: str, file: ConfigFile, written: ModelConfig | None
+) -> Iterator[Finding]:
+    """The keys of `parameters` that have a verdict of their own."""
+    for key in written.parameters if written else ():
+        if support := PARAMETERS.get(key):
+            yield Finding(
+                model=model,
+                path=file.source,
+                line=_line_of(key, file.text),
+                field=f"parameters.{key}",
+                verdict=support.verdict,
+                why=support.why,
+            )
+
+
+def _line_of(word: str, text: str) -> int:
+    """The first line that has the word before any comment, 0 if none has."""
+    lines = (line.partition("#")[0] for line in text.split("\n"))
+    return next((number for number, line in enumerate(lines, 1) if word in line), 0)
+
+
+def _check_text(model: str, file: ConfigFile, findings: list[Finding]) -> list[Finding]:
+    """Where the text stops being a configuration, unless that is a field refused already."""
+    mistake = find_mistake(file.text)
+    refused = {(each.line, each.field) for each in findings if each.verdict is Verdict.REFUSED}
+    if mistake is None or any(
+        line == mistake.line and field.split(".")[-1] == mistake.unknown_field
+        for line, field in refused
+    ):
+        return []
+    return [_refusal(model, file.source, mistake.what, mistake.line)]
+
+
+def _check_whole(repository: ModelRepository, name: str, file: ConfigFile) -> list[Finding]:
+    """What is wrong beyond single fields."""
+    try:
+        config = repository.read(name)
+        repository.find(name).versions(config.version_policy)
+        Limits.read(config)
+        check_members(repository, config)
+    except InferenceError as error:
+        return [_refusal(name, file.source, error.message)]
+    return []
+
+
+def _refusal(model: str, path: str, why: str, line: int = 0) -> Finding:
+    return Finding(model=model, path=path, line=line, verdict=Verdict.REFUSED, why=why)
+
+
+def _backend(repository: ModelRepository, name: str, file: ConfigFile) -> str:
+    """Which backend serves it; "" if its configuration cannot be read."""
+    written = _written(file)
+    try:
+        if written and (written.backend or written.platform):
+            return resolve_backend(replace(written, name=name), frozenset()).backend
+        return repository.read(name).backend
+    except InferenceError:
+        return ""
+
+
+def _written(file: ConfigFile) -> ModelConfig | None:
+    try:
+        return parse(file.text, file.source)
+    except InferenceError:
+        return None
+
+
+def _judge(scanned: ScannedField, written: ModelConfig | None, backend: str) -> Support | None:
+    """The verdict; None for a field that is judged with the one above it, or by those below."""
+    siblings = _siblings(scanned)
+    if siblings is None:
+        return None
+    if scanned.names[-1] not in siblings:
+        return _unknown(scanned.names[-1], siblings)
+    support = SUPPORT.get(".".join(scanned.names))
+    if support and support.verdict is Verdict.REFUSED and written:
+        return THE_DEFAULT if _is_default(scanned, written) else support
+    return support.by(backend) if support else None
+
+
+def _siblings(scanned: ScannedField) -> FieldTree | None:
+    """The fields there are where this one stands; None below an unknown one."""
+    siblings: FieldTree | None = field_tree(ModelConfig)
+    for name in scanned.names[:-1]:
+        siblings = siblings.get(name) if siblings is not None else None
+    return siblings
+
+
+def _unknown(name: str, siblings: FieldTree) -> Support:
+    close = difflib.get_close_matches(name, siblings, n=1)
+    hint = f"; did you mean '{close[0]}'?" if close else ""
+    return Support(Verdict.REFUSED, f"there is no such field{hint}")
+
+
+def _is_default(scanned: ScannedField, written: ModelConfig) -> bool:
+    owner: Any = written
+    for name, index in zip(scanned.names[:-1], scanned.indices, strict=False):
+        value = getattr(owner, _shape(owner.__class__, name).attribute)
+        owner = value[index] if isinstance(value, tuple) else value
+    return is_default(owner, _shape(owner.__class__, scanned.names[-1]))
+
+
+def _shape(owner: Any, name: str) -> FieldShape:
+    return next(each for each in shapes(owner) if each.name == name)

@@ -1,0 +1,99 @@
+"""Tries one thing that may crash or hang, in a process of its own.
+
+It is started as `python -m gateway.tools.doctor.probe KIND NAME`. Runtimes are imported by
+name here, and nowhere else in the gateway.
+"""
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from gateway.backend_loader import BackendLoader
+from gateway.errors import InferenceError
+
+Told = Mapping[str, Any]
+
+
+def main() -> None:
+    """Print what was found as JSON; what libraries print to stdout goes to stderr."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    kind, *names = sys.argv[1:]
+    told = KINDS[kind](*names)
+    os.write(answers, json.dumps(told).encode())
+    # A runtime's threads or its own end of the process could still hang or crash.
+    os._exit(0)
+
+
+def backend(name: str) -> Told:
+    """Create a backend, and what it finds of this machine."""
+    try:
+        created = BackendLoader().get(name)
+    except InferenceError as error:
+        return {"error": str(error)}
+    return {"facts": [asdict(fact) for fact in created.facts()]}
+
+
+def torch() -> Told:
+    """What Torch sees of CUDA; of GPUs the compute capability."""
+    library = importlib.import_module("torch")
+    cuda = library.cuda
+    count = cuda.device_count() if cuda.is_available() else 0
+    return {
+        "cuda": library.version.cuda,
+        "capabilities": [list(cuda.get_device_capability(index)) for index in range(count)],
+        "architectures": cuda.get_arch_list(),
+    }
+
+
+def onnxruntime() -> Told:
+    """The execution providers that ONNX Runtime was built with."""
+    return {"providers": importlib.import_module("onnxruntime").get_available_providers()}
+
+
+def nvml() -> Told:
+    """The driver and the GPUs, by NVML; `missing` without its Python package."""
+    try:
+        library = importlib.import_module("pynvml")
+    except ModuleNotFoundError:
+        return {"missing": True}
+    try:
+        library.nvmlInit()
+        count = library.nvmlDeviceGetCount()
+        return {
+            "driver": _text(library.nvmlSystemGetDriverVersion()),
+            "cuda": library.nvmlSystemGetCudaDriverVersion(),
+            "gpus": [_gpu(library, index) for index in range(count)],
+        }
+    except library.NVMLError as error:
+        return {"error": str(error)}
+
+
+def _gpu(library: Any, index: int) -> Told:
+    handle = library.nvmlDeviceGetHandleByIndex(index)
+    memory = library.nvmlDeviceGetMemoryInfo(handle)
+    return {
+        "name": _text(library.nvmlDeviceGetName(handle)),
+        "total": memory.total,
+        "used": memory.used,
+        "capability": list(library.nvmlDeviceGetCudaComputeCapability(handle)),
+    }
+
+
+def _text(found: str | bytes) -> str:
+    return found.decode() if isinstance(found, bytes) else found
+
+
+KINDS: Mapping[str, Callable[..., Told]] = {
+    "backend": backend,
+    "torch": torch,
+    "onnxruntime": onnxruntime,
+    "nvml": nvml,
+}
+
+if __name__ == "__main__":
+    main()

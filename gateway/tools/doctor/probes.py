@@ -1,0 +1,107 @@
+"""Probes: processes that try what may crash or hang, side by side, each with a time limit."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from gateway.python_processes import module_command, module_environment
+
+SIDE_BY_SIDE = 4
+PROBE = module_command("gateway.tools.doctor.probe")
+
+Question = tuple[str, ...]
+"""What a probe is started with: its kind, and the name that it is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a probe told; `failure` says how it ended if it told nothing."""
+
+    told: Mapping[str, Any] = field(default_factory=dict)
+    failure: str = ""
+    secs: float = 0.0
+    in_time: bool = True
+
+    @property
+    def error(self) -> str:
+        """What went wrong, however it did; "" if nothing."""
+        return self.failure or str(self.told.get("error", ""))
+
+
+def ask(
+    questions: Sequence[Question],
+    limit_secs: float,
+    on_answer: Callable[[Question], None],
+    probe: Sequence[str] = PROBE,
+) -> Mapping[Question, Outcome]:
+    """The outcome of every question; `on_answer` is called as each ends, in this thread.
+
+    No process of a probe is left, also when this is interrupted.
+    """
+    running: set[subprocess.Popen[bytes]] = set()
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
+        asking = {
+            threads.submit(partial(_ask, [*probe, *question], limit_secs, running)): question
+            for question in questions
+        }
+        outcomes = {}
+        try:
+            for future in as_completed(asking):
+                outcomes[asking[future]] = future.result()
+                on_answer(asking[future])
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for process in tuple(running):
+                _kill(process)
+    return outcomes
+
+
+def _ask(
+    command: Sequence[str], limit_secs: float, running: set[subprocess.Popen[bytes]]
+) -> Outcome:
+    began = time.monotonic()
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=module_environment(),
+        start_new_session=True,  # it goes with all that it started
+    ) as process:
+        running.add(process)
+        try:
+            output, errors = process.communicate(timeout=limit_secs)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            return Outcome(failure=f"does not end within {limit_secs:g} s", in_time=False)
+        finally:
+            running.discard(process)
+    return _outcome(process.returncode, output, errors, time.monotonic() - began)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _outcome(status: int, output: bytes, errors: bytes, secs: float) -> Outcome:
+    if status == 0:
+        return Outcome(json.loads(output), secs=secs)
+    lines = errors.decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "it says nothing")
+    return Outcome(failure=f"{_ending(status)}: {last}", secs=secs)
+
+
+def _ending(status: int) -> str:
+    if status < 0:
+        return f"crashes with {signal.Signals(-status).name}"
+    return f"fails with status {status}"

@@ -1,0 +1,13 @@
+"""The configuration picks the scheduler."""
+
+from gateway.models.choice import build_scheduler
+from gateway.observability.statistics import ModelStatistics
+from gateway.schedulers.direct import DirectScheduler
+from gateway.schedulers.dynamic import DynamicScheduler
+from tests.builders import TEXT
+from tests.gateway.schedulers.queues import dynamic
+
+
+def test_requests_are_batched_only_if_the_config_says_so() -> None:
+    assert isinstance(build_scheduler(TEXT, ModelStatistics()), DirectScheduler)
+    assert isinstance(build_scheduler(dynamic(), ModelStatistics()), DynamicScheduler)

@@ -1,0 +1,182 @@
+"""What lines at the prompt mean."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.tools.chat import commands
+from gateway.tools.chat.commands import COMMANDS, Ask, Leave, Say
+from gateway.tools.chat.server import ChatError, Part, Refused
+from gateway.tools.chat.session import Session
+from tests.gateway.tools.chat.played import PlayedServer, session
+
+
+@pytest.fixture
+def server() -> PlayedServer:
+    return PlayedServer(Part("Hello "), Part("there."))
+
+
+@pytest.fixture
+def chat(server: PlayedServer) -> Session:
+    return session(server)
+
+
+def say(chat: Session, line: str) -> str:
+    outcome = commands.read(chat, line)
+    assert isinstance(outcome, Say)
+    return outcome.text
+
+
+async def ask(chat: Session, line: str) -> list[str]:
+    outcome = commands.read(chat, line)
+    assert isinstance(outcome, Ask)
+    return [part.text async for part in chat.answer(outcome.turn)]
+
+
+def contents(server: PlayedServer) -> list[str]:
+    return [each["content"] for each in server.asked[-1].messages]
+
+
+async def test_a_line_is_a_question_and_its_answer_is_remembered(
+    chat: Session, server: PlayedServer
+) -> None:
+    assert await ask(chat, " Hi ") == ["Hello ", "there."]
+    await ask(chat, "And?")
+    assert contents(server) == ["Hi", "Hello there.", "And?"]
+
+
+def test_an_empty_line_is_nothing(chat: Session) -> None:
+    assert say(chat, "  ") == ""
+
+
+async def test_two_slashes_begin_a_question_with_one(chat: Session, server: PlayedServer) -> None:
+    await ask(chat, "//etc/hosts, what is it?")
+    assert contents(server) == ["/etc/hosts, what is it?"]
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("/hlep", "did you mean /help?"),
+        ("/Retry now", "did you mean /retry?"),
+        ("/xyz", "/help lists"),
+        ("/", "/help lists"),
+    ],
+)
+def test_an_unknown_command_is_told_with_the_nearest(chat: Session, line: str, fix: str) -> None:
+    with pytest.raises(ChatError) as caught:
+        commands.read(chat, line)
+    assert fix in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_help_tells_every_command(chat: Session) -> None:
+    text = say(chat, "/help")
+    assert all(f"/{name}" in text for name in COMMANDS)
+
+
+def test_quit_leaves(chat: Session) -> None:
+    assert isinstance(commands.read(chat, "/quit"), Leave)
+
+
+async def test_the_system_prompt_is_set_shown_and_removed(
+    chat: Session, server: PlayedServer
+) -> None:
+    assert say(chat, "/system") == "system prompt: none"
+    say(chat, "/system Be  brief.")
+    assert say(chat, "/system") == "system prompt: Be  brief."
+    await ask(chat, "Hi")
+    assert contents(server) == ["Be  brief.", "Hi"]
+    say(chat, '/system ""')
+    await ask(chat, "Hi")
+    assert contents(server)[0] == "Hi"
+
+
+async def test_set_changes_the_sampling_of_the_next_question(
+    chat: Session, server: PlayedServer
+) -> None:
+    assert say(chat, "/set temperature 0.5") == "temperature = 0.5"
+    assert say(chat, '/set stop = ["a", "b"]') == 'temperature = 0.5, stop = ["a", "b"]'
+    assert say(chat, "/set temperature") == "temperature is the model's own again"
+    assert say(chat, "/set") == 'stop = ["a", "b"]'
+    await ask(chat, "Hi")
+    assert server.asked[-1].sampling == {"stop": ["a", "b"]}
+
+
+def test_what_is_not_set_cannot_be_unset(chat: Session) -> None:
+    with pytest.raises(ChatError, match="'top_p' is not set"):
+        commands.read(chat, "/set top_p")
+
+
+async def test_retry_asks_the_latest_question_again(chat: Session, server: PlayedServer) -> None:
+    await ask(chat, "One?")
+    await ask(chat, "Two?")
+    await ask(chat, "/retry")
+    assert contents(server) == ["One?", "Hello there.", "Two?"]
+    assert len(chat.conversation.turns) == 2
+
+
+def test_retry_needs_a_question(chat: Session) -> None:
+    with pytest.raises(ChatError, match="nothing was asked yet"):
+        commands.read(chat, "/retry")
+
+
+async def test_clear_forgets_the_conversation(chat: Session, server: PlayedServer) -> None:
+    await ask(chat, "One?")
+    say(chat, "/clear")
+    await ask(chat, "Two?")
+    assert contents(server) == ["Two?"]
+
+
+async def test_save_writes_markdown_and_again_after_more_turns(
+    chat: Session, tmp_path: Path
+) -> None:
+    file = tmp_path / "a chat.md"
+    await ask(chat, "One?")
+    assert say(chat, f"/save '{file}'") == f"saved to {file}"
+    await ask(chat, "Two?")
+    say(chat, f"/save '{file}'")
+    assert file.read_text().startswith("# Chat with m\n\n## You\n\nOne?\n\n## m\n\nHello there.")
+    assert "Two?" in file.read_text()
+
+
+def test_save_leaves_a_file_of_somebody_elses_alone(chat: Session, tmp_path: Path) -> None:
+    file = tmp_path / "notes.md"
+    file.write_text("mine")
+    with pytest.raises(ChatError, match="exists: choose another name"):
+        commands.read(chat, f"/save {file}")
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/save", "needs one file"),
+        ("/save a b", "needs one file"),
+        ("/save 'a", "needs one file"),
+        ("/save /no-such-folder/a.md", "cannot be written: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_saved_is_told(chat: Session, line: str, message: str) -> None:
+    with pytest.raises(ChatError, match=message):
+        commands.read(chat, line)
+
+
+async def test_an_answer_that_is_left_stays_as_far_as_it_had_come() -> None:
+    server = PlayedServer(Part("Hello "), Part("there."))
+    chat = session(server)
+    turn = chat.conversation.begin("Hi")
+    answer = chat.answer(turn)
+    assert (await anext(answer)).text == "Hello "
+    await answer.aclose()
+    assert server.left == 1
+    assert [(each.answer, each.interrupted) for each in chat.conversation.turns] == [
+        ("Hello ", True)
+    ]
+
+
+async def test_an_answer_that_fails_stays_as_far_as_it_had_come() -> None:
+    chat = session(PlayedServer(Part("Hello "), Refused("no more")))
+    with pytest.raises(Refused, match="no more"):
+        await ask(chat, "Hi")
+    assert [each.answer for each in chat.conversation.turns] == ["Hello "]

@@ -1,0 +1,204 @@
+"""Does `sluice check` tell of every field what the server makes of it, and where it is?"""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gateway.errors import InferenceError
+from gateway.models.repository import ModelRepository
+from gateway.models.support import Verdict
+from gateway.tools.check import Finding, check, table
+
+DATA = Path(__file__).parent / "data"
+HONOURED, IGNORED, REFUSED = Verdict.HONOURED, Verdict.IGNORED, Verdict.REFUSED
+
+CONFIG = """\
+backend: "python"  # a comment
+max_batch_size: 4
+input [
+  {
+    name: "i" data_type: TYPE_FP32
+    dims: [ 3 ]
+    is_shape_tensor: false
+  }
+]
+dynamic_batching { preferred_batch_size: [ 2, 4 ] }
+parameters { key: "k" value { string_value: "v" } }
+cc_model_filenames { key: "7.5" value: "model.plan" }
+"""
+
+
+def add_model(repository: Path, name: str, config: str | None) -> None:
+    (repository / name / "1").mkdir(parents=True)
+    if config is not None:
+        (repository / name / "config.pbtxt").write_text(config)
+
+
+def findings_of(repository: Path, config: str) -> list[Finding]:
+    add_model(repository, "m", config)
+    return check(ModelRepository([repository]))
+
+
+def brief(findings: list[Finding]) -> list[tuple[int, str, Verdict]]:
+    return [(each.line, each.field, each.verdict) for each in findings]
+
+
+def test_every_field_has_a_verdict_and_a_line(tmp_path: Path) -> None:
+    findings = findings_of(tmp_path, CONFIG)
+    assert brief(findings) == [
+        (1, "backend", HONOURED),
+        (2, "max_batch_size", HONOURED),
+        (5, "input.name", HONOURED),
+        (5, "input.data_type", HONOURED),
+        (6, "input.dims", HONOURED),
+        (7, "input.is_shape_tensor", HONOURED),
+        (10, "dynamic_batching", HONOURED),
+        (11, "parameters", HONOURED),
+        (12, "cc_model_filenames", IGNORED),
+    ]
+    assert {(each.model, each.path) for each in findings} == {("m", "m/config.pbtxt")}
+    assert findings[-1].why == "the default model file is used on every device"
+
+
+@pytest.mark.parametrize("named", ['backend: "tensorrt"', 'platform: "tensorrt_plan"'])
+def test_what_only_one_backend_honours_is_honoured_for_its_models(
+    tmp_path: Path, named: str
+) -> None:
+    text = f"{named}\noptimization {{ cuda {{ graphs: true }} }}"
+    assert (2, "optimization.cuda", HONOURED) in brief(findings_of(tmp_path, text))
+
+
+def test_parameters_of_tritons_that_do_nothing_are_told(tmp_path: Path) -> None:
+    path = "TRITON_BATCH_STRATEGY_PATH"
+    text = f"""\
+backend: "x" # {path}
+parameters {{ key: "other" value {{ string_value: "v" }} }}
+parameters {{
+  key: "{path}" value {{ string_value: "/batch.so" }}
+}}
+"""
+    findings = findings_of(tmp_path, text)
+    assert brief(findings) == [
+        (1, "backend", HONOURED),
+        (2, "parameters", HONOURED),
+        (3, "parameters", HONOURED),
+        (4, f"parameters.{path}", IGNORED),
+    ]
+    assert findings[-1].why == "no library decides which requests share a batch"
+
+
+def test_a_refused_field_that_is_set_to_its_default_does_no_harm(tmp_path: Path) -> None:
+    flag = "is_non_linear_format_io"
+    text = f'backend: "x"\ninput [ {{ {flag}: false }},\n {{ {flag}: true }} ]'
+    assert brief(findings_of(tmp_path, text)) == [
+        (1, "backend", HONOURED),
+        (2, f"input.{flag}", HONOURED),
+        (3, f"input.{flag}", REFUSED),
+    ]
+
+
+def test_every_unknown_field_is_refused_where_it_is(tmp_path: Path) -> None:
+    text = 'backend: "x"\nmax_batchsize: 3\noptimization { cuda { foo { bar: 1 } } }'
+    findings = findings_of(tmp_path, text)
+    assert brief(findings) == [
+        (1, "backend", HONOURED),
+        (2, "max_batchsize", REFUSED),
+        (3, "optimization.cuda", IGNORED),
+        (3, "optimization.cuda.foo", REFUSED),
+    ]
+    assert findings[1].why == "there is no such field; did you mean 'max_batch_size'?"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "why"),
+    [
+        ('backend: "x"\nmax_batch_size: "3"', 2, 'found "3", expected an integer'),
+        (
+            'backend: "x"\n\nmax-size: 1',
+            3,
+            "found unknown field 'max-size', expected a field of ModelConfig, such as "
+            "'max_batch_size'",
+        ),
+        (
+            'backend: "x" max_batch_size: -1',
+            0,
+            "'max_batch_size' must be non-negative value for m",
+        ),
+        (
+            'backend: "x" version_policy { specific { versions: 7 } }',
+            0,
+            "at least one version must be available under the version policy of model 'm'",
+        ),
+        (
+            'backend: "x" instance_group { kind: 9 }',
+            0,
+            "m/config.pbtxt: found kind 9, expected one of KIND_AUTO, KIND_GPU, KIND_CPU, "
+            "KIND_MODEL",
+        ),
+    ],
+)
+def test_what_is_wrong_beyond_fields_is_the_last_finding(
+    tmp_path: Path, text: str, line: int, why: str
+) -> None:
+    *fields, last = findings_of(tmp_path, text)
+    assert last == Finding(model="m", path="m/config.pbtxt", line=line, verdict=REFUSED, why=why)
+    assert all(each.verdict is HONOURED for each in fields)
+
+
+@pytest.mark.parametrize("text", [None, "", "# nothing"])
+def test_a_model_without_fields_is_not_passed_over(tmp_path: Path, text: str | None) -> None:
+    add_model(tmp_path, "m.python", text)
+    assert check(ModelRepository([tmp_path])) == [
+        Finding(
+            model="m.python",
+            path="m.python/config.pbtxt",
+            verdict=HONOURED,
+            why="no fields: all is left to the files of the model and to its backend",
+        )
+    ]
+
+
+def test_a_model_in_two_repositories_is_refused(tmp_path: Path) -> None:
+    homes = [tmp_path / "one", tmp_path / "two"]
+    for home in homes:
+        add_model(home, "m", CONFIG)
+    assert check(ModelRepository(homes)) == [
+        Finding(
+            model="m", path="m", verdict=REFUSED, why="model appears in two or more repositories"
+        )
+    ]
+
+
+# Those of an ensemble also depend on its members: see test_member_checks.py.
+@pytest.mark.parametrize(
+    "name", sorted({path.stem for path in DATA.glob("*.pbtxt")} - {"ensemble"})
+)
+def test_a_model_has_a_refusal_exactly_if_the_server_refuses_it(tmp_path: Path, name: str) -> None:
+    add_model(tmp_path, name, (DATA / f"{name}.pbtxt").read_text())
+    (tmp_path / name / "1" / "model.py").write_text("")
+    repository = ModelRepository([tmp_path])
+    try:
+        repository.read(name)
+        served = True
+    except InferenceError:
+        served = False
+    assert served is all(each.verdict is not REFUSED for each in check(repository))
+
+
+def test_models_come_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        add_model(tmp_path, name, 'backend: "x"')
+    assert [each.model for each in check(ModelRepository([tmp_path]))] == ["a", "b"]
+
+
+def test_the_table_shows_where_what_and_why_without_interpreting_it() -> None:
+    finding = Finding(
+        model="m", path="m/config.pbtxt", line=3, field="[bold]x", verdict=REFUSED, why="[red]no"
+    )
+    shown = io.StringIO()
+    other = Finding(model="m", path="n", verdict=IGNORED, why="why")
+    Console(width=100, file=shown).print(table([finding, other]))
+    for text in ("m/config.pbtxt:3", "[bold]x", "refused", "[red]no", "│ n ", "ignored", "why"):
+        assert text in shown.getvalue()
