@@ -9,6 +9,9 @@ PIP_ARGS ?=
 TEST ?= compare
 ARGS ?=
 MARKS ?=
+# Processes of tests; each takes a gigabyte of memory.
+WORKERS ?= 4
+PARALLEL = $(BIN)/pytest -n $(WORKERS)
 # The oldest Python that is served is Debian 12's. Its environment shares the packages of $(VENV).
 OLDEST ?= /usr/bin/python3.11
 OLDEST_VENV := $(VENV)/oldest
@@ -19,7 +22,7 @@ OLDEST_TESTS := $(call python_backend, test_execution test_leaving test_descript
   tests/gateway/schedulers/test_execution.py tests/gateway/schedulers/test_every_scheduler.py \
   tests/conformance/test_stream_infer.py tests/conformance/test_cancellation.py
 OLDEST_PYTEST := $(OLDEST_BIN)/python -m pytest
-OLDEST_ARGS = -m "not vllm and not browser and not node" $(OLDEST_TESTS)
+OLDEST_ARGS = -m "not vllm and not browser and not node and not quiet" $(OLDEST_TESTS)
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 # pytest's status is 5 where ARGS chooses no such test, and 1 where tests failed. Those run once more
 # by themselves: what passes then waited for a machine that was busy, and the log has both runs.
@@ -35,7 +38,7 @@ GRPC_TESTS := $(call conformance, stream_infer cancellation conversations resump
 PROCESSES := --frontends=2
 FRONTEND_TESTS := $(GRPC_TESTS) $(call conformance, generate lifecycle openai)
 
-.PHONY: setup serve test test-oldest lint bench soak gpu-check clean
+.PHONY: setup serve test suite test-oldest lint bench soak gpu-check clean
 
 setup: $(READY)
 
@@ -86,17 +89,19 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Engines take the whole machine, so the tests that start them run one by one, and the others side by
-# side. What speaks gRPC runs once more on the transport that is not the default, and what clients
-# see once more with frontend processes: streams, disconnects, limits and drains, which depend on that.
-test: lint
+# `make -j2 test` runs both at the same time.
+test: lint suite
+
+# Many tests wait, so there are more processes than cores; modules that start engines share one of them.
+# Tests marked `quiet` measure time and run when nothing else does. The tests of gRPC run again on the other transport, and
+# those of streams, disconnects, limits and drains again with frontend processes.
+suite: $(READY)
 	@$(BIN)/sluice fetch
-	$(BIN)/pytest -n 2 --dist loadfile -m "not vllm $(MARKS)" $(ARGS) \
-	  $(call ONCE_MORE,-m "not vllm $(MARKS)" $(ARGS))
-	$(BIN)/pytest -m "vllm $(MARKS)" $(ARGS) $(call ONCE_MORE,-m "vllm $(MARKS)" $(ARGS))
+	$(PARALLEL) -m "not quiet $(MARKS)" $(ARGS) $(call ONCE_MORE,-m "not quiet $(MARKS)" $(ARGS))
+	$(BIN)/pytest -m "quiet $(MARKS)" $(ARGS) $(call ONCE_MORE,-m "quiet $(MARKS)" $(ARGS))
 ifeq ($(ARGS),)
-	$(BIN)/pytest -n 2 --dist loadfile $(OTHER) $(GRPC_TESTS) $(RANDOM) $(call ONCE_MORE,$(OTHER) $(GRPC_TESTS) $(RANDOM))
-	$(BIN)/pytest -n 2 --dist loadfile $(PROCESSES) $(FRONTEND_TESTS) $(RANDOM) \
+	$(PARALLEL) -m "not quiet" $(OTHER) $(GRPC_TESTS) $(RANDOM) $(call ONCE_MORE,$(OTHER) $(GRPC_TESTS) $(RANDOM))
+	$(PARALLEL) -m "not quiet" $(PROCESSES) $(FRONTEND_TESTS) $(RANDOM) \
 	  $(call ONCE_MORE,$(PROCESSES) $(FRONTEND_TESTS) $(RANDOM))
 endif
 
@@ -106,7 +111,7 @@ test-oldest: $(READY)
 	if [ "$${found%.*}" != "$${ours%.*}" ] || [ "$$found" = "$$ours" ]; then \
 	  echo "test-oldest: left out: $(OLDEST) is '$$found', $(VENV) has '$$ours'"; \
 	else \
-	  { $(MAKE_OLDEST); } && { $(OLDEST_PYTEST) -n 2 --dist loadfile $(OLDEST_ARGS) \
+	  { $(MAKE_OLDEST); } && { $(OLDEST_PYTEST) -n $(WORKERS) $(OLDEST_ARGS) \
 	    $(call ONCE_MORE,$(OLDEST_ARGS),$(OLDEST_PYTEST)); }; \
 	fi
 

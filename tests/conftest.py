@@ -5,7 +5,7 @@ import datetime
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -18,6 +18,7 @@ from gateway.observability.statistics import ModelStatistics
 from gateway.shared_memory import cuda
 from tests import needs
 from tests.builders import TEXT, soon
+from tests.distribution import ModuleScheduling
 from tests.host_gpu import HostGpu
 from tests.serving import EVERY_SERVER
 
@@ -46,6 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
         EVERY_SERVER.append(f"--grpc-transport={transport}")
     if frontends := config.getoption("--frontends"):
         EVERY_SERVER.append(f"--frontends={frontends}")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ModuleScheduling:
+    """With `-n` modules are distributed, and engines are started in one process."""
+    return ModuleScheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,6 +18,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tests.conformance.neighbour import neighbour
 from tests.serving import WAIT_SECS, Serving, serving
 
+pytestmark = pytest.mark.quiet
+
 LIMIT_SECS = 0.1
 """How long the event loop may be blocked."""
 BUSY_SECS = 3.0
