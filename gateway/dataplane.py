@@ -12,7 +12,7 @@ from gateway.models.override import Override
 from gateway.models.registry import ModelRegistry
 from gateway.observability.log import Log
 from gateway.observability.trace import Trace
-from gateway.observability.tracing import Tracer
+from gateway.observability.tracer import Tracer
 from gateway.running_requests import RequestName, RunningRequests
 from gateway.shared_memory.regions import SharedMemory
 from gateway.stream import ResponseStream

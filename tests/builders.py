@@ -11,7 +11,7 @@ from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Usage
 from gateway.models.model import Model
-from gateway.observability.record import Record
+from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.scheduler import Entry
 from gateway.stream import ResponseStream

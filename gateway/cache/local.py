@@ -5,7 +5,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from gateway.cache.response_cache import Insertion, Lookup, ResponseCache, Tally
+from gateway.cache.cache import Insertion, Lookup, ResponseCache, Tally
 from gateway.messages import InferResponse
 from gateway.observability.metrics import CacheReading
 

@@ -13,7 +13,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
-from gateway.cache.response_cache import Insertion, Lookup, ResponseCache, Tally, decode, encode
+from gateway.cache.cache import Insertion, Lookup, ResponseCache, Tally, decode, encode
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse
 from gateway.observability.metrics import CacheReading

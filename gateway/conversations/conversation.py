@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from gateway.conversations.history import History
-from gateway.conversations.room import Room
+from gateway.conversations.memory_budget import Room
 from gateway.conversations.rules import invalid
 from gateway.conversations.turn import Turn
 from gateway.errors import Code, InferenceError

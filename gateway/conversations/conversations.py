@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from gateway.conversations.conversation import Conversation
-from gateway.conversations.room import ByteLimits, Room
+from gateway.conversations.memory_budget import ByteLimits, Room
 from gateway.conversations.rules import asked_turn, invalid, read_messages
 from gateway.conversations.turn import Turn
 from gateway.errors import Code, InferenceError

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from gateway.conversations.room import Room
+from gateway.conversations.memory_budget import Room
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ from gateway.conversations.history import History
 from gateway.conversations.rules import said, with_messages
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse
-from gateway.observability.record import Record
+from gateway.observability.request_record import Record
 from gateway.schedulers.scheduler import Entry, Scheduler
 from gateway.tensor import Buffer
 

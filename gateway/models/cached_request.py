@@ -5,7 +5,7 @@ import logging
 import time
 from collections import deque
 
-from gateway.cache.response_cache import (
+from gateway.cache.cache import (
     Insertion,
     Lookup,
     ResponseCache,
@@ -14,7 +14,7 @@ from gateway.cache.response_cache import (
 )
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse
-from gateway.observability.record import Record
+from gateway.observability.request_record import Record
 from gateway.schedulers.scheduler import Entry, Scheduler
 from gateway.tensor import LENGTH_BYTES, Tensor
 from gateway.threads import LARGE_BYTES, Threads

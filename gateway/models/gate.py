@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from gateway.observability.record import Record
+from gateway.observability.request_record import Record
 from gateway.schedulers.scheduler import Entry, Scheduler
 from gateway.stream import StreamRecorder
 

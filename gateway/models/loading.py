@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from gateway.backend import Backend, Instance, ModelContext, ModelControl
 from gateway.backend_loader import IN_PYTHON, BackendLoader
-from gateway.cache.response_cache import ResponseCache
+from gateway.cache.cache import ResponseCache
 from gateway.config import InstanceKind, ModelConfig
 from gateway.ensembles.instance import EnsembleBackend
 from gateway.messages import InferRequest

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway.backend import Instance
-from gateway.cache.response_cache import ResponseCache, load_key
+from gateway.cache.cache import ResponseCache, load_key
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, Checked, InferRequest
@@ -21,7 +21,7 @@ from gateway.models.limits import ConversationLimits, Limits
 from gateway.models.slots import Slot
 from gateway.models.validation import RequestRules
 from gateway.models.wakefulness import Wakefulness
-from gateway.observability.record import Record
+from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.observability.trace import Trace
 from gateway.openai_exchange import further_names

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gateway.backend import Instance
 from gateway.models.model import Model
-from gateway.observability.record import Record
+from gateway.observability.request_record import Record
 from gateway.schedulers.scheduler import Executing
 from gateway.stream import ResponseStream
 

@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Iterator, Mapping
 
 from gateway.backend import ModelControl
 from gateway.backend_loader import BackendLoader
-from gateway.cache.response_cache import ResponseCache
+from gateway.cache.cache import ResponseCache
 from gateway.errors import Code, InferenceError
 from gateway.models.closings import Closings
 from gateway.models.identity import ModelId

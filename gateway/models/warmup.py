@@ -9,7 +9,7 @@ from gateway.config import ModelConfig
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest
 from gateway.models.warmup_samples import Sample, failed, read_samples
-from gateway.observability.record import Record
+from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.execution import Execution
 from gateway.schedulers.scheduler import Entry

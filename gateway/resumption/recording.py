@@ -8,8 +8,8 @@ from typing import Protocol
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
+from gateway.resumption.idempotency import Key
 from gateway.resumption.keeping import kept_bytes, owned
-from gateway.resumption.keys import Key
 from gateway.stream import ResponseStream
 
 MAX_FOLLOWERS = 256

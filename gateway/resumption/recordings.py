@@ -9,7 +9,7 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS
 from gateway.observability.metrics import RecordingsReading
 from gateway.resumption.event_ids import EventId
-from gateway.resumption.keys import Key, KeyReused
+from gateway.resumption.idempotency import Key, KeyReused
 from gateway.resumption.reader import Reader
 from gateway.resumption.recording import Asked, Recording
 from gateway.settings import ResumptionSettings

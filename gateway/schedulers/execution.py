@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gateway.backend import Instance, Note, NotSent
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases
-from gateway.observability.record import within
+from gateway.observability.request_record import within
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.scheduler import Entry
 from gateway.stream import ResponseStream

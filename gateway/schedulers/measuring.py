@@ -15,7 +15,7 @@ from gateway.batches.padding import Padding
 from gateway.config import ModelConfig, ModelInput
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest
-from gateway.observability.record import Record
+from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.costs import Point
 from gateway.schedulers.execution import Execution

@@ -8,7 +8,7 @@ from typing import Protocol
 from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest
-from gateway.observability.record import Record
+from gateway.observability.request_record import Record
 from gateway.schedulers.rate_limiter import Share
 from gateway.stream import ResponseStream
 

@@ -3,7 +3,7 @@
 from gateway.frontends.grpc.rpc import Call
 from gateway.messages import InferRequest
 from gateway.observability.trace import Trace
-from gateway.observability.tracing import Tracer
+from gateway.observability.tracer import Tracer
 
 
 def begin(tracer: Tracer, request: InferRequest) -> Trace | None:

@@ -7,7 +7,7 @@ import orjson
 from starlette.responses import Response
 
 from gateway.errors import Code, InferenceError
-from gateway.resumption.keys import KeyReused
+from gateway.resumption.idempotency import KeyReused
 
 log = logging.getLogger("sluice.http")
 

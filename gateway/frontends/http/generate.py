@@ -33,7 +33,7 @@ from gateway.frontends.http.sse import (
 from gateway.frontends.http.tracing import infer
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
-from gateway.resumption.keys import Key
+from gateway.resumption.idempotency import Key
 from gateway.resumption.reader import Reader, Responses
 from gateway.resumption.recording import Asked
 from gateway.resumption.recordings import Recordings

@@ -6,7 +6,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from gateway.resumption.event_ids import EventId
-from gateway.resumption.keys import Key
+from gateway.resumption.idempotency import Key
 from gateway.resumption.reader import Reader, Responses
 from gateway.resumption.recordings import Recordings
 from gateway.tensor import Buffer

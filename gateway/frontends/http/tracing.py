@@ -8,7 +8,7 @@ from gateway.dataplane import DataPlane
 from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.observability.trace import Trace
-from gateway.observability.tracing import Tracer
+from gateway.observability.tracer import Tracer
 from gateway.stream import ResponseStream
 
 TRACES = "sluice.traces"

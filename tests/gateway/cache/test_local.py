@@ -7,8 +7,8 @@ from collections import OrderedDict
 
 import pytest
 
+from gateway.cache.cache import Insertion, portable
 from gateway.cache.local import LocalCache, entry_bytes
-from gateway.cache.response_cache import Insertion, portable
 from gateway.messages import InferResponse
 from tests.builders import text_response, texts
 

@@ -11,8 +11,8 @@ import pytest
 from redis import Redis
 
 from gateway.cache import redis as redis_cache
+from gateway.cache.cache import Insertion, Lookup, decode, portable
 from gateway.cache.redis import PREFIX, RedisCache
-from gateway.cache.response_cache import Insertion, Lookup, decode, portable
 from gateway.errors import InferenceError
 from gateway.settings import RedisCacheSettings
 from tests.builders import WAIT_SECS, soon, text_response, texts

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from gateway.cache.cache import Insertion, Lookup, ResponseCache
 from gateway.cache.local import LocalCache
-from gateway.cache.response_cache import Insertion, Lookup, ResponseCache
 from gateway.config import ModelConfig, ModelResponseCache
 from gateway.config.scheduling import DynamicBatching, QueuePolicy
 from gateway.errors import Code, InferenceError

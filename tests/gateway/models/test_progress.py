@@ -15,7 +15,7 @@ from gateway.models import crew as crew_module
 from gateway.models.model import Model
 from gateway.models.progress import ProgressWatch
 from gateway.models.slots import Slot
-from gateway.observability.record import Record
+from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.stream import DEFAULT_LIMIT, ResponseStream
 from tests.builders import (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gateway.messages import InferRequest, InferResponse, Phases
-from gateway.observability.record import Record
+from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.observability.trace import LEVELS, TENSORS, Trace
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor

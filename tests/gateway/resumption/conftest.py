@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.models.model import Model
-from gateway.resumption.keys import Key
+from gateway.resumption.idempotency import Key
 from gateway.resumption.reader import Reader
 from gateway.resumption.recording import Asked
 from gateway.resumption.recordings import Recordings

@@ -7,7 +7,7 @@ import pytest
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.resumption.event_ids import EventId
-from gateway.resumption.keys import Key, KeyReused
+from gateway.resumption.idempotency import Key, KeyReused
 from gateway.resumption.recording import MAX_FOLLOWERS, Asked
 from gateway.resumption.recordings import BYTES_PER_CHARACTER, RECORDING_BYTES, Recordings
 from gateway.settings import ResumptionSettings

@@ -7,7 +7,7 @@ from gateway.errors import Code, InferenceError
 from gateway.frontends.http.errors import MAX_MESSAGE
 from gateway.frontends.http.openai.errors import STATUS, TYPES, error_json, refusal, written
 from gateway.openai_exchange import OpenAiRefusal
-from gateway.resumption.keys import KeyReused
+from gateway.resumption.idempotency import KeyReused
 
 
 def test_every_code_has_a_status_and_every_status_a_type() -> None:

@@ -8,7 +8,7 @@ import pytest
 from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse, Phases, Usage
-from gateway.observability.record import Record, within
+from gateway.observability.request_record import Record, within
 from gateway.observability.statistics import (
     QUEUE_TIMEOUT,
     FailureReason,

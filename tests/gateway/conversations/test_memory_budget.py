@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.conversations.room import KEPT_BYTES, ByteLimits, Room
+from gateway.conversations.memory_budget import KEPT_BYTES, ByteLimits, Room
 
 NOBODY = object()
 

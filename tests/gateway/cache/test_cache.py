@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.cache.response_cache import (
+from gateway.cache.cache import (
     Lookup,
     Tally,
     decode,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.observability.tracing import MOST_CHARS, Tracer
+from gateway.observability.tracer import MOST_CHARS, Tracer
 from gateway.settings import TraceSettings
 
 TIMES = ("TIMESTAMPS",)
