@@ -7,7 +7,7 @@ from gateway import __version__
 from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.observability.rows import statistics_row
+from gateway.observability.statistics import statistics_row
 
 EXTENSIONS = (
     "classification",

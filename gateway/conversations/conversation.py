@@ -1,60 +1,59 @@
-"""One conversation: whose turn is it, and what is known by then?"""
+"""One conversation: the queue of its turns, and its history."""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from gateway.conversations.history import History
-from gateway.conversations.memory_budget import Room
-from gateway.conversations.rules import invalid
-from gateway.conversations.turn import Turn
+from gateway.conversations.history import History, MemoryBudget
+from gateway.conversations.turn import Turn, invalid
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.models.limits import ConversationLimits
 
 MAX_WAITING = 8
-"""Turns that wait for the one that is under way."""
+"""Turns that wait while one runs."""
 
 
 class Conversation:
-    """The turns of one correlation id, one after the other; implements `Line`.
+    """The turns of one correlation id, one after the other; implements `ConversationQueue`.
 
-    `joined` is told when it has a turn again, `rested` when it has none any more. Everything is
-    plain; the next turn begins in another step of the loop than the one before it has ended in,
-    so that of a stream that breaks all turns have gone by then.
+    `activated` is called when a turn is enqueued, `idled` when none is left. All methods are
+    synchronous. The next turn begins in a later step of the loop, so that a broken stream has
+    cancelled all its turns before.
     """
 
     def __init__(
         self,
         title: str,
         limits: ConversationLimits,
-        room: Room,
-        joined: Callable[["Conversation"], None],
-        rested: Callable[["Conversation"], None],
+        budget: MemoryBudget,
+        activated: Callable[["Conversation"], None],
+        idled: Callable[["Conversation"], None],
     ) -> None:
         self.ended = False
         self.idle_since_ns = 0
         self._title = title
         self._limits = limits
-        self._room = room
-        self._joined = joined
-        self._rested = rested
+        self._budget = budget
+        self._activated = activated
+        self._idled = idled
         self._turns: deque[Turn] = deque()
-        self._history = History(room)
+        self._history = History(budget)
 
     @property
-    def goes_on(self) -> bool:
-        """Whether a turn may come that does not start anew."""
+    def open(self) -> bool:
+        """Whether it takes a turn without `sequence_start`."""
         return not (self._turns[-1].ends if self._turns else self.ended)
 
     def turn(self, request: InferRequest, messages: bytes, *, start: bool) -> Turn:
-        """The turn that a request is; nothing has happened until it is accepted.
+        """The turn for a request; it changes nothing until it is enqueued.
 
-        Raises InferenceError: INVALID_ARG for one too many, ALREADY_EXISTS for an id that runs,
-        UNAVAILABLE if too many wait, or all conversations take too much.
+        Raises InferenceError: INVALID_ARG beyond a limit of the conversation, ALREADY_EXISTS for
+        the id of a turn that has not ended, UNAVAILABLE if too many turns wait, or if all
+        conversations together are too large.
         """
         self._refuse_full(request)
-        history = History(self._room) if start else self._latest
+        history = History(self._budget) if start else self._latest
         if history.turns >= self._limits.turns:
             raise invalid(
                 f"{self._title} has had {history.turns} turns, the most it may have (parameter "
@@ -65,23 +64,23 @@ class Conversation:
         return Turn(self, history, request, messages)
 
     def forget(self) -> None:
-        """Nobody goes on with it; it has no turns."""
+        """Drop the history of a conversation without turns."""
         self._history.drop()
 
-    # Line.
+    # ConversationQueue.
 
-    def join(self, turn: Turn) -> None:
-        """The turn has been accepted: it begins now or when it comes."""
+    def enqueue(self, turn: Turn) -> None:
+        """Add an accepted turn; it begins at once if it is the only one."""
         turn.history.reserve(turn.messages)
         self._turns.append(turn)
-        self._joined(self)
+        self._activated(self)
         if len(self._turns) == 1:
             self._begin(turn)
 
-    def over(self, turn: Turn, error: InferenceError | None) -> None:
-        """A turn has ended: well, cancelled with what it has said until then, or as if not asked.
+    def finish(self, turn: Turn, error: InferenceError | None) -> None:
+        """Remove a turn; remember it if it succeeded, or was cancelled while it ran.
 
-        Nothing is left of one that was left before it began, or has failed.
+        A turn that failed, or was cancelled before it began, is not remembered.
         """
         self._turns.remove(turn)
         if turn.begun and (error is None or error.code is Code.CANCELLED):
@@ -91,12 +90,12 @@ class Conversation:
         if turn.begun:
             self.ended = turn.ends
         if self._turns:
-            asyncio.get_running_loop().call_soon(self._go_on)
+            asyncio.get_running_loop().call_soon(self._begin_next)
         else:
-            self._rested(self)
+            self._idled(self)
 
     def check(self, history: History) -> None:
-        """Raise INVALID_ARG if the history is too long for one more turn."""
+        """Raise INVALID_ARG if the history is too long for a further turn."""
         limit = self._limits.tokens
         if limit and history.tokens >= limit:
             raise invalid(
@@ -106,16 +105,16 @@ class Conversation:
         if history.cut:
             raise invalid(
                 f"{self._title} cannot go on: its latest answer was too long to be remembered "
-                f"(a conversation may have {self._room.limits.each} bytes, all of them together "
-                f"{self._room.limits.total}); begin anew with 'sequence_start'"
+                f"(a conversation may have {self._budget.limits.each} bytes, all of them together "
+                f"{self._budget.limits.total}); begin anew with 'sequence_start'"
             )
 
     @property
     def _latest(self) -> History:
-        """What a turn follows that is asked for now."""
+        """The history that a new turn continues."""
         return self._turns[-1].history if self._turns else self._history
 
-    def _go_on(self) -> None:
+    def _begin_next(self) -> None:
         if self._turns and not self._turns[0].begun:
             self._begin(self._turns[0])
 
@@ -140,16 +139,16 @@ class Conversation:
             )
 
     def _refuse_large(self, history: History, size: int, *, start: bool) -> None:
-        limits, after = self._room.limits, history.byte_size + size
+        limits, after = self._budget.limits, history.byte_size + size
         if after > limits.each:
             raise invalid(
                 f"{self._title} would have {after} bytes of messages, the most it may have is "
                 f"{limits.each}; begin anew with 'sequence_start'"
             )
-        # What is begun anew may itself be what has to go.
-        if not self._room.make(size, spare=None if start else self):
+        # A turn with `sequence_start` needs no history: its own conversation may be evicted.
+        if not self._budget.make_room(size, spare=None if start else self):
             raise InferenceError(
                 Code.UNAVAILABLE,
-                f"all conversations together have {self._room.taken} bytes of messages, the most "
-                f"they may have is {limits.total}, and those that are idle have gone; retry later",
+                f"all conversations together have {self._budget.used} bytes of messages, the most "
+                f"they may have is {limits.total}, and none is idle; retry later",
             )

@@ -1,4 +1,4 @@
-"""The conversations of every model: which there are, and when they are forgotten."""
+"""The conversations of all models: look-up, limits, expiry."""
 
 import time
 from collections import OrderedDict
@@ -6,9 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from gateway.conversations.conversation import Conversation
-from gateway.conversations.memory_budget import ByteLimits, Room
-from gateway.conversations.rules import asked_turn, invalid, read_messages
-from gateway.conversations.turn import Turn
+from gateway.conversations.history import ByteLimits, MemoryBudget
+from gateway.conversations.turn import Turn, invalid, read_messages, read_turn
 from gateway.errors import Code, InferenceError
 from gateway.generation import MESSAGES
 from gateway.messages import InferRequest, SequenceTag
@@ -21,38 +20,38 @@ BYTE_LIMITS = ByteLimits()
 
 
 class Conversations:
-    """Those of all models, each as long as its model is loaded. `clock_ns` is a monotonic one."""
+    """Those of all models, each while its model is loaded. `clock_ns` is monotonic."""
 
     def __init__(
         self, clock_ns: Callable[[], int] = time.monotonic_ns, limits: ByteLimits = BYTE_LIMITS
     ) -> None:
         self._clock_ns = clock_ns
-        self._room = Room(limits, self._forget_longest_idle)
+        self._budget = MemoryBudget(limits, self._evict)
         self._models: dict[Model, ModelConversations] = {}
 
     def turn(self, request: InferRequest, model: Model) -> Turn | None:
-        """The turn that a request is which has a correlation id; None if it is none.
+        """The turn for a request; None for a request outside of conversations.
 
-        Raises InferenceError for one that its conversation does not take. Nothing has happened
-        until the model has accepted the turn.
+        Raises InferenceError if its conversation refuses it. It changes nothing until the model
+        has accepted it.
         """
-        found = asked_turn(request, model.config)
+        found = read_turn(request, model.config)
         return None if found is None else self._of(model).turn(request, found.tag, found.messages)
 
     def count(self, model: Model) -> int:
-        """How many there are of a model."""
+        """The number of conversations of a model."""
         found = self._models.get(model)
         return 0 if found is None else found.count
 
     @property
     def byte_size(self) -> int:
-        """What all of them remember, in bytes of JSON."""
-        return self._room.taken
+        """The size of all histories, in bytes of JSON."""
+        return self._budget.used
 
     def _of(self, model: Model) -> "ModelConversations":
         found = self._models.get(model)
         if found is None:
-            found = ModelConversations(model, self._clock_ns, self._room)
+            found = ModelConversations(model, self._clock_ns, self._budget)
             self._models[model] = found
             model.when_closed(partial(self._forget, model))
         return found
@@ -60,8 +59,8 @@ class Conversations:
     def _forget(self, model: Model) -> None:
         self._models.pop(model).close()
 
-    def _forget_longest_idle(self, spare: object) -> bool:
-        """Of all models, and not `spare`; False if there is none."""
+    def _evict(self, spare: object) -> bool:
+        """Forget the longest idle conversation, but not `spare`; False if there is none."""
         found = [(each.longest_idle(spare), each) for each in self._models.values()]
         idle = [(longest, each) for longest, each in found if longest is not None]
         if not idle:
@@ -72,10 +71,10 @@ class Conversations:
 
 
 class ModelConversations:
-    """Those of one model, by correlation id; the number 7 and the text "7" are two."""
+    """Those of one model, by correlation id; the number 7 and the text "7" are two ids."""
 
-    def __init__(self, model: Model, clock_ns: Callable[[], int], room: Room) -> None:
-        self._room = room
+    def __init__(self, model: Model, clock_ns: Callable[[], int], budget: MemoryBudget) -> None:
+        self._budget = budget
         self._name = model.name
         self._limits = model.conversation_limits
         self._clock_ns = clock_ns
@@ -85,28 +84,28 @@ class ModelConversations:
 
     @property
     def count(self) -> int:
-        """How many are known."""
+        """The number of conversations."""
         return len(self._known)
 
     def turn(self, request: InferRequest, tag: SequenceTag, messages: Tensor) -> Turn:
-        """The turn that a request is. Raises InferenceError, and then nothing has happened."""
+        """The turn for a request; an InferenceError changes nothing."""
         self._forget_idle()
         found = self._known.get(tag.correlation_id)
-        if not tag.start and (found is None or not found.goes_on):
+        if not tag.start and (found is None or not found.open):
             raise invalid(self._unknown(tag.correlation_id))
         if found is None:
             self._refuse_if_full()
             found = self._new(tag.correlation_id)
-        read = read_messages(request, messages, self._room.limits.each)
+        read = read_messages(request, messages, self._budget.limits.each)
         return found.turn(request, read, start=tag.start)
 
     def longest_idle(self, spare: object) -> tuple[int, int | str] | None:
-        """Since when, and which, of those that are not `spare`; None if there is none."""
+        """Time and key of the longest idle one, but not `spare`; None if there is none."""
         idle = self._idle.items()
         return next(((each.idle_since_ns, key) for key, each in idle if each is not spare), None)
 
     def forget(self, key: int | str) -> None:
-        """Forget one that has no turn."""
+        """Forget a conversation without turns."""
         self._idle.pop(key, None)
         self._known.pop(key).forget()
 
@@ -118,17 +117,17 @@ class ModelConversations:
 
     def _new(self, key: int | str) -> Conversation:
         title = f"conversation {key!r} of model '{self._name}'"
-        joined, rested = partial(self._joined, key), partial(self._rested, key)
-        return Conversation(title, self._limits, self._room, joined, rested)
+        activated, idled = partial(self._activated, key), partial(self._idled, key)
+        return Conversation(title, self._limits, self._budget, activated, idled)
 
-    def _joined(self, key: int | str, conversation: Conversation) -> None:
+    def _activated(self, key: int | str, conversation: Conversation) -> None:
         self._idle.pop(key, None)
         if key not in self._known:
             if len(self._known) >= self._limits.count:
                 self.forget(next(iter(self._idle)))
             self._known[key] = conversation
 
-    def _rested(self, key: int | str, conversation: Conversation) -> None:
+    def _idled(self, key: int | str, conversation: Conversation) -> None:
         if conversation.ended:
             self.forget(key)
             return

@@ -1,42 +1,49 @@
-"""One turn of a conversation: the request that waits for it, and what the model answers."""
+"""Turns of conversations: their requests, their answers, and the rules for both."""
 
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
+import orjson
+
+from gateway.config import ModelConfig, ModelInput, ModelOutput
+from gateway.config.data_type import DataType
 from gateway.conversations.history import History
-from gateway.conversations.rules import said, with_messages
-from gateway.errors import InferenceError
-from gateway.messages import InferRequest, InferResponse
+from gateway.errors import Code, InferenceError
+from gateway.generation import EXCLUDE_INPUT, MESSAGES, TEXT_OUTPUT
+from gateway.messages import InferRequest, InferResponse, SequenceTag
+from gateway.models.limits import ConversationLimits
 from gateway.observability.request_record import Record
 from gateway.schedulers.scheduler import Entry, Scheduler
-from gateway.tensor import Buffer
+from gateway.tensor import Buffer, Datatype, Tensor, element_spans
 
 
-class Line(Protocol):
-    """Where turns wait for those before them."""
+class ConversationQueue(Protocol):
+    """The queue of a conversation's turns; one turn runs at a time."""
 
-    def join(self, turn: "Turn") -> None:
-        """A turn has been accepted; it is told to `begin` when it comes."""
+    def enqueue(self, turn: "Turn") -> None:
+        """Add an accepted turn; the queue calls `begin` when all earlier turns have ended."""
 
-    def over(self, turn: "Turn", error: InferenceError | None) -> None:
-        """A turn has ended, or was left before it began. Must not raise."""
+    def finish(self, turn: "Turn", error: InferenceError | None) -> None:
+        """Remove a turn that has ended, or was cancelled before it began. Must not raise."""
 
     def check(self, history: History) -> None:
-        """Raise INVALID_ARG if one more turn cannot follow it."""
+        """Raise INVALID_ARG if no further turn may follow this history."""
 
 
 class Turn:
-    """Implements `Gate`, and `StreamRecorder` for the record behind it.
+    """A request that waits for its conversation, and the answer of the model.
 
-    It hears what the model answers where that is recorded, so that nothing stands between the model
-    and its reader. Plain, as its callers are: the line moves on when the stream ends.
+    Implements `Gate`, and `StreamRecorder` in front of the record: it collects the answer where
+    responses are recorded, so the stream needs no other task. All methods are synchronous.
     """
 
     __slots__ = (
         "_accepted",
-        "_account",
         "_answer",
         "_cut",
-        "_line",
+        "_queue",
+        "_record",
         "_tokens",
         "begun",
         "ends",
@@ -46,28 +53,28 @@ class Turn:
     )
 
     def __init__(
-        self, line: Line, history: History, request: InferRequest, messages: bytes
+        self, queue: ConversationQueue, history: History, request: InferRequest, messages: bytes
     ) -> None:
-        self._line = line
+        self._queue = queue
         self.history = history
         self.messages = messages
         self.id = request.id
         self.ends = request.sequence is not None and request.sequence.end
         self.begun = False
         self._accepted: tuple[Entry, Scheduler] | None = None
-        self._account: Record | None = None
+        self._record: Record | None = None
         self._answer = bytearray()
         self._cut = False
         self._tokens = 0
 
     def begin(self) -> None:
-        """Ask the model, with all that was said before."""
-        assert self._accepted is not None  # noqa: S101 - it has joined, and is not over
+        """Submit the request to the model, with the whole history."""
+        assert self._accepted is not None  # noqa: S101 - it was submitted, and has not ended
         entry, scheduler = self._accepted
         self.begun = True
         request = with_messages(entry.request, self.history.followed_by(self.messages))
         try:
-            self._line.check(self.history)
+            self._queue.check(self.history)
             scheduler.admit(request)
         except InferenceError as error:
             entry.stream.fail(error)
@@ -75,68 +82,177 @@ class Turn:
             scheduler.submit(Entry(request, entry.stream, entry.record))
 
     def remember(self) -> None:
-        """Put what was asked and answered into the history."""
-        self.history.unhear(len(self._answer))
+        """Add its messages and its answer to the history."""
+        self.history.take_back_answer(len(self._answer))
         if self._cut:
             self.history.cut = True
         else:
             answer = self._answer.decode("utf-8", "replace")
-            self.history.keep(self.messages, answer, self._tokens)
-        self._let_go()
+            self.history.append(self.messages, answer, self._tokens)
+        self._release()
 
     def forget(self) -> None:
-        """Leave the history as if nothing had been asked."""
-        self.history.unhear(len(self._answer))
+        """Restore the history to the state before this turn."""
+        self.history.take_back_answer(len(self._answer))
         self.history.take_back(self.messages)
-        self._let_go()
+        self._release()
 
     # Gate.
 
     def recorder(self, record: Record) -> "Turn":
         """This turn, in front of the record."""
-        self._account = record
+        self._record = record
         return self
 
     def submit(self, entry: Entry, scheduler: Scheduler) -> None:
-        """Wait for the turns before it."""
+        """Wait for the earlier turns."""
         self._accepted = (entry, scheduler)
-        self._line.join(self)
+        self._queue.enqueue(self)
 
     # StreamRecorder.
 
     def responded(self, response: InferResponse) -> None:
-        """Remember what it says."""
+        """Record a response, and collect its text."""
         self._recorded.responded(response)
-        self._hear(said(response))
+        self._collect(answer_text(response))
         if response.usage is not None:
             self._tokens += response.usage.prompt_tokens + response.usage.completion_tokens
 
     def taken(self) -> None:
-        """Nothing of a conversation's concern."""
+        """Record that the frontend has the first response."""
         self._recorded.taken()
 
     def wasted(self, response: InferResponse) -> None:
-        """Nothing of a conversation's concern: nobody has read it."""
+        """Record a response without a reader; it is not remembered."""
         self._recorded.wasted(response)
 
     def ended(self, error: InferenceError | None) -> None:
-        """Let the next turn come."""
+        """Record the end, and let the next turn begin."""
         self._recorded.ended(error)
         self._accepted = None
-        self._line.over(self, error)
+        self._queue.finish(self, error)
 
-    def _hear(self, text: Buffer) -> None:
+    def _collect(self, text: Buffer) -> None:
         size = memoryview(text).nbytes
-        self._cut = self._cut or not self.history.hear(size)
+        self._cut = self._cut or not self.history.reserve_answer(size)
         if not self._cut:
             self._answer += text
 
-    def _let_go(self) -> None:
-        """Its stream may be held on to for longer than its conversation."""
+    def _release(self) -> None:
+        """Free the texts; the stream, which refers to this turn, may live longer."""
         self._answer = bytearray()
         self.messages = b""
 
     @property
     def _recorded(self) -> Record:
-        assert self._account is not None  # noqa: S101 - a stream has been made with it
-        return self._account
+        assert self._record is not None  # noqa: S101 - its stream was created with it
+        return self._record
+
+
+def converses(config: ModelConfig) -> bool:
+    """Whether requests of one correlation id are turns of a conversation.
+
+    With a sequence batcher they are Triton's sequences. With `conversation_max` 0 the model gets
+    the id, as on Triton.
+    """
+    return (
+        config.sequence_batching is None
+        and _has_text(config.input, MESSAGES)
+        and _has_text(config.output, TEXT_OUTPUT)
+        and ConversationLimits.read(config).count > 0
+    )
+
+
+class TurnRequest(NamedTuple):
+    """The parts of a request that make it a turn: its sequence parameters and its messages."""
+
+    tag: SequenceTag
+    messages: Tensor
+
+
+def read_turn(request: InferRequest, config: ModelConfig) -> TurnRequest | None:
+    """The turn in a request; None for a request outside of conversations."""
+    tag = request.sequence
+    if tag is None or not tag.correlation_id:
+        return None
+    messages = request.input(MESSAGES)
+    if messages is None or messages.datatype is not Datatype.BYTES or not converses(config):
+        return None
+    return TurnRequest(tag, messages)
+
+
+def _has_text(tensors: Sequence[ModelInput | ModelOutput], name: str) -> bool:
+    return any(each.name == name and each.data_type is DataType.TYPE_STRING for each in tensors)
+
+
+def read_messages(request: InferRequest, given: Tensor, limit: int) -> bytes:
+    """The messages of a turn: the client's JSON list without its brackets.
+
+    INVALID_ARG if it has more than `limit` bytes, if it is no list of at least one object, or if
+    the request excludes the text that the history needs.
+    """
+    text = _only_element(given).strip()
+    if len(text) > limit:
+        raise invalid(
+            f"input '{MESSAGES}' has {len(text)} bytes, and a conversation at most {limit}"
+        )
+    try:
+        messages = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise invalid(f"input '{MESSAGES}' is not valid JSON: {error}") from None
+    if not isinstance(messages, list):
+        raise invalid(f"input '{MESSAGES}' is JSON, but a list is expected in it")
+    if not messages or not all(isinstance(each, dict) for each in messages):
+        raise invalid(
+            f"input '{MESSAGES}' of a turn is expected to be a list of at least one message, each "
+            "an object"
+        )
+    _check_answer_is_complete(request)
+    return text[1:-1].strip()
+
+
+def with_messages(request: InferRequest, messages: bytes) -> InferRequest:
+    """The request for the model: it has the whole list of messages, and no sequence."""
+    inputs = tuple(
+        Tensor(each.name, each.datatype, each.shape, (messages,)) if each.name == MESSAGES else each
+        for each in request.inputs
+    )
+    return replace(request, inputs=inputs, sequence=None)
+
+
+def answer_text(response: InferResponse) -> Buffer:
+    """The text that a response adds to the answer, in UTF-8; the first of several sequences."""
+    output = response.output(TEXT_OUTPUT)
+    if output is None:
+        return b""
+    if isinstance(output.data, tuple):
+        return output.data[0] if output.data else b""
+    data = output.raw()
+    for start, end in element_spans(data):
+        return memoryview(data)[start:end]
+    return b""
+
+
+def invalid(message: str) -> InferenceError:
+    """The error for an invalid request."""
+    return InferenceError(Code.INVALID_ARG, message)
+
+
+def _only_element(tensor: Tensor) -> bytes:
+    elements = tensor.elements()
+    if len(elements) != 1:
+        raise invalid(f"input '{tensor.name}' has {len(elements)} elements, expected 1")
+    return bytes(elements[0])
+
+
+def _check_answer_is_complete(request: InferRequest) -> None:
+    exclude = request.input(EXCLUDE_INPUT)
+    if exclude is not None and not any(exclude.raw()):
+        raise invalid(
+            f"input '{EXCLUDE_INPUT}' of a turn is false, expected true or nothing: its answer "
+            "would repeat the conversation"
+        )
+    if request.outputs and all(each.name != TEXT_OUTPUT for each in request.outputs):
+        raise invalid(
+            f"the outputs asked for do not have '{TEXT_OUTPUT}', which a turn is remembered by"
+        )

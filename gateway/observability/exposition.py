@@ -1,4 +1,4 @@
-"""From metric families to Prometheus' text format, as Triton writes it."""
+"""Prometheus' text format for metric families, as Triton writes it."""
 
 import math
 import re
@@ -16,7 +16,7 @@ TEXT_TYPES = {
     "stateset": "gauge",
     "unknown": "untyped",
 }
-"""What the text format calls the types that it does not have."""
+"""Names in the text format for types that it lacks."""
 
 NOT_IN_LABELS = re.compile(r"[^a-zA-Z0-9_]")
 RESERVED_BEGIN = re.compile(r"^__+")
@@ -24,8 +24,10 @@ LAST_LABELS = frozenset({"le", "quantile"})
 
 
 def render(found: Iterable[Metric]) -> bytes:
-    """Prometheus text format: labels sorted (`le` and `quantile` behind the others), whole numbers
-    without a fraction, and nothing of a family without samples."""
+    """The families as text; one without samples is left out.
+
+    Labels are sorted, `le` and `quantile` last. Whole numbers have no fraction.
+    """
     lines: list[str] = []
     for family in found:
         if not family.samples:
@@ -38,12 +40,12 @@ def render(found: Iterable[Metric]) -> bytes:
 
 
 def label(name: str) -> str:
-    """A name that the format allows for a label: letters, digits, underscores, not two in front."""
+    """A valid label name: letters, digits and underscores, at most one of them in front."""
     return RESERVED_BEGIN.sub("_", NOT_IN_LABELS.sub("_", name))
 
 
 def number(value: Any) -> str:
-    """A number as the format writes it."""
+    """A number in the text format."""
     found = float(value)
     if math.isnan(found):
         return "NaN"

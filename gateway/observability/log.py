@@ -1,4 +1,4 @@
-"""How a log line looks, where it goes, and which lines there are: all of it can change."""
+"""The log: line format, outputs, and settings (logging extension)."""
 
 import json
 import logging
@@ -9,19 +9,26 @@ from datetime import UTC, datetime
 from logging.handlers import WatchedFileHandler
 from typing import Any, TextIO
 
+from gateway.errors import Code, InferenceError
 from gateway.settings import LogFormat, LogSettings
 
 RENDERED = frozenset({"message", "asctime", "taskName"})
-"""What formatters leave on a record."""
+"""Attributes that formatters add to a record."""
 
 _MARKS = frozenset(' "=')
 
+FILE = "log_file"
+VERBOSE = "log_verbose_level"
+FORMAT = "log_format"
+BOOLEANS = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
+MAX_VERBOSE = 2**32 - 1
+
 
 class Log:
-    """The log of this process, as its settings say at each moment.
+    """The log of this process, with settings that may change at run time.
 
-    On the console, what is no trouble goes to `out` and warnings and errors to `err`; with a file
-    everything goes there.
+    On the console, warnings and errors go to `err` and other lines to `out`. With a file all lines
+    go there.
     """
 
     def __init__(self, settings: LogSettings | None = None) -> None:
@@ -30,7 +37,7 @@ class Log:
         self._on_change: list[Callable[[LogSettings], None]] = []
 
     def install(self, out: TextIO = sys.stdout, err: TextIO = sys.stderr) -> None:
-        """Have the whole process log here; OSError if the file cannot be had."""
+        """Replace the handlers of the root logger; OSError if the file cannot be opened."""
         self._installed = self._handlers(out, err)
         root = logging.getLogger()
         root.handlers[:] = self._installed
@@ -38,16 +45,16 @@ class Log:
         self._apply()
 
     def change(self, changes: Mapping[str, Any]) -> None:
-        """Take other values for some fields of the settings, from the next line on."""
+        """Change fields of the settings, from the next line on."""
         self.settings = replace(self.settings, **changes)
         if self._installed:
             self._apply()
-        for tell in self._on_change:
-            tell(self.settings)
+        for callback in self._on_change:
+            callback(self.settings)
 
-    def on_change(self, tell: Callable[[LogSettings], None]) -> None:
-        """Have a function called with the settings whenever they have changed."""
-        self._on_change.append(tell)
+    def on_change(self, callback: Callable[[LogSettings], None]) -> None:
+        """Call a function with the settings after each change."""
+        self._on_change.append(callback)
 
     def _handlers(self, out: TextIO, err: TextIO) -> list[logging.Handler]:
         if self.settings.file:
@@ -79,10 +86,10 @@ class Log:
 
 
 class LogFile(WatchedFileHandler):
-    """A file that may be moved away (log rotation): the next line begins it anew."""
+    """A log file that is created again after it was moved (log rotation)."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line; if there is no place for it any more, stderr says so."""
+        """Write a line; a failure is reported on stderr."""
         try:
             super().emit(record)
         except OSError:
@@ -90,7 +97,7 @@ class LogFile(WatchedFileHandler):
 
 
 class LineFormatter(logging.Formatter):
-    """An event with its fields, behind the beginning that Triton gives a line.
+    """An event with its fields, behind the prefix of Triton's log lines.
 
     `I1120 05:05:13.572222 7636 registry.py:83] "model ready model=llama version=1"`, or in ISO8601
     `2025-11-20T05:05:13Z I 7636 registry.py:83] "model ready model=llama version=1"`.
@@ -102,7 +109,7 @@ class LineFormatter(logging.Formatter):
         self._escape = settings.escape
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line; a traceback, if there is one, follows it."""
+        """One line, followed by the traceback of an exception."""
         fields = "".join(f" {key}={_value(value)}" for key, value in _fields(record).items())
         event = f"{record.getMessage()}{fields}"
         message = json.dumps(event, ensure_ascii=False) if self._escape else event
@@ -124,15 +131,66 @@ def _letter(level: int) -> str:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """What the call gave; a library may have every record carry more (vLLM does)."""
+    """The fields of the call, without those that a record factory adds (vLLM has one)."""
     blank = logging.getLogRecordFactory()("", 0, "", 0, "", (), None)
     standard = RENDERED.union(vars(blank))
     return {key: value for key, value in vars(record).items() if key not in standard}
 
 
 def _value(value: object) -> str:
-    """A value as it is, or in quotes if it could be taken for more than one."""
+    """A value, in quotes if it is empty or has spaces, quotes or `=`."""
     text = str(value)
     if text and text.isprintable() and _MARKS.isdisjoint(text):
         return text
     return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def show_log_settings(settings: LogSettings) -> dict[str, Any]:
+    """The settings as the protocol shows them, in Triton's order."""
+    return {
+        FILE: settings.file,
+        "log_info": settings.info,
+        "log_warning": settings.warning,
+        "log_error": settings.error,
+        VERBOSE: settings.verbose_level,
+        FORMAT: settings.format.value,
+    }
+
+
+def read_log_settings(
+    wanted: Mapping[str, Any], refused_format: Callable[[str], InferenceError]
+) -> dict[str, Any]:
+    """Fields of LogSettings for `Log.change`, from values of the right types.
+
+    Unknown names are ignored. Raises UNSUPPORTED for the file, INVALID_ARG for a level beyond
+    32 bits, and the error of `refused_format` for an unknown format.
+    """
+    if FILE in wanted:
+        raise InferenceError(
+            Code.UNSUPPORTED, "log file location can not be updated through network protocol"
+        )
+    found: dict[str, Any] = {
+        field: wanted[name] for name, field in BOOLEANS.items() if name in wanted
+    }
+    if VERBOSE in wanted:
+        found["verbose_level"] = _level(wanted[VERBOSE])
+    if FORMAT in wanted:
+        found["format"] = _format(wanted[FORMAT], refused_format)
+    return found
+
+
+def _level(level: int) -> int:
+    if level > MAX_VERBOSE:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"Unable to parse '{VERBOSE}', value is out of range [ 0, {MAX_VERBOSE} ], got: "
+            f"{level}",
+        )
+    return level
+
+
+def _format(text: str, refused: Callable[[str], InferenceError]) -> LogFormat:
+    try:
+        return LogFormat(text)
+    except ValueError:
+        raise refused(text) from None

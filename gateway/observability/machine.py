@@ -1,15 +1,23 @@
-"""Metrics of this machine: its CPUs and memory from /proc, its GPUs from NVML."""
+"""Metrics of this machine: CPUs and memory from /proc, GPUs from NVML."""
 
+import importlib
+import logging
 import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.core import Metric
 
-from gateway.observability.gpus import GPUS, Gpus
 from gateway.settings import MetricsSettings
+
+log = logging.getLogger("sluice.metrics")
 
 PROC = Path("/proc")
 KIB = 1024
+PERCENT = 100
+MILLI = 1000
 IDLE_FIELDS = slice(3, 5)
 """`idle` and `iowait` among the fields of the line `cpu` in /proc/stat."""
 TIME_FIELDS = slice(0, 8)
@@ -18,6 +26,15 @@ TIME_FIELDS = slice(0, 8)
 PINNED = {
     "nv_pinned_memory_pool_total_bytes": "Pinned memory pool total memory size, in bytes",
     "nv_pinned_memory_pool_used_bytes": "Pinned memory pool used memory size, in bytes",
+}
+ENERGY = "nv_energy_consumption"
+GPUS = {
+    "nv_gpu_utilization": "GPU utilization rate [0.0 - 1.0)",
+    "nv_gpu_memory_total_bytes": "GPU total memory, in bytes",
+    "nv_gpu_memory_used_bytes": "GPU used memory, in bytes",
+    "nv_gpu_power_usage": "GPU power usage in watts",
+    "nv_gpu_power_limit": "GPU power management limit in watts",
+    ENERGY: "GPU energy consumption in joules since the server started",
 }
 CPU = {
     "nv_cpu_utilization": "CPU utilization rate [0.0 - 1.0]",
@@ -28,16 +45,16 @@ MACHINE = PINNED | GPUS | CPU
 
 
 class Machine:
-    """Reads the machine when it is asked; what it cannot read has no series.
+    """The metrics of one machine, read at each call; a value that cannot be read has no series.
 
-    There is no pool of pinned memory: its two gauges are there, as on Triton, and say 0.
+    The two gauges of a pool of pinned memory are 0: the server has no such pool.
     """
 
     def __init__(self, settings: MetricsSettings, proc: Path = PROC) -> None:
-        told = settings.cpu and (proc / "stat").exists()
-        self._cpu = CpuTimes(proc, settings.interval_ms / 1000) if told else None
+        with_cpu = settings.cpu and (proc / "stat").exists()
+        self._cpu = CpuTimes(proc, settings.interval_ms / 1000) if with_cpu else None
         self._proc = proc
-        self.gpus = Gpus.found() if settings.gpu else None
+        self.gpus = GpuMetrics.found() if settings.gpu else None
 
     def families(self, now: float | None = None) -> list[Metric]:
         """The gauges of CPUs and memory; `now` is in seconds of the monotonic clock."""
@@ -49,7 +66,7 @@ class Machine:
 
 
 class CpuTimes:
-    """How busy the CPUs were since they were last asked, over no less than the interval."""
+    """CPU utilization since the last reading; readings are at least the interval apart."""
 
     def __init__(self, proc: Path, interval_secs: float) -> None:
         self._proc = proc
@@ -59,7 +76,7 @@ class CpuTimes:
         self._utilization = 0.0
 
     def utilization(self, now: float) -> float:
-        """Between 0 and 1, of all CPUs together."""
+        """Between 0 and 1, over all CPUs; `now` is in seconds of the monotonic clock."""
         if now - self._read_at < self._interval_secs:
             return self._utilization
         idle, total = self._read()
@@ -73,6 +90,65 @@ class CpuTimes:
         line = (self._proc / "stat").read_text().partition("\n")[0]
         fields = [int(each) for each in line.split()[1:]][TIME_FIELDS]
         return sum(fields[IDLE_FIELDS]), sum(fields)
+
+
+class GpuMetrics:
+    """The GPUs of this machine, read through an initialised NVML and labelled by UUID."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        self._handles = {_text(nvml.nvmlDeviceGetUUID(handle)): handle for handle in handles}
+        self._joules_before = {
+            uuid: joules
+            for uuid, gpu in self._handles.items()
+            for joules in self._value(partial(self._joules, gpu))
+        }
+
+    @classmethod
+    def found(cls) -> "GpuMetrics | None":
+        """The GPUs of this machine; None without Python's `pynvml`, a driver or a GPU."""
+        try:
+            nvml = importlib.import_module("pynvml")
+        except ImportError:
+            return None
+        try:
+            nvml.nvmlInit()
+            return cls(nvml)
+        except nvml.NVMLError as error:
+            log.debug("no metrics of GPUs", extra={"reason": str(error)})
+            return None
+
+    def families(self) -> list[Metric]:
+        """The metrics of all GPUs; blocks for some milliseconds.
+
+        A value that NVML does not support for a GPU has no series.
+        """
+        found = {n: Metric(n, text, _gpu_type(n)) for n, text in GPUS.items()}
+        for uuid, gpu in self._handles.items():
+            for name, read in self._readers(uuid, gpu):
+                for value in self._value(read):
+                    found[name].add_sample(name, {"gpu_uuid": uuid}, value)
+        return list(found.values())
+
+    def _readers(self, uuid: str, gpu: Any) -> Iterator[tuple[str, Callable[[], float]]]:
+        nvml = self._nvml
+        yield "nv_gpu_utilization", lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / PERCENT
+        yield "nv_gpu_memory_total_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).total
+        yield "nv_gpu_memory_used_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).used
+        yield "nv_gpu_power_usage", lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / MILLI
+        yield "nv_gpu_power_limit", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / MILLI
+        yield ENERGY, lambda: self._joules(gpu) - self._joules_before[uuid]
+
+    def _joules(self, gpu: Any) -> float:
+        return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)) / MILLI
+
+    def _value(self, read: Callable[[], float]) -> Sequence[float]:
+        """The value, or nothing if NVML fails to read it."""
+        try:
+            return (read(),)
+        except self._nvml.NVMLError:
+            return ()
 
 
 def memory(proc: Path) -> dict[str, float]:
@@ -90,3 +166,11 @@ def _gauge(name: str, value: float) -> Metric:
     family = Metric(name, MACHINE[name], "gauge")
     family.add_sample(name, {}, value)
     return family
+
+
+def _gpu_type(name: str) -> str:
+    return "counter" if name == ENERGY else "gauge"
+
+
+def _text(found: str | bytes) -> str:
+    return found.decode() if isinstance(found, bytes) else found

@@ -1,4 +1,4 @@
-"""Metrics of models and of the response cache: what each is called, and where it comes from."""
+"""Metrics of models, the response cache, recordings and frontends: names, help texts, values."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,10 +8,9 @@ from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
 from gateway.messages import NO_PARAMETERS
-from gateway.observability.distributions import Histogram, Summary
 from gateway.observability.exposition import number
 from gateway.observability.machine import MACHINE
-from gateway.observability.statistics import FIRST_RESPONSE_MS, ModelStatistics
+from gateway.observability.statistics import FIRST_RESPONSE_MS, Histogram, ModelStatistics, Summary
 from gateway.settings import MetricsSettings
 
 FAILURES = "nv_inference_request_failure"
@@ -76,7 +75,7 @@ SUMMARIES = {
 OWN_COUNTERS = {
     "gateway_prompt_tokens_total": "Prompt tokens of requests that got a response",
     "gateway_completion_tokens_total": "Tokens made for requests",
-    "gateway_wasted_tokens_total": "Tokens made for a client that had gone before it took them",
+    "gateway_wasted_tokens_total": "Tokens made for a client that disconnected before it read them",
     "sluice_stalls_total": "Instances restarted because their executions made no progress",
 }
 OWN_GAUGES = {
@@ -92,17 +91,17 @@ OWN_HISTOGRAMS = {
     "outside the engine",
 }
 RECORDING_GAUGES = {
-    "gateway_recordings": "Streams that a client can come back to",
-    "gateway_recorded_bytes": "Bytes that are kept of these streams",
+    "gateway_recordings": "Streams that a client can resume",
+    "gateway_recorded_bytes": "Bytes kept of these streams",
 }
 RECORDING_COUNTERS = {
-    "gateway_resumed_total": "Streams that a client has come back to",
+    "gateway_resumed_total": "Streams that a client has resumed",
     "gateway_joined_total": "Requests that joined another one with their idempotency key",
-    "gateway_expired_total": "Streams that were left because nobody came back in time",
+    "gateway_expired_total": "Streams cancelled because no client resumed them in time",
 }
-FRONTEND_GAUGES = {"gateway_frontends": "Processes that have the clients' connections, and answer"}
+FRONTEND_GAUGES = {"gateway_frontends": "Frontend processes that answer"}
 FRONTEND_COUNTERS = {
-    "gateway_frontend_restarts_total": "Such processes that were started because one had ended"
+    "gateway_frontend_restarts_total": "Frontend processes started in place of one that ended"
 }
 KINDS = {
     "counter": COUNTERS
@@ -121,16 +120,16 @@ ORDER = (
     *(*RECORDING_GAUGES, *RECORDING_COUNTERS, *FRONTEND_GAUGES, *FRONTEND_COUNTERS),
 )
 DOCUMENTED = {name: text for kind in KINDS.values() for name, text in kind.items()} | MACHINE
-"""Every family of the gateway's own, with its help text."""
+"""All families of the gateway, with their help texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReading:
-    """One loaded version as metrics see it, with its runtime's own families.
+    """The values of one loaded version, with the families of its runtime.
 
-    `labels` come beside `model` and `version`: `_tag` for each of the config's metric_tags, and
-    `namespace`. `cached` says that its responses are kept. `load_secs` is 0 if nobody measured it.
-    `oldest_secs` is the age of its oldest request in flight.
+    `labels` are added to `model` and `version`: `_tag` for each of the config's metric_tags, and
+    `namespace`. `cached`: the response cache is enabled. `load_secs` is 0 if it was not measured.
+    `oldest_secs` is the age of the oldest request in flight.
     """
 
     name: str
@@ -147,9 +146,9 @@ class ModelReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReading:
-    """The response cache as metrics see it; None is for what it does not know.
+    """The values of the response cache; None for those that only a remote server knows.
 
-    That is its size, where it is kept elsewhere, and how many entries come and go there.
+    These are its utilization, its entries and its evictions.
     """
 
     utilization: float | None = None
@@ -164,7 +163,7 @@ class CacheReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingsReading:
-    """The streams that a client can come back to, as metrics see them."""
+    """The values of resumable streams."""
 
     recordings: int
     byte_size: int
@@ -175,7 +174,7 @@ class RecordingsReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendsReading:
-    """The processes that have the clients' connections, as metrics see them."""
+    """The values of frontend processes."""
 
     up: int
     restarts: int
@@ -188,7 +187,7 @@ def families(
     recordings: RecordingsReading | None = None,
     frontends: FrontendsReading | None = None,
 ) -> list[Metric]:
-    """All families: the gateway's own, then the runtimes', those of one name merged."""
+    """All families: those of the gateway, then those of runtimes, merged by name."""
     kinds = {name: kind for kind, names in KINDS.items() for name in names}
     by_name = {name: Metric(name, DOCUMENTED[name], kinds[name]) for name in ORDER}
     values = (*_cache_values(cache), *_recording_values(recordings), *_frontend_values(frontends))

@@ -1,4 +1,4 @@
-"""The account of one request: times as it passes, counts once where its stream ends."""
+"""The record of one request: times of its events, counted once at the end of its stream."""
 
 import time
 from collections.abc import Callable
@@ -14,10 +14,10 @@ NS_PER_SECOND = 1e9
 class Record:
     """Implements `StreamRecorder`.
 
-    Queue time runs from submission to the start of the execution, compute time from there to its
-    end at most, so success time is never less than their sum. Cached answers call `hit` instead of
-    `started`. `batch_size` is how many inferences the request counts as. `progress_ns` is the time
-    of its latest response, or else of its start, or else of its submission.
+    Queue time is from submission to the start of the execution, compute time from there to at most
+    its end, so success time is never less than their sum. A cached response calls `hit` instead of
+    `started`. `batch_size` is the number of inferences. `progress_ns` is the time of the latest
+    response, else of the start, else of the submission.
     """
 
     __slots__ = (
@@ -61,29 +61,29 @@ class Record:
         statistics.pending += 1
 
     def started(self) -> None:
-        """An instance has taken the request; it may do so again, which changes nothing."""
+        """Record that an instance executes the request; idempotent."""
         if self._started_ns:
             return
         self._started_ns = self._last_ns = self.progress_ns = time.perf_counter_ns()
         self._statistics.pending -= 1
 
     def queued_again(self) -> None:
-        """The instance has not taken the request after all: it is back in its queue."""
+        """Record that the request is back in its queue: the instance did not execute it."""
         if self._started_ns:
             self._started_ns = 0
             self._statistics.pending += 1
 
     def hit(self, lookup_ns: int) -> None:
-        """The response cache has the answer, found just now in that time; no instance is asked.
+        """Record a cached response, found just now by a lookup of that duration.
 
-        Comes before the response is put into the stream.
+        Call it before the response is put into the stream.
         """
         self._hit_ns = lookup_ns
         self._started_ns = self._last_ns = time.perf_counter_ns() - lookup_ns
         self._statistics.pending -= 1
 
     def missed(self, lookup_and_insert_ns: int) -> None:
-        """The response cache did not have the answer, and now has it; may come after the end."""
+        """Record that the cache had no response, and now has it; may follow the end."""
         statistics = self._statistics
         statistics.cache_miss.add(lookup_and_insert_ns)
         statistics.success.lengthen(lookup_and_insert_ns)
@@ -92,7 +92,7 @@ class Record:
             statistics.summaries.cache_miss.observe(lookup_and_insert_ns // 1000, now)
 
     def responded(self, response: InferResponse) -> None:
-        """Time the response, and count its tokens."""
+        """Record the time and the tokens of a response."""
         statistics, now = self._statistics, time.perf_counter_ns()
         self.progress_ns = now
         if response.phases is not None:
@@ -108,13 +108,13 @@ class Record:
             self._count_tokens(now, response.usage)
 
     def wasted(self, response: InferResponse) -> None:
-        """Count tokens that nobody waited for."""
+        """Count the tokens of a response that has no reader."""
         if response.usage is not None:
             self._statistics.completion_tokens += response.usage.completion_tokens
             self._statistics.waste(response.usage.completion_tokens)
 
     def taken(self) -> None:
-        """The frontend has the first response: what was not spent in the engine is overhead."""
+        """Record that the frontend has the first response; time outside the engine is overhead."""
         engine_ns = self._first_ns - self._started_ns
         spent_ns = time.perf_counter_ns() - self._received_ns
         self._statistics.overhead.observe(max(0, spent_ns - engine_ns) / NS_PER_SECOND)
@@ -138,7 +138,7 @@ class Record:
         self._on_end(self)
 
     def _fail_or_answer(self, now: int, error: InferenceError) -> None:
-        """An error that the model has answered is a success; a member's fails an ensemble."""
+        """Count an error that the model answered as a success; a member's fails an ensemble."""
         if not isinstance(error, AnsweredError) or self._statistics.composed:
             self._fail(now, error)
             return
@@ -146,7 +146,7 @@ class Record:
         self._succeed(now)
 
     def _answer_error(self, now: int) -> None:
-        """An error in place of the first response is one, too."""
+        """Count an error in place of the first response as the first response."""
         self._statistics.first_response_ms.observe((now - self._received_ns) // 1_000_000)
         if self.trace is not None:
             self.trace.answered(now)
@@ -157,7 +157,7 @@ class Record:
         trace.ended(now)
 
     def _count_response(self, now: int, response: InferResponse) -> None:
-        """One more of several: its time runs from the response before it."""
+        """Count one response of several; its time is from the previous response."""
         if response.error is not None:
             self._count_failed_response(now, response.error)
             self._answers += 1
@@ -193,7 +193,7 @@ class Record:
     def _succeed(self, now: int) -> None:
         statistics = self._statistics
         if statistics.composed:
-            # The sum over members that were at work side by side may be more than the time it took.
+            # Members execute concurrently: the sum of their phases may exceed the elapsed time.
             phases = self._phases or Phases()
             statistics.executed(self.batch_size, phases)
         else:
@@ -248,9 +248,9 @@ class Record:
 
 
 def within(phases: Phases | None, elapsed_ns: int) -> Phases:
-    """The phases of an execution that took that long; all of it is inference if none are known.
+    """The phases of an execution of that duration; without phases all of it is inference.
 
-    Phases that a backend measured with another clock are cut to what has passed.
+    Phases that a backend measured with another clock are cut to the elapsed time.
     """
     if phases is None:
         return Phases(infer_ns=elapsed_ns)

@@ -1,16 +1,23 @@
-"""Counts and durations of one model: what the statistics extension and the metrics show."""
+"""Statistics of models (statistics extension): counts, durations, distributions, rows."""
 
 import logging
 import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import Phases
-from gateway.observability.distributions import Histogram, Summary
 
 log = logging.getLogger("sluice.metrics")
+
+WINDOW_SECS = 60
+WINDOW_SIZE = 4096
+"""Quantiles cover the observations of that time, and at most that many of them."""
 
 FIRST_RESPONSE_MS = "nv_inference_first_response_histogram_ms"
 FIRST_RESPONSE_BUCKETS_MS = (100.0, 500.0, 2000.0, 5000.0)
@@ -21,12 +28,65 @@ SECONDS_BUCKETS = (
 OVERHEAD_BUCKETS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5)
 
 MAX_RESPONSE_ROWS = 256
-"""Responses of one request that have statistics of their own; a long answer has no end of them."""
+"""Responses of one request that have statistics of their own."""
+RESPONSE_DURATIONS = (
+    "compute_infer",
+    "compute_output",
+    "success",
+    "fail",
+    "empty_response",
+    "cancel",
+)
 
 QUEUE_TIMEOUT = "Request timeout expired"
-"""How the error of a request begins that has waited in a queue for too long."""
+"""Part of the error of a request that expired in a queue."""
 SEQUENCE_TIMEOUT = "timeout of the corresponding sequence has been expired"
-"""The error of a request whose sequence has waited for too long until it could begin."""
+"""The error of a request whose sequence expired before it started."""
+
+
+class Histogram:
+    """Observations counted by bucket; the last bucket is for values above the largest bound."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one observation."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+class Summary:
+    """Count and sum of all observations, and exact quantiles of the latest.
+
+    The latest are those of the last WINDOW_SECS, and at most WINDOW_SIZE.
+    """
+
+    __slots__ = ("_latest", "count", "total")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0
+        self._latest: deque[tuple[float, int]] = deque(maxlen=WINDOW_SIZE)
+
+    def observe(self, value: int, now: float) -> None:
+        """Count one observation; `now` is in seconds of the monotonic clock."""
+        self.count += 1
+        self.total += value
+        self._latest.append((now, value))
+
+    def quantiles(self, wanted: tuple[float, ...], now: float | None = None) -> list[float]:
+        """The value at each quantile; NaN if the window is empty."""
+        since = (time.monotonic() if now is None else now) - WINDOW_SECS
+        values = sorted(value for moment, value in self._latest if moment >= since)
+        if not values:
+            return [float("nan")] * len(wanted)
+        last = len(values) - 1
+        return [values[min(last, int(quantile * len(values)))] for quantile in wanted]
 
 
 class FailureReason(StrEnum):
@@ -40,20 +100,20 @@ class FailureReason(StrEnum):
 
 @dataclass(slots=True)
 class Duration:
-    """How often, and how long in all; `us` sums each duration in whole microseconds, as Triton."""
+    """Count and sum of durations; `us` adds each in whole microseconds, as Triton does."""
 
     count: int = 0
     ns: int = 0
     us: int = 0
 
     def add(self, ns: int) -> None:
-        """Count one more."""
+        """Count one duration."""
         self.count += 1
         self.ns += ns
         self.us += ns // 1000
 
     def lengthen(self, ns: int) -> None:
-        """Add time to what has been counted already."""
+        """Add time to durations that were counted before."""
         self.ns += ns
         self.us += ns // 1000
 
@@ -75,7 +135,7 @@ class BatchStatistics:
 
 @dataclass(slots=True)
 class ResponseStatistics:
-    """All the responses that have one index within their requests (statistics extension)."""
+    """The responses of one index within their requests (statistics extension)."""
 
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
@@ -100,7 +160,7 @@ class Summaries:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsage:
-    """Memory that a loaded model holds; `type` is CPU, CPU_PINNED or GPU, `id` its device."""
+    """Memory of a loaded model; `type` is CPU, CPU_PINNED or GPU, `id` the device."""
 
     type: str
     id: int
@@ -109,12 +169,11 @@ class MemoryUsage:
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """What one loaded version has done (statistics extension of the v2 protocol).
+    """The counts of one loaded version (statistics extension of the v2 protocol).
 
-    `pending` counts requests accepted and not yet handed to an instance. `responses` has a row for
-    each index of a response, and is None for a model whose requests have one response.
-    `summaries` is None unless they are wanted. `composed` is that of an ensemble: its executions
-    are those of its members, so that it has one for each request that succeeds.
+    `pending` counts accepted requests that no instance executes yet. `responses` has one row per
+    response index; it is None unless the model is decoupled. `summaries` is None unless enabled.
+    `composed` marks an ensemble: its members execute, so it counts one execution per success.
     """
 
     last_inference_ms: int = 0
@@ -150,7 +209,7 @@ class ModelStatistics:
 
     @classmethod
     def of(cls, config: ModelConfig, *, summaries: bool = False) -> "ModelStatistics":
-        """Those of a model that is about to serve, with the buckets that its config asks for."""
+        """Empty statistics for a model, with the buckets of its config."""
         composed = config.ensemble_scheduling is not None
         return cls(
             responses=[] if config.decoupled and not composed else None,
@@ -160,7 +219,7 @@ class ModelStatistics:
         )
 
     def executed(self, batch_size: int, phases: Phases) -> None:
-        """One execution has ended, successful or not."""
+        """Count one execution, successful or not."""
         self.execution_count += 1
         self.last_inference_ms = time.time_ns() // 1_000_000
         batch = self.batches.get(batch_size)
@@ -169,16 +228,16 @@ class ModelStatistics:
         batch.add(phases)
 
     def rejected(self) -> None:
-        """A request was refused because there are too many."""
+        """Count a request that was refused because too many are in flight."""
         self.fail.add(0)
         self.failures[FailureReason.REJECTED] += 1
 
     def waste(self, tokens: int) -> None:
-        """A runtime made tokens for somebody who had gone."""
+        """Count tokens that a runtime made after the client had disconnected."""
         self.wasted_tokens += tokens
 
     def response(self, index: int) -> ResponseStatistics | None:
-        """The row for the responses with this index; None for those that are not told apart."""
+        """The row of a response index; None if that index has no row."""
         if self.responses is None or index >= MAX_RESPONSE_ROWS:
             return None
         while len(self.responses) <= index:
@@ -187,7 +246,7 @@ class ModelStatistics:
 
 
 def failure_reason(error: InferenceError | None, *, started: bool) -> FailureReason:
-    """The label for a failed request; `started`: an instance has executed it."""
+    """The label for a failed request; `started`: an instance executed it."""
     if error is not None and error.code is Code.CANCELLED:
         return FailureReason.CANCELED
     if started:
@@ -216,3 +275,49 @@ def _first_response_buckets(config: ModelConfig) -> tuple[float, ...]:
                 extra={"model": config.name},
             )
     return bounds
+
+
+def statistics_row(name: str, version: str, statistics: ModelStatistics) -> dict[str, Any]:
+    """One `model_stats` row (statistics extension), with the field names of the message."""
+    return {
+        "name": name,
+        "version": version,
+        "last_inference": statistics.last_inference_ms,
+        "inference_count": statistics.inference_count,
+        "execution_count": statistics.execution_count,
+        "inference_stats": {
+            "success": _duration(statistics.success),
+            "fail": _duration(statistics.fail),
+            "queue": _duration(statistics.queue),
+            "compute_input": _duration(statistics.compute_input),
+            "compute_infer": _duration(statistics.compute_infer),
+            "compute_output": _duration(statistics.compute_output),
+            "cache_hit": _duration(statistics.cache_hit),
+            "cache_miss": _duration(statistics.cache_miss),
+        },
+        "response_stats": dict(_responses(statistics)),
+        "batch_stats": list(_batches(statistics)),
+        "memory_usage": [
+            {"type": each.type, "id": each.id, "byte_size": each.byte_size}
+            for each in statistics.memory
+        ],
+    }
+
+
+def _responses(statistics: ModelStatistics) -> Iterator[tuple[str, dict[str, Any]]]:
+    for index, row in enumerate(statistics.responses or ()):
+        yield str(index), {name: _duration(getattr(row, name)) for name in RESPONSE_DURATIONS}
+
+
+def _batches(statistics: ModelStatistics) -> Iterator[dict[str, Any]]:
+    for size, batch in sorted(statistics.batches.items()):
+        yield {
+            "batch_size": size,
+            "compute_input": _duration(batch.compute_input),
+            "compute_infer": _duration(batch.compute_infer),
+            "compute_output": _duration(batch.compute_output),
+        }
+
+
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": duration.ns}

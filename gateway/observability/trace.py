@@ -1,8 +1,10 @@
-"""What happened to one sampled request, and when (trace extension, file output)."""
+"""Traces of single requests, and the files for them (trace extension)."""
 
 import json
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from gateway.messages import InferRequest, InferResponse, Phases
@@ -14,15 +16,15 @@ LEVELS = (TIMESTAMPS, TENSORS)
 
 BF16_SHIFT = 16
 NO_NUMBERS: Iterator[int] = iter(())
-"""Those of a trace that is to have no children."""
+"""The ids for children of a trace without children."""
 
 
 class Trace:
-    """The objects of one trace, in the order in which they were told.
+    """The JSON objects of one trace, in the order of their events.
 
-    It is whole, and handed to `keep`, once the request and those made on its behalf have ended in
-    the core and the frontend has said `sent`; one that was `refused` is empty, and handed over at
-    once. `numbers` are those of its children. Times are `time.perf_counter_ns`.
+    `keep` gets the complete trace: the request and its children have ended, and the frontend has
+    called `sent`. A `refused` trace is empty and goes to `keep` at once. `numbers` gives the ids
+    of children. Times are `time.perf_counter_ns`.
     """
 
     __slots__ = (
@@ -54,7 +56,7 @@ class Trace:
         self._missing: set[str | int] = {"end"} if parent else {"end", "sent"}
 
     def child(self) -> "Trace":
-        """The trace of a request that is made on behalf of this one; part of what is kept."""
+        """The trace of a member request, a part of this trace."""
         on = ((TIMESTAMPS, self._timestamps), (TENSORS, self._tensors))
         levels = [level for level, wanted in on if wanted]
         child = Trace(next(self._numbers), levels, self._adopt, self._numbers, self)
@@ -62,19 +64,19 @@ class Trace:
         return child
 
     def _adopt(self, child: "Trace") -> None:
-        """As on Triton, what happened on behalf of a request comes first."""
+        """Put the objects of a child in front, as Triton does."""
         self.objects = child.objects + self.objects
         self._complete(child.id)
 
     def stamp(self, activity: str, ns: int | None = None) -> None:
-        """Something happened: now, or when it says."""
+        """Add a timestamp: now, or the given time."""
         if self._timestamps:
             moment = time.perf_counter_ns() if ns is None else ns
             stamp = {"name": activity, "ns": moment}
             self.objects.append({"id": self.id, "timestamps": [stamp]})
 
     def accepted(self, model: str, version: str, request: InferRequest) -> None:
-        """The request is about to be queued."""
+        """Record the request and its inputs, before it is queued."""
         about: dict[str, Any] = {"id": self.id, "model_name": model, "model_version": int(version)}
         if request.id:
             about["request_id"] = request.id
@@ -86,18 +88,18 @@ class Trace:
         self._show("TENSOR_QUEUE_INPUT", request.inputs)
 
     def responded(self, response: InferResponse, ns: int, *, first: bool) -> None:
-        """A response has been produced."""
+        """Record the outputs of a response."""
         self._show("TENSOR_BACKEND_OUTPUT", response.outputs)
         if first:
             self.answered(ns)
 
     def answered(self, ns: int) -> None:
-        """The first response is there, or the error in its place; only a client gets any."""
+        """Stamp the first response or error; a child has no client, so it gets no stamp."""
         if self._parent is None:
             self.stamp("INFER_RESPONSE_COMPLETE", ns)
 
     def computed(self, started_ns: int, phases: Phases) -> None:
-        """An execution that started then took the request through these phases."""
+        """Stamp the phases of an execution with that start."""
         input_end_ns = started_ns + phases.input_ns
         output_start_ns = input_end_ns + phases.infer_ns
         self.stamp("COMPUTE_START", started_ns)
@@ -106,18 +108,18 @@ class Trace:
         self.stamp("COMPUTE_END", output_start_ns + phases.output_ns)
 
     def ended(self, ns: int) -> None:
-        """The request has ended, well or not."""
+        """Stamp the end of the request, successful or not."""
         self.stamp("REQUEST_END", ns)
         self._complete("end")
 
     def refused(self) -> None:
-        """The request was never queued: nothing of it is shown."""
+        """Empty the trace: the request was refused before it was queued."""
         self.objects.clear()
         self._missing.clear()
         self._keep(self)
 
     def sent(self) -> None:
-        """The frontend is done with the request; idempotent."""
+        """Record that the frontend has sent the response; idempotent."""
         self._complete("sent")
 
     def _complete(self, part: str | int) -> None:
@@ -140,7 +142,7 @@ class Trace:
 
 
 def _data(tensor: Tensor) -> str:
-    """All elements: numbers with six digits as Triton writes them, text in quotes."""
+    """All elements: numbers with six significant digits, as Triton writes them; text in quotes."""
     if tensor.datatype is Datatype.BYTES:
         texts = (element.decode(errors="replace") for element in tensor.elements())
         return ",".join(json.dumps(text, ensure_ascii=False) for text in texts)
@@ -150,3 +152,49 @@ def _data(tensor: Tensor) -> str:
     if array.dtype.kind == "f":
         return ",".join(f"{value:g}" for value in array.tolist())
     return ",".join(str(int(value)) for value in array.tolist())
+
+
+log = logging.getLogger("sluice.trace")
+
+
+class TraceFile:
+    """One file that grows, and numbered files that are written once; each is a JSON array.
+
+    A failed write is logged and its traces are dropped: tracing must not fail requests.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._index = 0
+        self._begun = False
+
+    def append(self, traces: Sequence[str]) -> None:
+        """Add traces to the file without a number; each is JSON objects joined by commas."""
+        if traces:
+            self._write("," if self._begun else "[", ",".join(traces))
+            self._begun = True
+
+    def write_numbered(self, traces: Iterable[str]) -> None:
+        """Write traces to the file with the next number."""
+        path = Path(f"{self._path}.{self._index}")
+        self._index += 1
+        try:
+            path.write_text(f"[{','.join(traces)}]", encoding="utf-8")
+        except OSError as error:
+            self._log_failure(error)
+
+    def close(self) -> None:
+        """End the array of the file without a number."""
+        if self._begun:
+            self._write("]")
+
+    def _write(self, *texts: str) -> None:
+        """Append; the first write of this process replaces the file."""
+        try:
+            with Path(self._path).open("a" if self._begun else "w", encoding="utf-8") as file:
+                file.writelines(texts)
+        except OSError as error:
+            self._log_failure(error)
+
+    def _log_failure(self, error: OSError) -> None:
+        log.error("traces not written", extra={"file": self._path, "reason": error.strerror})

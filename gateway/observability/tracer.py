@@ -1,29 +1,104 @@
-"""Which requests are traced: the settings of each model, and their samples (trace extension)."""
+"""Selection of the requests to trace, by settings of all models and of each (trace extension)."""
 
 import itertools
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from gateway.errors import Code, InferenceError
-from gateway.observability.trace import Trace
-from gateway.observability.trace_file import TraceFile
+from gateway.observability.trace import LEVELS, Trace, TraceFile
 from gateway.settings import TraceSettings
+
+LEVEL = "trace_level"
+FILE = "trace_file"
+OFF = "OFF"
+MODE = "triton"
+BOUNDS = {
+    "trace_rate": ("rate", 0, 2**32 - 1),
+    "trace_count": ("count", -1, 2**31 - 1),
+    "log_frequency": ("log_frequency", 0, 2**32 - 1),
+}
+"""Settings of one number: the field of TraceSettings, the least and the largest value."""
 
 log = logging.getLogger("sluice.trace")
 
+NUMBER = re.compile(r"-?[0-9]{1,32}")
+
 ALL_MODELS = ""
 PIECE_CHARS = 256 * 1024
-"""Traces without end are written in pieces of that size."""
+"""Size of the pieces in which the file without a number grows."""
 MOST_CHARS = 16 * 1024 * 1024
-"""Beyond it, those that wait for others of their file make one without them."""
+"""Traces that wait for others of their file; beyond this they are written without them."""
 
 
-class Sampling:
-    """One setting in force: counts the requests it sees, and keeps the traces it takes."""
+def show_trace_settings(settings: TraceSettings) -> dict[str, str | list[str]]:
+    """The settings as the protocol shows them, in Triton's order."""
+    return {
+        LEVEL: list(settings.levels) or [OFF],
+        "trace_rate": str(settings.rate),
+        "trace_count": str(settings.count),
+        "log_frequency": str(settings.log_frequency),
+        FILE: settings.file,
+        "trace_mode": MODE,
+    }
+
+
+def read_trace_settings(wanted: Mapping[str, Sequence[str] | None]) -> dict[str, Any]:
+    """Fields of TraceSettings for `Tracer.update`; None clears one. Unknown names are ignored.
+
+    Raises INVALID_ARG for an invalid value, UNSUPPORTED for the file.
+    """
+    if FILE in wanted:
+        raise InferenceError(
+            Code.UNSUPPORTED, "trace file location can not be updated through network protocol"
+        )
+    found: dict[str, Any] = {}
+    if LEVEL in wanted:
+        found |= _level_change(wanted[LEVEL])
+    for name, (field, least, largest) in BOUNDS.items():
+        if name in wanted:
+            found[field] = _number(name, wanted[name], least, largest)
+    return found
+
+
+def _level_change(names: Sequence[str] | None) -> dict[str, Any]:
+    """The new levels; unknown ones are ignored, and without a known one nothing changes."""
+    if names is None:
+        return {"levels": None}
+    if OFF in names:
+        if len(names) > 1:
+            raise InferenceError(Code.INVALID_ARG, "Expect only one trace level 'OFF' is specified")
+        return {"levels": ()}
+    levels = tuple(level for level in LEVELS if level in names)
+    return {"levels": levels} if levels else {}
+
+
+def _number(name: str, texts: Sequence[str] | None, least: int, largest: int) -> int | None:
+    if texts is None:
+        return None
+    if len(texts) != 1:
+        raise InferenceError(Code.INVALID_ARG, f"expect only 1 value for '{name}'")
+    text = texts[0]
+    if not NUMBER.fullmatch(text):
+        raise InferenceError(Code.INVALID_ARG, f"Unable to parse '{name}', got: {text[:64]}")
+    if least < 0 and int(text) < least:
+        raise InferenceError(
+            Code.INVALID_ARG, f"Unable to parse '{name}'. Expecting value >= {least}, got:{text}"
+        )
+    if not least <= int(text) <= largest:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"Unable to parse '{name}', value is out of range [ {least}, {largest} ], got: {text}",
+        )
+    return int(text)
+
+
+class TraceSampling:
+    """One setting in force: it counts requests, and collects the traces it takes."""
 
     def __init__(self, settings: TraceSettings, file: TraceFile) -> None:
         self._settings = settings
@@ -38,16 +113,16 @@ class Sampling:
 
     @property
     def settings(self) -> TraceSettings:
-        """The setting, with the count of traces that are left to take."""
+        """The setting, with `count` reduced by the traces taken."""
         return replace(self._settings, count=self._left)
 
     @property
     def on(self) -> bool:
-        """Whether it can take a trace at all."""
+        """Whether any request can still be traced."""
         return not refusal(self._settings) and self._left != 0
 
     def take(self) -> bool:
-        """Whether the request that has just come is sampled; counts it."""
+        """Count a request; return whether it is sampled."""
         self._seen += 1
         if self._seen % self._settings.rate:
             return False
@@ -56,7 +131,7 @@ class Sampling:
         return True
 
     def keep(self, trace: Trace) -> None:
-        """Write the trace, or let it wait for the others of its file; an empty one only counts."""
+        """Write the trace, or hold it until its file is full; an empty one only counts."""
         if trace.objects:
             text = orjson.dumps(trace.objects).decode()[1:-1]
             self._waiting.append(text)
@@ -72,7 +147,7 @@ class Sampling:
             self._write_rest()
 
     def retire(self) -> None:
-        """Write what waits: another setting is in force from now on, or the server ends."""
+        """Write the held traces: the setting was replaced, or the server stops."""
         self._retired = True
         self._write_rest()
 
@@ -91,7 +166,7 @@ class Sampling:
 
 
 def refusal(settings: TraceSettings) -> str:
-    """Why such a setting takes no traces; "" if it does."""
+    """The reason why a setting takes no traces; "" if it takes some."""
     if not settings.levels:
         return "tracing is disabled"
     if not settings.rate:
@@ -100,25 +175,24 @@ def refusal(settings: TraceSettings) -> str:
 
 
 class Tracer:
-    """The setting of all models, and of those that have their own.
+    """The setting of all models, and the settings of single models.
 
-    A model's own setting has some fields; the others are those of all models, whose own fall back
-    to what the server was started with. `on` is False while nothing can be traced: whoever takes
-    requests asks for it first.
+    A field that a model does not set is that of all models, and a field that is set for neither is
+    that of the command line. `on` is False while no request can be traced; frontends check it.
     """
 
     def __init__(self, settings: TraceSettings | None = None) -> None:
         self._start = settings or TraceSettings()
         self._file = TraceFile(self._start.file)
         self._chosen: dict[str, dict[str, Any]] = {ALL_MODELS: {}}
-        self._samplings = {ALL_MODELS: Sampling(self._start, self._file)}
+        self._samplings = {ALL_MODELS: TraceSampling(self._start, self._file)}
         self._numbers = itertools.count(1)
         self.on = self._samplings[ALL_MODELS].on
         if self._start.levels and not self.on:
             log.warning("nothing is traced", extra={"reason": refusal(self._start)})
 
     def begin(self, model: str) -> Trace | None:
-        """The trace of a request for that model that has just come, if it is sampled."""
+        """A trace for a new request to that model; None if it is not sampled."""
         sampling = self._samplings.get(model) or self._samplings[ALL_MODELS]
         if not sampling.on or not sampling.take():
             return None
@@ -127,13 +201,13 @@ class Tracer:
         return Trace(next(self._numbers), sampling.settings.levels, sampling.keep, self._numbers)
 
     def settings(self, model: str = ALL_MODELS) -> TraceSettings:
-        """What holds for a model, or for those without a setting of their own."""
+        """The setting in force for a model, by default for models without their own."""
         return (self._samplings.get(model) or self._samplings[ALL_MODELS]).settings
 
     def update(self, model: str, changes: Mapping[str, Any]) -> None:
-        """Set fields of TraceSettings; None lets one fall back.
+        """Set fields of TraceSettings; None resets one.
 
-        Raises INVALID_ARG for what would trace, and cannot; nothing has changed then.
+        Raises INVALID_ARG for a setting with levels that cannot trace; then nothing changes.
         """
         if not changes:
             return
@@ -153,13 +227,13 @@ class Tracer:
         self._look()
 
     def close(self) -> None:
-        """Write what waits to be written."""
+        """Write all held traces, and complete the file."""
         for sampling in self._samplings.values():
             sampling.retire()
         self._file.close()
 
     def _effective(self, model: str, chosen: Mapping[str, Any], *, counted: bool) -> TraceSettings:
-        """With `counted`, a count of the model's own goes on from what is left of it."""
+        """With `counted`, the model's own count continues instead of starting again."""
         fallback = self._start if model == ALL_MODELS else self._samplings[ALL_MODELS].settings
         settings = replace(fallback, **chosen)
         if counted and "count" in chosen and model in self._samplings:
@@ -171,7 +245,7 @@ class Tracer:
         self._chosen.pop(model, None)
         if chosen or model == ALL_MODELS:
             self._chosen[model] = chosen
-            self._samplings[model] = Sampling(settings, self._file)
+            self._samplings[model] = TraceSampling(settings, self._file)
         if before is not None:
             before.retire()
 

@@ -1,4 +1,4 @@
-"""Idempotency keys: is this request one that was made before?"""
+"""Idempotency keys, and the fingerprints of their requests."""
 
 import hashlib
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ LENGTH_BYTES = 8
 
 
 class KeyReused(InferenceError):
-    """A key came with another request than before; HTTP has a status for that, 422."""
+    """The key was used for another request; over HTTP the status is 422."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -25,17 +25,17 @@ class KeyReused(InferenceError):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A client's name for a request, and a strong hash of the request itself."""
+    """A client's name for a request, and a cryptographic hash of the request."""
 
     name: str
     fingerprint: bytes
 
     @classmethod
     def of(cls, name: str, route: str, parts: Iterable[Buffer]) -> "Key":
-        """The key of a request whose body consists of `parts`.
+        """The key of a request with a body of `parts`.
 
         INVALID_ARG if the name is empty or longer than MAX_KEY characters (Idempotency-Key HTTP
-        header field, draft 06: its length is the server's to limit).
+        header field, draft 06: the server limits its length).
         """
         if not 0 < len(name) <= MAX_KEY:
             raise InferenceError(

@@ -1,20 +1,42 @@
-"""One who follows a recording: it reads as a stream is read, and leaving it cancels nothing."""
+"""Readers of recordings, and the ids of the events they read."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse
-from gateway.resumption.event_ids import EventId
-from gateway.resumption.recording import Asked, Recording
+from gateway.resumption.recording import RecordedRequest, Recording
 from gateway.stream import INTERRUPTED, Interrupted, Leavable, ResponseStream, single
 
+MAX_DIGITS = 15
+"""Digits of an event's number: more than any stream needs, few enough to parse."""
 
-class Reader(Leavable):
-    """Reads a recording from a position on; read by one task inside `with`, as a ResponseStream.
 
-    `position` is the number of the last response it has taken. `replayed` says that it has joined
-    a request that had been made before. Leaving it leaves the recording to those who come back.
+@dataclass(frozen=True, slots=True)
+class EventId:
+    """A response of a recorded stream: `token.number`, numbers from 1; 0 is before the first."""
+
+    token: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.token}.{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> "EventId | None":
+        """The id in a text; None if the text is not an id of this form."""
+        token, _, number = text.strip().rpartition(".")
+        if not (token and number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS):
+            return None
+        return cls(token, int(number))
+
+
+class RecordingReader(Leavable):
+    """Reads a recording from a position; used by one task inside `with`, as a ResponseStream.
+
+    `position` is the number of the last response read. `replayed`: it joined an earlier request
+    with the same idempotency key. At the end of `with` the recording stays, to be resumed.
     """
 
     def __init__(self, recording: Recording, position: int = 0, *, replayed: bool = False) -> None:
@@ -25,39 +47,39 @@ class Reader(Leavable):
         self._begins_behind = position
         self._cancelled = False
         self._waiting: asyncio.Future[None] | None = None
-        recording.join(self)
+        recording.follow(self)
 
     @property
     def token(self) -> str:
-        """What those have to name who want to come back."""
+        """The secret that resumes the stream."""
         return self.recording.token
 
     @property
-    def asked(self) -> Asked:
-        """What the recording was made for."""
-        return self.recording.asked
+    def recorded(self) -> RecordedRequest:
+        """The request of the recording."""
+        return self.recording.recorded
 
     @property
     def finished(self) -> bool:
-        """Whether it has taken everything, and nothing more will come."""
+        """Whether it has read all responses of a stream that has ended."""
         return self.recording.over and self.position == self.recording.last
 
     def cancel(self) -> None:
-        """Leave; idempotent, and safe before the first read."""
+        """Stop reading; idempotent, and safe before the first read."""
         if not self._cancelled:
             self._cancelled = True
-            self.recording.part(self)
+            self.recording.unfollow(self)
             self.wake()
 
     async def batch(self) -> list[InferResponse]:
-        """All responses that are there, at least one unless the stream is over (then empty)."""
+        """All unread responses: at least one, or none at the end of the stream."""
         while (taken := self._take()) is None:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
         return taken
 
     async def only(self) -> InferResponse:
-        """The one response of a request that has exactly one; fails as `ResponseStream.only`."""
+        """The single response of a request; raises as `ResponseStream.only` does."""
         answers: list[InferResponse] = []
         while batch := await self.batch():
             answers += [answer for answer in batch if answer.outputs or not answer.final]
@@ -66,17 +88,17 @@ class Reader(Leavable):
         return single(answers)
 
     def numbered(self, batch: Sequence[InferResponse]) -> Iterator[tuple[EventId, InferResponse]]:
-        """The responses of the batch taken last, each with its id."""
+        """The responses of the latest batch, each with its id."""
         first = self.position - len(batch) + 1
         for number, response in enumerate(batch, first):
             yield EventId(self.token, number), response
 
     def begins_with(self, event: EventId) -> bool:
-        """Whether that is the first response that it reads."""
+        """Whether an event is the first that this reader reads."""
         return event.number == self._begins_behind + 1
 
     def wake(self) -> None:
-        """There may be more to read."""
+        """Wake the task that waits in `batch`."""
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
@@ -93,10 +115,10 @@ class Reader(Leavable):
         return [] if self.recording.over else None
 
 
-Responses = ResponseStream | Reader
-"""The answers to one request, for those who read them."""
+Responses = ResponseStream | RecordingReader
+"""The responses to one request, from its own stream or from a recording."""
 
 
 def recorded_stream(responses: Responses) -> ResponseStream:
-    """The stream that the answers come from."""
-    return responses.recording.stream if isinstance(responses, Reader) else responses
+    """The stream that the model answers."""
+    return responses.recording.stream if isinstance(responses, RecordingReader) else responses

@@ -1,24 +1,79 @@
-"""A stream that outlives its readers: what of it is kept, and who may leave and come back?"""
+"""Recordings of streams: responses kept for clients that resume."""
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.resumption.idempotency import Key
-from gateway.resumption.keeping import kept_bytes, owned
 from gateway.stream import ResponseStream
+from gateway.tensor import Tensor
 
+RESUMABLE = "resumable"
+"""The request parameter that makes a stream resumable; models do not get it."""
 MAX_FOLLOWERS = 256
-"""Clients that follow one stream; every response is handed to each of them."""
+"""Clients that read one stream; every response is copied to each of them."""
+
+RESPONSE_BYTES = 512
+TENSOR_BYTES = 256
+PARAMETER_BYTES = 128
+ELEMENT_BYTES = 40
+"""The size of Python's objects, without the data they hold."""
+
+
+def without_resumable(request: InferRequest) -> tuple[InferRequest, bool]:
+    """The request for the model, and whether its stream is to be resumable.
+
+    INVALID_ARG if the parameter is not a boolean.
+    """
+    if RESUMABLE not in request.parameters:
+        return request, False
+    parameters = dict(request.parameters)
+    wish = parameters.pop(RESUMABLE)
+    if not isinstance(wish, bool):
+        raise InferenceError(
+            Code.INVALID_ARG, f"parameter '{RESUMABLE}' is {wish!r}, expected true or false"
+        )
+    return replace(request, parameters=parameters), wish
+
+
+def kept_bytes(response: InferResponse) -> int:
+    """The memory of a kept response in bytes, objects included."""
+    tensors = sum(TENSOR_BYTES + _data_bytes(each) for each in response.outputs)
+    texts = sum(len(each) for each in response.parameters.values() if isinstance(each, str))
+    if response.error is not None:
+        texts += len(response.error.message)
+    return RESPONSE_BYTES + tensors + PARAMETER_BYTES * len(response.parameters) + texts
+
+
+def owned(response: InferResponse) -> InferResponse:
+    """The response with memory of its own.
+
+    Outputs may be views of larger buffers, or of memory that a runtime reuses.
+    """
+    if all(isinstance(each.data, bytes | tuple) for each in response.outputs):
+        return response
+    return replace(response, outputs=tuple(map(_owned, response.outputs)))
+
+
+def _owned(tensor: Tensor) -> Tensor:
+    if isinstance(tensor.data, bytes | tuple):
+        return tensor
+    return replace(tensor, data=bytes(tensor.raw()))
+
+
+def _data_bytes(tensor: Tensor) -> int:
+    if isinstance(tensor.data, tuple):
+        return sum(ELEMENT_BYTES + len(each) for each in tensor.data)
+    return len(tensor.data)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that is to be recorded; only in the same place it can be resumed."""
+class RecordedRequest:
+    """A request to record; its stream can be resumed in the same place only."""
 
     place: str
     model: Model
@@ -27,45 +82,46 @@ class Asked:
 
 
 class Follower(Protocol):
-    """Who reads a recording: how far, and how to say that there may be more."""
+    """A reader of a recording; `position` is the number of the last response it has read."""
 
     position: int
 
     def wake(self) -> None:
-        """There may be more to read."""
+        """Called when there may be more to read."""
 
 
 class Keeper(Protocol):
-    """Who keeps recordings. Called in plain steps."""
+    """The owner of recordings. All methods are synchronous."""
 
     limit: int
     """Bytes that a recording may keep."""
     grace_secs: float
-    """How long it waits for somebody."""
+    """Seconds that a recording lives without a follower."""
 
     def book(self, change: int) -> None:
-        """A recording may take so many bytes more, or less, than it might before."""
+        """Add to, or subtract from, the bytes that recordings may take."""
 
     def ended(self, recording: "Recording") -> None:
-        """Its stream is over; called once, unless `forget` comes first."""
+        """Called once at the end of the stream, unless `forget` was called before."""
 
     def forget(self, recording: "Recording", *, expired: bool) -> None:
-        """Nobody can come back to it; `expired`: its stream was not over. Called once."""
+        """Called once when it was dropped; `expired`: its stream had not ended."""
 
 
 class Recording:
-    """Reads one stream, and keeps what it says, numbered from 1, for followers who come and go.
+    """Reads one stream, and keeps its responses, numbered from 1, for followers.
 
-    What it keeps beyond the limit is dropped, oldest first, once every follower has read it;
-    without a follower nothing is. As long as that leaves too much, nothing more is read,
-    which holds the model back. A response that is alone larger than the limit is kept only for
-    those who read it as it comes. Without a follower for the grace period the stream is left,
-    so that the model stops; one that has ended is forgotten.
+    Beyond the limit the oldest responses are dropped once every follower has read them; without a
+    follower none is dropped. While the rest exceeds the limit the stream is not read, which blocks
+    the model. A response larger than the limit is kept for the present followers only. Without a
+    follower for the grace period the recording is dropped, and its stream cancelled.
     """
 
-    def __init__(self, token: str, stream: ResponseStream, asked: Asked, keeper: Keeper) -> None:
+    def __init__(
+        self, token: str, stream: ResponseStream, recorded: RecordedRequest, keeper: Keeper
+    ) -> None:
         self.token = token
-        self.asked = asked
+        self.recorded = recorded
         self.byte_size = 0
         self.last = 0
         self.over = False
@@ -85,19 +141,19 @@ class Recording:
         return self.last + 1 - len(self._kept)
 
     @property
-    def attended(self) -> bool:
-        """Whether anybody follows it."""
+    def followed(self) -> bool:
+        """Whether it has a follower."""
         return bool(self._followers)
 
     def begin(self) -> None:
-        """Begin to read; comes once, after the first follower has joined."""
+        """Start to read; called once, after the first `follow`."""
         self._book(self._keeper.limit)
         self.stream.listen(self.fill)
 
     def check(self, position: int) -> None:
-        """Whether all that comes behind a position can be had.
+        """Raise unless all responses after a position can be read.
 
-        NOT_FOUND if some of it has been dropped, INVALID_ARG if it has not been reached.
+        NOT_FOUND if one of them was dropped, INVALID_ARG if the position has not been reached.
         """
         if position > self.last:
             raise InferenceError(
@@ -113,32 +169,29 @@ class Recording:
                 "(--resumable-buffer-size)",
             )
 
-    def join(self, follower: Follower) -> None:
-        """Somebody follows from now on, from a position that has been checked.
-
-        UNAVAILABLE if too many do.
-        """
+    def follow(self, follower: Follower) -> None:
+        """Add a follower, whose position was checked; UNAVAILABLE if there are too many."""
         if len(self._followers) >= MAX_FOLLOWERS:
             raise InferenceError(
                 Code.UNAVAILABLE,
                 f"{MAX_FOLLOWERS} clients follow this stream, the most that may; retry later",
             )
-        self._call_off()
+        self._stop_timer()
         self._followers.add(follower)
 
-    def part(self, follower: Follower) -> None:
-        """Somebody has gone; others, or the model, may have been held back for them."""
+    def unfollow(self, follower: Follower) -> None:
+        """Remove a follower; it may have blocked the others, or the model."""
         self._followers.discard(follower)
         if not self._followers:
-            self._expect_somebody()
+            self._start_timer()
         self.fill()
 
     def after(self, position: int) -> list[InferResponse]:
-        """What has come behind a position that somebody follows from."""
+        """The responses after the position of a follower."""
         return [self._kept[number][0] for number in range(position + 1, self.last + 1)]
 
     def fill(self) -> None:
-        """Read what there is room for; to be called when there may be more of either."""
+        """Read while there is room; call it when there may be more room or more responses."""
         self._trim()
         while not self.over and self.byte_size <= self._keeper.limit:
             try:
@@ -154,9 +207,9 @@ class Recording:
         for follower in tuple(self._followers):
             follower.wake()
 
-    def leave(self) -> None:
-        """Give it up at once; what nobody has read was made for nobody."""
-        self._call_off()
+    def drop(self) -> None:
+        """Cancel the stream and forget its responses; unread tokens count as wasted."""
+        self._stop_timer()
         expired, unread = not self.over, self._unread()
         self.over = True
         self.stream.cancel()
@@ -167,7 +220,7 @@ class Recording:
         self._keeper.forget(self, expired=expired)
 
     def _keep(self, taken: Sequence[InferResponse]) -> None:
-        """Keep responses; none means that the stream is over."""
+        """Keep responses; an empty batch is the end of the stream."""
         for response in taken:
             size = kept_bytes(response)
             self.last += 1
@@ -184,10 +237,10 @@ class Recording:
         self.over, self.error = True, error
         self._keeper.ended(self)
         if not self._followers:
-            self._expect_somebody()
+            self._start_timer()
 
     def _trim(self) -> None:
-        """Drop what need not be kept."""
+        """Drop the responses beyond the limit that every follower has read."""
         positions = [follower.position for follower in self._followers]
         self._furthest = max(self._furthest, *positions, 0)
         droppable = min(positions, default=self._too_large)
@@ -199,7 +252,7 @@ class Recording:
                 self._waste([response])
 
     def _unread(self) -> Sequence[InferResponse]:
-        """What has come, and nobody has taken."""
+        """The responses that no follower has read."""
         kept = self.after(max(self._furthest, self.first - 1))
         try:
             return kept if self.over else kept + (self.stream.take() or [])
@@ -208,14 +261,14 @@ class Recording:
 
     def _waste(self, unread: Sequence[InferResponse]) -> None:
         tokens = sum(each.usage.completion_tokens for each in unread if each.usage is not None)
-        self.asked.model.statistics.waste(tokens)
+        self.recorded.model.statistics.waste(tokens)
 
-    def _expect_somebody(self) -> None:
-        self._call_off()
+    def _start_timer(self) -> None:
+        self._stop_timer()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._keeper.grace_secs, self.leave)
+        self._timer = loop.call_later(self._keeper.grace_secs, self.drop)
 
-    def _call_off(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

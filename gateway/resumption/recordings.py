@@ -1,4 +1,4 @@
-"""The recordings of a server: who may come back to which, and how much do they take together?"""
+"""The recordings of a server, by token and by idempotency key, within a number of bytes."""
 
 import logging
 import secrets
@@ -8,10 +8,9 @@ from dataclasses import replace
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS
 from gateway.observability.metrics import RecordingsReading
-from gateway.resumption.event_ids import EventId
 from gateway.resumption.idempotency import Key, KeyReused
-from gateway.resumption.reader import Reader
-from gateway.resumption.recording import Asked, Recording
+from gateway.resumption.reader import EventId, RecordingReader
+from gateway.resumption.recording import RecordedRequest, Recording
 from gateway.settings import ResumptionSettings
 from gateway.stream import ResponseStream
 
@@ -19,16 +18,16 @@ log = logging.getLogger("sluice.resumption")
 
 TOKEN_BYTES = 24
 RECORDING_BYTES = 4096
-"""What a recording takes beside the responses it keeps, and the id of its request."""
+"""The size of a recording without its responses and the id of its request."""
 BYTES_PER_CHARACTER = 4
 
 
 class Recordings:
-    """Finds recordings by token and by idempotency key, and bounds what they take together.
+    """Finds recordings by token and by idempotency key, and bounds their total size.
 
-    While its stream goes on a recording counts as its whole limit, then as what it keeps. Those
-    that are over, and that nobody follows, make room for new ones, the oldest first. INVALID_ARG
-    if the settings leave no room for any.
+    A recording counts as its whole limit until its stream ends, then as the bytes it keeps. Ended
+    ones without followers are evicted for new ones, oldest first. INVALID_ARG if the settings have
+    no room for one recording.
     """
 
     def __init__(self, settings: ResumptionSettings | None = None) -> None:
@@ -50,49 +49,51 @@ class Recordings:
         self._exiting = False
         self._resumed = self._joined = self._expired = 0
 
-    def open(self, asked: Asked, submit: Callable[[], ResponseStream]) -> Reader:
-        """Record the stream that `submit` gives; or, if the key is known, join the one it has.
+    def open(
+        self, recorded: RecordedRequest, submit: Callable[[], ResponseStream]
+    ) -> RecordingReader:
+        """Record the stream that `submit` returns, or join the recording of the same key.
 
-        A plain call: of two requests with one key the second joins. A reader that has joined is
-        `replayed`, and begins with the first response. Raises what `submit` raises, KeyReused,
-        UNAVAILABLE if there is no room or too many follow, ALREADY_EXISTS if the first response is
-        no longer kept.
+        Synchronous, so of two requests with one key the second joins. A reader that joined is
+        `replayed`, and starts with the first response. Raises the errors of `submit`, KeyReused,
+        UNAVAILABLE without room or with too many followers, ALREADY_EXISTS if the first response
+        was dropped.
         """
         self._refuse_if_exiting()
-        joined = None if asked.key is None else self._join(asked.key)
+        joined = None if recorded.key is None else self._join(recorded.key)
         if joined is not None:
             return joined
-        self._make_room(_beside(asked))
-        return self._record(asked, submit())
+        self._make_room(_fixed_bytes(recorded))
+        return self._record(recorded, submit())
 
-    def resume(self, event: EventId | None, place: str) -> Reader:
-        """Go on behind an event, in the place where the stream was asked for.
+    def resume(self, event: EventId | None, place: str) -> RecordingReader:
+        """Read a stream after an event, in the place of its request.
 
-        NOT_FOUND, always with one text, if there is no such stream there; see `Recording.check`
-        and `Recording.join`.
+        NOT_FOUND, always with the same text, if there is no such stream; see `Recording.check`
+        and `Recording.follow` for other errors.
         """
         self._refuse_if_exiting()
         found = self._by_token.get(event.token) if event is not None else None
-        if event is None or found is None or found.asked.place != place:
+        if event is None or found is None or found.recorded.place != place:
             raise InferenceError(
                 Code.NOT_FOUND,
                 "there is no such stream to go on with here: it has expired, or it was asked for "
                 "elsewhere, or it was not resumable",
             )
-        reader = Reader(found, event.number)
+        reader = RecordingReader(found, event.number)
         self._resumed += 1
         return reader
 
     def drain(self) -> None:
-        """Take nobody any more; what nobody follows, or will follow no longer, is left at once."""
+        """Refuse new readers, and drop recordings as soon as they have no follower."""
         self._exiting = True
         self.grace_secs = 0.0
         for recording in tuple(self._by_token.values()):
-            if not recording.attended:
-                recording.leave()
+            if not recording.followed:
+                recording.drop()
 
     def reading(self) -> RecordingsReading:
-        """As metrics show it."""
+        """The values for metrics."""
         return RecordingsReading(
             recordings=len(self._by_token),
             byte_size=sum(each.byte_size for each in self._by_token.values()),
@@ -101,33 +102,33 @@ class Recordings:
             expired=self._expired,
         )
 
-    # For the recordings.
+    # Keeper.
 
     def book(self, change: int) -> None:
-        """A recording may take so many bytes more, or less, than it might before."""
+        """Add to, or subtract from, the bytes that recordings may take."""
         self._booked += change
 
     def ended(self, recording: Recording) -> None:
-        """A stream is over; what has failed is not joined but tried again."""
+        """Note the end of a stream; a failed request is not joined, so it can be retried."""
         self._over[recording] = None
         if recording.error is not None:
             self._forget_key(recording)
 
     def forget(self, recording: Recording, *, expired: bool) -> None:
-        """Nobody can come back to it."""
+        """Remove a recording that was dropped."""
         if expired:
             self._expired += 1
-            log.info("nobody came back to a stream", extra={"model": recording.asked.model.name})
-        self._booked -= _beside(recording.asked)
+            log.info("resumable stream expired", extra={"model": recording.recorded.model.name})
+        self._booked -= _fixed_bytes(recording.recorded)
         self._over.pop(recording, None)
         self._by_token.pop(recording.token, None)
         self._forget_key(recording)
 
-    def _join(self, key: Key) -> Reader | None:
+    def _join(self, key: Key) -> RecordingReader | None:
         found = self._by_key.get(key.name)
         if found is None:
             return None
-        if found.asked.key != key:
+        if found.recorded.key != key:
             raise KeyReused
         if found.first > 1:
             raise InferenceError(
@@ -136,38 +137,38 @@ class Recordings:
                 f"answer is no longer kept: only the last {self.limit} bytes are "
                 "(--resumable-buffer-size)",
             )
-        reader = Reader(found, replayed=True)
+        reader = RecordingReader(found, replayed=True)
         self._joined += 1
         return reader
 
-    def _record(self, asked: Asked, stream: ResponseStream) -> Reader:
-        # What is kept for long has no use for what the model has been told, which may be large.
-        told = replace(asked.request, inputs=(), parameters=NO_PARAMETERS, trace=None)
-        kept = replace(asked, request=told)
+    def _record(self, recorded: RecordedRequest, stream: ResponseStream) -> RecordingReader:
+        # Inputs may be large, and are not needed after the model has them.
+        request = replace(recorded.request, inputs=(), parameters=NO_PARAMETERS, trace=None)
+        kept = replace(recorded, request=request)
         recording = Recording(secrets.token_urlsafe(TOKEN_BYTES), stream, kept, self)
-        self._booked += _beside(kept)
+        self._booked += _fixed_bytes(kept)
         self._by_token[recording.token] = recording
-        if asked.key is not None:
-            self._by_key[asked.key.name] = recording
-        reader = Reader(recording)
+        if recorded.key is not None:
+            self._by_key[recorded.key.name] = recording
+        reader = RecordingReader(recording)
         recording.begin()
         return reader
 
-    def _make_room(self, beside: int) -> None:
-        needed = self.limit + beside
+    def _make_room(self, fixed: int) -> None:
+        needed = self.limit + fixed
         while self._booked + needed > self._total_limit:
-            idle = next((each for each in self._over if not each.attended), None)
+            idle = next((each for each in self._over if not each.followed), None)
             if idle is None:
                 raise InferenceError(
                     Code.UNAVAILABLE,
-                    f"the streams that can be resumed may take {self._total_limit} bytes "
-                    f"(--resumable-total-size), {self.limit} each, and have them; retry later, or "
-                    "ask without 'resumable' and Idempotency-Key",
+                    f"resumable streams may take {self._total_limit} bytes "
+                    f"(--resumable-total-size), {self.limit} each, and all are in use; retry "
+                    "later, or ask without 'resumable' and Idempotency-Key",
                 )
-            idle.leave()
+            idle.drop()
 
     def _forget_key(self, recording: Recording) -> None:
-        key = recording.asked.key
+        key = recording.recorded.key
         if key is not None and self._by_key.get(key.name) is recording:
             del self._by_key[key.name]
 
@@ -176,6 +177,6 @@ class Recordings:
             raise InferenceError(Code.UNAVAILABLE, "Server exiting")
 
 
-def _beside(asked: Asked) -> int:
-    """What a recording takes beside the responses; ids are as long as clients want them."""
-    return RECORDING_BYTES + BYTES_PER_CHARACTER * len(asked.request.id)
+def _fixed_bytes(recorded: RecordedRequest) -> int:
+    """The size of a recording without its responses; clients choose the length of ids."""
+    return RECORDING_BYTES + BYTES_PER_CHARACTER * len(recorded.request.id)

@@ -18,7 +18,7 @@ DISABLED = (
 )
 
 
-class Kind(Enum):
+class RegionKind(Enum):
     """The kinds of region; the value is how Triton's messages call it."""
 
     SYSTEM = "system"
@@ -39,7 +39,7 @@ class SharedMemory:
 
     # For whoever registers.
 
-    def check_new(self, kind: Kind, name: str) -> None:
+    def check_new(self, kind: RegionKind, name: str) -> None:
         """Raise InferenceError if no region can be registered, or none of that name."""
         if not self._allowed:
             raise InferenceError(Code.UNSUPPORTED, DISABLED)
@@ -64,15 +64,15 @@ class SharedMemory:
 
         INTERNAL if it does not exist, INVALID_ARG if it is smaller than that.
         """
-        self.check_new(Kind.SYSTEM, name)
+        self.check_new(RegionKind.SYSTEM, name)
         self._regions[name] = open_system(name, key, offset, byte_size)
 
     def register_cuda(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
         """Register the memory behind a cudaIpcMemHandle_t; INVALID_ARG without a GPU."""
-        self.check_new(Kind.CUDA, name)
+        self.check_new(RegionKind.CUDA, name)
         self._regions[name] = open_cuda(name, raw_handle, device_id, byte_size)
 
-    def unregister(self, kind: Kind, name: str = "") -> None:
+    def unregister(self, kind: RegionKind, name: str = "") -> None:
         """Forget a region, or all of that kind; one that is not registered is no error."""
         if not self._allowed:
             raise InferenceError(Code.UNSUPPORTED, DISABLED)
@@ -81,12 +81,12 @@ class SharedMemory:
 
     def system_status(self, name: str = "") -> list[SystemRegion]:
         """That system region, or all of them; NOT_FOUND if it is none."""
-        found = self._status(Kind.SYSTEM, name)
+        found = self._status(RegionKind.SYSTEM, name)
         return [region for region in found if isinstance(region, SystemRegion)]
 
     def cuda_status(self, name: str = "") -> list[CudaRegion]:
         """That CUDA region, or all of them; NOT_FOUND if it is none."""
-        found = self._status(Kind.CUDA, name)
+        found = self._status(RegionKind.CUDA, name)
         return [region for region in found if isinstance(region, CudaRegion)]
 
     # For whoever reads and writes tensors.
@@ -134,13 +134,13 @@ class SharedMemory:
         if not isinstance(data, DeviceMemory):
             _memory(located).write(located.offset, data)
 
-    def _of_kind(self, kind: Kind) -> list[SystemRegion | CudaRegion]:
+    def _of_kind(self, kind: RegionKind) -> list[SystemRegion | CudaRegion]:
         return [region for _, region in sorted(self._regions.items()) if _kind(region) is kind]
 
-    def _named(self, kind: Kind, name: str) -> list[SystemRegion | CudaRegion]:
+    def _named(self, kind: RegionKind, name: str) -> list[SystemRegion | CudaRegion]:
         return [region for region in self._of_kind(kind) if region.name == name]
 
-    def _status(self, kind: Kind, name: str) -> list[SystemRegion | CudaRegion]:
+    def _status(self, kind: RegionKind, name: str) -> list[SystemRegion | CudaRegion]:
         if not name:
             return self._of_kind(kind)
         region = self._regions.get(name)
@@ -158,8 +158,8 @@ class SharedMemory:
         return [region]
 
 
-def _kind(region: SystemRegion | CudaRegion) -> Kind:
-    return Kind.SYSTEM if isinstance(region, SystemRegion) else Kind.CUDA
+def _kind(region: SystemRegion | CudaRegion) -> RegionKind:
+    return RegionKind.SYSTEM if isinstance(region, SystemRegion) else RegionKind.CUDA
 
 
 def _memory(region: SharedRegion) -> SystemRegion | CudaRegion:

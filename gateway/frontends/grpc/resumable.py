@@ -8,11 +8,9 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Parameter
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb
-from gateway.resumption.event_ids import EventId
-from gateway.resumption.reader import Reader, Responses
-from gateway.resumption.recording import Asked
+from gateway.resumption.reader import EventId, RecordingReader, Responses
+from gateway.resumption.recording import RESUMABLE, RecordedRequest
 from gateway.resumption.recordings import Recordings
-from gateway.resumption.wish import RESUMABLE
 from gateway.stream import ResponseStream
 
 RESUME = "resume"
@@ -30,7 +28,7 @@ def resumes(message: pb.ModelInferRequest) -> bool:
     return RESUME in message.parameters
 
 
-def resumed(recordings: Recordings, message: pb.ModelInferRequest) -> Reader:
+def resumed(recordings: Recordings, message: pb.ModelInferRequest) -> RecordingReader:
     """The rest of a stream that was asked for from the same model.
 
     NOT_FOUND if there is no such stream, INVALID_ARG if a parameter is no good.
@@ -52,7 +50,7 @@ def recorded(
     request: InferRequest,
     model: Model,
     submit: Callable[[], ResponseStream],
-) -> Reader:
+) -> RecordingReader:
     """The stream of a request that is to be resumable; INVALID_ARG if the model has no streams."""
     if not model.config.decoupled:
         raise InferenceError(
@@ -60,17 +58,17 @@ def recorded(
             f"parameter '{RESUMABLE}' is for models that answer with a stream of responses, and "
             f"model '{model.name}' is not decoupled",
         )
-    return recordings.open(Asked(_place(message), model, request), submit)
+    return recordings.open(RecordedRequest(_place(message), model, request), submit)
 
 
 def marked(stream: Responses, batch: Sequence[InferResponse]) -> Sequence[InferResponse]:
     """The responses of the batch taken last, with what a client needs to come back."""
-    if not isinstance(stream, Reader):
+    if not isinstance(stream, RecordingReader):
         return batch
     return [_marked(stream, event, response) for event, response in stream.numbered(batch)]
 
 
-def _marked(stream: Reader, event: EventId, response: InferResponse) -> InferResponse:
+def _marked(stream: RecordingReader, event: EventId, response: InferResponse) -> InferResponse:
     told: dict[str, Parameter] = {EVENT: event.number}
     if stream.begins_with(event):
         told[STREAM] = event.token

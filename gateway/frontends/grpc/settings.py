@@ -5,13 +5,20 @@ from typing import Any
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.rpc import Call
-from gateway.observability import log_settings, trace_settings
+from gateway.observability.log import (
+    BOOLEANS,
+    FORMAT,
+    VERBOSE,
+    read_log_settings,
+    show_log_settings,
+)
+from gateway.observability.tracer import read_trace_settings, show_trace_settings
 from gateway.protos import grpc_service_pb2 as pb
 
 KINDS = {
-    **dict.fromkeys(log_settings.BOOLEANS, ("bool_param", "boolean")),
-    log_settings.VERBOSE: ("uint32_param", "int32"),
-    log_settings.FORMAT: ("string_param", "string"),
+    **dict.fromkeys(BOOLEANS, ("bool_param", "boolean")),
+    VERBOSE: ("uint32_param", "int32"),
+    FORMAT: ("string_param", "string"),
 }
 """Which variant holds a log setting, and what Triton calls it."""
 
@@ -28,9 +35,9 @@ class SettingsServicer:
     ) -> pb.LogSettingsResponse:
         log = self._dataplane.log
         wanted = {name: _log_value(name, value) for name, value in request.settings.items()}
-        log.change(log_settings.changes(wanted, _refused_format))
+        log.change(read_log_settings(wanted, _refused_format))
         response = pb.LogSettingsResponse()
-        for name, value in log_settings.shown(log.settings).items():
+        for name, value in show_log_settings(log.settings).items():
             setattr(response.settings[name], VARIANTS[type(value)], value)
         return response
 
@@ -43,9 +50,9 @@ class SettingsServicer:
         wanted = {name: list(each.value) or None for name, each in request.settings.items()}
         tracer = self._dataplane.tracer
         if wanted:
-            tracer.update(model, trace_settings.changes(wanted))
+            tracer.update(model, read_trace_settings(wanted))
         response = pb.TraceSettingResponse()
-        for name, found in trace_settings.shown(tracer.settings(model)).items():
+        for name, found in show_trace_settings(tracer.settings(model)).items():
             response.settings[name].value.extend([found] if isinstance(found, str) else found)
         return response
 

@@ -3,7 +3,7 @@
 from gateway.dataplane import DataPlane
 from gateway.frontends.grpc.rpc import Call
 from gateway.protos import grpc_service_pb2 as pb
-from gateway.shared_memory.regions import Kind
+from gateway.shared_memory.regions import RegionKind
 
 
 class SharedMemoryServicer:
@@ -32,7 +32,7 @@ class SharedMemoryServicer:
     async def SystemSharedMemoryUnregister(
         self, request: pb.SystemSharedMemoryUnregisterRequest, call: Call
     ) -> pb.SystemSharedMemoryUnregisterResponse:
-        self._dataplane.shared_memory.unregister(Kind.SYSTEM, request.name)
+        self._dataplane.shared_memory.unregister(RegionKind.SYSTEM, request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def CudaSharedMemoryStatus(
@@ -56,5 +56,5 @@ class SharedMemoryServicer:
     async def CudaSharedMemoryUnregister(
         self, request: pb.CudaSharedMemoryUnregisterRequest, call: Call
     ) -> pb.CudaSharedMemoryUnregisterResponse:
-        self._dataplane.shared_memory.unregister(Kind.CUDA, request.name)
+        self._dataplane.shared_memory.unregister(RegionKind.CUDA, request.name)
         return pb.CudaSharedMemoryUnregisterResponse()

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gateway.conversations.rules import asked_turn
+from gateway.conversations.turn import read_turn
 from gateway.dataplane import DataPlane
 from gateway.errors import UNEXPECTED, Code, InferenceError, first_error
 from gateway.frontends.grpc.codec import RequestDecoder
@@ -27,8 +27,8 @@ from gateway.models.model import Model
 from gateway.observability.trace import Trace
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.reader import Responses, recorded_stream
+from gateway.resumption.recording import without_resumable
 from gateway.resumption.recordings import Recordings
-from gateway.resumption.wish import without_wish
 from gateway.running_requests import RequestName
 from gateway.stream import INTERRUPTED, Interrupted, ResponseStream, has_data
 
@@ -197,7 +197,7 @@ class StreamInfer:
         if isinstance(model, InferenceError):
             raise model
         decoded = self._decoder.decode(message, raw, model.config)
-        infer_request, resumable = without_wish(decoded)
+        infer_request, resumable = without_resumable(decoded)
         begun: list[Trace] = []
         submit = partial(self._submit, infer_request, model, begun)
         stream: Responses = (
@@ -218,7 +218,7 @@ class StreamInfer:
 
     def _conversation_turn(self, request: InferRequest, model: Model) -> Turn | None:
         """The place of a turn behind the turn before it, whose last answers may wait to be sent."""
-        found = asked_turn(request, model.config)
+        found = read_turn(request, model.config)
         return None if found is None else self._order.turn((model, found.tag.correlation_id))
 
     def _submit(

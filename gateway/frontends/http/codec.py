@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from gateway.config import ModelConfig, ModelInput
-from gateway.conversations.rules import converses
+from gateway.conversations.turn import converses
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.errors import error_body
 from gateway.frontends.http.json_data import pack, values_of, written

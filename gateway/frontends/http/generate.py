@@ -34,10 +34,9 @@ from gateway.frontends.http.tracing import infer
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.resumption.idempotency import Key
-from gateway.resumption.reader import Reader, Responses
-from gateway.resumption.recording import Asked
+from gateway.resumption.reader import RecordingReader, Responses
+from gateway.resumption.recording import RESUMABLE, RecordedRequest, without_resumable
 from gateway.resumption.recordings import Recordings
-from gateway.resumption.wish import RESUMABLE, without_wish
 from gateway.settings import HttpSettings
 from gateway.stream import INTERRUPTED, Interrupted, has_data
 from gateway.tensor import Buffer
@@ -133,7 +132,7 @@ class GenerateRoutes:
             if first is not None and reader.finished and not any(map(has_data, first)):
                 # Server-sent events, 9.2.2: who gets this does not come back once more.
                 return Response(status_code=HTTPStatus.NO_CONTENT)
-            asked = reader.asked
+            asked = reader.recorded
             encoder = ResponseEncoder(asked.request.model, asked.model.version, asked.request.id)
             response = self._streamed(reader, first, encoder)
             owner.pop_all()
@@ -147,7 +146,7 @@ class GenerateRoutes:
         submit = partial(infer, self._dataplane, request.scope, call.request)
         if call.key is None and not call.resumable:
             return submit()
-        asked = Asked(request.scope["path"], call.model, call.request, call.key)
+        asked = RecordedRequest(request.scope["path"], call.model, call.request, call.key)
         return self._recordings.open(asked, submit)
 
     async def _read(self, request: Request) -> _Call:
@@ -164,13 +163,13 @@ def _call(scope: Scope, model: Model, version: str, received_ns: int, body: Buff
     members = parse_generate(body)
     refuse_repeated_inputs(body, members, model.config)
     decoded = decode_generate(members, model.config, version)
-    wanted, resumable = without_wish(replace(decoded, received_ns=received_ns))
+    wanted, resumable = without_resumable(replace(decoded, received_ns=received_ns))
     return _Call(model, wanted, key_of(scope, body), resumable)
 
 
 def _encoder(stream: Responses, call: _Call) -> ResponseEncoder:
     # Who joins an earlier request gets the answer of the version that it was made to.
-    model = stream.asked.model if isinstance(stream, Reader) else call.model
+    model = stream.recorded.model if isinstance(stream, RecordingReader) else call.model
     return ResponseEncoder(call.request.model, model.version, call.request.id)
 
 

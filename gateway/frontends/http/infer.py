@@ -39,8 +39,8 @@ from gateway.frontends.http.tracing import TRACES, infer
 from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.models.validation import takes_long as check_takes_long
-from gateway.resumption.reader import Reader
-from gateway.resumption.recording import Asked
+from gateway.resumption.reader import RecordingReader
+from gateway.resumption.recording import RecordedRequest
 from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings
 from gateway.tensor import Buffer
@@ -150,10 +150,12 @@ class InferRoute:
             response = await stream.only()
         return await self._encoded(call, Answered(model, request.id, response, forms))
 
-    async def _answer_once(self, call: _Call, reader: Reader, forms: OutputForms) -> _Answer:
+    async def _answer_once(
+        self, call: _Call, reader: RecordingReader, forms: OutputForms
+    ) -> _Answer:
         with reader, OnDisconnect(call.scope, reader.cancel):
             response = await reader.only()
-        asked = reader.asked
+        asked = reader.recorded
         answered = Answered(asked.model, asked.request.id, response, forms)
         answer = await self._encoded(call, answered)
         if reader.replayed:
@@ -169,7 +171,7 @@ class InferRoute:
 
     async def _infer_once(
         self, call: _Call, model: Model, request: InferRequest, body: InferBody
-    ) -> Reader:
+    ) -> RecordingReader:
         """The request, or the one that was made before with its idempotency key."""
         header, binary = body
         length = b"" if header is None else b"%d" % len(header)
@@ -178,7 +180,7 @@ class InferRoute:
             key = await off_loop(self._threads, call.scope, key_of, call.scope, *parts)
         else:
             key = key_of(call.scope, *parts)
-        asked = Asked(call.scope["path"], model, request, key)
+        asked = RecordedRequest(call.scope["path"], model, request, key)
         submit = partial(infer, self._dataplane, call.scope, request, model)
         return self._recordings.open(asked, submit)
 

@@ -12,7 +12,7 @@ from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.members import boolean, string, unsigned
 from gateway.frontends.http.request_json import parse_json_object
-from gateway.observability.log_settings import FORMAT, VERBOSE, changes, shown
+from gateway.observability.log import FORMAT, VERBOSE, read_log_settings, show_log_settings
 from gateway.settings import HttpSettings
 
 PATH = "/v2/logging"
@@ -42,14 +42,14 @@ class LogRoutes:
 
     async def show(self) -> Response:
         """The settings in force."""
-        return Response(orjson.dumps(shown(self._log.settings)), media_type=JSON)
+        return Response(orjson.dumps(show_log_settings(self._log.settings)), media_type=JSON)
 
     async def change(self, request: Request) -> Response:
         """Change the settings that the body names; null leaves one as it is."""
         body = await read_body(request, self._max_input_size)
         members = await decoded(self._threads, request.scope, parse_json_object, body)
         given = {name: value for name, value in members.items() if value is not None}
-        self._log.change(changes(_checked(given), refused_format))
+        self._log.change(read_log_settings(_checked(given), refused_format))
         return await self.show()
 
 

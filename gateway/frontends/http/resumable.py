@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from gateway.resumption.event_ids import EventId
 from gateway.resumption.idempotency import Key
-from gateway.resumption.reader import Reader, Responses
+from gateway.resumption.reader import EventId, RecordingReader, Responses
 from gateway.resumption.recordings import Recordings
 from gateway.tensor import Buffer
 
@@ -19,7 +18,7 @@ STREAM = "Sluice-Stream"
 REPLAYED = "Idempotency-Replayed"
 
 
-def resumed(recordings: Recordings, scope: Scope) -> Reader:
+def resumed(recordings: Recordings, scope: Scope) -> RecordingReader:
     """What follows the last event that the client has got.
 
     The path must be the one the stream was asked for at. NOT_FOUND if there is no such stream.
@@ -36,12 +35,14 @@ def key_of(scope: Scope, *body: Buffer) -> Key | None:
 
 def replay_headers(responses: Responses) -> Mapping[str, str]:
     """What an answer says that was made for an earlier request with its key."""
-    return {REPLAYED: "true"} if isinstance(responses, Reader) and responses.replayed else {}
+    return (
+        {REPLAYED: "true"} if isinstance(responses, RecordingReader) and responses.replayed else {}
+    )
 
 
 def stream_headers(responses: Responses) -> Mapping[str, str]:
     """What a stream of events says that can be resumed."""
-    if not isinstance(responses, Reader):
+    if not isinstance(responses, RecordingReader):
         return {}
     return {STREAM: responses.token, **replay_headers(responses)}
 

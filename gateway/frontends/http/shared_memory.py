@@ -14,9 +14,9 @@ from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.request_json import parse_json_object
 from gateway.settings import HttpSettings
-from gateway.shared_memory.regions import Kind
+from gateway.shared_memory.regions import RegionKind
 
-PATHS = {Kind.SYSTEM: "/v2/systemsharedmemory", Kind.CUDA: "/v2/cudasharedmemory"}
+PATHS = {RegionKind.SYSTEM: "/v2/systemsharedmemory", RegionKind.CUDA: "/v2/cudasharedmemory"}
 NO_STRING = "attempt to access JSON non-string as string"
 NO_UNSIGNED = "attempt to access JSON non-unsigned-integer as unsigned-integer"
 
@@ -73,7 +73,7 @@ class SharedMemoryRoutes:
 
     async def register_system(self, request: Request) -> Response:
         """Register a POSIX shared memory object, or a part of it."""
-        members = await self._members(request, Kind.SYSTEM)
+        members = await self._members(request, RegionKind.SYSTEM)
         _require(members, "key", "byte_size")
         key = members["key"]
         if not isinstance(key, str):
@@ -84,7 +84,7 @@ class SharedMemoryRoutes:
 
     async def register_cuda(self, request: Request) -> Response:
         """Register the memory behind a cudaIpcMemHandle_t."""
-        members = await self._members(request, Kind.CUDA)
+        members = await self._members(request, RegionKind.CUDA)
         _require(members, "raw_handle", "byte_size")
         handle = _handle(members["raw_handle"])
         device_id, byte_size = _unsigned(_member(members, "device_id")), members["byte_size"]
@@ -93,15 +93,15 @@ class SharedMemoryRoutes:
 
     async def unregister_system(self, request: Request) -> Response:
         """Forget that system region, or all of them."""
-        self._shared_memory.unregister(Kind.SYSTEM, _region(request))
+        self._shared_memory.unregister(RegionKind.SYSTEM, _region(request))
         return Response(media_type=JSON)
 
     async def unregister_cuda(self, request: Request) -> Response:
         """Forget that CUDA region, or all of them."""
-        self._shared_memory.unregister(Kind.CUDA, _region(request))
+        self._shared_memory.unregister(RegionKind.CUDA, _region(request))
         return Response(media_type=JSON)
 
-    async def _members(self, request: Request, kind: Kind) -> Mapping[str, Any]:
+    async def _members(self, request: Request, kind: RegionKind) -> Mapping[str, Any]:
         self._shared_memory.check_new(kind, _region(request))
         body = await read_body(request, self._max_input_size)
         return await decoded(self._threads, request.scope, parse_json_object, body)

@@ -25,7 +25,7 @@ from gateway.frontends.http.json_data import is_large
 from gateway.frontends.http.one_write import SEND_PIECE
 from gateway.frontends.http.resumable import id_line, stream_headers
 from gateway.messages import InferResponse
-from gateway.resumption.reader import Reader, Responses
+from gateway.resumption.reader import RecordingReader, Responses
 from gateway.settings import HttpSettings
 from gateway.stream import has_data
 from gateway.threads import Threads
@@ -210,7 +210,7 @@ class StreamedResponse(EventStream):
         self._threads = threads
 
     def encode_batch(self, batch: Sequence[InferResponse]) -> bytes | None:
-        if not isinstance(self._stream, Reader):
+        if not isinstance(self._stream, RecordingReader):
             encode = self._encoder.encode_text
             texts = [encode(response) for response in batch if has_data(response)]
             if None not in texts:
@@ -222,7 +222,7 @@ class StreamedResponse(EventStream):
 
     def _events(self, batch: Sequence[InferResponse]) -> bytes:
         encode = self._encoder.encode
-        if not isinstance(self._stream, Reader):
+        if not isinstance(self._stream, RecordingReader):
             return b"".join([event(encode(response)) for response in batch if has_data(response)])
         numbered = self._stream.numbered(batch)
         events = [

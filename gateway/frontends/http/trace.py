@@ -12,7 +12,7 @@ from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.members import ARRAY, STRING, mismatch
 from gateway.frontends.http.paths import MODEL
 from gateway.frontends.http.request_json import parse_json_object
-from gateway.observability.trace_settings import BOUNDS, LEVEL, changes, shown
+from gateway.observability.tracer import BOUNDS, LEVEL, read_trace_settings, show_trace_settings
 from gateway.settings import HttpSettings
 
 
@@ -42,7 +42,7 @@ class TraceRoutes:
         body = await read_body(request, self._max_input_size)
         members = await decoded(self._threads, request.scope, parse_json_object, body)
         wanted = {name: _texts(name, value) for name, value in members.items()}
-        self._dataplane.tracer.update(model, changes(wanted))
+        self._dataplane.tracer.update(model, read_trace_settings(wanted))
         return self._settings(model)
 
     def _model(self, request: Request) -> str:
@@ -51,7 +51,7 @@ class TraceRoutes:
         return self._dataplane.model(name).name if name else ""
 
     def _settings(self, model: str) -> Response:
-        found = shown(self._dataplane.tracer.settings(model))
+        found = show_trace_settings(self._dataplane.tracer.settings(model))
         return Response(orjson.dumps(found), media_type=JSON)
 
 

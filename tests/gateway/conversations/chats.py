@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.conversations.conversations import Conversations
-from gateway.conversations.memory_budget import ByteLimits
+from gateway.conversations.history import ByteLimits
 from gateway.dataplane import DataPlane
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.model import Model

@@ -7,8 +7,8 @@ import pytest
 
 from gateway.models.model import Model
 from gateway.resumption.idempotency import Key
-from gateway.resumption.reader import Reader
-from gateway.resumption.recording import Asked
+from gateway.resumption.reader import RecordingReader
+from gateway.resumption.recording import RecordedRequest
 from gateway.resumption.recordings import Recordings
 from gateway.settings import ResumptionSettings
 from tests.builders import DECOUPLED, TEXT, Execution, ScriptedInstance, text_request
@@ -27,10 +27,12 @@ class Llm:
         self.instance = ScriptedInstance()
         self.model: Model = serve(self.instance, config=LLM)
 
-    def ask(self, recordings: Recordings, text: str = "hello", key: Key | None = None) -> Reader:
+    def ask(
+        self, recordings: Recordings, text: str = "hello", key: Key | None = None
+    ) -> RecordingReader:
         """A recorded request."""
         request = text_request(text, model=self.model.name)
-        asked = Asked(PLACE, self.model, request, key)
+        asked = RecordedRequest(PLACE, self.model, request, key)
         return recordings.open(asked, lambda: self.model.submit(request))
 
     async def begun(self) -> Execution:

@@ -1,4 +1,4 @@
-"""One recorded stream: nothing is lost, nothing comes twice, and nothing grows."""
+"""Recordings: followers, limits, expiry."""
 
 import asyncio
 import gc
@@ -8,9 +8,8 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse
-from gateway.resumption.event_ids import EventId
-from gateway.resumption.keeping import kept_bytes
-from gateway.resumption.reader import Reader
+from gateway.resumption.reader import EventId, RecordingReader
+from gateway.resumption.recording import kept_bytes
 from gateway.resumption.recordings import Recordings
 from gateway.stream import DEFAULT_LIMIT, Interrupted, ResponseStream
 from tests.builders import FLAG, Execution, settle, soon, text_response, texts
@@ -22,7 +21,7 @@ BROKEN = InferenceError(Code.INTERNAL, "broken")
 MOMENT = 0.01
 
 
-async def rest(reader: Reader) -> list[str]:
+async def rest(reader: RecordingReader) -> list[str]:
     """What a reader still gets, to the end."""
     found: list[InferResponse] = []
     while batch := await soon(reader.batch()):
@@ -30,7 +29,7 @@ async def rest(reader: Reader) -> list[str]:
     return texts(found)
 
 
-async def one(reader: Reader) -> str:
+async def one(reader: RecordingReader) -> str:
     """The only response that is there."""
     (found,) = texts(await soon(reader.batch()))
     return found
@@ -41,7 +40,7 @@ def say(execution: Execution, *words: str) -> None:
         execution.answer(text_response(word))
 
 
-def back(recordings: Recordings, token: str, number: int) -> Reader:
+def back(recordings: Recordings, token: str, number: int) -> RecordingReader:
     return recordings.resume(EventId(token, number), PLACE)
 
 

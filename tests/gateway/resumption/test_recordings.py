@@ -6,9 +6,9 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
-from gateway.resumption.event_ids import EventId
 from gateway.resumption.idempotency import Key, KeyReused
-from gateway.resumption.recording import MAX_FOLLOWERS, Asked
+from gateway.resumption.reader import EventId
+from gateway.resumption.recording import MAX_FOLLOWERS, RecordedRequest
 from gateway.resumption.recordings import BYTES_PER_CHARACTER, RECORDING_BYTES, Recordings
 from gateway.settings import ResumptionSettings
 from gateway.stream import ResponseStream
@@ -55,9 +55,11 @@ async def test_a_recording_knows_what_it_was_made_for_but_not_what_the_model_was
     llm: Llm, recordings: Recordings
 ) -> None:
     request = text_request("hello", model=llm.model.name, id="a", parameters={"long": "x" * LIMIT})
-    asked = Asked(PLACE, llm.model, request)
+    asked = RecordedRequest(PLACE, llm.model, request)
     with recordings.open(asked, lambda: llm.model.submit(request)) as reader:
-        assert reader.asked == Asked(PLACE, llm.model, InferRequest(model="llm", id="a"))
+        assert reader.recorded == RecordedRequest(
+            PLACE, llm.model, InferRequest(model="llm", id="a")
+        )
         assert (await llm.begun()).requests == (request,)
 
 
@@ -116,7 +118,7 @@ async def test_a_request_that_is_refused_leaves_nothing(llm: Llm, recordings: Re
         raise InferenceError(Code.INVALID_ARG, "no such input")
 
     with pytest.raises(InferenceError, match="no such input"):
-        recordings.open(Asked(PLACE, llm.model, text_request(), KEY), refuse)
+        recordings.open(RecordedRequest(PLACE, llm.model, text_request(), KEY), refuse)
     assert recordings.reading().recordings == 0
     with llm.ask(recordings, key=KEY) as reader:
         assert not reader.replayed
@@ -192,7 +194,7 @@ async def test_a_long_id_takes_its_room(llm: Llm, keep: Keep) -> None:
     with_id = EACH + BYTES_PER_CHARACTER * LIMIT
     recordings = keep(buffer_size=LIMIT, total_size=with_id + EACH - 1, grace_secs=0.01)
     request = text_request("hello", model=llm.model.name, id="x" * LIMIT)
-    asked = Asked(PLACE, llm.model, request)
+    asked = RecordedRequest(PLACE, llm.model, request)
     for _ in range(2):
         with recordings.open(asked, lambda: llm.model.submit(request)):
             with pytest.raises(InferenceError, match="--resumable-total-size"):

@@ -8,7 +8,7 @@ import pytest
 from gateway.device_memory import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.messages import SharedRegion
-from gateway.shared_memory.regions import DISABLED, MAX_REGIONS, Kind, SharedMemory
+from gateway.shared_memory.regions import DISABLED, MAX_REGIONS, RegionKind, SharedMemory
 from gateway.shared_memory.system import VIEWED_BYTES
 from gateway.tensor import Buffer, Datatype, Tensor
 from tests.regions import path_of, shared_object, shrink
@@ -73,7 +73,7 @@ def test_a_name_is_registered_once(memory: SharedMemory, key: str) -> None:
 def test_a_name_is_only_a_name(memory: SharedMemory, key: str, name: str) -> None:
     memory.register_system(name, key, 0, 8)
     assert bytes(read(memory, SharedRegion(name, 8))) == CONTENT[:8]
-    memory.unregister(Kind.SYSTEM, name)
+    memory.unregister(RegionKind.SYSTEM, name)
     assert [each.name for each in memory.system_status()] == ["r"]
 
 
@@ -103,15 +103,15 @@ def test_a_status_is_of_its_kind(memory: SharedMemory) -> None:
 
 
 def test_unregistering_what_is_unknown_is_no_error(memory: SharedMemory) -> None:
-    memory.unregister(Kind.SYSTEM, "x")
-    memory.unregister(Kind.CUDA, "r")
-    memory.unregister(Kind.CUDA)
+    memory.unregister(RegionKind.SYSTEM, "x")
+    memory.unregister(RegionKind.CUDA, "r")
+    memory.unregister(RegionKind.CUDA)
     assert [each.name for each in memory.system_status()] == ["r"]
 
 
 def test_all_regions_of_a_kind_are_unregistered_at_once(memory: SharedMemory, key: str) -> None:
     memory.register_system("s", key, 0, 8)
-    memory.unregister(Kind.SYSTEM)
+    memory.unregister(RegionKind.SYSTEM)
     assert memory.system_status() == []
 
 
@@ -122,7 +122,7 @@ def test_there_are_only_so_many_regions(key: str) -> None:
     code, text = refusal(lambda: memory.register_system("more", key, 0, 8))
     assert code is Code.UNAVAILABLE
     assert f"{MAX_REGIONS} regions are registered" in text
-    memory.unregister(Kind.SYSTEM, "r0")
+    memory.unregister(RegionKind.SYSTEM, "r0")
     memory.register_system("more", key, 0, 8)
 
 
@@ -131,7 +131,7 @@ def test_clients_register_nothing_unless_the_server_allows_it(key: str) -> None:
     refused = (Code.UNSUPPORTED, DISABLED)
     assert refusal(lambda: memory.register_system("r", key, 0, 8)) == refused
     assert refusal(lambda: memory.register_cuda("r", bytes(64), 0, 8)) == refused
-    assert refusal(lambda: memory.unregister(Kind.SYSTEM)) == refused
+    assert refusal(lambda: memory.unregister(RegionKind.SYSTEM)) == refused
     assert memory.system_status() == []
     assert refusal(lambda: read(memory, SharedRegion("r", 8))) == (
         Code.NOT_FOUND,
@@ -208,7 +208,7 @@ def test_an_output_is_not_larger_than_its_part(memory: SharedMemory, key: str) -
 
 def test_a_view_outlives_its_region(memory: SharedMemory, key: str) -> None:
     view = read(memory, LARGE)
-    memory.unregister(Kind.SYSTEM, "r")
+    memory.unregister(RegionKind.SYSTEM, "r")
     path_of(key).unlink()
     gc.collect()
     assert bytes(view) == CONTENT[:VIEWED_BYTES]
@@ -216,7 +216,7 @@ def test_a_view_outlives_its_region(memory: SharedMemory, key: str) -> None:
 
 def test_a_located_part_outlives_its_name(memory: SharedMemory, key: str) -> None:
     located = memory.locate(SharedRegion("r", 4))
-    memory.unregister(Kind.SYSTEM, "r")
+    memory.unregister(RegionKind.SYSTEM, "r")
     with shared_object(bytes(8)) as other:
         memory.register_system("r", other, 0, 8)
         memory.write(located, output(b"late"))

@@ -8,7 +8,7 @@ from gateway.frontends.http.resumable import id_line
 from gateway.frontends.http.sse import event
 from gateway.messages import InferResponse
 from gateway.openai_exchange import EVENT, RESPONSE, Endpoint
-from gateway.resumption.event_ids import EventId
+from gateway.resumption.reader import EventId
 from gateway.stream import INTERRUPTED, Interrupted
 
 DONE = event(b"[DONE]")

@@ -22,7 +22,7 @@ from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.openai_exchange import Endpoint, request_tensors, serves_openai
 from gateway.resumption.reader import Responses
-from gateway.resumption.recording import Asked
+from gateway.resumption.recording import RecordedRequest
 from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings
 
@@ -66,7 +66,7 @@ class OpenAiDoor:
         """What follows the last chunk that the client has got; its body says nothing new."""
         await read_body(request, self._settings.max_input_size)
         reader = resumed(self._recordings, request.scope)
-        encoder = ChunkEncoder(reader.asked.request.model, endpoint)
+        encoder = ChunkEncoder(reader.recorded.request.model, endpoint)
         return await self._stream(request, reader, encoder)
 
     async def _stream(
@@ -94,5 +94,5 @@ class OpenAiDoor:
         if key is None:
             return submit()
         return self._recordings.open(
-            Asked(request.scope["path"], model, infer_request, key), submit
+            RecordedRequest(request.scope["path"], model, infer_request, key), submit
         )

@@ -6,7 +6,7 @@ from gateway.errors import InferenceError
 from gateway.frontends.http.openai.chunks import ChunkEncoder
 from gateway.frontends.http.sse import EventStream, First
 from gateway.messages import InferResponse
-from gateway.resumption.reader import Reader, Responses
+from gateway.resumption.reader import RecordingReader, Responses
 from gateway.settings import HttpSettings
 
 
@@ -25,7 +25,7 @@ class ChunkedResponse(EventStream):
         self._encoder = encoder
 
     def encode_batch(self, batch: Sequence[InferResponse]) -> bytes:
-        if isinstance(self._stream, Reader):
+        if isinstance(self._stream, RecordingReader):
             return self._encoder.numbered_events(self._stream.numbered(batch))
         return self._encoder.events(batch)
 

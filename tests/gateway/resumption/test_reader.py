@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.resumption.event_ids import EventId
+from gateway.resumption.reader import EventId
 
 
 def test_an_id_is_read_as_it_was_written() -> None:
