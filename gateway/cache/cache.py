@@ -1,4 +1,4 @@
-"""The response cache: under which key is an answer kept, and who keeps it?"""
+"""The response cache: its interface, the keys of requests, the encoding of responses."""
 
 import hashlib
 import json
@@ -18,17 +18,17 @@ NS_PER_US = 1000
 
 
 class Insertion(Enum):
-    """What became of an answer that was to be kept."""
+    """The outcome of an insertion."""
 
     KEPT = auto()
     PRESENT = auto()
-    """One with its key is there already: another request was answered meanwhile."""
+    """The key exists: an equal request was answered in the meantime."""
     REFUSED = auto()
-    """It does not fit, or the cache does not work; the cache's log says why."""
+    """The response does not fit, or the cache failed; the cache logs the reason."""
 
 
 class Lookup:
-    """An answer that is being looked for; the cache settles it once, at once or later."""
+    """A lookup of a response; the cache settles it once, at once or later."""
 
     __slots__ = ("_then", "done", "response")
 
@@ -39,11 +39,11 @@ class Lookup:
 
     @property
     def missed(self) -> bool:
-        """It is certain that there is no answer."""
+        """Whether the lookup is settled without a response."""
         return self.done and self.response is None
 
     def settle(self, response: InferResponse | None) -> None:
-        """Say what was found, None for nothing; no effect if that has been said before."""
+        """Set the response, None for a miss; a second call has no effect."""
         if self.done:
             return
         self.done, self.response = True, response
@@ -51,7 +51,7 @@ class Lookup:
             self._then()
 
     def then(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called once it is settled; at once if it is."""
+        """Call `callback` when the lookup is settled; at once if it is."""
         if self.done:
             callback()
         else:
@@ -59,37 +59,37 @@ class Lookup:
 
 
 class ResponseCache(ABC):
-    """Keeps answers by key. Whatever fails in it is a miss: it is logged, and never raised.
+    """Keeps responses by key. A failure counts as a miss: it is logged, and never raised.
 
-    `shared` says that answers outlive the process or that others put theirs beside them.
+    `shared`: other processes use the entries, or they outlive this process.
     """
 
     shared = False
 
     @abstractmethod
     def look_up(self, key: bytes) -> Lookup:
-        """Look for the answer; lookups are settled in the order of the calls."""
+        """Look a response up; lookups are settled in the order of the calls."""
 
     @abstractmethod
     def insert(
         self, key: bytes, response: InferResponse, done: Callable[[Insertion], None]
     ) -> None:
-        """Keep a `portable` answer; `done` is called once, at once or later."""
+        """Keep a `portable` response; `done` is called once, at once or later."""
 
     @abstractmethod
     def reading(self) -> CacheReading:
-        """What it has done, as metrics show it."""
+        """The values for metrics."""
 
-    async def connect(self) -> None:  # noqa: B027 - most need nobody else
-        """Get ready, before anything else is called; InferenceError if it cannot."""
+    async def connect(self) -> None:  # noqa: B027 - a local cache needs no connection
+        """Prepare the cache, before any other call; InferenceError if it fails."""
 
-    async def run(self) -> None:  # noqa: B027 - most have nothing to do on their own
-        """Work until cancelled; lookups need it."""
+    async def run(self) -> None:  # noqa: B027 - a local cache needs no task
+        """Serve lookups and insertions until cancelled."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a cache has done."""
+    """The counts of a cache."""
 
     hits: int = 0
     misses: int = 0
@@ -104,7 +104,7 @@ class Tally:
         self.lookup_ns += ns
 
     def reading(self, entries: int | None = None, utilization: float | None = None) -> CacheReading:
-        """As metrics show it; None for what is not known here."""
+        """The values for metrics; None for unknown ones."""
         return CacheReading(
             utilization=utilization,
             entries=entries,
@@ -121,15 +121,15 @@ class Tally:
 
 
 def load_key(name: str, version: str, load: bytes) -> bytes:
-    """What the keys of all requests to one load of a model begin with; `load` identifies it."""
+    """The first part of the keys of one load of a model; `load` identifies that load."""
     return _digest((name.encode("utf-8", "surrogateescape"), version.encode(), load))
 
 
 def request_key(load: bytes, request: InferRequest) -> bytes:
-    """The key of a request's answer: equal only if nothing that a model can see differs.
+    """The key of a request; two keys are equal only if the model cannot tell the requests apart.
 
-    Every input's name, datatype, shape and bytes, whatever their order, the outputs asked for, and
-    the client's own parameters. (Triton's has the inputs' names and bytes alone.)
+    It covers name, datatype, shape and bytes of every input in any order, the requested outputs,
+    and the client's own parameters. Triton's key covers names and bytes of inputs only.
     """
     return _digest(_parts(load, request))
 
@@ -158,13 +158,13 @@ def _digest(parts: Iterable[Any]) -> bytes:
     return digest.digest()
 
 
-# Answers.
+# Responses.
 
 
 def portable(response: InferResponse) -> InferResponse:
-    """The answer with memory of its own, and nothing that belongs to the request it was made for.
+    """The response with memory of its own, and without the data of its request.
 
-    Tokens are left out: they were made once.
+    It has no usage: its tokens were made once.
     """
     outputs = tuple(
         Tensor(each.name, each.datatype, each.shape, bytes(each.raw())) for each in response.outputs
@@ -173,9 +173,9 @@ def portable(response: InferResponse) -> InferResponse:
 
 
 def encode(response: InferResponse) -> bytes:
-    """A portable answer as bytes: the length of a JSON header, the header, the data of outputs.
+    """A portable response as bytes: the length of a JSON header, the header, the outputs' data.
 
-    ValueError if a backend gave it a parameter that is none of the protocol's.
+    ValueError if a backend set a parameter of a type that the protocol lacks.
     """
     outputs = [
         (each.name, each.datatype.value, [int(dim) for dim in each.shape], len(each.raw()))
@@ -190,7 +190,7 @@ def encode(response: InferResponse) -> bytes:
 
 
 def decode(entry: bytes) -> InferResponse:
-    """The answer back; ValueError if these are not the bytes of one."""
+    """The response in an entry; ValueError if the entry is damaged."""
     start = LENGTH_BYTES + int.from_bytes(entry[:LENGTH_BYTES], "little")
     try:
         described, parameters = json.loads(entry[LENGTH_BYTES:start])

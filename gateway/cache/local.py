@@ -1,4 +1,4 @@
-"""The response cache in this process: the answers used last, within a number of bytes."""
+"""The response cache in this process: the latest used responses, within a number of bytes."""
 
 import logging
 import time
@@ -13,18 +13,18 @@ log = logging.getLogger("sluice.cache")
 
 ENTRY_BYTES = 512
 TENSOR_BYTES = 256
-"""What Python's objects for an answer, and for each of its outputs, take beside their data."""
+"""The size of Python's objects for a response and for each output, without their data."""
 
 
 class LocalCache(ResponseCache):
-    """Never holds more than `byte_size` bytes, objects included; the longest unused goes first."""
+    """Holds at most `byte_size` bytes, objects included; evicts the least recently used entry."""
 
     def __init__(self, byte_size: int) -> None:
         self._byte_size = byte_size
         self._used = 0
         self._entries: OrderedDict[bytes, tuple[InferResponse, int]] = OrderedDict()
         self._tally = Tally()
-        self._told = False
+        self._warned = False
 
     def look_up(self, key: bytes) -> Lookup:
         began_ns = time.perf_counter_ns()
@@ -51,7 +51,7 @@ class LocalCache(ResponseCache):
 
     @property
     def used_bytes(self) -> int:
-        """What its entries take."""
+        """The size of its entries in bytes."""
         return self._used
 
     def _insert(self, key: bytes, response: InferResponse) -> Insertion:
@@ -59,7 +59,7 @@ class LocalCache(ResponseCache):
             return Insertion.PRESENT
         size = entry_bytes(response)
         if size > self._byte_size:
-            self._tell_too_large(key, size)
+            self._log_too_large(key, size)
             return Insertion.REFUSED
         while self._used + size > self._byte_size:
             _, (_, freed) = self._entries.popitem(last=False)
@@ -69,21 +69,21 @@ class LocalCache(ResponseCache):
         self._used += size
         return Insertion.KEPT
 
-    def _tell_too_large(self, key: bytes, size: int) -> None:
-        """Warn once: a model whose answers are too large has one for every request."""
+    def _log_too_large(self, key: bytes, size: int) -> None:
+        """Warn once: if one response of a model is too large, most are."""
         log.log(
-            logging.DEBUG if self._told else logging.WARNING,
+            logging.DEBUG if self._warned else logging.WARNING,
             "Failed to insert key [%s] into response cache: its %d bytes are more than the size "
             "of the cache, %d",
             key.hex(),
             size,
             self._byte_size,
         )
-        self._told = True
+        self._warned = True
 
 
 def entry_bytes(response: InferResponse) -> int:
-    """What keeping an answer takes."""
+    """The size of an entry in bytes."""
     data = sum(TENSOR_BYTES + len(each.name) + len(each.raw()) for each in response.outputs)
     return ENTRY_BYTES + data + sum(map(_parameter_bytes, response.parameters.items()))
 

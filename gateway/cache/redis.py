@@ -1,4 +1,4 @@
-"""The response cache in a Redis server, which many gateways may share."""
+"""The response cache in a Redis server, which several gateways may share."""
 
 import asyncio
 import logging
@@ -22,26 +22,26 @@ from gateway.settings import RedisCacheSettings
 log = logging.getLogger("sluice.cache")
 
 PREFIX = "sluice:1:"
-"""What our keys begin with; the number is that of the encoding of entries."""
+"""The prefix of all keys; the number is the version of the encoding of entries."""
 PROBE = PREFIX + "probe"
 PROBE_SECS = 1.0
-"""How often a server that has failed is tried again."""
+"""Seconds between probes of a server that has failed."""
 LOOKUPS_AT_ONCE = 64
 PENDING_BYTES = 64 << 20
-"""Answers that wait for the server; further ones are not kept."""
+"""Bytes of responses that wait for the server; further responses are not kept."""
 NS_PER_SECOND = 1e9
 FAILURES = (RedisError, OSError)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
+class _PendingLookup:
     key: str
     lookup: Lookup
     began_ns: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Offered:
+class _PendingInsertion:
     key: str
     entry: bytes
     began_ns: int
@@ -49,10 +49,10 @@ class _Offered:
 
 
 class RedisCache(ResponseCache):
-    """Asks for many keys at once, in the order of the requests, and stores answers beside that.
+    """Looks many keys up at once, in the order of the requests, and inserts concurrently.
 
-    A lookup that fails or is late ends all that wait as misses; until the server answers a probe,
-    nobody asks it any more. So the server delays each request by the timeout at most.
+    A lookup that fails or times out ends all waiting lookups as misses. Then every lookup misses
+    until the server answers a probe. So the server delays each request by at most the timeout.
     """
 
     shared = True
@@ -62,23 +62,23 @@ class RedisCache(ResponseCache):
         self._timeout = settings.socket_timeout_ms / 1000 or None
         self._client = _client(settings)
         self._tally = Tally()
-        self._asked: deque[_Asked] = deque()
-        self._offered: deque[_Offered] = deque()
+        self._lookups: deque[_PendingLookup] = deque()
+        self._insertions: deque[_PendingInsertion] = deque()
         self._pending_bytes = 0
         self._up = asyncio.Event()
         self._down = asyncio.Event()
-        self._someone_asked = asyncio.Event()
-        self._something_offered = asyncio.Event()
+        self._has_lookups = asyncio.Event()
+        self._has_insertions = asyncio.Event()
         self._refusing = False
 
     def look_up(self, key: bytes) -> Lookup:
         lookup = Lookup()
-        asked = _Asked(PREFIX + key.hex(), lookup, time.perf_counter_ns())
+        pending = _PendingLookup(PREFIX + key.hex(), lookup, time.perf_counter_ns())
         if self._up.is_set():
-            self._asked.append(asked)
-            self._someone_asked.set()
+            self._lookups.append(pending)
+            self._has_lookups.set()
         else:
-            self._settle(asked, None)
+            self._settle(pending, None)
         return lookup
 
     def insert(
@@ -86,17 +86,17 @@ class RedisCache(ResponseCache):
     ) -> None:
         began_ns = time.perf_counter_ns()
         try:
-            offered = _Offered(PREFIX + key.hex(), encode(response), began_ns, done)
+            pending = _PendingInsertion(PREFIX + key.hex(), encode(response), began_ns, done)
         except ValueError as error:
             self._refuse(key.hex(), str(error))
             done(Insertion.REFUSED)
             return
-        if not self._up.is_set() or self._pending_bytes + len(offered.entry) > PENDING_BYTES:
+        if not self._up.is_set() or self._pending_bytes + len(pending.entry) > PENDING_BYTES:
             done(Insertion.REFUSED)
             return
-        self._pending_bytes += len(offered.entry)
-        self._offered.append(offered)
-        self._something_offered.set()
+        self._pending_bytes += len(pending.entry)
+        self._insertions.append(pending)
+        self._has_insertions.set()
 
     def reading(self) -> CacheReading:
         return self._tally.reading()
@@ -125,7 +125,7 @@ class RedisCache(ResponseCache):
             await self._client.aclose()
 
     async def _probe(self) -> None:
-        """Raise unless the server lets us read; longer than a request may wait, it connects."""
+        """Raise unless the server answers a read; the time limit includes connecting."""
         connect = self._settings.connect_timeout_ms / 1000
         unbounded = not connect or self._timeout is None
         async with asyncio.timeout(None if unbounded else connect + (self._timeout or 0)):
@@ -134,53 +134,53 @@ class RedisCache(ResponseCache):
     # Lookups.
 
     async def _answer_lookups(self) -> None:
-        while await self._someone_asked.wait():
-            if not self._asked:
-                self._someone_asked.clear()
+        while await self._has_lookups.wait():
+            if not self._lookups:
+                self._has_lookups.clear()
                 continue
             try:
-                await self._answer(tuple(islice(self._asked, LOOKUPS_AT_ONCE)))
+                await self._answer(tuple(islice(self._lookups, LOOKUPS_AT_ONCE)))
             except FAILURES as error:
-                self._lost(error)
+                self._disconnected(error)
 
-    async def _answer(self, batch: Sequence[_Asked]) -> None:
-        """Settle the first in the queue; raise if the one that waits longest waits too long."""
+    async def _answer(self, batch: Sequence[_PendingLookup]) -> None:
+        """Settle the first lookups of the queue; raise if the oldest times out."""
         async with asyncio.timeout(self._time_left(batch[0])):
             entries = await self._client.mget([each.key for each in batch])
-        for asked, entry in zip(batch, entries, strict=True):
-            self._asked.popleft()
-            self._settle(asked, entry)
+        for pending, entry in zip(batch, entries, strict=True):
+            self._lookups.popleft()
+            self._settle(pending, entry)
 
-    def _time_left(self, asked: _Asked) -> float | None:
+    def _time_left(self, pending: _PendingLookup) -> float | None:
         if self._timeout is None:
             return None
-        waited_ns = time.perf_counter_ns() - asked.began_ns
+        waited_ns = time.perf_counter_ns() - pending.began_ns
         return max(0.0, self._timeout - waited_ns / NS_PER_SECOND)
 
-    def _settle(self, asked: _Asked, entry: bytes | str | None) -> None:
+    def _settle(self, pending: _PendingLookup, entry: bytes | str | None) -> None:
         response: InferResponse | None = None
         try:
             response = decode(entry) if isinstance(entry, bytes) else None
         except ValueError as error:
-            log.warning("entry %s of the response cache is damaged: %s", asked.key, error)
-        spent_ns = time.perf_counter_ns() - asked.began_ns
+            log.warning("entry %s of the response cache is damaged: %s", pending.key, error)
+        spent_ns = time.perf_counter_ns() - pending.began_ns
         self._tally.looked_up(spent_ns, found=response is not None)
-        asked.lookup.settle(response)
+        pending.lookup.settle(response)
 
     def _settle_all(self) -> None:
-        """Nothing is found, and nothing kept, of all that waits."""
+        """End all waiting lookups as misses, and all waiting insertions as refused."""
         self._up.clear()
-        while self._asked:
-            self._settle(self._asked.popleft(), None)
-        while self._offered:
-            self._finish(self._offered.popleft(), Insertion.REFUSED)
+        while self._lookups:
+            self._settle(self._lookups.popleft(), None)
+        while self._insertions:
+            self._finish(self._insertions.popleft(), Insertion.REFUSED)
 
-    # When the server is gone.
+    # Failures of the server.
 
-    def _lost(self, error: Exception) -> None:
+    def _disconnected(self, error: Exception) -> None:
         if self._up.is_set():
             log.error(
-                "redis does not answer: requests go on without the response cache",
+                "redis does not answer: lookups of the response cache miss",
                 extra={"host": self._settings.host, "reason": _reason(error)},
             )
         self._settle_all()
@@ -195,39 +195,39 @@ class RedisCache(ResponseCache):
                 continue
             self._down.clear()
             self._up.set()
-            log.info("redis answers again", extra={"host": self._settings.host})
+            log.info("redis reconnected", extra={"host": self._settings.host})
 
     # Insertions.
 
     async def _store(self) -> None:
-        while await self._something_offered.wait():
-            if not self._offered:
-                self._something_offered.clear()
+        while await self._has_insertions.wait():
+            if not self._insertions:
+                self._has_insertions.clear()
                 continue
-            offered = self._offered.popleft()
+            pending = self._insertions.popleft()
             try:
-                self._finish(offered, await self._set(offered))
+                self._finish(pending, await self._set(pending))
             except BaseException:
-                self._finish(offered, Insertion.REFUSED)
+                self._finish(pending, Insertion.REFUSED)
                 raise
 
-    async def _set(self, offered: _Offered) -> Insertion:
+    async def _set(self, pending: _PendingInsertion) -> Insertion:
         try:
             async with asyncio.timeout(self._timeout):
-                kept = await self._client.set(offered.key, offered.entry, nx=True)
+                kept = await self._client.set(pending.key, pending.entry, nx=True)
         except FAILURES as error:
-            self._refuse(offered.key, _reason(error))
+            self._refuse(pending.key, _reason(error))
             return Insertion.REFUSED
         self._refusing = False
         return Insertion.KEPT if kept else Insertion.PRESENT
 
-    def _finish(self, offered: _Offered, outcome: Insertion) -> None:
-        self._pending_bytes -= len(offered.entry)
-        self._tally.insertion_ns += time.perf_counter_ns() - offered.began_ns
-        offered.done(outcome)
+    def _finish(self, pending: _PendingInsertion, outcome: Insertion) -> None:
+        self._pending_bytes -= len(pending.entry)
+        self._tally.insertion_ns += time.perf_counter_ns() - pending.began_ns
+        pending.done(outcome)
 
     def _refuse(self, key: str, reason: str) -> None:
-        """Warn of the first of a row."""
+        """Log a refused insertion; warn about the first in a row."""
         log.log(
             logging.DEBUG if self._refusing else logging.WARNING,
             "Failed to insert key [%s] into response cache: %s",
@@ -244,7 +244,7 @@ def _reason(error: Exception) -> str:
 
 
 def _client(settings: RedisCacheSettings) -> Redis:
-    """A client that tries once; whoever uses it says how long it may take."""
+    """A client without retries and without a time limit; callers set the limit."""
     return Redis(
         host=settings.host,
         port=settings.port,

@@ -1,0 +1,6 @@
+"""Statistics, metrics, logs and traces.
+
+`request_record` times one request, `statistics` counts for a model, `metrics` names the values,
+`exposition` writes them as text, `machine` reads CPUs and GPUs, `log` writes lines, `trace` holds
+the events of one request, `tracer` selects the requests to trace.
+"""

@@ -1,4 +1,4 @@
-"""A part of GPU memory that another process owns, by the handle that CUDA gives for it."""
+"""CUDA regions: GPU memory of another process, opened by its CUDA IPC handle."""
 
 import ctypes
 import weakref
@@ -21,25 +21,25 @@ class _IpcHandle(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class OpenedHandle:
-    """Another process's memory at an address of this one."""
+    """Memory of another process, mapped at an address of this process."""
 
     device: Device
     address: int
 
     @classmethod
     def of(cls, device: Device, raw_handle: bytes) -> "OpenedHandle":
-        """Open it; CudaFailed if it leads nowhere."""
+        """Open a handle; CudaFailed if it is invalid."""
         address = ctypes.c_uint64()
         handle = _IpcHandle.from_buffer_copy(raw_handle)
         device.call("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, LAZY_PEER_ACCESS)
         return cls(device, address.value)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Unmap the memory."""
         self.device.call("cuIpcCloseMemHandle", ctypes.c_uint64(self.address))
 
     def size(self) -> int:
-        """How many bytes were allocated from there on."""
+        """The number of bytes allocated from this address on."""
         size = ctypes.c_size_t()
         start = ctypes.c_uint64()
         self.device.call(
@@ -50,9 +50,9 @@ class OpenedHandle:
 
 
 class CudaRegion(DeviceRegion):
-    """`byte_size` bytes of a GPU's memory, which models on that GPU read and write directly.
+    """`byte_size` bytes of a GPU's memory; models on that GPU read and write them directly.
 
-    For all others tensors are copied from it and to it.
+    For other models tensors are copied.
     """
 
     def __init__(self, name: str, device_id: int, byte_size: int, memory: OpenedHandle) -> None:
@@ -66,7 +66,7 @@ class CudaRegion(DeviceRegion):
         return DeviceMemory(self.gpu, self._memory.address + offset, byte_size, self)
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Put bytes of the host there; INTERNAL if the GPU fails."""
+        """Copy bytes of the host to the region; INTERNAL if the GPU fails."""
         try:
             self._memory.device.write(self._memory.address + offset, bytes(data))
         except CudaFailed as error:
@@ -76,7 +76,7 @@ class CudaRegion(DeviceRegion):
 
 
 def open_cuda(name: str, raw_handle: bytes, device_id: int, byte_size: int) -> CudaRegion:
-    """Open the memory behind a handle; INVALID_ARG if there is no such GPU or memory."""
+    """Open the memory of a handle; INVALID_ARG if the GPU or the memory does not exist."""
     if len(raw_handle) != HANDLE_BYTES:
         raise InferenceError(
             Code.INVALID_ARG, "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t"

@@ -1,4 +1,4 @@
-"""Which shared memory have clients registered, and where do a request's tensors lie in it?"""
+"""Regions of shared memory that clients register, and the tensors in them."""
 
 from dataclasses import replace
 from enum import Enum
@@ -11,7 +11,7 @@ from gateway.shared_memory.system import SystemRegion, open_system
 from gateway.tensor import Buffer, Datatype, Tensor
 
 MAX_REGIONS = 512
-"""Regions at once: each costs the process a file, and those of sockets must not run out."""
+"""Registered regions: each takes a file descriptor, and sockets need descriptors too."""
 
 DISABLED = (
     "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
@@ -19,28 +19,27 @@ DISABLED = (
 
 
 class RegionKind(Enum):
-    """The kinds of region; the value is how Triton's messages call it."""
+    """The kinds of region; the value is the word in Triton's messages."""
 
     SYSTEM = "system"
     CUDA = "CUDA"
 
 
 class SharedMemory:
-    """The regions that clients have registered; both kinds share one name space.
+    """The registered regions; both kinds share one name space.
 
-    Raises InferenceError with Triton's texts (protocol: shared memory). A region that is
-    unregistered loses its name at once; its memory stays until the last request that has located
-    a part of it, or holds a view of it, has ended.
+    Raises InferenceError with Triton's texts (shared memory extension). Unregistering frees the
+    name at once; the memory is released when the last request that uses the region has ended.
     """
 
     def __init__(self, *, allowed: bool = False) -> None:
         self._allowed = allowed
         self._regions: dict[str, SystemRegion | CudaRegion] = {}
 
-    # For whoever registers.
+    # Registration.
 
     def check_new(self, kind: RegionKind, name: str) -> None:
-        """Raise InferenceError if no region can be registered, or none of that name."""
+        """Raise InferenceError if a region of that name cannot be registered."""
         if not self._allowed:
             raise InferenceError(Code.UNSUPPORTED, DISABLED)
         if not name:
@@ -62,39 +61,39 @@ class SharedMemory:
     def register_system(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Register bytes [offset, offset + byte_size) of a POSIX shared memory object.
 
-        INTERNAL if it does not exist, INVALID_ARG if it is smaller than that.
+        INTERNAL if it does not exist, INVALID_ARG if it is smaller.
         """
         self.check_new(RegionKind.SYSTEM, name)
         self._regions[name] = open_system(name, key, offset, byte_size)
 
     def register_cuda(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
-        """Register the memory behind a cudaIpcMemHandle_t; INVALID_ARG without a GPU."""
+        """Register the memory of a cudaIpcMemHandle_t; INVALID_ARG without a GPU."""
         self.check_new(RegionKind.CUDA, name)
         self._regions[name] = open_cuda(name, raw_handle, device_id, byte_size)
 
     def unregister(self, kind: RegionKind, name: str = "") -> None:
-        """Forget a region, or all of that kind; one that is not registered is no error."""
+        """Remove a region, or all of that kind; an unknown name is no error."""
         if not self._allowed:
             raise InferenceError(Code.UNSUPPORTED, DISABLED)
         for region in self._of_kind(kind) if not name else self._named(kind, name):
             del self._regions[region.name]
 
     def system_status(self, name: str = "") -> list[SystemRegion]:
-        """That system region, or all of them; NOT_FOUND if it is none."""
+        """One system region, or all of them; NOT_FOUND for any other name."""
         found = self._status(RegionKind.SYSTEM, name)
         return [region for region in found if isinstance(region, SystemRegion)]
 
     def cuda_status(self, name: str = "") -> list[CudaRegion]:
-        """That CUDA region, or all of them; NOT_FOUND if it is none."""
+        """One CUDA region, or all of them; NOT_FOUND for any other name."""
         found = self._status(RegionKind.CUDA, name)
         return [region for region in found if isinstance(region, CudaRegion)]
 
-    # For whoever reads and writes tensors.
+    # Tensors.
 
     def locate(self, region: SharedRegion) -> SharedRegion:
-        """The same part, tied to the region that has the name now, whatever becomes of the name.
+        """The same part, bound to the region that has the name now.
 
-        NOT_FOUND for an unknown name, INVALID_ARG for a part that is not inside the region.
+        NOT_FOUND for an unknown name, INVALID_ARG for a part that exceeds the region.
         """
         found = self._regions.get(region.name)
         if found is None:
@@ -105,7 +104,7 @@ class SharedMemory:
         return replace(region, memory=found)
 
     def read(self, region: SharedRegion, datatype: Datatype | None) -> Buffer | DeviceMemory:
-        """The bytes of a part as data of that type; see `locate` for what is refused.
+        """The bytes of a part as data of that type; raises as `locate` does.
 
         Numbers on a GPU stay there. Large parts of system memory are views of the client's memory,
         small ones are copies; all are read-only.
@@ -118,9 +117,9 @@ class SharedMemory:
         return part.read() if datatype is Datatype.BYTES else part
 
     def write(self, region: SharedRegion, output: Tensor) -> None:
-        """Put an output's wire form at the beginning of a part; INTERNAL if it is too small.
+        """Write an output's wire form to the start of a part; INTERNAL if it is too small.
 
-        What a runtime has left on a GPU is there already: see `tensor_runtime/device_outputs.py`.
+        An output on a GPU was copied before: see `tensor_runtime/device_outputs.py`.
         """
         located = region if region.memory is not None else self.locate(region)
         data = output.data if isinstance(output.data, DeviceMemory) else output.raw()

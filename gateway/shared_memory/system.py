@@ -1,4 +1,4 @@
-"""A part of POSIX shared memory that another process owns, and may shrink at any time."""
+"""System regions: POSIX shared memory of another process, which may shrink at any time."""
 
 import mmap
 import os
@@ -14,14 +14,14 @@ FOLDER = PurePosixPath("/dev/shm")
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
 
 VIEWED_BYTES = 65536
-"""Reads of at least this many bytes are views. Below, a copy costs no more than finding out
-whether a view is safe, and is immune to whatever the client does to its memory."""
+"""Reads of at least this many bytes are views. A smaller copy costs no more than the check that a
+view needs, and later changes by the client do not affect it."""
 
 
 class SystemRegion:
     """Bytes [offset, offset + byte_size) of the object named `key`; offsets are relative to that.
 
-    The object's memory stays as long as this region or a view that it gave.
+    The object's memory stays mapped until this region and all its views are deleted.
     """
 
     def __init__(self, name: str, key: str, file: int, span: tuple[int, int]) -> None:
@@ -32,18 +32,18 @@ class SystemRegion:
         weakref.finalize(self, os.close, file)
 
     def read(self, offset: int, byte_size: int) -> memoryview:
-        """Those bytes, read-only; INVALID_ARG if the object has become smaller."""
+        """Those bytes, read-only; INVALID_ARG if the object has shrunk below them."""
         start = self.offset + offset
         if byte_size < VIEWED_BYTES:
             data = os.pread(self._file, byte_size, start)
             self._check_size(start + len(data), start + byte_size)
             return memoryview(data)
-        # To touch a page behind the object's end would be the end of this process.
+        # A read beyond the object's end would end this process (SIGBUS).
         self._check_size(os.fstat(self._file).st_size, start + byte_size)
         return memoryview(self._mapping)[start : start + byte_size]
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Put bytes there; INVALID_ARG if the object has become smaller."""
+        """Write bytes; INVALID_ARG if the object has shrunk below them."""
         start = self.offset + offset
         self._check_size(os.fstat(self._file).st_size, start + len(data))
         left = memoryview(data)
@@ -72,10 +72,13 @@ class SystemRegion:
 
 
 def open_system(name: str, key: str, offset: int, byte_size: int) -> SystemRegion:
-    """Open an object that exists; InferenceError if it does not, or is smaller than that."""
+    """Open an existing object.
+
+    INTERNAL if it does not exist, INVALID_ARG if it is smaller than offset + byte_size.
+    """
     plain = _plain_name(name, key)
     try:
-        # As shm_open, which also follows no link and waits for no writer of a pipe.
+        # The flags of shm_open; in addition links are refused, and a pipe does not block.
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         file = os.open(FOLDER / plain, flags)
     except (OSError, UnicodeEncodeError):
@@ -89,7 +92,7 @@ def open_system(name: str, key: str, offset: int, byte_size: int) -> SystemRegio
 
 
 def _plain_name(name: str, key: str) -> str:
-    """The file name of a POSIX key, whose leading slashes mean nothing."""
+    """The file name of a POSIX key, without its leading slashes."""
     plain = key.lstrip("/")
     if plain.startswith(RESERVED_PREFIX):
         raise InferenceError(

@@ -231,10 +231,10 @@ class StreamInfer:
 
     def _resume(self, message: pb.ModelInferRequest) -> Asked:
         reader = resumed(self._recordings, message)
-        model = reader.asked.model
+        model = reader.recorded.model
         self._owned[reader] = RequestName(model.name, model.version, message.id)
         # What is said now goes under the id of the message that asks for it.
-        request = replace(reader.asked.request, id=message.id)
+        request = replace(reader.recorded.request, id=message.id)
         return Asked(
             message=message,
             stream=reader,

@@ -160,7 +160,7 @@ async def test_a_server_that_hangs_delays_nobody_beyond_the_timeout(
     assert await inserted(cache, b"k") is Insertion.REFUSED
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert [record.getMessage() for record in errors] == [
-        "redis does not answer: requests go on without the response cache"
+        "redis does not answer: lookups of the response cache miss"
     ]
 
 
