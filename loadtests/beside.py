@@ -1,24 +1,74 @@
 """An LLM with small inferences beside it: how many of its tokens per second does it keep?"""
 
 import argparse
+import http.client
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Event
 
+import orjson
 from rich.console import Console
 
-from loadtests import cpus, doors, rounds
-from loadtests.contenders import GATEWAY, gateway
-from loadtests.cpus import pinned
-from loadtests.generation_load import Load, put
-from loadtests.infer_rate import inferring
-from loadtests.prompts import prompts
-from loadtests.results import Better, Metric, Results, save, standings
-from loadtests.rounds import Plan, Step
-from loadtests.server import Server
-from loadtests.sse import Address
+from loadtests.support import generation, rounds, servers
+from loadtests.support.generation import Load, put
+from loadtests.support.http_client import Address
+from loadtests.support.results import Better, Metric, Results, save, standings
+from loadtests.support.rounds import LoadTestFailed, Plan, Step
+from loadtests.support.servers import GATEWAY, Server, gateway, pinned
+from loadtests.support.texts import prompts
+
+PATH = "/v2/models/add_sub/infer"
+TIMEOUT_SECS = 60.0
+BODY = orjson.dumps(
+    {
+        "inputs": [
+            {"name": name, "datatype": "FP32", "shape": [1, 16], "data": [0.5] * 16}
+            for name in ("INPUT0", "INPUT1")
+        ]
+    }
+)
+
+
+@dataclass(slots=True)
+class Answered:
+    """How long each inference took, in seconds from when it was due."""
+
+    took: list[float] = field(default_factory=list)
+
+
+@contextmanager
+def inferring(port: int, per_sec: float) -> Iterator[Answered]:
+    """Ask add_sub that often while the block runs; LoadTestFailed if one is refused."""
+    answered, stop = Answered(), Event()
+    with ThreadPoolExecutor(1) as thread:
+        asking = thread.submit(_ask, port, per_sec, answered, stop)
+        try:
+            yield answered
+        finally:
+            stop.set()
+        asking.result()
+
+
+def _ask(port: int, per_sec: float, answered: Answered, stop: Event) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECS)
+    due = time.perf_counter()
+    while not stop.wait(max(0.0, due - time.perf_counter())):
+        connection.request("POST", PATH, BODY)
+        response = connection.getresponse()
+        body = response.read()
+        if response.status != http.client.OK:
+            raise LoadTestFailed(f"add_sub answered {response.status}: {body.decode()}")
+        answered.took.append(time.perf_counter() - due)
+        due += 1 / per_sec
+    connection.close()
+
 
 HERE = Path(__file__).parent
 MODEL, SMALL = "llama", "add_sub"
@@ -55,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-tokens", type=rounds.positive, default=64, metavar="N")
     parser.add_argument("--infer-rate", type=float, default=50.0, metavar="PER_SEC")
     rounds.add_flags(parser)
-    cpus.add_flags(parser)
+    servers.add_cpu_flags(parser)
     return parser
 
 
@@ -91,7 +141,7 @@ def _beside(load: Load, found: Results, per_sec: float, server: Server) -> Mappi
 
 
 def _tokens_per_sec(load: Load, seed: int, server: Server) -> float:
-    door = doors.generate(MODEL)
+    door = generation.generate(MODEL)
     questions = prompts(PROMPT_WORDS, seed)
     return load.tokens / put(load, Address(server.ports.http), door.encode, questions).secs
 

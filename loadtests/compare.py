@@ -12,14 +12,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtests import contenders, cpus, doors, generation_figures, rounds
-from loadtests.cpus import pinned
-from loadtests.doors import Door
-from loadtests.engine import gateway_defaults, read_model
-from loadtests.generation_figures import PROMPT_TOKENS, WARM_UP_SEED
-from loadtests.generation_load import Load
-from loadtests.results import Results, comparison, save
-from loadtests.rounds import LoadTestFailed, Plan, Step
+from loadtests.support import generation, rounds, servers
+from loadtests.support.generation import PROMPT_TOKENS, WARM_UP_SEED, Door, Load
+from loadtests.support.results import Results, comparison, save
+from loadtests.support.rounds import LoadTestFailed, Plan, Step
+from loadtests.support.servers import pinned
+from loadtests.support.vllm_flags import gateway_defaults, read_model
 
 REPOSITORY = Path(__file__).parent.parent / "model_repository"
 MODEL = "llama"
@@ -41,7 +39,7 @@ def main() -> None:
         (Path(folder) / asked.model).symlink_to(model)
         engine = read_model(model, gateway_defaults())
         plan = Plan(
-            (contenders.vllm(asked.model, engine.flags), contenders.gateway(Path(folder))),
+            (servers.vllm(asked.model, engine.flags), servers.gateway(Path(folder))),
             {name: _steps(asked, door) for name, door in _doors(asked).items()},
             asked.rounds,
             asked.server_cpus,
@@ -78,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         f"{FEWEST_REQUESTS} of all streams together)",
     )
     rounds.add_flags(parser)
-    cpus.add_flags(parser)
+    servers.add_cpu_flags(parser)
     return parser
 
 
@@ -86,12 +84,12 @@ def _doors(asked: argparse.Namespace) -> Mapping[str, Door]:
     """How each server is asked."""
     if asked.chat:
         return {
-            "vllm": doors.chat(asked.model, doors.VLLM_COUNTERS),
-            contenders.GATEWAY: doors.chat(asked.model, doors.GATEWAY_COUNTERS),
+            "vllm": generation.chat(asked.model, generation.VLLM_COUNTERS),
+            servers.GATEWAY: generation.chat(asked.model, generation.GATEWAY_COUNTERS),
         }
     return {
-        "vllm": doors.completions(asked.model),
-        contenders.GATEWAY: doors.generate(asked.model),
+        "vllm": generation.completions(asked.model),
+        servers.GATEWAY: generation.generate(asked.model),
     }
 
 
@@ -102,9 +100,9 @@ def _steps(asked: argparse.Namespace, door: Door) -> Sequence[Step]:
         for streams in asked.streams
     )
     return [
-        ("warm-up", partial(generation_figures.warm_up, door, warm_up)),
+        ("warm-up", partial(generation.warm_up, door, warm_up)),
         *(
-            (f"{load.streams} streams", partial(generation_figures.measure, door, load, seed))
+            (f"{load.streams} streams", partial(generation.measure, door, load, seed))
             for seed, load in enumerate(measured, WARM_UP_SEED + 1)
         ),
     ]

@@ -18,17 +18,14 @@ from rich.console import Console
 
 from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root
-from loadtests import contenders, cpus, perf_analyzer, rounds
-from loadtests.contenders import Contender
-from loadtests.cpus import pinned
-from loadtests.encoder_session import best_rate
-from loadtests.encoder_triton import repository
-from loadtests.lengths import LONGEST, sentences, write_input_data
-from loadtests.perf_analyzer import Traffic
-from loadtests.python_repositories import ENCODER, write_encoder
-from loadtests.results import Better, Metric, Results, save, standings
-from loadtests.rounds import LoadTestFailed
-from loadtests.server import serving
+from loadtests.support import perf_analyzer, rounds, servers
+from loadtests.support.encoder_session import best_rate
+from loadtests.support.perf_analyzer import Traffic
+from loadtests.support.repositories import ENCODER, repository, write_encoder
+from loadtests.support.results import Better, Metric, Results, save, standings
+from loadtests.support.rounds import LoadTestFailed
+from loadtests.support.servers import Contender, pinned, serving
+from loadtests.support.texts import LONGEST, sentences, write_input_data
 
 MODEL = ENCODER
 ONNX = "all-minilm-l6-v2-onnx/model.onnx"
@@ -55,7 +52,7 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
     ):
         results = _run(asked, _measured(asked, Path(folder)), console)
-    names = [name for name in (PADDED, TRUE, ALONE, contenders.GATEWAY) if results.has(name)]
+    names = [name for name in (PADDED, TRUE, ALONE, servers.GATEWAY) if results.has(name)]
     title = f"{MODEL}, {asked.clients} clients, lengths 8 to {LONGEST}"
     console.print(standings(title, results, names))
     rounds.tell_file(save("encoders", vars(asked), results.as_rows()), console)
@@ -63,7 +60,7 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtests.encoders", description=__doc__)
-    contenders.add_triton_flag(parser)
+    servers.add_triton_flag(parser)
     parser.add_argument(
         "--onnx", type=Path, default=default_root(ENVIRONMENT) / ONNX, metavar="FILE"
     )
@@ -78,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     perf_analyzer.add_flags(parser)
     rounds.add_flags(parser)
-    cpus.add_flags(parser)
+    servers.add_cpu_flags(parser)
     parser.set_defaults(window_secs=6.0)
     return parser
 
@@ -92,11 +89,11 @@ def _measured(asked: argparse.Namespace, folder: Path) -> Sequence[Measured]:
     ours = folder / "gateway"
     write_encoder(ours)
     _serve_embeddings_only(ours / MODEL / "config.pbtxt")
-    measured = [Measured(contenders.gateway(ours), true)]
+    measured = [Measured(servers.gateway(ours), true)]
     if asked.triton:
         theirs = repository(folder / "triton", MODEL, asked.onnx, asked.threads)
         for name, data in ((TRUE, true), (PADDED, padded)):
-            launch = contenders.triton(asked.triton, theirs).launch
+            launch = servers.triton(asked.triton, theirs).launch
             measured.insert(0, Measured(Contender(name, launch), data))
     return measured
 

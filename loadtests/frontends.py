@@ -7,25 +7,23 @@ Every stream gets a response of `repeat` every so often, so that all of them tog
 import argparse
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import orjson
+import psutil
 import uvloop
 from rich.console import Console
 
-from loadtests import cpus, rounds
-from loadtests.contenders import gateway
-from loadtests.cpus import pinned
-from loadtests.grpc_clients import METHOD, TEXT, repeat_request
-from loadtests.grpc_frames import GrpcConnection
-from loadtests.processor_time import SERVER, spent_secs
-from loadtests.results import Better, Metric, comparison, save
-from loadtests.rounds import LoadTestFailed, Plan, Step
-from loadtests.server import Server
-from loadtests.sse import Address, EventCounter, connect, post
-from loadtests.stream_client import PATH
+from loadtests.support import rounds, servers
+from loadtests.support.grpc_clients import METHOD, TEXT, GrpcConnection, repeat_request
+from loadtests.support.http_client import Address, EventCounter, connect, post
+from loadtests.support.results import Better, Metric, comparison, save
+from loadtests.support.rounds import LoadTestFailed, Plan, Step
+from loadtests.support.servers import Server, gateway, pinned
+from loadtests.support.stream_client import PATH
 
 HERE = Path(__file__).parent
 SETTLED_SECS = 2.0
@@ -71,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rate", type=rounds.positive, default=50_000, metavar="N")
     parser.add_argument("--secs", type=float, default=5.0, metavar="SECS")
     rounds.add_flags(parser)
-    cpus.add_flags(parser)
+    servers.add_cpu_flags(parser)
     return parser
 
 
@@ -120,6 +118,27 @@ async def _read_messages(server: Server, count: int, delay_us: int) -> int:
         return await connection.open(METHOD, repeat_request(count, delay_us))
     finally:
         transport.close()
+
+
+SERVER = "server"
+ENGINE = "engine"
+MODULES = {"gateway.processes": "frontends", "backends.vllm.engine_clients": "clients"}
+"""What is on the command lines of the gateway's processes besides the server, and their names."""
+
+
+def spent_secs(server: Server) -> Mapping[str, float]:
+    """Seconds since each process was started, added up by what the processes are."""
+    first = psutil.Process(server.pid)
+    found: defaultdict[str, float] = defaultdict(float)
+    for process in (first, *first.children(recursive=True)):
+        role = SERVER if process.pid == server.pid else _role(process)
+        found[role] += sum(process.cpu_times()[:2])
+    return found
+
+
+def _role(process: psutil.Process) -> str:
+    words = process.cmdline()
+    return next((role for module, role in MODULES.items() if module in words), ENGINE)
 
 
 if __name__ == "__main__":

@@ -4,24 +4,98 @@ import argparse
 import asyncio
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import cast
 
+import orjson
 import psutil
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from loadtests import contenders, cpus, rounds
-from loadtests.cpus import pinned
-from loadtests.idle_clients import WIRES, Clients
-from loadtests.results import save
-from loadtests.rounds import LoadTestFailed
-from loadtests.server import Server, serving
-from loadtests.sse import Address
-from loadtests.token_counters import read_metrics, total
+from loadtests.support import rounds, servers
+from loadtests.support.grpc_clients import METHOD, MODEL, TEXT, GrpcConnection, repeat_request
+from loadtests.support.http_client import Address, connect, post
+from loadtests.support.results import save
+from loadtests.support.rounds import LoadTestFailed
+from loadtests.support.servers import Server, pinned, read_metrics, serving, total
+
+RESPONSES = 1000
+DELAY_US = 1_800_000_000
+HEADERS_TIMEOUT_SECS = 60.0
+OPENED_AT_ONCE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """How many streams are held; those of gRPC share `connections`."""
+
+    streams: int
+    connections: int
+
+
+Hold = Callable[[Address, Clients], AbstractAsyncContextManager[None]]
+"""Streams that are open inside the block."""
+
+
+class Waiting(asyncio.Protocol):
+    """One HTTP stream that waits; `answered` is set when its headers have come."""
+
+    def __init__(self, request: bytes) -> None:
+        self.answered = asyncio.Event()
+        self._request = request
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.WriteTransport, transport).write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.answered.set()
+
+
+@asynccontextmanager
+async def hold_sse(address: Address, clients: Clients) -> AsyncIterator[None]:
+    """Event streams, a connection for each."""
+    body = {"text_input": TEXT, "n": RESPONSES, "delay_us": DELAY_US}
+    request = post(f"/v2/models/{MODEL}/generate_stream", address, orjson.dumps(body))
+    opened: list[tuple[asyncio.Transport, Waiting]] = []
+    try:
+        for start in range(0, clients.streams, OPENED_AT_ONCE):
+            count = min(OPENED_AT_ONCE, clients.streams - start)
+            some = (connect(address, lambda: Waiting(request)) for _ in range(count))
+            opened += await asyncio.gather(*some)
+        async with asyncio.timeout(HEADERS_TIMEOUT_SECS):
+            for _, waiting in opened:
+                await waiting.answered.wait()
+        yield
+    finally:
+        for transport, _ in opened:
+            transport.close()
+
+
+@asynccontextmanager
+async def hold_grpc(address: Address, clients: Clients) -> AsyncIterator[None]:
+    """ModelStreamInfer streams that share some connections."""
+    request = repeat_request(RESPONSES, DELAY_US)
+    opened = [
+        await connect(address, lambda: GrpcConnection(address)) for _ in range(clients.connections)
+    ]
+    streams = [
+        opened[number % len(opened)][1].open(METHOD, request) for number in range(clients.streams)
+    ]
+    try:
+        yield
+    finally:
+        for transport, _ in opened:
+            transport.close()
+        await asyncio.gather(*streams, return_exceptions=True)
+
+
+WIRES: dict[str, Hold] = {"SSE": hold_sse, "gRPC": hold_grpc}
+
 
 REPOSITORY = Path(__file__).parent / "models"
 IN_FLIGHT = "gateway_requests_in_flight"
@@ -79,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
             metavar="N",
             help=f"{text} (default: %(default)s)",
         )
-    cpus.add_flags(parser)
+    servers.add_cpu_flags(parser)
     return parser
 
 
@@ -90,7 +164,7 @@ def _measure(asked: argparse.Namespace, console: Console) -> Sequence[Repetition
         task = bar.add_task("", total=len(WIRES) * asked.repetitions)
         for wire in WIRES:
             bar.update(task, description=f"{wire}, starting")
-            with serving(contenders.gateway(REPOSITORY).launch(), asked.server_cpus) as server:
+            with serving(servers.gateway(REPOSITORY).launch(), asked.server_cpus) as server:
                 found += uvloop.run(_repeat(wire, asked, server, partial(bar.advance, task)))
     return found
 

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from locust import HttpUser, events, task
 
-from loadtests.prompts import prompts
+from loadtests.support.texts import prompts
 
 KIND = "SSE"
 EVENT = b"data: "

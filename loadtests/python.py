@@ -14,15 +14,14 @@ from rich.console import Console
 
 from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root
-from loadtests import contenders, cpus, perf_analyzer, rounds, streams
-from loadtests.contenders import GATEWAY, Contender
-from loadtests.cpus import pinned
+from loadtests import streams
 from loadtests.encoders import ONNX
-from loadtests.perf_analyzer import Traffic
-from loadtests.python_repositories import ENSEMBLE, of_gateway, of_triton, write_texts
-from loadtests.results import Better, Metric, comparison, save
-from loadtests.rounds import LoadTestFailed, Plan, Step
-from loadtests.server import Server
+from loadtests.support import perf_analyzer, rounds, servers
+from loadtests.support.perf_analyzer import Traffic
+from loadtests.support.repositories import ENSEMBLE, of_gateway, of_triton, write_texts
+from loadtests.support.results import Better, Metric, comparison, save
+from loadtests.support.rounds import LoadTestFailed, Plan, Step
+from loadtests.support.servers import GATEWAY, Contender, Server, pinned
 
 WIRES = {"http": "HTTP", "grpc": "gRPC"}
 DECOUPLED = {"sse": "SSE", "frames": "ModelStreamInfer"}
@@ -51,7 +50,7 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtests.python", description=__doc__)
-    contenders.add_triton_flag(parser)
+    servers.add_triton_flag(parser)
     parser.add_argument("--clients", type=rounds.positive_list, default=[1, 8, 32], metavar="N,N")
     parser.add_argument(
         "--parts",
@@ -73,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     perf_analyzer.add_flags(parser)
     rounds.add_flags(parser)
-    cpus.add_flags(parser)
+    servers.add_cpu_flags(parser)
     return parser
 
 
@@ -85,10 +84,10 @@ def _parts(text: str) -> Sequence[str]:
 
 
 def _contenders(asked: argparse.Namespace, folder: Path) -> Sequence[Contender]:
-    found = [contenders.gateway(of_gateway(folder / "gateway"))]
+    found = [servers.gateway(of_gateway(folder / "gateway"))]
     if asked.triton:
         theirs = of_triton(folder / "triton", asked.onnx, asked.threads)
-        found.insert(0, contenders.triton(asked.triton, theirs))
+        found.insert(0, servers.triton(asked.triton, theirs))
     return found
 
 

@@ -20,18 +20,15 @@ from rich.console import Console
 
 from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root
-from loadtests import contenders, cpus, doors, rounds
-from loadtests.contenders import Contender
-from loadtests.cpus import pinned
-from loadtests.doors import Door
-from loadtests.engine import read_model
-from loadtests.generation_load import Load, put
-from loadtests.processor_time import ENGINE, SERVER, spent_secs
-from loadtests.prompts import prompts
-from loadtests.results import Better, Metric, comparison, save
-from loadtests.rounds import LoadTestFailed, Plan, Step
-from loadtests.server import Server
-from loadtests.sse import Address
+from loadtests.frontends import ENGINE, SERVER, spent_secs
+from loadtests.support import generation, rounds, servers
+from loadtests.support.generation import Door, Load, put
+from loadtests.support.http_client import Address
+from loadtests.support.results import Better, Metric, comparison, save
+from loadtests.support.rounds import LoadTestFailed, Plan, Step
+from loadtests.support.servers import Contender, Server, pinned
+from loadtests.support.texts import prompts
+from loadtests.support.vllm_flags import read_model
 
 MODEL = "llama"
 STORED = "smollm2-135m-instruct"
@@ -89,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         help="so many frontends and clients of the engine (default: %(default)s)",
     )
     rounds.add_flags(parser)
-    cpus.add_flags(parser)
+    servers.add_cpu_flags(parser)
     return parser
 
 
@@ -104,10 +101,10 @@ def _servers(folder: Path, processes: int) -> Iterator[Sequence[Contender]]:
     _write_model(one / MODEL, stored, {**ARGUMENTS, "api_server_count": 1})
     flag = f"--frontends={processes}"
     yield (
-        contenders.vllm(MODEL, read_model(several / MODEL).flags),
-        contenders.gateway(one),
-        contenders.gateway(one, f"{processes} frontends", flag),
-        contenders.gateway(several, f"{processes} frontends, {processes} clients", flag),
+        servers.vllm(MODEL, read_model(several / MODEL).flags),
+        servers.gateway(one),
+        servers.gateway(one, f"{processes} frontends", flag),
+        servers.gateway(several, f"{processes} frontends, {processes} clients", flag),
     )
 
 
@@ -132,8 +129,8 @@ def _steps(asked: argparse.Namespace, server: str) -> Sequence[Step]:
 
 def _doors(server: str) -> Sequence[Door]:
     if server == "vllm":
-        return doors.chat(MODEL, doors.VLLM_COUNTERS), doors.completions(MODEL)
-    return doors.chat(MODEL, doors.GATEWAY_COUNTERS), doors.generate(MODEL)
+        return generation.chat(MODEL, generation.VLLM_COUNTERS), generation.completions(MODEL)
+    return generation.chat(MODEL, generation.GATEWAY_COUNTERS), generation.generate(MODEL)
 
 
 def _step(

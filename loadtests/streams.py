@@ -13,13 +13,19 @@ from pathlib import Path
 import orjson
 from rich.console import Console
 
-from loadtests import cpus, rounds
-from loadtests.contenders import GATEWAY, Contender, add_triton_flag, gateway, triton
-from loadtests.cpus import pinned
-from loadtests.results import Better, Metric, Results, comparison, save
-from loadtests.rounds import LoadTestFailed, Plan, Step
-from loadtests.server import Server
-from loadtests.stream_client import Measurement
+from loadtests.support import rounds, servers
+from loadtests.support.results import Better, Metric, Results, comparison, save
+from loadtests.support.rounds import LoadTestFailed, Plan, Step
+from loadtests.support.servers import (
+    GATEWAY,
+    Contender,
+    Server,
+    add_triton_flag,
+    gateway,
+    pinned,
+    triton,
+)
+from loadtests.support.stream_client import Measurement
 
 HERE = Path(__file__).parent
 NAMES = {
@@ -63,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         help="about how long one measurement takes, after its warm-up (default: %(default)s)",
     )
     rounds.add_flags(parser)
-    cpus.add_flags(parser)
+    servers.add_cpu_flags(parser)
     return parser
 
 
@@ -111,7 +117,7 @@ def measure(
 def _measure(server: Server, kind: str, *numbers: float) -> Measurement:
     """One measurement by a client in a process of its own."""
     port = server.ports.http if kind == "sse" else server.ports.grpc
-    command = [sys.executable, "-m", "loadtests.stream_client", kind]
+    command = [sys.executable, "-m", "loadtests.support.stream_client", kind]
     client = subprocess.run(
         [*command, str(port), *map(str, numbers)], capture_output=True, text=True, check=False
     )

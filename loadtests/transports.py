@@ -14,13 +14,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtests import cpus, perf_analyzer, rounds, streams
-from loadtests.contenders import Contender, add_triton_flag, gateway, triton
-from loadtests.cpus import pinned
-from loadtests.perf_analyzer import Traffic
-from loadtests.results import Better, Metric, comparison, save
-from loadtests.rounds import Plan, Step
-from loadtests.server import Server
+from loadtests import streams
+from loadtests.support import perf_analyzer, rounds, servers
+from loadtests.support.perf_analyzer import Traffic
+from loadtests.support.results import Better, Metric, comparison, save
+from loadtests.support.rounds import Plan, Step
+from loadtests.support.servers import Contender, Server, add_triton_flag, gateway, pinned, triton
 
 HERE = Path(__file__).parent
 TRANSPORTS = ("grpcio", "hyper")
@@ -56,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     perf_analyzer.add_flags(parser)
     rounds.add_flags(parser)
-    cpus.add_flags(parser)
+    servers.add_cpu_flags(parser)
     return parser
 
 

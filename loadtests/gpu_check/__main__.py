@@ -6,8 +6,7 @@ Imports nothing at the top but Python's own: what is missing is to be told, not 
 import importlib
 import sys
 
-from loadtests.gpu_check.needs import missing
-from loadtests.gpu_check.parts import CORE, PARTS
+from loadtests.gpu_check.parts import CORE, PARTS, missing
 
 EXIT_FAILED = 1
 

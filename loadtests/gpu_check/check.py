@@ -9,15 +9,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtests import rounds
-from loadtests.gpu_check import distribution, gpus, report
-from loadtests.gpu_check.asked import CPU, CUDA, Asked
-from loadtests.gpu_check.needs import missing
-from loadtests.gpu_check.outcome import Outcome, Status
-from loadtests.gpu_check.parts import PARTS, Part
+from loadtests.gpu_check import machine
+from loadtests.gpu_check.outcome import Outcome, Status, table
+from loadtests.gpu_check.parts import CPU, CUDA, PARTS, Asked, Part, missing
 from loadtests.gpu_check.processes import KILL_SECS, STOP_SECS, run_part
-from loadtests.results import save
-from loadtests.server import ENVIRONMENT
+from loadtests.support import rounds
+from loadtests.support.results import save
+from loadtests.support.servers import ENVIRONMENT
 
 LIMIT_SECS = 600.0
 SHORTEST_SECS = 15.0
@@ -33,9 +31,9 @@ def main() -> None:
     asked, console = _asked(parsed), Console()
     with rounds.failures_as_lines("gpu_check"), tempfile.TemporaryDirectory() as folder:
         outcomes = run(asked, parsed.limit_secs, chosen(parsed.parts), Path(folder), console)
-    cards = gpus.cards()
+    cards = machine.cards()
     console.print(
-        report.table(
+        table(
             f"Sluice on {', '.join(cards) if asked.device == CUDA and cards else asked.device}",
             outcomes,
         )
@@ -53,7 +51,7 @@ def run(
     """Run the parts one after the other; `folder` is for what they need to find."""
     deadline = time.monotonic() + limit_secs
     environment = _environment(folder)
-    no_gpu = gpus.why_none()
+    no_gpu = machine.why_none()
     outcomes = []
     for part in parts:
         left = deadline - time.monotonic() - STOP_SECS - KILL_SECS
@@ -93,9 +91,9 @@ def chosen(names: str) -> Sequence[Part]:
 
 def _environment(folder: Path) -> Mapping[str, str]:
     """That of every part: without network, and with this source as what is installed."""
-    path = [str(distribution.ROOT)]
-    if not distribution.is_installed():
-        distribution.write_distribution(folder / "site")
+    path = [str(machine.ROOT)]
+    if not machine.is_installed():
+        machine.write_distribution(folder / "site")
         path.append(str(folder / "site"))
     path += filter(None, [os.environ.get("PYTHONPATH")])
     return {**os.environ, **ENVIRONMENT, **OFFLINE, "PYTHONPATH": os.pathsep.join(path)}

@@ -17,14 +17,13 @@ import orjson
 from gateway.cuda_driver import call, load_driver
 from gateway.device_memory import Device, device
 from gateway.shared_memory.cuda import HANDLE_BYTES
-from loadtests import contenders
-from loadtests.cpus import Cpus
-from loadtests.gpu_check.asked import Asked
-from loadtests.gpu_check.gpus import why_none
+from loadtests.gpu_check.machine import why_none
 from loadtests.gpu_check.outcome import Row, Skipped
-from loadtests.results import Better
-from loadtests.rounds import LoadTestFailed
-from loadtests.server import Server, serving
+from loadtests.gpu_check.parts import Asked
+from loadtests.support import servers
+from loadtests.support.results import Better
+from loadtests.support.rounds import LoadTestFailed
+from loadtests.support.servers import Cpus, Server, serving
 
 BYTES = 4 << 20
 ELEMENTS = BYTES // 4
@@ -45,7 +44,7 @@ def check(asked: Asked) -> Sequence[Row]:
     call(driver, "cuCtxSetCurrent", gpu.context)
     with tempfile.TemporaryDirectory() as folder:
         models = _write_models(Path(folder))
-        contender = contenders.gateway(Path(folder), contenders.GATEWAY, "--allow-client-shm=true")
+        contender = servers.gateway(Path(folder), servers.GATEWAY, "--allow-client-shm=true")
         with serving(contender.launch(), Cpus()) as server:
             regions = {name: _region(server, driver, name) for name in ("given", "taken")}
             rows = [row for each in models for row in _check(server, each, gpu, regions, asked)]

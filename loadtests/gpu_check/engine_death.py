@@ -10,23 +10,19 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from loadtests import contenders, doors
-from loadtests.cpus import Cpus
-from loadtests.doors import Door
-from loadtests.generation_figures import PROMPT_WORDS, warm_up
-from loadtests.generation_load import Load, ask_once
-from loadtests.gpu_check import llama
-from loadtests.gpu_check.asked import Asked
+from loadtests.gpu_check.generation import NAME, write_repository
 from loadtests.gpu_check.outcome import Row
+from loadtests.gpu_check.parts import Asked
 from loadtests.gpu_check.processes import descendants, name_of
-from loadtests.prompts import prompts
-from loadtests.rounds import LoadTestFailed
-from loadtests.server import Server, serving
-from loadtests.sse import Address, StreamFailed
-from loadtests.token_counters import read_metrics, total
+from loadtests.support import generation, servers
+from loadtests.support.generation import PROMPT_WORDS, Door, Load, ask_once, warm_up
+from loadtests.support.http_client import Address, StreamFailed
+from loadtests.support.rounds import LoadTestFailed
+from loadtests.support.servers import Cpus, Server, read_metrics, serving, total
+from loadtests.support.texts import prompts
 
 STREAMS = 8
-TOKENS = llama.LONGEST - 2 * PROMPT_WORDS
+TOKENS = generation.LONGEST - 2 * PROMPT_WORDS
 RUNNING = "vllm:num_requests_running"
 ENGINE = "VLLM::Engine"
 NOT_READY = 400
@@ -41,9 +37,9 @@ POLL_SECS = 0.02
 def check(asked: Asked) -> Sequence[Row]:
     """Kill it once, while every stream is in flight."""
     with tempfile.TemporaryDirectory() as folder:
-        repository = llama.write_repository(Path(folder), asked)
-        with serving(contenders.gateway(repository).launch(), Cpus()) as server:
-            return asyncio.run(_check(server, doors.generate(llama.NAME)))
+        repository = write_repository(Path(folder), asked)
+        with serving(servers.gateway(repository).launch(), Cpus()) as server:
+            return asyncio.run(_check(server, generation.generate(NAME)))
 
 
 async def _check(server: Server, door: Door) -> Sequence[Row]:

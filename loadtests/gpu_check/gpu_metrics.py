@@ -8,9 +8,9 @@ import pynvml
 import torch
 
 from gateway.in_process.server import Server
-from loadtests.gpu_check.asked import Asked
 from loadtests.gpu_check.outcome import Row, Skipped
-from loadtests.token_counters import total
+from loadtests.gpu_check.parts import Asked
+from loadtests.support.servers import total
 
 GIB = 1 << 30
 SLACK_BYTES = 256 << 20

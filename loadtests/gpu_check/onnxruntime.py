@@ -7,8 +7,8 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from loadtests.gpu_check.asked import CPU, CUDA, Asked
 from loadtests.gpu_check.outcome import Row, Skipped
+from loadtests.gpu_check.parts import CPU, CUDA, Asked
 from loadtests.gpu_check.tensor_model import SIZE, Array, Network, compare, weights
 
 PROVIDERS = {CUDA: "CUDAExecutionProvider", CPU: "CPUExecutionProvider"}

@@ -1,10 +1,12 @@
-"""The parts of the check: what each asks, needs, and how long it may take.
+"""The parts of the check: what each needs, and its time limit.
 
-This module and `needs` import nothing but Python's own, since anything else may be missing.
+This module imports only the standard library, since any package may be missing.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from typing import Any
 
 CORE = ("filelock", "google.protobuf", "numpy", "orjson", "prometheus_client", "rich", "uvloop")
 """What the gateway inside a program needs, and the check itself."""
@@ -74,3 +76,54 @@ PARTS = (
         limit_secs=400,
     ),
 )
+
+
+CUDA = "cuda"
+CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """On which device, and how much: streams and tokens of LLMs, seconds of each rate."""
+
+    device: str
+    streams: Sequence[int]
+    max_tokens: int
+    secs: float
+
+    @property
+    def kind(self) -> str:
+        """The kind of instances of tensor models."""
+        return "KIND_GPU" if self.device == CUDA else "KIND_CPU"
+
+    def as_json(self) -> dict[str, Any]:
+        """For the command line of a part."""
+        return asdict(self)
+
+
+DISTRIBUTIONS = {
+    "cuda.bindings": "cuda-bindings",
+    "google.protobuf": "protobuf",
+    "grpc": "grpcio",
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
+    "markdown_it": "markdown-it-py",
+    "pynvml": "nvidia-ml-py",
+}
+"""By module, where a distribution has a name of its own."""
+
+
+def missing(modules: Iterable[str]) -> Sequence[str]:
+    """The distributions of those modules that are not there; nothing is imported."""
+    return [_distribution(module) for module in modules if not _is_there(module)]
+
+
+def _distribution(module: str) -> str:
+    return DISTRIBUTIONS.get(module, module.replace("_", "-"))
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False

@@ -1,6 +1,10 @@
-"""A part in a process of its own: with a time limit, and nothing of it left behind."""
+"""The process of one part: its time limit, and its descendants.
+
+`python -m loadtests.gpu_check.processes NAME OPTIONS FILE` runs one part.
+"""
 
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -12,10 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 
-from loadtests.gpu_check.asked import Asked
-from loadtests.gpu_check.outcome import Outcome, Status, read_outcome
-from loadtests.gpu_check.parts import Part
-from loadtests.server import LOG_TAIL, LOGS
+from loadtests.gpu_check.outcome import Outcome, Skipped, Status, judged, read_outcome
+from loadtests.gpu_check.parts import Asked, Part
+from loadtests.support.http_client import StreamFailed
+from loadtests.support.rounds import LoadTestFailed
+from loadtests.support.servers import LOG_TAIL, LOGS, ServerFailed
 
 PROC = Path("/proc")
 PR_SET_CHILD_SUBREAPER = 36
@@ -23,7 +28,7 @@ STOP_SECS = 20.0
 """How long a part may take to end its servers once it is told to."""
 KILL_SECS = 5.0
 POLL_SECS = 0.02
-COMMAND = (sys.executable, "-m", "loadtests.gpu_check.part")
+COMMAND = (sys.executable, "-m", "loadtests.gpu_check.processes")
 
 
 def run_part(
@@ -133,3 +138,30 @@ def _parents() -> Iterator[tuple[int, int]]:
 
 def _tail(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL:])
+
+
+def main() -> None:
+    """Check, and write down what was found; what is not foreseen ends with a traceback."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the servers
+    name, asked, answer = sys.argv[1:]
+    outcome = _check(name, Asked(**json.loads(asked)))
+    written = Path(f"{answer}.written")
+    written.write_text(json.dumps(outcome.as_json()))
+    written.rename(answer)  # whole, or not there: this process may be killed at any time
+
+
+def _check(name: str, asked: Asked) -> Outcome:
+    began = time.monotonic()
+    status, reason = Status.FAILED, ""
+    try:
+        rows = importlib.import_module(f"loadtests.gpu_check.{name}").check(asked)
+        return judged(name, rows, time.monotonic() - began)
+    except Skipped as error:
+        status, reason = Status.SKIPPED, str(error)
+    except (ServerFailed, StreamFailed, LoadTestFailed) as error:
+        reason = str(error)
+    return Outcome(part=name, status=status, reason=reason, secs=time.monotonic() - began)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from loadtests.gpu_check.asked import CUDA, Asked
 from loadtests.gpu_check.outcome import Row, Skipped
+from loadtests.gpu_check.parts import CUDA, Asked
 from loadtests.gpu_check.tensor_model import Array, Network, compare, weights
 
 MIB = 1 << 20

@@ -13,10 +13,10 @@ import uvloop
 
 from gateway.errors import InferenceError
 from gateway.in_process.server import Server
-from loadtests.gpu_check.asked import Asked
 from loadtests.gpu_check.outcome import Row
-from loadtests.results import Better
-from loadtests.rounds import LoadTestFailed
+from loadtests.gpu_check.parts import Asked
+from loadtests.support.results import Better
+from loadtests.support.rounds import LoadTestFailed
 
 Array = npt.NDArray[np.float32]
 Network = Callable[[Array], Array]

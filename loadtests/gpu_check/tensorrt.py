@@ -9,10 +9,10 @@ import numpy as np
 import tensorrt
 from cuda.bindings import runtime as cuda
 
-from loadtests.gpu_check.asked import Asked
 from loadtests.gpu_check.outcome import Row
+from loadtests.gpu_check.parts import Asked
 from loadtests.gpu_check.tensor_model import CLIENTS, SIZE, Array, compare, weights
-from loadtests.rounds import LoadTestFailed
+from loadtests.support.rounds import LoadTestFailed
 
 LOGGER = tensorrt.Logger(tensorrt.Logger.WARNING)
 BYTES = CLIENTS * SIZE * 4

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from loadtests import rounds
 from loadtests.soak.models import MODELS
 from loadtests.soak.probe import Sample
+from loadtests.soak.requests import Tally
 from loadtests.soak.soak import Options, Report, run
-from loadtests.soak.tally import Tally
+from loadtests.support import rounds
 
 MIB = 2**20
 

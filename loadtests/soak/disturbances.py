@@ -10,11 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from loadtests.soak import census
-from loadtests.soak.http_connection import Connection, post
-from loadtests.soak.models import MODELS, Model, Trouble
-from loadtests.soak.repository import config
+from loadtests.soak.http_clients import Connection, post
+from loadtests.soak.models import MODELS, Model, Trouble, config
+from loadtests.soak.requests import Tally
 from loadtests.soak.server import SoakServer
-from loadtests.soak.tally import Tally
 
 LOAD_SECS = 60.0
 LEAVE_SECS = 0.2

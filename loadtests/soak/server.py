@@ -12,12 +12,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadtests.server import ServerFailed
 from loadtests.soak import census
 from loadtests.soak.census import Census
-from loadtests.soak.models import FLAGS, MODELS, Trouble
-from loadtests.soak.repository import write_repository
-from loadtests.token_counters import read_metrics
+from loadtests.soak.models import FLAGS, MODELS, Trouble, write_repository
+from loadtests.support.servers import ServerFailed, read_metrics
 
 ROOT = Path(__file__).parents[2]
 START_SECS = 120.0

@@ -14,9 +14,9 @@ from loadtests.soak import server as servers
 from loadtests.soak.census import Census
 from loadtests.soak.models import MODELS, Trouble
 from loadtests.soak.probe import Probes, probing
+from loadtests.soak.requests import Tally
 from loadtests.soak.server import SoakServer
 from loadtests.soak.storm import Storm, ask_each
-from loadtests.soak.tally import Tally
 
 RECOVER_SECS = 30.0
 HUNG_SECS = 5.0

@@ -8,15 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from loadtests.soak import grpc_acts, http_acts
-from loadtests.soak.asking import Question, Wrong
+from loadtests.soak import grpc_clients, http_clients
 from loadtests.soak.disturbances import Disturbances
-from loadtests.soak.grpc_acts import GrpcClients
-from loadtests.soak.http_acts import HttpClients
-from loadtests.soak.http_connection import Closed
+from loadtests.soak.grpc_clients import GrpcClients
+from loadtests.soak.http_clients import Closed, HttpClients
 from loadtests.soak.models import BY_NAME, MODELS, Form, Model
+from loadtests.soak.requests import Question, Tally, Wrong
 from loadtests.soak.server import SoakServer
-from loadtests.soak.tally import Tally
 
 HTTP_CLIENTS = 12
 GRPC_CLIENTS = 4
@@ -36,7 +34,7 @@ LARGEST = 2**24
 Acts = Mapping[str, tuple[float, Callable[[Any, Question], Awaitable[None]]]]
 OFTEN = ("dynamic", "py_direct", "py_dynamic", "business", "py_pipeline", "seq_oldest", "embed")
 RARELY = {"py_large": 0.3, "large": 0.1}
-ENDED = http_acts.ENDED + grpc_acts.ENDED
+ENDED = http_clients.ENDED + grpc_clients.ENDED
 MAY_END = frozenset({"HTTP garbage", "HTTP half-close", "gRPC garbage"})
 """Acts after which the server may close the connection without an answer."""
 
@@ -130,14 +128,14 @@ class Storm:
     async def _http(self, number: int, ended: asyncio.Event) -> None:
         random_ = self._random(number)
         clients = HttpClients(self.server.ports["http"], self.tally, random_)
-        await self._act(Questions(random_, number), http_acts.ACTS, clients, ended)
+        await self._act(Questions(random_, number), http_clients.ACTS, clients, ended)
 
     async def _grpc(self, number: int, ended: asyncio.Event) -> None:
         random_ = self._random(number)
         questions, port = Questions(random_, number), self.server.ports["grpc"]
-        async with grpc_acts.connect(port) as channel:
+        async with grpc_clients.connect(port) as channel:
             clients = GrpcClients(channel, port, self.tally, random_, questions.single)
-            await self._act(questions, grpc_acts.ACTS, clients, ended)
+            await self._act(questions, grpc_clients.ACTS, clients, ended)
 
     async def _act(
         self, questions: Questions, acts: Acts, clients: Any, ended: asyncio.Event
@@ -212,7 +210,7 @@ async def _ask(server: SoakServer, name: str, within: float) -> str:
         except TimeoutError:
             why = [*tally.refusals, *tally.surprises]
             return f"{name}: {why[-1] if why else 'no answer'}"
-        except http_acts.ENDED as error:
+        except http_clients.ENDED as error:
             tally.surprises.append(repr(error))
     return ""
 

@@ -9,9 +9,9 @@ import httpx
 import numpy as np
 import pytest
 
-from loadtests import contenders
-from loadtests.engine import gateway_defaults, read_model
-from loadtests.server import serving as launched
+from loadtests.support import servers
+from loadtests.support.servers import serving as launched
+from loadtests.support.vllm_flags import gateway_defaults, read_model
 from tests.conformance.clients import tensor, text
 from tests.e2e.llama import ANSWER_SECS, SHIPPED, Llama, joined
 from tests.e2e.streams import STREAM, hear
@@ -51,7 +51,7 @@ def conversation(topic: str) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def reference(stored_model: Path) -> Iterator[dict[str, Answer]]:
     """What vLLM's own server answers."""
-    own = contenders.vllm("llama", read_model(SHIPPED, gateway_defaults()).flags).launch()
+    own = servers.vllm("llama", read_model(SHIPPED, gateway_defaults()).flags).launch()
     with launched(own, frozenset()) as server, _client(server.ports.http) as client:
         yield {topic: _whole(client, topic) for topic in TOPICS}
 

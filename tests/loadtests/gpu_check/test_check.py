@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.gpu_check import gpus
-from loadtests.gpu_check.asked import CPU, CUDA, Asked
+from loadtests.gpu_check import machine
 from loadtests.gpu_check.check import chosen, why_not
-from loadtests.gpu_check.parts import PARTS, Part
+from loadtests.gpu_check.parts import CPU, CUDA, PARTS, Asked, Part
 
 NO_GPU = "no GPU: none"
 ANYWHERE = Part(name="p", asks="?", needs=("json",), limit_secs=1)
@@ -67,7 +66,7 @@ def run(*arguments: str) -> tuple[int, dict[str, object], str]:
     return ended.returncode, {each["part"]: each for each in told["results"]}, ended.stdout
 
 
-@pytest.mark.skipif(not gpus.why_none(), reason="there is a GPU")
+@pytest.mark.skipif(not machine.why_none(), reason="there is a GPU")
 def test_without_a_gpu_every_part_is_skipped_and_that_is_no_failure() -> None:
     status, parts, shown = run()
     assert status == 0

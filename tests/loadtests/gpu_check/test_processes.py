@@ -15,7 +15,7 @@ from loadtests.gpu_check.processes import descendants, name_of
 RUN = """
 import json, os, pathlib, sys
 from loadtests.gpu_check import processes
-from loadtests.gpu_check.asked import Asked
+from loadtests.gpu_check.parts import Asked
 from loadtests.gpu_check.parts import PARTS
 
 folder, program, limit = pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.gpu_check.asked import Asked
+from loadtests.gpu_check.parts import Asked
 from loadtests.gpu_check.tensor_model import Array, compare, weights
-from loadtests.rounds import LoadTestFailed
+from loadtests.support.rounds import LoadTestFailed
 
 ASKED = Asked(device="cpu", streams=[1], max_tokens=1, secs=0.05)
 

@@ -1,0 +1,187 @@
+"""Streams of one LLM: endpoints, concurrent load, and its figures."""
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import orjson
+import uvloop
+
+from loadtests.support.http_client import Address, EventTimer, Timing, connect, post
+from loadtests.support.results import Better, Metric
+from loadtests.support.rounds import LoadTestFailed
+from loadtests.support.servers import Server, TokenCounters
+from loadtests.support.texts import prompts
+
+Question = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
+"""The body of a request, from a prompt and its sampling parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """One server's way in."""
+
+    path: str
+    question: Question
+    prompt_counter: str
+    completion_counter: str
+
+    def encode(self, address: Address, prompt: str, max_tokens: int) -> bytes:
+        """The bytes of a request for exactly so many tokens, the likeliest ones."""
+        sampling = {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        return post(self.path, address, orjson.dumps(self.question(prompt, sampling)))
+
+    def counters(self, server: Server) -> TokenCounters:
+        """The counters of a server behind this door."""
+        return TokenCounters(server.ports.metrics, self.prompt_counter, self.completion_counter)
+
+
+GATEWAY_COUNTERS = ("gateway_prompt_tokens_total", "gateway_completion_tokens_total")
+VLLM_COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+
+
+def generate(model: str) -> Door:
+    """The gateway's generate extension."""
+
+    def question(prompt: str, sampling: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"text_input": prompt, "stream": True, "parameters": sampling}
+
+    return Door(f"/v2/models/{model}/generate_stream", question, *GATEWAY_COUNTERS)
+
+
+def completions(model: str) -> Door:
+    """OpenAI's completions of vLLM."""
+
+    def question(prompt: str, sampling: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"model": model, "prompt": prompt, "stream": True, **sampling}
+
+    return Door("/v1/completions", question, *VLLM_COUNTERS)
+
+
+def chat(model: str, counters: tuple[str, str]) -> Door:
+    """OpenAI's chat, of a server with these counters."""
+
+    def question(prompt: str, sampling: Mapping[str, Any]) -> Mapping[str, Any]:
+        messages = [{"role": "user", "content": prompt}]
+        return {"model": model, "messages": messages, "stream": True, **sampling}
+
+    return Door("/v1/chat/completions", question, *counters)
+
+
+TIMEOUT_SECS = 600.0
+
+Encode = Callable[[Address, str, int], bytes]
+"""The bytes of a request to a server, from a prompt and a number of tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`streams` side by side, each with `requests` requests for `max_tokens` tokens."""
+
+    streams: int
+    requests: int
+    max_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens that makes."""
+        return self.streams * self.requests * self.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The timings of all requests, and how much of a core the client used."""
+
+    timings: Sequence[Timing]
+    client_cores: float
+
+    @property
+    def secs(self) -> float:
+        """Seconds from the first request to the last event."""
+        began = min(timing.sent for timing in self.timings)
+        return max(timing.arrivals[-1] for timing in self.timings) - began
+
+
+def put(load: Load, address: Address, encode: Encode, prompts: Iterator[str]) -> Outcome:
+    """Put a load on a server, and wait until all of it is answered."""
+    cpu_began, began = time.process_time(), time.perf_counter()
+    timings = uvloop.run(_put(load, address, encode, prompts))
+    used = time.process_time() - cpu_began
+    return Outcome(timings, used / (time.perf_counter() - began))
+
+
+async def _put(
+    load: Load, address: Address, encode: Encode, prompts: Iterator[str]
+) -> Sequence[Timing]:
+    streams = [
+        [encode(address, next(prompts), load.max_tokens) for _ in range(load.requests)]
+        for _ in range(load.streams)
+    ]
+    async with asyncio.timeout(TIMEOUT_SECS):
+        answered = await asyncio.gather(*(_ask(address, requests) for requests in streams))
+    return [timing for timings in answered for timing in timings]
+
+
+async def _ask(address: Address, requests: Sequence[bytes]) -> Sequence[Timing]:
+    return [await ask_once(address, request) for request in requests]
+
+
+async def ask_once(address: Address, request: bytes) -> Timing:
+    """One request on a connection of its own; StreamFailed unless it ends well."""
+    transport, timer = await connect(address, lambda: EventTimer(request))
+    try:
+        return await timer.done
+    finally:
+        transport.close()
+
+
+PROMPT_WORDS = 32
+WARM_UP_SEED = 0
+PROMPT_TOKENS = "prompt tokens"
+
+
+def warm_up(door: Door, load: Load, server: Server) -> Mapping[Metric, float]:
+    """Put a load on a server that is not measured."""
+    _run_load(door, load, WARM_UP_SEED, server)
+    return {}
+
+
+def measure(door: Door, load: Load, seed: int, server: Server) -> Mapping[Metric, float]:
+    """Put a load on a server; what its client saw, if the server counted the same tokens."""
+    counters = door.counters(server)
+    before = counters.read()
+    outcome = _run_load(door, load, seed, server)
+    counted = counters.read_after(before, load.tokens)
+    if counted.completion != load.tokens:
+        raise LoadTestFailed(
+            f"{server.name} counted {counted.completion} tokens, expected {load.tokens}"
+        )
+    return {**figures(outcome, load), Metric(PROMPT_TOKENS, load.streams, ""): counted.prompt}
+
+
+def _run_load(door: Door, load: Load, seed: int, server: Server) -> Outcome:
+    # Every load has prompts of its own, and both servers get the same.
+    return put(load, Address(server.ports.http), door.encode, prompts(PROMPT_WORDS, seed))
+
+
+def figures(outcome: Outcome, load: Load) -> Mapping[Metric, float]:
+    """What was measured, from when the events came."""
+    timings, streams = outcome.timings, load.streams
+    gaps = list(chain.from_iterable(timing.gaps for timing in timings))
+    firsts = [timing.first for timing in timings]
+    events = sum(len(timing.arrivals) for timing in timings)
+    return {
+        Metric("tokens/s", streams, "", Better.HIGHER): load.tokens / outcome.secs,
+        Metric("TTFT p50", streams, "ms", Better.LOWER): statistics.median(firsts) * 1e3,
+        Metric("inter-token p99", streams, "ms", Better.LOWER): _p99(gaps) * 1e3,
+        Metric("tokens per event", streams, ""): load.tokens / events,
+        Metric("CPU of the client", streams, "cores"): outcome.client_cores,
+    }
+
+
+def _p99(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[-1]
