@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from loadtests.gpu_check.generation import NAME, write_repository
+from loadtests.gpu_check.generation import LONGEST, NAME, write_repository
 from loadtests.gpu_check.outcome import Row
 from loadtests.gpu_check.parts import Asked
 from loadtests.gpu_check.processes import descendants, name_of
@@ -22,7 +22,7 @@ from loadtests.support.servers import Cpus, Server, read_metrics, serving, total
 from loadtests.support.texts import prompts
 
 STREAMS = 8
-TOKENS = generation.LONGEST - 2 * PROMPT_WORDS
+TOKENS = LONGEST - 2 * PROMPT_WORDS
 RUNNING = "vllm:num_requests_running"
 ENGINE = "VLLM::Engine"
 NOT_READY = 400
