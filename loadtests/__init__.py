@@ -1,0 +1,1 @@
+"""Load tests: one module a command; `support` has their shared parts, README.md the figures."""

@@ -1,4 +1,4 @@
-"""An LLM with small inferences beside it: how many of its tokens per second does it keep?"""
+"""Tokens per second of an LLM with small inferences at the same time."""
 
 import argparse
 import http.client

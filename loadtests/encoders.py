@@ -2,8 +2,8 @@
 
 All run the same ONNX file. Triton's batcher combines requests of one shape only, so its clients
 either pad every sentence to the longest, or send true lengths that hardly ever share a batch. ONNX
-Runtime alone gets everything at once, sorted by length, in batches of the best size: nothing that
-serves requests as they come can do better.
+Runtime alone gets all sentences at once, sorted by length, in batches of the best size: an upper
+limit for every server.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Many streams at a steady rate, as an engine makes them: what does a response cost, and whom?
+"""Many streams at a steady rate, as an engine makes them: processor time per response.
 
 Every stream gets a response of `repeat` every so often, so that all of them together ask for
 `--rate` responses per second. Each is written apart, as tokens are.

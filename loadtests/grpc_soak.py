@@ -1,4 +1,4 @@
-"""An hour of mixed gRPC load, good clients and bad: does the server's memory stay flat?"""
+"""Memory of the server in an hour of mixed gRPC load, with good and bad clients."""
 
 import argparse
 import asyncio
@@ -293,7 +293,7 @@ def _sample(server: Server, now: float, before: float, done: Mapping[str, int]) 
 
 
 async def _require_idle(server: Server) -> None:
-    """Wait until nothing is left of what clients asked."""
+    """Wait until no request is in flight."""
     deadline = time.monotonic() + END_SECS
     while found := await asyncio.to_thread(_in_flight, server):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""A thousand streams that wait: what does each of them cost the gateway, and is it given back?"""
+"""Memory of a thousand waiting streams, and its return."""
 
 import argparse
 import asyncio
@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(asked: argparse.Namespace, console: Console) -> Sequence[Repetition]:
-    """Each wire has a server of its own, whose memory no other wire has stretched before."""
+    """Each wire has a server of its own, so that one does not change the memory of the other."""
     found: list[Repetition] = []
     with rounds.progress_bar(console) as bar:
         task = bar.add_task("", total=len(WIRES) * asked.repetitions)
@@ -199,7 +199,7 @@ async def _come_and_go(wire: str, clients: Clients, server: Server) -> tuple[int
 
 
 async def _reach(server: Server, expected: int) -> None:
-    """Wait until so many requests are in flight."""
+    """Wait until that number of requests is in flight."""
     deadline = time.monotonic() + REACH_TIMEOUT_SECS
     while (found := await asyncio.to_thread(_in_flight, server)) != expected:
         if time.monotonic() > deadline:

@@ -84,7 +84,7 @@ class Deltas:
             self.arrivals.append((now, tokens))
 
     def report(self, request: Any) -> None:
-        """Tell Locust: one `ttft`, an `inter-token` and a `token` for each token."""
+        """Report to Locust: one `ttft`, an `inter-token` and a `token` for each token."""
         before = self.began
         for number, (arrived, tokens) in enumerate(self.arrivals):
             # The tokens of one event share the time since the event before.

@@ -1,7 +1,7 @@
-"""Python models: how do the gateway and Triton carry the same model.py?
+"""Python models: the same model.py in the gateway and in Triton.
 
-Small tensors, tensors of 1 MiB, a decoupled model with many responses, business logic that asks two
-models, and an ensemble of tokenizer, encoder and pooling.
+Small tensors, tensors of 1 MiB, a decoupled model with many responses, business logic that calls
+two models, and an ensemble of tokenizer, encoder and pooling.
 """
 
 import argparse
@@ -27,7 +27,7 @@ WIRES = {"http": "HTTP", "grpc": "gRPC"}
 DECOUPLED = {"sse": "SSE", "frames": "ModelStreamInfer"}
 PARTS = ("small", "large", "decoupled", "business", "ensemble")
 FEW = (1, 8)
-"""Clients where more of them tell nothing."""
+"""Clients for tests in which more of them show no difference."""
 RESPONSES = 1000
 """Of a request to the decoupled model."""
 

@@ -1,8 +1,7 @@
-"""An LLM that is next to nothing: what does each token cost the server and its other processes?
+"""A tiny LLM: processor time per token in the server and its other processes.
 
-The engine is vLLM's, its model has one layer of random weights. What a GPU would make of a small
-model in no time is then done by processes that can be counted: the server, its `--frontends`, and
-the clients of the engine.
+The engine is vLLM's, its model has one layer of random weights. So most of the time is that of
+processes of the gateway: the server, its `--frontends`, and the clients of the engine.
 """
 
 import argparse
@@ -32,7 +31,7 @@ from loadtests.support.vllm_flags import read_model
 
 MODEL = "llama"
 STORED = "smollm2-135m-instruct"
-"""Whose tokenizer and chat template the small model has."""
+"""The model with the tokenizer and chat template of the tiny one."""
 
 SMALL = {
     "hidden_size": 64,
@@ -83,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         type=rounds.positive,
         default=2,
         metavar="N",
-        help="so many frontends and clients of the engine (default: %(default)s)",
+        help="number of frontends and of clients of the engine (default: %(default)s)",
     )
     rounds.add_flags(parser)
     servers.add_cpu_flags(parser)

@@ -1,4 +1,4 @@
-"""Streams without an engine: how many responses per second does the gateway carry, and Triton?
+"""Streams without an engine: responses per second of the gateway and of Triton.
 
 The model `repeat` answers n times at once, so what is measured is the server alone.
 """
@@ -102,7 +102,7 @@ def measure(
 ) -> tuple[Measurement, int]:
     """One measurement, and how many failed before it: a peer's streams may stall.
 
-    A request has so many `responses`, or if none are given as many as take `secs`.
+    A request has `responses` responses, by default as many as take `secs`.
     """
     failures = 0
     while True:

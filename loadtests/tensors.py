@@ -1,4 +1,4 @@
-"""Small tensors: how many inferences per second do the gateway and Triton carry?
+"""Small tensors: inferences per second of the gateway and of Triton.
 
 The model `add_sub` adds and subtracts 16 floats: in ONNX Runtime behind the gateway, in a Python
 model behind Triton. The client is NVIDIA's perf_analyzer.

@@ -1,8 +1,8 @@
 """gRPC by both transports of the gateway, and by Triton: small tensors, large ones, and streams.
 
 `add_sub` adds and subtracts 16 floats, `negate` takes 1 MiB and gives as much, `repeat` answers a
-stream of requests with many responses each. At half load requests come at a steady rate, which
-every server can carry, and what counts is how long they take.
+stream of requests with many responses each. At half load requests come at a steady rate, and
+their latency is measured.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Does everything that is for GPUs work on this one? `make gpu-check`, or `--help`.
+"""The check of all parts that need a GPU: `make gpu-check`, or `--help`.
 
-Imports nothing at the top but Python's own: what is missing is to be told, not to be a traceback.
+Imports only the standard library at the top: a missing package is a message, not a traceback.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""The whole check: every part that this machine has what for, within one time limit."""
+"""The whole check: every part with its packages and devices, within one time limit."""
 
 import argparse
 import os
@@ -112,7 +112,7 @@ def _asked(parsed: argparse.Namespace) -> Asked:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m loadtests.gpu_check",
-        description="Does everything that is for GPUs work on this one?",
+        description="Checks all parts of Sluice that need a GPU, and measures their cost.",
         epilog="Parts: " + "; ".join(f"{part.name}: {part.asks}" for part in PARTS),
     )
     parser.add_argument("--device", choices=tuple(SIZES), default=CUDA, help="(default: cuda)")

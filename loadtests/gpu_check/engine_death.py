@@ -1,4 +1,4 @@
-"""vLLM's engine is killed under load: what do clients hear, and when does it serve again?"""
+"""The death of vLLM's engine under load: errors of clients, and time until it serves again."""
 
 import asyncio
 import os
@@ -56,12 +56,12 @@ async def _check(server: Server, door: Door) -> Sequence[Row]:
     return [
         _row("not ready after the kill, s", gone, KNOWN_SECS),
         Row(
-            name=f"requests told why, of {STREAMS}",
+            name=f"requests that got the reason, of {STREAMS}",
             gateway=clear,
             ok=clear == STREAMS,
             expected=f"{STREAMS} with '{CLEAR}'" + ("" if clear == STREAMS else f", got {said}"),
         ),
-        _row("all of them told after, s", told, KNOWN_SECS),
+        _row("all of them got it after, s", told, KNOWN_SECS),
         _row(f"serves {STREAMS} requests again after, s", back, PATIENCE_SECS),
     ]
 

@@ -1,4 +1,4 @@
-"""The metrics nv_gpu_*: do they change under load, and are they what NVML says?"""
+"""The metrics nv_gpu_* under load, compared with NVML."""
 
 import tempfile
 import time
@@ -16,7 +16,7 @@ GIB = 1 << 30
 SLACK_BYTES = 256 << 20
 MILLI = 1000
 USED, TOTAL = "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes"
-# What a card does not tell has no series, and is not asked for here.
+# A value that a card lacks has no series, and is not checked.
 UTILIZATION, ENERGY = "nv_gpu_utilization", "nv_energy_consumption"
 POWER, LIMIT = "nv_gpu_power_usage", "nv_gpu_power_limit"
 LOAD_SECS = 3.0

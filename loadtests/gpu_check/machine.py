@@ -52,7 +52,7 @@ def is_installed() -> bool:
 
 
 def write_distribution(folder: Path, project: Path = ROOT / "pyproject.toml") -> None:
-    """Make a folder that, on Python's path, tells the entry points of this source."""
+    """Write a folder that, on Python's path, declares the entry points of this source."""
     found = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
     groups = {"console_scripts": found.get("scripts", {}), **found["entry-points"]}
     info = folder / f"{NAME}-0.dist-info"

@@ -63,7 +63,7 @@ class Outcome:
 
 
 def judged(part: str, rows: Sequence[Row], secs: float) -> Outcome:
-    """A part that went through: it has passed if every row is as it should be."""
+    """The outcome of a part that ended: passed if every row is right."""
     bad = [
         f"{row.name}: found {row.gateway:g}, expected {row.expected}" for row in rows if not row.ok
     ]
@@ -103,7 +103,7 @@ def table(title: str, outcomes: Sequence[Outcome]) -> Table:
 
 
 def _is_telling(row: Row) -> bool:
-    """What is neither good nor bad, and promised by nobody, stands in the file only."""
+    """Whether a row is shown; one without a verdict is in the file only."""
     return row.expected != "" or row.better is not Better.NEITHER
 
 

@@ -14,7 +14,7 @@ WIRES = (
     *("fastapi", "fastapi_offline", "grpc", "grpc_health", "grpc_reflection", "httptools"),
     *("httpunk", "markdown_it", "packaging", "sse_starlette", "starlette", "uvicorn"),
 )
-"""What a gateway that listens needs beside that."""
+"""Further packages of a gateway that listens."""
 LLM = ("torch", "transformers", "tokenizers", "vllm")
 
 

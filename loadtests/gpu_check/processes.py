@@ -25,7 +25,7 @@ from loadtests.support.servers import LOG_TAIL, LOGS, ServerFailed
 PROC = Path("/proc")
 PR_SET_CHILD_SUBREAPER = 36
 STOP_SECS = 20.0
-"""How long a part may take to end its servers once it is told to."""
+"""Seconds for a part to end its servers after SIGTERM."""
 KILL_SECS = 5.0
 POLL_SECS = 0.02
 COMMAND = (sys.executable, "-m", "loadtests.gpu_check.processes")
@@ -115,7 +115,7 @@ def _end(process: subprocess.Popen[bytes], bystanders: Set[int]) -> None:
 def _kill_left(bystanders: Set[int]) -> None:
     """What a part left behind is ours by now, as are the children of what is killed here.
 
-    A process that hangs in a driver cannot be killed; nobody waits for it beyond the time.
+    A process that hangs in a driver cannot be killed, and is not awaited beyond the time.
     """
     deadline = time.monotonic() + KILL_SECS
     while left := set(descendants(os.getpid())) - bystanders:

@@ -1,4 +1,4 @@
-"""A small network behind the gateway and alone: are they of one mind, and how fast is each?"""
+"""A small network in the gateway and alone: its outputs and its rate."""
 
 import asyncio
 import tempfile

@@ -1,4 +1,4 @@
-"""Random clients for as long as one likes: `make soak ARGS='--minutes 10 --seed 7'`."""
+"""Random clients for a given time: `make soak ARGS='--minutes 10 --seed 7'`."""
 
 import argparse
 import random

@@ -1,4 +1,4 @@
-"""The things a server holds: processes, descriptors, tasks, temporary files; before and after."""
+"""A census of a server: processes, descriptors, tasks, temporary files, memory."""
 
 import os
 from collections import Counter
@@ -35,7 +35,7 @@ class Census:
         return found
 
     def lost(self, before: "Census") -> Sequence[str]:
-        """The processes that have not come back, in words."""
+        """The processes that were not restarted, in words."""
         return [
             f"processes: {self.processes.get(kind, 0)} of {kind}, {count} before"
             for kind, count in before.processes.items()

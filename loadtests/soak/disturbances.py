@@ -1,4 +1,4 @@
-"""Reloads, unloads and kills beside the clients of the soak."""
+"""Reloads, unloads and kills during the soak."""
 
 import asyncio
 import os

@@ -239,7 +239,7 @@ class HttpClients:
             await self._settle(connection, question, route, stopped=True)
 
     async def resume(self, question: Question) -> None:
-        """Ask for a stream that can be resumed, leave, and come back for the rest."""
+        """Request a resumable stream, disconnect, and resume it."""
         if self._route(question) is not Route.STREAM:
             return await self.whole(question)
         path = requests.path(question, Route.STREAM)

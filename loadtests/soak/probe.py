@@ -1,4 +1,4 @@
-"""The time that `/v2/health/live` takes all along, measured from a process of its own.
+"""Latency of `/v2/health/live` during the soak, measured by a process of its own.
 
 `python -m loadtests.soak.probe PORT PID` asks the server and, at the same moment, a server of its
 own that does nothing. It ends with its standard input and prints one line of JSON.
@@ -137,7 +137,7 @@ async def _ask(port: int) -> float:
     began = time.perf_counter()
     try:
         async with asyncio.timeout(ANSWER_SECS):
-            while not await _answered(port):  # noqa: ASYNC110 - no event tells of the server
+            while not await _answered(port):  # noqa: ASYNC110 - the server sends no event
                 await asyncio.sleep(RETRY_SECS)
     except TimeoutError:
         return ANSWER_SECS

@@ -47,7 +47,7 @@ class Route(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One request: `number` comes back in its answer, so answers cannot be exchanged unnoticed."""
+    """One request; its answer has its `number`, so an exchanged answer is noticed."""
 
     model: Model
     number: int

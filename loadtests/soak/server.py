@@ -68,7 +68,7 @@ class SoakServer:
         return (self.folder / "log").read_text(errors="replace")
 
     def errors(self) -> Sequence[str]:
-        """The lines of the log that tell of an error which no act explains."""
+        """The lines of the log with an error that no act explains."""
         lines = self.log.splitlines()
         return [line for line in lines if ERROR.match(line) and not EXPLAINED.search(line)]
 

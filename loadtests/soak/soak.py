@@ -1,4 +1,4 @@
-"""One run of the soak: a storm of clients, and what has to hold during it and after it."""
+"""One run of the soak: a storm of clients, and the checks during and after it."""
 
 import asyncio
 import time
@@ -89,7 +89,7 @@ class Report:
 
 
 def run(options: Options, folder: Path, progress: Progress = lambda stage, tally: None) -> Report:
-    """Serve, storm, and look at what is left; `folder` is empty and keeps the server's log."""
+    """Serve, run the storm, and check the rest; `folder` is empty and keeps the server's log."""
     report = Report(options, Tally())
     progress("starting", report.tally)
     with servers.serving(folder, options.flags) as server:
@@ -150,7 +150,7 @@ async def _show(server: SoakServer, report: Report, progress: Progress) -> None:
 
 
 async def _settled(server: SoakServer, report: Report) -> Metrics:
-    """The metrics, once no request is left; those that stay are leaks."""
+    """The metrics when no request is in flight; requests that stay are leaks."""
     deadline = time.monotonic() + SETTLE_SECS
     while True:
         metrics = await asyncio.to_thread(server.metrics)

@@ -1,4 +1,4 @@
-"""Random clients of all kinds at once, until the time is over or one of them hangs."""
+"""Random clients of all kinds, until the time is over or one of them hangs."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ RESTART_SECS = 20.0
 """A connection may wait so long for the next process where frontends are killed."""
 
 LOOK_SHARE = 0.8
-"""After so much of this time the tasks of the server are noted, while the client still waits."""
+"""After this part of the time the tasks of the server are noted, while the client still waits."""
 
 PAUSE_SECS = 0.004
 LARGEST = 2**24
@@ -48,7 +48,7 @@ class Questions:
     _asked: int = 0
     _sequence: int = 0
     _open: Model | None = None
-    """Whose sequence goes on."""
+    """The models with a sequence that continues."""
 
     def next(self) -> Question:
         """A request of any model."""

@@ -31,7 +31,7 @@ class Door:
     completion_counter: str
 
     def encode(self, address: Address, prompt: str, max_tokens: int) -> bytes:
-        """The bytes of a request for exactly so many tokens, the likeliest ones."""
+        """The bytes of a request for exactly that many tokens, at temperature 0."""
         sampling = {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
         return post(self.path, address, orjson.dumps(self.question(prompt, sampling)))
 
@@ -80,7 +80,7 @@ Encode = Callable[[Address, str, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`streams` side by side, each with `requests` requests for `max_tokens` tokens."""
+    """`streams` concurrent streams, each with `requests` requests for `max_tokens` tokens."""
 
     streams: int
     requests: int

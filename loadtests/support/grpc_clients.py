@@ -188,7 +188,7 @@ class OfficialClient:
             client.start_stream(partial(_put, self._answers))
 
     def count(self, responses: int) -> Count:
-        """Ask each stream for so many responses, and wait for all of them."""
+        """Ask each stream for that many responses, and wait for all of them."""
         for client in self._clients:
             client.async_stream_infer(MODEL, _inputs(responses))
         for _ in range(responses * len(self._clients)):

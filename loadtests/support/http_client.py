@@ -1,4 +1,4 @@
-"""Event streams over HTTP/1.1, read with as little work as possible: the client shares the CPU."""
+"""A client of event streams over HTTP/1.1 that takes little processor time."""
 
 import asyncio
 import time

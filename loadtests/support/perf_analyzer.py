@@ -23,7 +23,7 @@ STABLE_PERCENT = 900
 """Every measurement counts: rounds and medians are what makes figures steady here."""
 START_SECS = 30.0
 PATIENCE = 5.0
-"""It may take so many times its windows, and the time to start; it hangs now and then."""
+"""The time limit as a multiple of the windows, without the start; it sometimes hangs."""
 TRIES = 4
 
 
@@ -97,7 +97,7 @@ def _measure(
 
 
 def _run(command: Sequence[str], limit_secs: float) -> subprocess.CompletedProcess[str]:
-    """What the command did; TimeoutExpired beyond the limit. Nothing it started is left then."""
+    """The result of the command; TimeoutExpired beyond the limit, with all its processes killed."""
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -32,7 +32,7 @@ class Better(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One thing that is measured, under one load; a rate has no unit beside its name."""
+    """One quantity under one load; a rate has its unit in its name."""
 
     name: str
     streams: int

@@ -82,7 +82,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=3,
         metavar="N",
-        help="measure each server so many times, in turn (default: %(default)s)",
+        help="rounds of each server, in turn (default: %(default)s)",
     )
 
 

@@ -20,7 +20,7 @@ START_TIMEOUT_SECS = 300.0
 STOP_TIMEOUT_SECS = 20.0
 LOG_TAIL = 20
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1"}
-"""What every server finds in its environment: a load test reports to nobody."""
+"""The environment of every server: vLLM reports no usage."""
 
 
 class ServerFailed(Exception):
@@ -56,7 +56,7 @@ class Server:
 
 
 Cpus = frozenset[int]
-"""Empty: wherever the system likes."""
+"""Numbers of CPUs; empty: all."""
 
 
 def parse_cpus(text: str) -> Cpus:
@@ -87,13 +87,13 @@ def pinned(cpus: Cpus) -> Iterator[None]:
 
 def add_cpu_flags(parser: argparse.ArgumentParser) -> None:
     """The flags `--server-cpus` and `--client-cpus`."""
-    for who in ("server", "client"):
+    for role in ("server", "client"):
         parser.add_argument(
-            f"--{who}-cpus",
+            f"--{role}-cpus",
             type=parse_cpus,
             default=Cpus(),
             metavar="LIST",
-            help=f"run every {who} on these CPUs, such as 0,2-3 (default: all)",
+            help=f"run every {role} on these CPUs, such as 0,2-3 (default: all)",
         )
 
 
@@ -119,7 +119,7 @@ def serving(launch: Launch, cpus: Cpus) -> Iterator[Server]:
 
 
 def free_ports() -> Ports:
-    """Ports that nobody listens on now."""
+    """Ports that are free now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
         for each in sockets:
@@ -149,7 +149,7 @@ def _answers(url: str) -> bool:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the server, which ends its own processes; SIGKILL to whatever is left."""
+    """SIGTERM to the server, which ends its own processes; SIGKILL to the rest."""
     try:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):

@@ -30,7 +30,7 @@ WARM_UP_SHARE = 0.1
 OFFICIAL = "official"
 
 Read = Callable[[int], Sequence[Count]]
-"""Reads all streams side by side, each of so many responses."""
+"""Reads all streams concurrently, each with that many responses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def measure(read: Read, streams: int, secs: float) -> Measurement:
 
 
 def measure_again_and_again(read: Read, streams: int, secs: float, responses: int) -> Measurement:
-    """Requests of exactly so many responses, one after the other for `secs` seconds."""
+    """Requests of exactly that many responses, one after the other for `secs` seconds."""
     read_once(read, streams, responses)
     gc.collect()
     gc.freeze()
@@ -114,7 +114,7 @@ def measure_again_and_again(read: Read, streams: int, secs: float, responses: in
 
 
 def read_once(read: Read, streams: int, responses: int) -> Measurement:
-    """Read all streams once, each of so many responses."""
+    """Read all streams once, each with that many responses."""
     cpu_began, began = time.process_time(), time.perf_counter()
     counts = read(responses)
     return Measurement(

@@ -19,7 +19,7 @@ WORDS = """
 
 
 def prompts(words: int, seed: int) -> Iterator[str]:
-    """Prompts without end, of so many words each; the same ones for the same seed."""
+    """Endless prompts of that many words each; the same for the same seed."""
     choose = random.Random(seed)
     while True:
         yield "Words: " + " ".join(choose.choices(WORDS, k=words))
