@@ -1,4 +1,4 @@
-"""Keys tell requests apart that a model can tell apart; answers survive their encoding."""
+"""Keys of requests, and the encoding of responses."""
 
 import random
 from dataclasses import replace
@@ -51,7 +51,7 @@ def key(**fields: Any) -> bytes:
         {"parameters": {"k": 1, "l": [{"deep": 1}]}},
     ],
 )
-def test_what_a_model_can_see_has_a_key_of_its_own(fields: dict[str, Any]) -> None:
+def test_requests_that_a_model_can_distinguish_have_different_keys(fields: dict[str, Any]) -> None:
     assert key(**fields) != key()
 
 
@@ -65,7 +65,7 @@ def test_what_a_model_can_see_has_a_key_of_its_own(fields: dict[str, Any]) -> No
         {"priority": 1, "timeout_us": 9, "received_ns": 7, "version": "1"},
     ],
 )
-def test_what_no_answer_depends_on_is_not_in_the_key(fields: dict[str, Any]) -> None:
+def test_request_data_without_effect_is_not_in_the_key(fields: dict[str, Any]) -> None:
     assert key(**fields) == key()
 
 
@@ -107,7 +107,7 @@ def test_a_portable_answer_owns_its_memory() -> None:
         ),
     ],
 )
-def test_an_answer_comes_back_as_it_was(response: InferResponse) -> None:
+def test_a_response_survives_its_encoding(response: InferResponse) -> None:
     kept = portable(response)
     assert decode(encode(kept)) == kept
 
@@ -133,7 +133,7 @@ def test_an_answer_with_a_parameter_of_no_protocol_is_not_encoded() -> None:
         encode(replace(portable(text_response("x")), parameters=odd))
 
 
-def test_a_lookup_tells_at_once_or_later_but_only_once() -> None:
+def test_a_lookup_is_settled_once() -> None:
     lookup, told = Lookup(), []
     assert not lookup.missed
     lookup.then(lambda: told.append("later"))

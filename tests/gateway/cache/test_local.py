@@ -31,7 +31,7 @@ def kept(cache: LocalCache, *names: str) -> list[str]:
     return [name for name in names if cache.look_up(name.encode()).response is not None]
 
 
-def test_what_was_inserted_is_found_at_once() -> None:
+def test_an_inserted_response_is_found_at_once() -> None:
     cache = LocalCache(10 * SIZE)
     assert cache.look_up(b"a").missed
     assert insert(cache, "a") is Insertion.KEPT
@@ -49,7 +49,7 @@ def test_the_first_answer_stays() -> None:
     assert cache.used_bytes == SIZE
 
 
-def test_what_is_unused_longest_goes_first() -> None:
+def test_the_least_recently_used_entry_is_evicted_first() -> None:
     cache = LocalCache(3 * SIZE)
     for name in "abc":
         insert(cache, name)
@@ -130,7 +130,7 @@ def test_the_memory_it_takes_is_less_than_it_says(size: int) -> None:
     assert cache.used_bytes / 2 < after - before < cache.used_bytes
 
 
-def test_it_counts_what_it_does() -> None:
+def test_lookups_and_evictions_are_counted() -> None:
     cache = LocalCache(2 * SIZE)
     for name in "abc":
         cache.look_up(name.encode())

@@ -1,4 +1,4 @@
-"""The cache in Redis: in order, within its timeout, and no trouble when the server is gone."""
+"""The cache in Redis: order, timeout, and failures of the server."""
 
 import asyncio
 import logging
@@ -91,7 +91,7 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_what_one_cache_inserts_every_cache_finds(start: Start) -> None:
+async def test_caches_share_their_entries(start: Start) -> None:
     one, other = await start(), await start()
     assert await settled(other.look_up(b"k")) == []
     assert await inserted(one, b"k") is Insertion.KEPT
@@ -148,7 +148,7 @@ async def test_an_answer_that_cannot_be_encoded_is_refused(
     assert f"Failed to insert key [{b'k'.hex()}] into response cache: " in caplog.text
 
 
-async def test_a_server_that_hangs_delays_nobody_beyond_the_timeout(
+async def test_a_server_that_hangs_delays_a_lookup_by_the_timeout_at_most(
     start: Start, line: Relay, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = await start(SHORT_MS)
@@ -164,7 +164,7 @@ async def test_a_server_that_hangs_delays_nobody_beyond_the_timeout(
     ]
 
 
-async def test_a_server_that_comes_back_is_used_again(
+async def test_a_server_that_answers_again_is_used_again(
     start: Start, line: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_cache, "PROBE_SECS", 0.01)
@@ -178,7 +178,7 @@ async def test_a_server_that_comes_back_is_used_again(
     assert await settled(cache.look_up(b"k")) == ["one"]
 
 
-async def test_what_waits_when_the_cache_ends_is_settled(start: Start, line: Relay) -> None:
+async def test_waiting_lookups_are_settled_when_the_cache_ends(start: Start, line: Relay) -> None:
     settings = RedisCacheSettings(host=HOST, port=line.port, socket_timeout_ms=0)
     cache, outcomes = RedisCache(settings), list[Insertion]()
     await soon(cache.connect())
@@ -248,7 +248,7 @@ async def test_a_server_that_takes_a_connection_and_says_nothing_is_an_error(lin
         await soon(cache.connect())
 
 
-async def test_credentials_are_shown_to_the_server_and_to_nobody_else(line: Relay) -> None:
+async def test_credentials_are_sent_to_the_server_only(line: Relay) -> None:
     settings = RedisCacheSettings(host=HOST, port=line.port, user="nobody", password="hush")
     with pytest.raises(InferenceError, match=r"WRONGPASS|invalid username") as caught:
         await soon(RedisCache(settings).connect())

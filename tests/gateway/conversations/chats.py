@@ -124,6 +124,6 @@ class Talk:
 
 
 async def interrupted(stream: ResponseStream, execution: Execution, text: str) -> None:
-    """Let a model say something, and its client hear it."""
+    """Let a model answer, and its client read the answer."""
     execution.answer(text_response(text))
     await stream.batch()

@@ -1,4 +1,4 @@
-"""Conversations: what the model is told, whose turn it is, and what is forgotten when."""
+"""Conversations: messages for the model, order of turns, limits, expiry."""
 
 import gc
 import json
@@ -69,10 +69,10 @@ async def read_all_bytes(stream: ResponseStream) -> None:
         pass
 
 
-# What the model is told.
+# Messages for the model.
 
 
-async def test_each_turn_is_told_all_that_was_said_before(talk: Talk) -> None:
+async def test_each_turn_gets_all_earlier_messages(talk: Talk) -> None:
     assert await talk.say("one", "eins", start=True) == [user("one")]
     assert await talk.say("two", "zwei") == [user("one"), assistant("eins"), user("two")]
     assert await talk.say("three", "drei") == [
@@ -165,7 +165,7 @@ async def test_models_do_not_share_conversations(serve: Serve) -> None:
 # Beginning and ending.
 
 
-async def test_a_start_begins_anew(talk: Talk) -> None:
+async def test_a_start_replaces_the_conversation(talk: Talk) -> None:
     await talk.say("one", "eins", start=True)
     assert await talk.say("two", "zwei", start=True) == [user("two")]
     assert await talk.say("three", "drei") == [user("two"), assistant("zwei"), user("three")]
@@ -177,7 +177,7 @@ async def test_an_end_forgets_afterwards(talk: Talk, dataplane: DataPlane) -> No
     assert refusal(dataplane, turn("three"))[0] is Code.INVALID_ARG
 
 
-async def test_an_unknown_conversation_is_refused_and_the_reasons_are_told(
+async def test_an_unknown_conversation_is_refused_with_the_reasons(
     dataplane: DataPlane, instance: ScriptedInstance
 ) -> None:
     code, message = refusal(dataplane, turn("one", "x"))
@@ -211,7 +211,7 @@ async def test_behind_an_end_only_a_start_can_wait(
     assert found == [["one"], ["one", "eins", "two"], ["three"], ["three", "drei", "four"]]
 
 
-# Whose turn it is.
+# The order of turns.
 
 
 async def test_turns_wait_in_order_and_conversations_go_on_side_by_side(
@@ -289,7 +289,7 @@ async def test_turns_without_ids_and_with_those_of_other_conversations_are_no_tw
 # Turns that do not end well.
 
 
-async def test_a_cancelled_turn_keeps_what_it_has_said(
+async def test_a_cancelled_turn_keeps_its_answer_so_far(
     talk: Talk, dataplane: DataPlane, instance: ScriptedInstance
 ) -> None:
     with dataplane.infer(turn("one", start=True, request_id="a")) as stream:
@@ -301,7 +301,7 @@ async def test_a_cancelled_turn_keeps_what_it_has_said(
     assert await talk.say("two", "zwei") == [user("one"), assistant("ei"), user("two")]
 
 
-async def test_a_turn_whose_client_leaves_keeps_what_it_has_said(
+async def test_a_turn_of_a_disconnected_client_keeps_its_answer_so_far(
     talk: Talk, dataplane: DataPlane, instance: ScriptedInstance
 ) -> None:
     with dataplane.infer(turn("one", start=True)) as stream:
@@ -378,7 +378,7 @@ async def test_a_failed_turn_takes_its_messages_back(
     assert await talk.say("three", "drei") == [user("one"), assistant("eins"), user("three")]
 
 
-async def test_a_turn_behind_one_that_failed_goes_on_without_it(
+async def test_a_failed_turn_does_not_affect_the_next_one(
     dataplane: DataPlane, instance: ScriptedInstance
 ) -> None:
     streams = [dataplane.infer(turn("one", start=True)), dataplane.infer(turn("two"))]
@@ -400,7 +400,7 @@ async def test_a_start_that_is_refused_leaves_the_conversation_as_it_was(
     assert len(await talk.say("two", "zwei")) == 3
 
 
-async def test_a_start_that_is_left_while_it_waits_leaves_the_conversation_as_it_was(
+async def test_a_start_that_is_cancelled_while_it_waits_changes_nothing(
     talk: Talk, dataplane: DataPlane, instance: ScriptedInstance
 ) -> None:
     first = dataplane.infer(turn("one", start=True))
@@ -439,7 +439,7 @@ async def test_an_instance_that_dies_fails_the_turns_and_the_conversation_lives(
 # Limits.
 
 
-async def test_a_conversation_has_so_many_turns_and_no_more(
+async def test_the_turns_of_a_conversation_are_limited(
     serve: Serve, instance: ScriptedInstance
 ) -> None:
     dataplane = dataplane_of(serve(instance, config=chat(conversation_max_turns=3)))
@@ -466,7 +466,7 @@ async def test_turns_that_wait_count_and_those_that_failed_do_not(
     assert refusal(dataplane, turn("four"))[0] is Code.INVALID_ARG
 
 
-async def test_a_conversation_has_so_many_tokens_and_no_more(
+async def test_the_tokens_of_a_conversation_are_limited(
     serve: Serve, instance: ScriptedInstance
 ) -> None:
     dataplane = dataplane_of(serve(instance, config=chat(conversation_max_tokens=10)))
@@ -514,7 +514,7 @@ async def test_so_many_turns_wait_and_no_more(
         await soon(read_all(stream))
 
 
-async def test_a_conversation_has_so_many_bytes_and_no_more(
+async def test_the_bytes_of_a_conversation_are_limited(
     serve: Serve, instance: ScriptedInstance
 ) -> None:
     narrow = Narrow(each=200, total=1000)
@@ -585,7 +585,7 @@ async def test_a_turn_that_failed_leaves_no_trace_of_an_answer_that_was_too_long
     assert await talk.say("three", "drei") == [user("one"), assistant("eins"), user("three")]
 
 
-async def test_those_that_are_idle_for_longest_make_room_for_what_is_said_elsewhere(
+async def test_the_longest_idle_conversations_are_evicted_for_others(
     serve: Serve, instance: ScriptedInstance
 ) -> None:
     narrow, other = Narrow(each=1000, total=1200), ScriptedInstance()
@@ -607,7 +607,7 @@ async def test_those_that_are_idle_for_longest_make_room_for_what_is_said_elsewh
     assert narrow.conversations.byte_size <= 1200
 
 
-async def test_what_is_asked_never_costs_a_conversation_its_own_history(
+async def test_a_turn_never_evicts_its_own_history(
     serve: Serve, instance: ScriptedInstance
 ) -> None:
     narrow = Narrow(each=1000, total=400)
@@ -635,7 +635,7 @@ async def test_turns_under_way_do_not_make_room(serve: Serve, instance: Scripted
     assert "made room" in refusal(narrow, turn("x", "a"))[1]
 
 
-async def test_room_comes_back_however_a_conversation_goes(
+async def test_memory_is_released_however_a_conversation_ends(
     serve: Serve, instance: ScriptedInstance
 ) -> None:
     narrow = Narrow(each=10_000, total=10_000)
@@ -702,7 +702,7 @@ async def test_with_all_conversations_under_way_a_new_one_is_refused(
         ("null", "a list is expected"),
     ],
 )
-async def test_what_are_no_messages_is_refused_and_nothing_has_begun(
+async def test_invalid_messages_are_refused_and_change_nothing(
     dataplane: DataPlane, messages: str, text: str
 ) -> None:
     code, message = refusal(dataplane, raw_turn(messages, SequenceTag(1, start=True)))
@@ -747,7 +747,7 @@ async def test_without_a_correlation_id_nothing_is_remembered(
             await soon(read_all(stream))
 
 
-async def test_with_no_room_for_conversations_the_model_is_told_the_id(
+async def test_with_a_limit_of_0_the_model_gets_the_id(
     serve: Serve, instance: ScriptedInstance
 ) -> None:
     dataplane = dataplane_of(serve(instance, config=chat(conversation_max=0)))
@@ -828,7 +828,7 @@ async def test_an_idle_conversation_expires_and_one_that_has_a_turn_does_not(
     assert conversations.count(model) == 0
 
 
-async def test_what_is_idle_is_forgotten_though_nobody_asks(
+async def test_an_idle_conversation_expires_without_a_request(
     serve: Serve, instance: ScriptedInstance
 ) -> None:
     model = serve(instance, config=chat(conversation_idle_secs=1))
@@ -883,7 +883,7 @@ async def test_a_turn_that_is_over_is_not_kept(talk: Talk, dataplane: DataPlane)
     assert [each for each in streams if each() is not None] == []
 
 
-async def test_whoever_holds_on_to_a_stream_does_not_hold_on_to_what_was_said(
+async def test_a_stream_that_is_kept_does_not_keep_its_messages(
     serve: Serve, instance: ScriptedInstance
 ) -> None:
     model, conversations = serve(instance, config=CHAT), Conversations()

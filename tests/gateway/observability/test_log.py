@@ -118,7 +118,7 @@ def test_a_value_cannot_be_taken_for_more_than_one(
     assert line.endswith(f"] request refused reason={shown}")
 
 
-def test_what_is_no_trouble_goes_to_one_stream_and_trouble_to_the_other(streams: Streams) -> None:
+def test_warnings_and_errors_have_a_stream_of_their_own(streams: Streams) -> None:
     streams.log()
     for level in (logging.INFO, logging.WARNING, logging.ERROR):
         ours.log(level, "event")
@@ -135,7 +135,7 @@ def test_a_file_gets_everything(streams: Streams, tmp_path: Path) -> None:
     assert streams.out.getvalue() == streams.err.getvalue() == ""
 
 
-def test_a_file_that_was_moved_away_is_begun_anew(streams: Streams, tmp_path: Path) -> None:
+def test_a_moved_file_is_created_again(streams: Streams, tmp_path: Path) -> None:
     file = tmp_path / "sluice.log"
     streams.log(LogSettings(file=str(file)))
     logging.getLogger("sluice.x").info("before")
@@ -145,7 +145,7 @@ def test_a_file_that_was_moved_away_is_begun_anew(streams: Streams, tmp_path: Pa
     assert '"after"' in file.read_text()
 
 
-def test_a_file_that_can_be_had_no_more_harms_nobody(
+def test_a_file_that_cannot_be_written_is_reported_on_stderr(
     streams: Streams, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = tmp_path / "logs"
@@ -160,13 +160,13 @@ def test_a_file_that_can_be_had_no_more_harms_nobody(
     assert '"back"' in (home / "sluice.log").read_text()
 
 
-def test_a_file_that_cannot_be_had_is_an_error(streams: Streams, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_is_an_error(streams: Streams, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         streams.log(LogSettings(file=str(tmp_path / "absent" / "sluice.log")))
 
 
 def told(streams: Streams) -> str:
-    """One event of each severity, and the letters of those that were told."""
+    """The letters of the events that were logged, of one for each severity."""
     before = len(streams.out.getvalue()), len(streams.err.getvalue())
     for level, text in (
         (logging.DEBUG, "d"),
@@ -179,7 +179,7 @@ def told(streams: Streams) -> str:
     return "".join(line[-2] for line in new.splitlines())
 
 
-def test_what_is_told_can_change(streams: Streams) -> None:
+def test_severities_can_change(streams: Streams) -> None:
     log = streams.log()
     assert told(streams) == "iwe"
     log.change({"verbose_level": 1})
@@ -208,7 +208,7 @@ def test_a_log_that_is_not_installed_changes_nothing_of_the_process() -> None:
     assert log.settings.verbose_level == 3
 
 
-def test_of_libraries_only_warnings_are_told(streams: Streams) -> None:
+def test_libraries_log_warnings_only(streams: Streams) -> None:
     streams.log(LogSettings(verbose_level=1))
     logging.getLogger("some.library").info("chatter")
     logging.getLogger("some.library").warning("beware")
@@ -241,7 +241,7 @@ def refused(text: str) -> InferenceError:
     return InferenceError(Code.UNAVAILABLE, f"no format: {text}")
 
 
-def test_all_six_settings_are_told_in_tritons_order() -> None:
+def test_six_settings_are_shown_in_tritons_order() -> None:
     assert list(show_log_settings(LogSettings(file="/tmp/x", verbose_level=2)).items()) == [
         ("log_file", "/tmp/x"),
         ("log_info", True),
@@ -252,7 +252,7 @@ def test_all_six_settings_are_told_in_tritons_order() -> None:
     ]
 
 
-def test_what_is_wanted_becomes_fields_and_the_unknown_is_ignored() -> None:
+def test_settings_become_fields_and_unknown_ones_are_ignored() -> None:
     wanted = {
         "log_info": False,
         "log_warning": True,
@@ -287,7 +287,7 @@ def test_what_is_wanted_becomes_fields_and_the_unknown_is_ignored() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(wanted: dict[str, object], code: Code, text: str) -> None:
+def test_an_invalid_setting_is_refused(wanted: dict[str, object], code: Code, text: str) -> None:
     with pytest.raises(InferenceError) as caught:
         read_log_settings(wanted, refused)
     assert (caught.value.code, caught.value.message) == (code, text)

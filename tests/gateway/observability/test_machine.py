@@ -27,7 +27,7 @@ def proc(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_utilization_is_what_was_not_idle_since_the_last_time(proc: Path) -> None:
+def test_utilization_is_the_busy_time_since_the_last_reading(proc: Path) -> None:
     times = CpuTimes(proc, 2.0)
     write_stat(proc, 120, 5, 5, 150, 20, 0, 0, 0, 0, 0)
     assert times.utilization(10.0) == pytest.approx(0.3)
@@ -59,7 +59,7 @@ def test_every_gauge_has_one_value(proc: Path) -> None:
     assert [found[name] for name in PINNED] == [0.0, 0.0]
 
 
-def test_without_cpu_metrics_only_the_pool_is_told(proc: Path) -> None:
+def test_without_cpu_metrics_only_the_pool_is_shown(proc: Path) -> None:
     assert values(Machine(MetricsSettings(cpu=False, gpu=False), proc)).keys() == {*PINNED}
 
 
@@ -132,7 +132,7 @@ def test_each_gpu_has_its_series_by_its_uuid() -> None:
     assert {line.split()[2] for line in found if line.startswith("# TYPE")} == set(GPUS)
 
 
-def test_what_a_gpu_does_not_tell_has_no_series() -> None:
+def test_a_value_that_a_gpu_lacks_has_no_series() -> None:
     found = render(GpuMetrics(Nvml()).families()).decode()
     assert 'nv_energy_consumption{gpu_uuid="GPU-b"}' not in found
 

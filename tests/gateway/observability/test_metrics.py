@@ -135,7 +135,7 @@ def test_a_family_has_its_type(name: str, kind: str) -> None:
     assert lines(reading()).count(f"# TYPE {name} {kind}") == 1
 
 
-def test_the_page_has_what_is_documented_and_nothing_else() -> None:
+def test_the_page_has_the_documented_metrics_only() -> None:
     plain = reading("a", statistics=ModelStatistics(summaries=Summaries()), load_secs=1.5)
     cached = reading("b", statistics=ModelStatistics(summaries=Summaries()), cached=True)
     cache = CacheReading(utilization=0.5)
@@ -268,21 +268,21 @@ def test_by_default_there_are_counters_of_latencies_and_nothing_more() -> None:
     assert not found & {*FIRST_RESPONSE, *SUMMARIES}
 
 
-def test_counters_of_latencies_may_be_left_out() -> None:
+def test_counters_of_latencies_may_be_disabled() -> None:
     cached = reading(statistics=busy(), cached=True)
     found = shown(cached, settings=MetricsSettings(counter_latencies=False))
     assert not [name for name in found if "duration" in name or name in MODEL_CACHE_COUNTERS]
     assert found >= {"nv_inference_request_success", "nv_inference_request_failure"}
 
 
-def test_a_load_time_is_told_once_it_is_known() -> None:
+def test_a_load_time_is_shown_after_a_load() -> None:
     assert "nv_model_load_duration_secs" in GAUGES
     assert "nv_model_load_duration_secs" not in shown(reading())
     line = 'nv_model_load_duration_secs{model="m",version="1"} 1.25'
     assert line in samples(reading(load_secs=1.25))
 
 
-def test_a_model_with_a_cache_tells_of_it() -> None:
+def test_a_model_with_a_cache_has_its_counters() -> None:
     statistics = busy()
     statistics.cache_hit.add(2_500)
     statistics.cache_miss.add(3_999)
@@ -377,7 +377,7 @@ def test_a_family_of_a_runtime_without_series_is_not_shown(registry: CollectorRe
     assert "vllm:lonely" not in page(reading(runtime=list(registry.collect())))
 
 
-def test_types_that_the_text_format_does_not_know_are_told_in_its_words(
+def test_types_that_the_text_format_lacks_are_mapped(
     registry: CollectorRegistry,
 ) -> None:
     Info("vllm:cache_config", "Config.", registry=registry).info({"block_size": "16"})

@@ -153,7 +153,7 @@ def test_a_request_that_ends_in_the_queue_is_pending_no_more(
     assert statistics.pending == 0
 
 
-def test_whoever_asked_is_told_of_the_end(statistics: ModelStatistics) -> None:
+def test_the_end_is_reported_once(statistics: ModelStatistics) -> None:
     ended: list[Record] = []
     record = Record(statistics, 1, 0, ended.append)
     record.started()
@@ -229,7 +229,7 @@ def test_a_response_without_tokens_between_others_counts_none(
     assert sum(statistics.inter_token.counts) == 0
 
 
-async def test_tokens_for_a_reader_that_left_are_wasted(serve: Serve) -> None:
+async def test_tokens_for_a_cancelled_reader_are_wasted(serve: Serve) -> None:
     instance = ScriptedInstance()
     model = serve(instance)
     with model.submit(text_request()) as stream:
@@ -277,7 +277,7 @@ def phased(phases: Phases, *, final: bool = True) -> InferResponse:
         (Phases(60, 90, 60), 100, Phases(60, 0, 40)),
     ],
 )
-def test_phases_never_exceed_what_has_passed(
+def test_phases_never_exceed_the_elapsed_time(
     phases: Phases | None, elapsed: int, kept: Phases
 ) -> None:
     assert within(phases, elapsed) == kept
@@ -347,7 +347,7 @@ def test_each_response_counts_at_its_index(decoupled: ModelStatistics, record: R
 
 
 @pytest.mark.parametrize(("code", "name"), [(Code.INTERNAL, "fail"), (Code.CANCELLED, "cancel")])
-def test_what_ends_a_request_early_counts_in_place_of_the_response_it_prevents(
+def test_an_error_counts_in_place_of_the_next_response(
     decoupled: ModelStatistics, record: Record, code: Code, name: str
 ) -> None:
     record.started()
@@ -367,7 +367,7 @@ def test_the_time_of_a_response_is_its_inference_and_its_output(
     assert row.success.ns == row.compute_infer.ns + row.compute_output.ns
 
 
-async def test_a_decoupled_model_that_serves_tells_its_responses_apart(serve: Serve) -> None:
+async def test_a_decoupled_model_counts_per_response(serve: Serve) -> None:
     instance = ScriptedInstance()
     model = serve(instance, config=replace(TEXT, model_transaction_policy=DECOUPLED))
     model.statistics.responses = []
@@ -408,7 +408,7 @@ def test_a_miss_lengthens_the_success(statistics: ModelStatistics, record: Recor
 # Summaries.
 
 
-def test_summaries_see_what_the_counters_see(statistics: ModelStatistics, record: Record) -> None:
+def test_summaries_and_counters_agree(statistics: ModelStatistics, record: Record) -> None:
     statistics.summaries = summaries = Summaries()
     record.started()
     record.responded(phased(Phases(1_000, 2_000, 3_000)))
@@ -444,7 +444,7 @@ def test_an_error_after_a_response_is_not_the_first(
 # Ensembles.
 
 
-def test_an_ensemble_executes_when_it_succeeds_and_adds_up_what_its_members_took() -> None:
+def test_an_ensemble_counts_one_execution_and_the_sum_of_its_members() -> None:
     statistics = ModelStatistics(composed=True)
     record = Record(statistics, 3, 0, lambda _: None)
     record.started()
@@ -470,7 +470,7 @@ def test_the_failure_of_an_ensemble_is_not_an_execution(code: Code, reason: Fail
     assert {each: count for each, count in statistics.failures.items() if count} == {reason: 1}
 
 
-def test_a_decoupled_ensemble_tells_no_responses_apart() -> None:
+def test_a_decoupled_ensemble_has_no_rows_per_response() -> None:
     step = EnsembleStep(model_name="a")
     config = replace(
         TEXT,

@@ -41,7 +41,7 @@ from tests.conftest import Serve
     ("value", "counts"),
     [(0.5, [1, 0, 0]), (1.0, [1, 0, 0]), (1.5, [0, 1, 0]), (2.0, [0, 1, 0]), (2.1, [0, 0, 1])],
 )
-def test_a_bucket_holds_what_is_not_above_its_bound(value: float, counts: list[int]) -> None:
+def test_a_bucket_counts_values_up_to_its_bound(value: float, counts: list[int]) -> None:
     histogram = Histogram((1.0, 2.0))
     histogram.observe(value)
     assert histogram.counts == counts
@@ -65,7 +65,7 @@ def test_quantiles_are_exact() -> None:
     assert (summary.count, summary.total) == (100, 5050)
 
 
-def test_what_is_longer_ago_than_the_window_is_counted_but_not_in_the_quantiles() -> None:
+def test_an_observation_before_the_window_is_counted_but_not_in_the_quantiles() -> None:
     summary = Summary()
     summary.observe(1000, now=0.0)
     summary.observe(1, now=1.0)
@@ -123,7 +123,7 @@ def test_summaries_are_kept_only_if_they_are_wanted() -> None:
     assert ModelStatistics.of(ModelConfig(name="m"), summaries=True).summaries is not None
 
 
-def test_only_a_decoupled_model_tells_its_responses_apart() -> None:
+def test_only_a_decoupled_model_has_rows_per_response() -> None:
     policy = TransactionPolicy(decoupled=True)
     plain = ModelStatistics.of(ModelConfig(name="m"))
     assert plain.response(0) is None
@@ -266,13 +266,13 @@ def test_a_batch_has_its_phases() -> None:
     ]
 
 
-def test_memory_is_told_if_a_backend_has_said_how_much() -> None:
+def test_memory_is_shown_if_a_backend_reports_it() -> None:
     statistics = ModelStatistics(memory=[MemoryUsage("GPU", 1, 4096)])
     row = statistics_row("m", "1", statistics)
     assert row["memory_usage"] == [{"type": "GPU", "id": 1, "byte_size": 4096}]
 
 
-def test_responses_are_told_apart_by_their_index() -> None:
+def test_responses_have_one_row_per_index() -> None:
     statistics = ModelStatistics(responses=[])
     for index in (0, 1):
         row = statistics.response(index)

@@ -38,7 +38,7 @@ def tensors(objects: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [each["tensor"] for each in objects if "tensor" in each]
 
 
-def test_a_stamp_has_the_time_it_is_told(kept: Kept) -> None:
+def test_a_stamp_has_the_given_time(kept: Kept) -> None:
     trace = kept.trace()
     trace.stamp("HTTP_RECV_START", 1234)
     assert trace.objects == [{"id": 7, "timestamps": [{"name": "HTTP_RECV_START", "ns": 1234}]}]
@@ -67,7 +67,7 @@ def test_a_trace_is_whole_when_the_request_has_ended_and_been_sent(kept: Kept) -
     ("levels", "has_stamps", "has_tensors"),
     [(("TIMESTAMPS",), True, False), (("TENSORS",), False, True), (LEVELS, True, True)],
 )
-def test_a_level_decides_what_is_kept(
+def test_a_level_selects_stamps_and_tensors(
     kept: Kept, levels: tuple[str, ...], has_stamps: bool, has_tensors: bool
 ) -> None:
     trace = kept.trace(*levels)
@@ -163,7 +163,7 @@ def test_a_request_that_never_started_has_no_execution(kept: Kept) -> None:
     assert stamps(trace.objects) == ["REQUEST_END"]
 
 
-def test_a_refused_request_is_told_at_once_and_shows_nothing(kept: Kept) -> None:
+def test_the_trace_of_a_refused_request_is_kept_at_once_and_empty(kept: Kept) -> None:
     trace = kept.trace()
     trace.stamp("A", 1)
     trace.refused()
@@ -196,7 +196,7 @@ def test_the_traces_of_requests_on_its_behalf_come_first_and_belong_to_it(kept: 
     assert trace.objects[0] == {"id": 3, "timestamps": [{"name": "REQUEST_END", "ns": 9}]}
 
 
-def test_only_what_was_asked_for_is_told_of_a_child(kept: Kept) -> None:
+def test_a_child_has_the_levels_of_its_parent(kept: Kept) -> None:
     trace = Trace(1, (TENSORS,), kept.traces.append, iter((2,)))
     child = trace.child()
     child.accepted("inner", "1", text_request("hi"))

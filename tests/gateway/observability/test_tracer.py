@@ -127,7 +127,7 @@ def test_a_count_that_is_not_reached_is_written_at_the_end(file: Path) -> None:
     assert written(file) == [1, 2]
 
 
-def test_another_setting_writes_what_the_one_before_it_took(file: Path) -> None:
+def test_a_new_setting_writes_the_traces_of_the_old_one(file: Path) -> None:
     tracer = started(file, log_frequency=10)
     take(tracer, 2)
     late = tracer.begin("m")
@@ -153,7 +153,7 @@ def test_many_traces_do_not_wait_for_the_end(file: Path) -> None:
     assert written(file) == [1, 2]
 
 
-def test_a_file_that_cannot_be_written_is_told_and_harms_no_request(
+def test_a_file_that_cannot_be_written_is_logged_and_requests_succeed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracer = started(tmp_path / "absent" / "trace.json", log_frequency=1)
@@ -168,7 +168,7 @@ def test_a_file_that_cannot_be_written_is_told_and_harms_no_request(
 # Settings of all models, and of one.
 
 
-def test_a_model_has_what_it_was_given_and_the_rest_of_all_models(file: Path) -> None:
+def test_a_model_has_its_own_fields_and_those_of_all_models(file: Path) -> None:
     tracer = started(file, rate=4)
     tracer.update("m", {"rate": 2})
     assert (tracer.settings("m").rate, tracer.settings("other").rate) == (2, 4)
@@ -193,7 +193,7 @@ def test_a_model_may_be_traced_alone(file: Path) -> None:
     assert (len(take(tracer, 2, "m")), len(take(tracer, 2, "other"))) == (2, 0)
 
 
-def test_a_model_may_be_left_out(file: Path) -> None:
+def test_a_model_may_be_excluded(file: Path) -> None:
     tracer = started(file)
     tracer.update("m", {"levels": ()})
     assert (take(tracer, 2, "m"), len(take(tracer, 2, "other"))) == ([], 2)
@@ -222,7 +222,7 @@ def test_models_count_their_own_requests(file: Path) -> None:
         ("", {"levels": TIMES}, "trace file name is not given"),
     ],
 )
-def test_what_would_trace_and_cannot_is_refused(
+def test_a_setting_that_cannot_trace_is_refused(
     path: str, changes: dict[str, Any], reason: str
 ) -> None:
     tracer = Tracer(TraceSettings(file=path, levels=TIMES))
@@ -235,7 +235,7 @@ def test_what_would_trace_and_cannot_is_refused(
         assert tracer.settings(model) == before
 
 
-def test_what_does_not_trace_may_be_set_to_anything() -> None:
+def test_a_setting_without_levels_is_not_checked() -> None:
     tracer = Tracer()
     tracer.update("", {"rate": 0})
     assert tracer.settings().rate == 0
@@ -273,7 +273,7 @@ def test_settings_are_strings_in_tritons_order() -> None:
     ]
 
 
-def test_no_level_is_told_as_off() -> None:
+def test_no_level_is_shown_as_off() -> None:
     assert show_trace_settings(TraceSettings())["trace_level"] == ["OFF"]
 
 
@@ -296,7 +296,7 @@ def test_no_level_is_told_as_off() -> None:
         ({"log_frequency": ["7"]}, {"log_frequency": 7}),
     ],
 )
-def test_what_is_wanted_becomes_fields(
+def test_settings_become_fields(
     wanted: dict[str, Sequence[str] | None], found: dict[str, Any]
 ) -> None:
     assert read_trace_settings(wanted) == found
@@ -344,7 +344,7 @@ NO_FILE = "trace file location can not be updated through network protocol"
         ),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_an_invalid_setting_is_refused(
     name: str, values: Sequence[str] | None, code: Code, text: str
 ) -> None:
     with pytest.raises(InferenceError) as caught:

@@ -50,7 +50,7 @@ async def llm(serve: Serve) -> Llm:
 
 @pytest.fixture
 async def keep(serve: Serve) -> AsyncIterator[Keep]:
-    """Makes recordings that are left when the test ends."""
+    """Makes recordings that are dropped when the test ends."""
     made: list[Recordings] = []
 
     def make(**settings: float) -> Recordings:

@@ -19,5 +19,5 @@ def test_spaces_around_an_id_are_no_part_of_it() -> None:
     "text",
     ["", ".", "abc", "abc.", ".1", "abc.-1", "abc.+1", "abc.1x", "abc.\u0661", "abc." + "1" * 16],
 )
-def test_what_is_no_id_is_none(text: str) -> None:
+def test_an_invalid_id_is_none(text: str) -> None:
     assert EventId.parse(text) is None

@@ -44,7 +44,7 @@ def back(recordings: Recordings, token: str, number: int) -> RecordingReader:
     return recordings.resume(EventId(token, number), PLACE)
 
 
-async def test_a_reader_gets_what_the_model_says(llm: Llm, recordings: Recordings) -> None:
+async def test_a_reader_gets_all_responses(llm: Llm, recordings: Recordings) -> None:
     with llm.ask(recordings) as reader:
         execution = await llm.begun()
         say(execution, *WORDS)
@@ -55,7 +55,7 @@ async def test_a_reader_gets_what_the_model_says(llm: Llm, recordings: Recording
 
 
 @pytest.mark.parametrize("got", range(len(WORDS) + 1))
-async def test_wherever_it_is_cut_a_stream_goes_on_without_loss_or_repetition(
+async def test_a_stream_is_resumed_anywhere_without_loss_or_repetition(
     llm: Llm, recordings: Recordings, got: int
 ) -> None:
     with llm.ask(recordings) as reader:
@@ -117,7 +117,7 @@ async def test_a_position_that_has_not_been_reached_is_refused(
 # Bounds.
 
 
-async def test_with_nobody_there_a_full_buffer_holds_the_model_back(llm: Llm, keep: Keep) -> None:
+async def test_without_a_reader_a_full_buffer_blocks_the_model(llm: Llm, keep: Keep) -> None:
     recordings = keep(buffer_size=10 * ONE)
     words = [str(number % 10) for number in range(300)]
     with llm.ask(recordings) as reader:
@@ -152,7 +152,9 @@ async def test_the_slowest_reader_holds_the_model_back(llm: Llm, keep: Keep) -> 
         assert found + await rest(fast) == [*words, "end"]
 
 
-async def test_what_every_reader_has_is_dropped_beyond_the_limit(llm: Llm, keep: Keep) -> None:
+async def test_responses_that_all_readers_have_are_dropped_beyond_the_limit(
+    llm: Llm, keep: Keep
+) -> None:
     recordings = keep(buffer_size=3 * ONE)
     with llm.ask(recordings) as reader:
         execution = await llm.begun()
@@ -196,7 +198,9 @@ async def test_a_response_beyond_the_limit_reaches_its_reader_and_is_not_kept(
         assert await rest(reader) == ["end"]
 
 
-async def test_a_response_beyond_the_limit_is_not_kept_for_nobody(llm: Llm, keep: Keep) -> None:
+async def test_a_response_beyond_the_limit_is_not_kept_without_a_reader(
+    llm: Llm, keep: Keep
+) -> None:
     recordings = keep(buffer_size=2 * ONE)
     with llm.ask(recordings) as reader:
         execution = await llm.begun()
@@ -211,7 +215,7 @@ async def test_a_response_beyond_the_limit_is_not_kept_for_nobody(llm: Llm, keep
 # Leaving and coming back.
 
 
-async def test_a_reader_that_leaves_while_it_waits_is_told(
+async def test_a_reader_that_is_cancelled_while_it_waits_gets_the_error(
     llm: Llm, recordings: Recordings
 ) -> None:
     with llm.ask(recordings) as reader:
@@ -229,7 +233,7 @@ async def test_a_reader_that_leaves_while_it_waits_is_told(
         assert await rest(again) == ["end"]
 
 
-async def test_when_nobody_comes_back_the_model_is_stopped_and_its_tokens_are_counted(
+async def test_an_expired_recording_stops_the_model_and_counts_its_tokens(
     llm: Llm, keep: Keep
 ) -> None:
     recordings = keep(grace_secs=MOMENT)
@@ -250,7 +254,7 @@ async def test_when_nobody_comes_back_the_model_is_stopped_and_its_tokens_are_co
         back(recordings, reader.token, 1)
 
 
-async def test_what_is_dropped_unread_is_wasted_once(llm: Llm, keep: Keep) -> None:
+async def test_tokens_that_are_dropped_unread_are_wasted_once(llm: Llm, keep: Keep) -> None:
     recordings = keep(grace_secs=MOMENT, buffer_size=ONE)
     with llm.ask(recordings) as reader:
         execution = await llm.begun()
@@ -264,7 +268,7 @@ async def test_what_is_dropped_unread_is_wasted_once(llm: Llm, keep: Keep) -> No
     assert llm.model.statistics.wasted_tokens == 6
 
 
-async def test_what_the_stream_holds_is_wasted_too(llm: Llm, keep: Keep) -> None:
+async def test_tokens_in_the_stream_are_wasted_too(llm: Llm, keep: Keep) -> None:
     recordings = keep(grace_secs=MOMENT, buffer_size=ONE)
     with llm.ask(recordings):
         execution = await llm.begun()
@@ -280,7 +284,7 @@ async def test_the_grace_period_begins_when_the_last_reader_leaves(llm: Llm, kee
     with llm.ask(recordings, "attended") as attended:
         execution = await llm.begun()
         with back(recordings, attended.token, 0):
-            """Somebody comes and goes while another one stays."""
+            """A reader comes and goes while another one stays."""
         with llm.ask(recordings, "left"):
             left = await llm.begun()
         await soon(left.stopped.wait())
@@ -289,7 +293,9 @@ async def test_the_grace_period_begins_when_the_last_reader_leaves(llm: Llm, kee
     await soon(execution.stopped.wait())
 
 
-async def test_who_comes_back_in_time_keeps_the_stream_alive(llm: Llm, keep: Keep) -> None:
+async def test_a_reader_within_the_grace_period_keeps_the_stream_alive(
+    llm: Llm, keep: Keep
+) -> None:
     recordings = keep(grace_secs=MOMENT)
     with llm.ask(recordings, "kept") as reader:
         execution = await llm.begun()
@@ -326,9 +332,7 @@ async def test_after_its_end_a_stream_stays_for_a_while_and_leaves_nothing(
     assert texts([response]) == ["end"]
 
 
-async def test_answers_that_nobody_read_are_wasted_also_if_they_are_complete(
-    llm: Llm, keep: Keep
-) -> None:
+async def test_a_complete_answer_without_a_reader_is_wasted(llm: Llm, keep: Keep) -> None:
     recordings = keep(grace_secs=MOMENT)
     with llm.ask(recordings):
         execution = await llm.begun()
@@ -384,9 +388,7 @@ async def test_only_insists_on_one_response(llm: Llm, recordings: Recordings) ->
             await soon(several.only())
 
 
-async def test_a_request_that_is_interrupted_tells_its_readers(
-    llm: Llm, recordings: Recordings
-) -> None:
+async def test_readers_get_the_interruption_of_a_request(llm: Llm, recordings: Recordings) -> None:
     with llm.ask(recordings) as reader:
         execution = await llm.begun()
         say(execution, "a")

@@ -12,20 +12,20 @@ from gateway.tensor import Datatype, Tensor
 from tests.builders import text_request, text_response
 
 
-def test_a_request_that_asks_for_nothing_is_left_alone() -> None:
+def test_a_request_without_the_parameter_is_unchanged() -> None:
     request = text_request(parameters={"temperature": 0})
     assert without_resumable(request) == (request, False)
     assert without_resumable(request)[0] is request
 
 
 @pytest.mark.parametrize("wish", [True, False])
-def test_the_model_does_not_see_the_wish(wish: bool) -> None:
+def test_the_model_does_not_get_the_parameter(wish: bool) -> None:
     asked = text_request(parameters={"temperature": 0, "resumable": wish})
     assert without_resumable(asked) == (text_request(parameters={"temperature": 0}), wish)
 
 
 @pytest.mark.parametrize("wish", ["true", 1, 0.0, None, []])
-def test_a_wish_that_is_no_truth_value_is_refused(wish: Any) -> None:
+def test_a_parameter_that_is_no_boolean_is_refused(wish: Any) -> None:
     with pytest.raises(
         InferenceError, match=r"parameter 'resumable' is .* expected true"
     ) as caught:
@@ -56,6 +56,6 @@ def test_a_view_becomes_memory_of_its_own() -> None:
     assert kept.outputs[0].data == b"bc"
 
 
-def test_what_owns_its_memory_is_kept_as_it_is() -> None:
+def test_a_response_that_owns_its_memory_is_not_copied() -> None:
     for response in (text_response("x"), binary(b"x"), INTERRUPTED):
         assert owned(response) is response

@@ -1,4 +1,4 @@
-"""All recordings: who is let back in, which requests are one, and how much they may take."""
+"""All recordings: look-up by token and key, total size, drain."""
 
 from contextlib import ExitStack
 
@@ -35,7 +35,7 @@ async def test_a_stream_is_found_only_where_it_was_asked_for(
 
 
 @pytest.mark.parametrize("event", [None, EventId("", 0), EventId("x" * 32, 0)])
-async def test_what_is_unknown_is_refused_in_the_same_words(
+async def test_unknown_streams_are_refused_with_one_text(
     llm: Llm, recordings: Recordings, event: EventId | None
 ) -> None:
     with llm.ask(recordings), pytest.raises(InferenceError, match=UNKNOWN):
@@ -51,7 +51,7 @@ async def test_tokens_cannot_be_guessed(llm: Llm, recordings: Recordings) -> Non
                 recordings.resume(EventId(wrong, 0), PLACE)
 
 
-async def test_a_recording_knows_what_it_was_made_for_but_not_what_the_model_was_told(
+async def test_a_recording_keeps_its_request_without_inputs(
     llm: Llm, recordings: Recordings
 ) -> None:
     request = text_request("hello", model=llm.model.name, id="a", parameters={"long": "x" * LIMIT})
@@ -99,7 +99,7 @@ async def test_requests_without_a_key_are_never_joined(llm: Llm, recordings: Rec
         assert first.token != second.token
 
 
-async def test_what_has_failed_is_tried_again(llm: Llm, recordings: Recordings) -> None:
+async def test_a_failed_request_can_be_retried(llm: Llm, recordings: Recordings) -> None:
     with llm.ask(recordings, key=KEY) as failed:
         execution = await llm.begun()
         execution.answer(InferenceError(Code.UNAVAILABLE, "the engine has died"))
@@ -149,7 +149,7 @@ async def test_a_key_is_free_again_when_its_request_is_forgotten(llm: Llm, keep:
 # Room.
 
 
-async def test_there_is_room_for_so_many_and_no_more(llm: Llm, keep: Keep) -> None:
+async def test_the_total_size_is_limited(llm: Llm, keep: Keep) -> None:
     recordings = keep(buffer_size=LIMIT, total_size=2 * EACH)
     with llm.ask(recordings), llm.ask(recordings, key=KEY):
         with pytest.raises(InferenceError, match=r"--resumable-total-size.*retry later") as caught:
@@ -160,7 +160,7 @@ async def test_there_is_room_for_so_many_and_no_more(llm: Llm, keep: Keep) -> No
     assert len(llm.instance.executions) <= 2
 
 
-async def test_what_has_ended_makes_room_and_the_oldest_goes_first(llm: Llm, keep: Keep) -> None:
+async def test_ended_recordings_are_evicted_oldest_first(llm: Llm, keep: Keep) -> None:
     recordings = keep(buffer_size=LIMIT, total_size=2 * EACH)
     ended = []
     for number in range(3):
@@ -179,7 +179,7 @@ async def test_what_has_ended_makes_room_and_the_oldest_goes_first(llm: Llm, kee
     assert recordings.reading().expired == 0
 
 
-async def test_nobody_who_reads_makes_room(llm: Llm, keep: Keep) -> None:
+async def test_a_recording_with_a_reader_is_not_evicted(llm: Llm, keep: Keep) -> None:
     recordings = keep(buffer_size=LIMIT, total_size=EACH + RECORDING_BYTES + 1000)
     with llm.ask(recordings) as reader:
         (await llm.begun()).finish("end")
@@ -205,7 +205,7 @@ async def test_a_long_id_takes_its_room(llm: Llm, keep: Keep) -> None:
         pass
 
 
-async def test_so_many_follow_one_stream_and_no_more(llm: Llm, recordings: Recordings) -> None:
+async def test_the_readers_of_one_stream_are_limited(llm: Llm, recordings: Recordings) -> None:
     with ExitStack() as readers:
         found = [readers.enter_context(llm.ask(recordings, key=KEY)) for _ in range(MAX_FOLLOWERS)]
         for one_more in (
@@ -223,7 +223,7 @@ async def test_so_many_follow_one_stream_and_no_more(llm: Llm, recordings: Recor
             assert texts(await soon(again.batch())) == ["end"]
 
 
-async def test_room_comes_back(llm: Llm, keep: Keep) -> None:
+async def test_a_dropped_recording_frees_its_bytes(llm: Llm, keep: Keep) -> None:
     recordings = keep(buffer_size=LIMIT, total_size=EACH, grace_secs=0.01)
     for _ in range(3):
         with llm.ask(recordings):
@@ -240,9 +240,7 @@ def test_a_total_that_has_no_room_for_one_stream_is_refused() -> None:
 # The end.
 
 
-async def test_at_the_end_nobody_is_waited_for_and_those_who_read_are_served(
-    llm: Llm, keep: Keep
-) -> None:
+async def test_a_drain_serves_readers_and_drops_the_other_recordings(llm: Llm, keep: Keep) -> None:
     recordings = keep()
     with llm.ask(recordings) as served:
         kept = await llm.begun()

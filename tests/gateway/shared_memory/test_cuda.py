@@ -1,4 +1,4 @@
-"""GPU memory of clients, through a driver that is not there, or one whose memory is of the host."""
+"""GPU memory of clients, without a driver and with a fake one in host memory."""
 
 import gc
 
@@ -69,7 +69,7 @@ def test_a_region_is_closed_with_its_last_use(host_gpu: HostGpu, memory: DeviceM
 
 
 @pytest.mark.parametrize("byte_size", [0, 65, 2**64 - 1])
-def test_a_region_lies_inside_what_was_allocated(
+def test_a_region_lies_inside_the_allocation(
     host_gpu: HostGpu, memory: DeviceMemory, byte_size: int
 ) -> None:
     text = "failed to register shared memory region 'r': invalid args"
@@ -133,7 +133,7 @@ def test_an_output_that_is_too_large_is_refused_wherever_it_lies(
         assert "(4 bytes) should be at least 5 bytes" in caught.value.message
 
 
-def test_a_gpu_that_fails_is_told(host_gpu: HostGpu, regions: SharedMemory) -> None:
+def test_the_error_of_a_gpu_is_reported(host_gpu: HostGpu, regions: SharedMemory) -> None:
     host_gpu.broken = {"cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2", "cuStreamSynchronize"}
     data = regions.read(SharedRegion("r", 8), Datatype.INT32)
     assert isinstance(data, DeviceMemory)

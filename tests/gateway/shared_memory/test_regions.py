@@ -102,7 +102,7 @@ def test_a_status_is_of_its_kind(memory: SharedMemory) -> None:
     )
 
 
-def test_unregistering_what_is_unknown_is_no_error(memory: SharedMemory) -> None:
+def test_unregistering_an_unknown_region_is_no_error(memory: SharedMemory) -> None:
     memory.unregister(RegionKind.SYSTEM, "x")
     memory.unregister(RegionKind.CUDA, "r")
     memory.unregister(RegionKind.CUDA)
@@ -115,7 +115,7 @@ def test_all_regions_of_a_kind_are_unregistered_at_once(memory: SharedMemory, ke
     assert memory.system_status() == []
 
 
-def test_there_are_only_so_many_regions(key: str) -> None:
+def test_the_number_of_regions_is_limited(key: str) -> None:
     memory = SharedMemory(allowed=True)
     for number in range(MAX_REGIONS):
         memory.register_system(f"r{number}", key, 0, 8)

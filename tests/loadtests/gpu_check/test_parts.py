@@ -1,4 +1,4 @@
-"""What is missing is told by the name under which it can be installed."""
+"""Missing packages, by the names of their distributions."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 from loadtests.gpu_check.parts import CORE, PARTS, missing
 
 
-def test_what_is_there_is_not_missing() -> None:
+def test_an_installed_module_is_not_missing() -> None:
     assert missing(("json", "importlib.metadata")) == []
 
 
@@ -16,11 +16,11 @@ def test_a_distribution_may_have_a_name_of_its_own() -> None:
     assert lacking in ([], ["nvidia-ml-py"])
 
 
-def test_every_part_needs_what_the_check_itself_needs() -> None:
+def test_every_part_needs_the_packages_of_the_check() -> None:
     assert all(set(CORE) <= set(part.needs) for part in PARTS)
 
 
-def test_a_python_without_any_package_is_told_all_of_them() -> None:
+def test_a_python_without_packages_gets_the_list_of_all() -> None:
     ended = subprocess.run(
         [sys.executable, "-S", "-m", "loadtests.gpu_check"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""A part's process: whatever it does, there is an outcome, and nothing of it is left."""
+"""The process of a part: every end has an outcome, and leaves no process."""
 
 import json
 import os

@@ -45,7 +45,7 @@ def run(script: Path, text: str) -> Measurement:
 
 
 def read_to_end(pipe: int) -> bytes:
-    """What was written to the pipe; it ends once all who have it open have ended."""
+    """The text in the pipe; it ends when all its writers have ended."""
     os.set_blocking(pipe, True)
     with open(pipe, "rb", closefd=False) as reader:
         return reader.read()
@@ -56,7 +56,7 @@ def test_a_report_is_read(script: Path) -> None:
     assert (found.per_sec, found.p50_us, found.p99_us) == (1234.5, 10, 20)
 
 
-def test_what_it_says_when_it_fails_is_told(script: Path) -> None:
+def test_its_output_is_shown_when_it_fails(script: Path) -> None:
     with pytest.raises(LoadTestFailed, match=r"perf_analyzer failed:\nno such model"):
         run(script, "echo no such model >&2; exit 3\n")
 

@@ -39,7 +39,7 @@ def test_tritons_encoder_answers_hidden_states_and_its_tokenizer_has_a_folder(
     assert f'"{onnx.parent}"' in (theirs / "tokenizer" / "config.pbtxt").read_text()
 
 
-def test_an_encoder_that_is_not_stored_is_told(tmp_path: Path) -> None:
+def test_a_missing_encoder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LoadTestFailed, match="does not exist"):
         of_triton(tmp_path / "theirs", tmp_path / "nowhere.onnx", 2)
 
