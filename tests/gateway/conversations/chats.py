@@ -5,11 +5,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+import pytest
+
 from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.conversations.conversations import Conversations
 from gateway.conversations.history import ByteLimits
 from gateway.dataplane import DataPlane
+from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.model import Model
 from gateway.stream import ResponseStream
@@ -127,3 +130,15 @@ async def interrupted(stream: ResponseStream, execution: Execution, text: str) -
     """Let a model answer, and its client read the answer."""
     execution.answer(text_response(text))
     await stream.batch()
+
+
+def refusal(door: Door, request: InferRequest) -> tuple[Code, str]:
+    with pytest.raises(InferenceError) as caught:
+        door.infer(request)
+    return caught.value.code, caught.value.message
+
+
+async def read_all_bytes(stream: ResponseStream) -> None:
+    """Read to the end what need not be whole characters."""
+    while await stream.batch():
+        pass
