@@ -228,7 +228,7 @@ async def test_an_insertion_that_is_late_is_given_up_and_says_so_once(
 
 
 @pytest.mark.parametrize("host", [HOST, "no.such.host.invalid", "a..b"])
-async def test_a_server_that_cannot_be_had_at_the_start_is_an_error(host: str) -> None:
+async def test_an_unreachable_server_at_the_start_is_an_error(host: str) -> None:
     cache = RedisCache(RedisCacheSettings(host=host, port=1))
     with pytest.raises(InferenceError) as caught:
         await soon(cache.connect())
@@ -237,7 +237,7 @@ async def test_a_server_that_cannot_be_had_at_the_start_is_an_error(host: str) -
     )
 
 
-async def test_a_server_that_takes_a_connection_and_says_nothing_is_an_error(line: Relay) -> None:
+async def test_a_silent_server_at_the_start_is_an_error(line: Relay) -> None:
     line.flowing.clear()
     cache = RedisCache(
         RedisCacheSettings(
