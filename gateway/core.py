@@ -14,11 +14,11 @@ from gateway.cache.local import LocalCache
 from gateway.cuda_driver import load_driver, usable_gpus
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
+from gateway.models.busy_poll import Wakefulness
 from gateway.models.gpus import Gpus
 from gateway.models.model_control import RegistryControl
 from gateway.models.registry import ModelRegistry
 from gateway.models.repository import ModelRepository
-from gateway.models.wakefulness import Wakefulness
 from gateway.observability.log import Log
 from gateway.observability.metrics import CacheReading
 from gateway.observability.tracer import Tracer

@@ -8,8 +8,8 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.models.index import IndexRow
 from gateway.models.model import Model
-from gateway.models.override import Override
 from gateway.models.registry import ModelRegistry
+from gateway.models.upload import Override
 from gateway.observability.log import Log
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer

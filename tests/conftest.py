@@ -12,8 +12,8 @@ import pytest
 from gateway import device_memory
 from gateway.backend import Instance
 from gateway.config import ModelConfig
+from gateway.models.instance_slots import Slot
 from gateway.models.model import Model
-from gateway.models.slots import Slot
 from gateway.observability.statistics import ModelStatistics
 from gateway.shared_memory import cuda
 from tests import needs

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.errors import Code, InferenceError
-from gateway.models.override import FILE_PREFIX, Override
+from gateway.models.upload import FILE_PREFIX, Override
 
 CONFIG = "config"
 

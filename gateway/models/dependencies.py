@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.models.identity import ModelId
-from gateway.models.lookup import Known
+from gateway.models.table import Known
 
 
 def members(config: ModelConfig) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from gateway.backend import Backend
 from gateway.config import InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.models.slots import Place
+from gateway.models.instance_slots import Place
 
 log = logging.getLogger("sluice.loads")
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gateway.models.identity import ModelId
-from gateway.models.lookup import Known, ModelTable, State, Status
+from gateway.models.table import Known, ModelTable, State, Status
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,17 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 from gateway.errors import Code, InferenceError
-from gateway.models.binding import Bindings, held
 from gateway.models.dependencies import Waits, dependents, members, orphans
+from gateway.models.ensemble_members import Bindings, held
 from gateway.models.identity import ModelId
-from gateway.models.load_failure import cause, failed, member_failed, read_folder, unread
+from gateway.models.load_failures import cause, failed, member_failed, read_folder, unread
 from gateway.models.loading import InPlaceUpdate, LoadedMembers
-from gateway.models.lookup import UNLOADED, Known, ModelTable, State, Status
 from gateway.models.model import Model
-from gateway.models.override import Override
+from gateway.models.model_tasks import RunningModels
 from gateway.models.reload_rules import is_served, kept
 from gateway.models.repository import IN_TWO_REPOSITORIES, ModelRepository, Source
-from gateway.models.running import RunningModels
+from gateway.models.table import UNLOADED, Known, ModelTable, State, Status
+from gateway.models.upload import Override
 from gateway.models.version_loads import Loaded, VersionLoads, close_all
 from gateway.threads import Threads
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from gateway import __version__
 from gateway.config import ModelConfig
+from gateway.models.model_folder import take
 from gateway.models.repository import Source
-from gateway.models.snapshot import take
 
 RANDOM_BYTES = 16
 

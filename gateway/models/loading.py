@@ -17,12 +17,12 @@ from gateway.models.closings import Closings
 from gateway.models.completion import completed
 from gateway.models.gpus import check_memory
 from gateway.models.host_policies import EVERY_CORE, cores_of
+from gateway.models.instance_slots import Place, Slot, empty, enrol, fill, match, places
 from gateway.models.labels import Labels, read_labels
 from gateway.models.load_identity import private_load, shared_load
 from gateway.models.model import Model
 from gateway.models.repository import Source
 from gateway.models.reshaped_instance import with_reshapes
-from gateway.models.slots import Place, Slot, empty, enrol, fill, match, places
 from gateway.models.stored import files_folder
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.rate_limiter import RateLimiter

@@ -12,15 +12,15 @@ from gateway.cache.cache import ResponseCache, load_key
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, Checked, InferRequest
+from gateway.models.busy_poll import Wakefulness
 from gateway.models.cached_request import CachedRequest, ModelCache
 from gateway.models.choice import build_scheduler
-from gateway.models.crew import Crew
 from gateway.models.gate import Gate
+from gateway.models.instance_slots import Slot
+from gateway.models.instances import Crew
 from gateway.models.labels import Labels
 from gateway.models.limits import ConversationLimits, Limits
-from gateway.models.slots import Slot
 from gateway.models.validation import RequestRules
-from gateway.models.wakefulness import Wakefulness
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.observability.trace import Trace

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from gateway.errors import Code, InferenceError
 from gateway.models.model import Model
-from gateway.models.override import Override
 from gateway.models.registry import ModelRegistry
+from gateway.models.upload import Override
 
 
 class RegistryControl:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from gateway.errors import InferenceError
 from gateway.models.identity import ModelId
 from gateway.models.lifecycle import Lifecycle
-from gateway.models.load_failure import outcome
-from gateway.models.lookup import ModelTable
+from gateway.models.load_failures import outcome
+from gateway.models.model_folder import Snapshot
 from gateway.models.repository import ModelRepository
-from gateway.models.snapshot import Snapshot
+from gateway.models.table import ModelTable
 from gateway.threads import Threads
 
 log = logging.getLogger("sluice.poller")

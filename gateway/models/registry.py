@@ -8,20 +8,20 @@ from gateway.backend import ModelControl
 from gateway.backend_loader import BackendLoader
 from gateway.cache.cache import ResponseCache
 from gateway.errors import Code, InferenceError
+from gateway.models.busy_poll import Wakefulness
 from gateway.models.closings import Closings
 from gateway.models.identity import ModelId
 from gateway.models.index import IndexRow, rows
 from gateway.models.lifecycle import Lifecycle
-from gateway.models.load_failure import outcome, unread
+from gateway.models.load_failures import outcome, unread
 from gateway.models.loading import Infer, ModelLoader, Shared
-from gateway.models.lookup import ModelTable, unknown
 from gateway.models.model import Model
-from gateway.models.override import Override
+from gateway.models.model_tasks import RunningModels
 from gateway.models.poller import Poller
 from gateway.models.repository import ModelRepository
-from gateway.models.running import RunningModels
+from gateway.models.table import ModelTable, unknown
+from gateway.models.upload import Override
 from gateway.models.version_loads import VersionLoads
-from gateway.models.wakefulness import Wakefulness
 from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
 from gateway.threads import Threads, load_threads, request_threads
 

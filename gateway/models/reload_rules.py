@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from gateway.config import ModelConfig
 from gateway.models.dependencies import members
-from gateway.models.lookup import Known
 from gateway.models.model import Model
+from gateway.models.model_folder import without_configs
 from gateway.models.repository import Source
-from gateway.models.snapshot import without_configs
+from gateway.models.table import Known
 
 
 def is_served(known: Known, source: Source) -> bool:

@@ -11,10 +11,10 @@ from gateway.config.pbtxt import parse, parse_json
 from gateway.errors import Code, InferenceError
 from gateway.models.gpus import NO_GPUS, Gpus
 from gateway.models.identity import ModelId
+from gateway.models.model_folder import Snapshot, take
 from gateway.models.normalisation import check_tensors, normalise
-from gateway.models.override import Override, UploadedFolder, refuse_escapes
-from gateway.models.snapshot import Snapshot, take
-from gateway.models.support import ignored, require_supported
+from gateway.models.supported_fields import ignored, require_supported
+from gateway.models.upload import Override, UploadedFolder, refuse_escapes
 from gateway.models.versions import RESERVED, select_versions, version_number
 
 log = logging.getLogger("sluice.repository")

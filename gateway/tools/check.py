@@ -9,15 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.config import ModelConfig
+from gateway.config.fields import FieldShape, FieldTree, field_tree, shapes
 from gateway.config.pbtxt import find_mistake, parse
 from gateway.config.platforms import resolve_backend
 from gateway.config.scanner import ScannedField, scan
-from gateway.config.schema import FieldShape, FieldTree, field_tree, shapes
 from gateway.errors import InferenceError
 from gateway.models.limits import Limits
 from gateway.models.member_checks import check_members
 from gateway.models.repository import ConfigFile, ModelRepository
-from gateway.models.support import PARAMETERS, SUPPORT, Support, Verdict, is_default
+from gateway.models.supported_fields import PARAMETERS, SUPPORT, Support, Verdict, is_default
 
 STYLES = {Verdict.HONOURED: "green", Verdict.IGNORED: "yellow", Verdict.REFUSED: "red"}
 THE_DEFAULT = Support(Verdict.HONOURED, "the same as not setting it")

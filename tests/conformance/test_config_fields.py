@@ -14,7 +14,7 @@ from google.protobuf.descriptor import Descriptor
 
 from gateway.in_process.model import Model
 from gateway.in_process.server import Server
-from gateway.models.support import SUPPORT, Verdict
+from gateway.models.supported_fields import SUPPORT, Verdict
 from gateway.protos import model_config_pb2
 from tests.conformance.field_effects import (
     IDENTITY,

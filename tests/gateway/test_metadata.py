@@ -11,8 +11,8 @@ from gateway.config.data_type import DataType
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.metadata import model_metadata, model_ready, server_metadata, statistics
+from gateway.models.instance_slots import Slot
 from gateway.models.model import Model
-from gateway.models.slots import Slot
 from gateway.observability.statistics import ModelStatistics
 from tests.builders import TEXT, LoadedModels, ScriptedInstance, soon
 from tests.conftest import Serve

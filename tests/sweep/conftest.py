@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.models import crew
+from gateway.models import instances as instances_module
 from tests.sweep.cases import ways_of
 from tests.sweep.stand_in import install
 from tests.sweep.steps import SteppedLoop
@@ -87,7 +87,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.syspath_prepend(str(install(tmp_path / "installed")))
-    monkeypatch.setattr(crew, "FIRST_BACKOFF_SECS", 0.0)
+    monkeypatch.setattr(instances_module, "FIRST_BACKOFF_SECS", 0.0)
     models = tmp_path / "models"
     models.mkdir()
     return models

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.rpc import Call
-from gateway.models.override import FILE_PREFIX, Override
+from gateway.models.upload import FILE_PREFIX, Override
 from gateway.protos import grpc_service_pb2 as pb
 
 CONFIG = "config"

@@ -16,7 +16,7 @@ from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.large_json import LongString
 from gateway.frontends.http.request_json import parse_generate, parse_json_object
 from gateway.models.index import IndexRow
-from gateway.models.override import FILE_PREFIX, Override
+from gateway.models.upload import FILE_PREFIX, Override
 from gateway.settings import HttpSettings
 from gateway.tensor import Buffer
 from gateway.threads import LARGE_BYTES

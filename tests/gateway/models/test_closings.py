@@ -11,10 +11,10 @@ from gateway.backend import Answer, Instance, ModelContext
 from gateway.config import InstanceGroup
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.closings import EARLY_SECS, Closings
+from gateway.models.instance_slots import Place, Slot, empty, fill
 from gateway.models.loading import InPlaceUpdate
 from gateway.models.model import Model
 from gateway.models.registry import ModelRegistry
-from gateway.models.slots import Place, Slot, empty, fill
 from gateway.models.version_loads import Loaded, close_all
 from gateway.observability.statistics import ModelStatistics
 from gateway.settings import ControlMode

@@ -2,7 +2,7 @@
 
 from gateway.models.identity import ModelId
 from gateway.models.index import IndexRow, rows
-from gateway.models.lookup import ModelTable, State, Status
+from gateway.models.table import ModelTable, State, Status
 
 
 def test_models_and_versions_are_listed_in_order_with_what_is_known_of_them() -> None:

@@ -9,7 +9,7 @@ import pytest
 from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.models import crew
+from gateway.models import instances as instances_module
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.direct import DirectScheduler
 from gateway.settings import ControlMode, ResourceLimit
@@ -40,7 +40,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Instance]]:
     async def prepare(self: DirectScheduler, instance: Instance) -> None:
         found.append(("prepare", instance))
 
-    monkeypatch.setattr(crew, "warm_up", warm_up)
+    monkeypatch.setattr(instances_module, "warm_up", warm_up)
     monkeypatch.setattr(DirectScheduler, "prepare", prepare)
     return found
 
@@ -82,7 +82,7 @@ async def test_a_restarted_instance_is_made_as_ready_as_the_first(
     steps: list[tuple[str, Instance]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(crew, "FIRST_BACKOFF_SECS", 0.0)
+    monkeypatch.setattr(instances_module, "FIRST_BACKOFF_SECS", 0.0)
     write(tmp_path, "a", 1)
     registry = await start()
     backend.instances["a 1"][0].die("killed")
@@ -98,7 +98,7 @@ async def test_what_cannot_be_warmed_up_is_not_served(
     async def warm_up(*_: object) -> None:
         raise COLD
 
-    monkeypatch.setattr(crew, "warm_up", warm_up)
+    monkeypatch.setattr(instances_module, "warm_up", warm_up)
     write(tmp_path, "a", 1, more=ACTIVE)
     registry = await start()
     assert registry.failures() == {"a version 1": COLD.reason}

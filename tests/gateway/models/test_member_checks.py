@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.models.repository import ModelRepository
-from gateway.models.support import Verdict
+from gateway.models.supported_fields import Verdict
 from gateway.tools.check import check
 from tests.conformance.ensembles import (
     SERVED,

@@ -10,8 +10,8 @@ import pytest
 from gateway.backend import Instance
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
-from gateway.models import crew as crew_module
-from gateway.models.crew import backoff_secs
+from gateway.models import instances as instances_module
+from gateway.models.instances import backoff_secs
 from gateway.models.limits import Limits
 from gateway.models.model import Model
 from gateway.observability.statistics import FailureReason
@@ -66,7 +66,7 @@ def changes() -> Changes:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restart without waiting."""
-    monkeypatch.setattr(crew_module, "FIRST_BACKOFF_SECS", 0.0)
+    monkeypatch.setattr(instances_module, "FIRST_BACKOFF_SECS", 0.0)
 
 
 # Limits.
@@ -298,7 +298,7 @@ async def test_an_instance_that_dies_again_and_again_is_given_up(
 async def test_an_instance_that_lived_long_enough_has_its_tries_back(
     serve: Serve, changes: Changes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew_module, "STABLE_SECS", -1.0)  # whatever lived, lived long enough
+    monkeypatch.setattr(instances_module, "STABLE_SECS", -1.0)  # whatever lived, lived long enough
     instances = [ScriptedInstance() for _ in range(4)]
     model = serve(
         instances[0],

@@ -8,7 +8,7 @@ import pytest
 from gateway.errors import InferenceError
 from gateway.models import repository as repository_module
 from gateway.models.lifecycle import Lifecycle
-from gateway.models.snapshot import Snapshot, take
+from gateway.models.model_folder import Snapshot, take
 from gateway.settings import ControlMode
 from tests.builders import soon
 from tests.registries import Start, write

@@ -11,10 +11,10 @@ from gateway.backend import Answer, Instance
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
-from gateway.models import crew as crew_module
+from gateway.models import instances as instances_module
+from gateway.models.instance_slots import Slot
 from gateway.models.model import Model
 from gateway.models.progress import ProgressWatch
-from gateway.models.slots import Slot
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.stream import DEFAULT_LIMIT, ResponseStream
@@ -68,7 +68,7 @@ class Spare:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restart without waiting."""
-    monkeypatch.setattr(crew_module, "FIRST_BACKOFF_SECS", 0.0)
+    monkeypatch.setattr(instances_module, "FIRST_BACKOFF_SECS", 0.0)
 
 
 def ask(model: Model, text: str = "a", number: int = 1) -> InferRequest:

@@ -14,8 +14,8 @@ from gateway.config.pbtxt import to_json
 from gateway.errors import Code, InferenceError
 from gateway.models.gpus import Gpus
 from gateway.models.identity import ModelId
-from gateway.models.override import Override
 from gateway.models.repository import ModelRepository
+from gateway.models.upload import Override
 
 DATA = Path(__file__).parent / "data"
 BACKEND = 'backend: "python"'

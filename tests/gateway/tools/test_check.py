@@ -8,7 +8,7 @@ from rich.console import Console
 
 from gateway.errors import InferenceError
 from gateway.models.repository import ModelRepository
-from gateway.models.support import Verdict
+from gateway.models.supported_fields import Verdict
 from gateway.tools.check import Finding, check, table
 
 DATA = Path(__file__).parent / "data"

@@ -9,7 +9,7 @@ from gateway.backend import Instance
 from gateway.config import InstanceGroup, InstanceKind, Resource
 from gateway.config import RateLimiter as RateLimiterConfig
 from gateway.errors import Code, InferenceError
-from gateway.models.slots import Place, Slot, enrol, fill, match, places, release_shares
+from gateway.models.instance_slots import Place, Slot, enrol, fill, match, places, release_shares
 from gateway.schedulers.rate_limiter import RateLimiter
 from gateway.settings import ResourceLimit
 from tests.builders import TEXT, ScriptedInstance, soon

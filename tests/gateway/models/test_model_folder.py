@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.models.snapshot import take, without_configs
+from gateway.models.model_folder import take, without_configs
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
+from gateway.models.instance_slots import Slot, empty, release_shares
 from gateway.models.limits import Limits
-from gateway.models.slots import Slot, empty, release_shares
 from gateway.models.warmup import warm_up
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.scheduler import Scheduler

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from gateway.errors import InferenceError
+from gateway.models.busy_poll import Wakefulness
 from gateway.models.closings import Closings
 from gateway.models.model import Model
 from gateway.models.progress import ProgressWatch
-from gateway.models.wakefulness import Wakefulness
 
 
 @dataclass(slots=True)

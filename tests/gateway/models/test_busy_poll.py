@@ -6,8 +6,8 @@ import time
 import pytest
 
 from gateway import cgroups
-from gateway.models import wakefulness as module
-from gateway.models.wakefulness import Wakefulness
+from gateway.models import busy_poll as module
+from gateway.models.busy_poll import Wakefulness
 
 SPAN_US = 100_000
 SPAN_SECS = SPAN_US / 1e6

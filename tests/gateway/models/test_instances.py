@@ -9,8 +9,8 @@ from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import SequenceTag
+from gateway.models.instance_slots import Slot, enrol
 from gateway.models.model import Model
-from gateway.models.slots import Slot, enrol
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.rate_limiter import RateLimiter
 from gateway.stream import ResponseStream

@@ -10,11 +10,11 @@ from gateway.ensembles.wiring import check_wiring
 from gateway.errors import Code, InferenceError
 from gateway.models.dependencies import resolve
 from gateway.models.identity import ModelId
-from gateway.models.load_failure import failed
+from gateway.models.load_failures import failed
 from gateway.models.loading import NO_MEMBERS, LoadedMembers
-from gateway.models.lookup import Known, ModelTable
 from gateway.models.model import Model
 from gateway.models.repository import ModelRepository
+from gateway.models.table import Known, ModelTable
 from gateway.threads import Threads
 
 

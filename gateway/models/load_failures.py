@@ -7,7 +7,7 @@ from typing import TypeVar
 from gateway.errors import Code, InferenceError
 from gateway.models.dependencies import Circle
 from gateway.models.identity import ModelId
-from gateway.models.lookup import Known
+from gateway.models.table import Known
 from gateway.threads import Threads
 
 log = logging.getLogger("sluice.lifecycle")

@@ -8,8 +8,8 @@ from enum import StrEnum
 from gateway.errors import Code, InferenceError
 from gateway.models.identity import ModelId
 from gateway.models.model import Model
+from gateway.models.model_folder import Snapshot
 from gateway.models.repository import Source
-from gateway.models.snapshot import Snapshot
 
 UNLOADED = "unloaded"
 

@@ -12,11 +12,11 @@ from gateway.config import (
     ModelResponseCache,
     SecondaryDevice,
 )
+from gateway.config.fields import FieldTree, field_tree
 from gateway.config.optimization import Cuda, OptimizationPolicy
 from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
-from gateway.config.schema import FieldTree, field_tree
 from gateway.errors import Code, InferenceError
-from gateway.models.support import PARAMETERS, SUPPORT, Verdict, ignored, require_supported
+from gateway.models.supported_fields import PARAMETERS, SUPPORT, Verdict, ignored, require_supported
 
 
 def paths(tree: FieldTree, above: str = "") -> Iterator[str]:
