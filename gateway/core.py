@@ -15,9 +15,8 @@ from gateway.cuda_driver import load_driver, usable_gpus
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.models.busy_poll import Wakefulness
-from gateway.models.gpus import Gpus
-from gateway.models.model_control import RegistryControl
-from gateway.models.registry import ModelRegistry
+from gateway.models.instance_groups import Gpus
+from gateway.models.registry import ModelRegistry, RegistryControl
 from gateway.models.repository import ModelRepository
 from gateway.observability.log import Log
 from gateway.observability.metrics import CacheReading

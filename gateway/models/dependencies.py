@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.models.identity import ModelId
+from gateway.models.repository import ModelId
 from gateway.models.table import Known
 
 

@@ -9,11 +9,10 @@ from gateway.ensembles.member import LATEST
 from gateway.ensembles.wiring import check_wiring
 from gateway.errors import Code, InferenceError
 from gateway.models.dependencies import resolve
-from gateway.models.identity import ModelId
 from gateway.models.load_failures import failed
 from gateway.models.loading import NO_MEMBERS, LoadedMembers
 from gateway.models.model import Model
-from gateway.models.repository import ModelRepository
+from gateway.models.repository import ModelId, ModelRepository
 from gateway.models.table import Known, ModelTable
 from gateway.threads import Threads
 

@@ -1,11 +1,13 @@
 """The places that a model's instance groups make, and the instances that fill them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gateway.backend import Instance
-from gateway.config import InstanceGroup, ModelConfig
+from gateway.backend import Backend, Instance
+from gateway.config import InstanceGroup, InstanceKind, ModelConfig
+from gateway.errors import Code, InferenceError
 from gateway.models.closings import Closings
 from gateway.schedulers.rate_limiter import RateLimiter, Share
 
@@ -128,3 +130,38 @@ def match(wanted: Sequence[Slot], present: Sequence[Slot]) -> list[Slot | None]:
         found.append(next(suits, None))
         left = [each for each in left if each is not found[-1]]
     return found
+
+
+log = logging.getLogger("sluice.loads")
+
+Policies = Mapping[str, frozenset[int]]
+EVERY_CORE: frozenset[int] = frozenset()
+
+
+def cores_of(
+    place: Place, config: ModelConfig, backend: Backend, policies: Policies
+) -> frozenset[int]:
+    """The cores of a place's instance, none for all of them.
+
+    Raises UNSUPPORTED if its policy names some and its backend cannot keep to them.
+    """
+    name = place.group.host_policy or _default(place)
+    cores = policies.get(name, EVERY_CORE)
+    if place.group.host_policy and not cores:
+        extra = {"model": config.name, "host_policy": name}
+        log.warning("host policy without settings", extra=extra)
+    if cores and not backend.keeps_to_cores:
+        raise InferenceError(
+            Code.UNSUPPORTED,
+            f"instance group '{place.group.name}' of model '{config.name}' has host policy "
+            f"'{name}', but instances of its backend '{config.backend or config.platform}' cannot "
+            "keep to CPU cores: give the group another host_policy",
+        )
+    return cores
+
+
+def _default(place: Place) -> str:
+    """The name of the policy of a group that names none, as on Triton."""
+    if place.group.kind is InstanceKind.KIND_GPU:
+        return f"gpu_{place.device}"
+    return "model" if place.group.kind is InstanceKind.KIND_MODEL else "cpu"

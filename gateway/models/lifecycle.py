@@ -11,16 +11,20 @@ from weakref import WeakValueDictionary
 from gateway.errors import Code, InferenceError
 from gateway.models.dependencies import Waits, dependents, members, orphans
 from gateway.models.ensemble_members import Bindings, held
-from gateway.models.identity import ModelId
 from gateway.models.load_failures import cause, failed, member_failed, read_folder, unread
 from gateway.models.loading import InPlaceUpdate, LoadedMembers
 from gateway.models.model import Model
 from gateway.models.model_tasks import RunningModels
-from gateway.models.reload_rules import is_served, kept
-from gateway.models.repository import IN_TWO_REPOSITORIES, ModelRepository, Source
+from gateway.models.repository import IN_TWO_REPOSITORIES, ModelId, ModelRepository, Source
 from gateway.models.table import UNLOADED, Known, ModelTable, State, Status
 from gateway.models.upload import Override
-from gateway.models.version_loads import Loaded, VersionLoads, close_all
+from gateway.models.version_loads import (
+    Loaded,
+    VersionLoads,
+    close_all,
+    is_served,
+    unchanged_versions,
+)
 from gateway.threads import Threads
 
 log = logging.getLogger("sluice.lifecycle")
@@ -209,7 +213,9 @@ class Lifecycle:
         """Each version, or why it cannot be loaded: an `unload` does not wait for them."""
         try:
             async with asyncio.timeout(None) as known.loading:
-                return await self._loads.load(source, numbers, kept(known, source), bound)
+                return await self._loads.load(
+                    source, numbers, unchanged_versions(known, source), bound
+                )
         except TimeoutError:
             return dict.fromkeys(numbers, INTERRUPTED)
         finally:

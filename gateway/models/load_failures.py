@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from gateway.errors import Code, InferenceError
 from gateway.models.dependencies import Circle
-from gateway.models.identity import ModelId
+from gateway.models.repository import ModelId
 from gateway.models.table import Known
 from gateway.threads import Threads
 

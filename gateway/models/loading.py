@@ -1,5 +1,7 @@
 """From the source of a model and a version to a loaded Model."""
 
+import hashlib
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,26 +9,36 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+from gateway import __version__
 from gateway.backend import Backend, Instance, ModelContext, ModelControl
 from gateway.backend_loader import IN_PYTHON, BackendLoader
 from gateway.cache.cache import ResponseCache
 from gateway.config import InstanceKind, ModelConfig
 from gateway.ensembles.instance import EnsembleBackend
+from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.models.closings import Closings
 from gateway.models.completion import completed
-from gateway.models.gpus import check_memory
-from gateway.models.host_policies import EVERY_CORE, cores_of
-from gateway.models.instance_slots import Place, Slot, empty, enrol, fill, match, places
-from gateway.models.labels import Labels, read_labels
-from gateway.models.load_identity import private_load, shared_load
+from gateway.models.instance_groups import check_memory
+from gateway.models.instance_slots import (
+    EVERY_CORE,
+    Place,
+    Slot,
+    cores_of,
+    empty,
+    enrol,
+    fill,
+    match,
+    places,
+)
 from gateway.models.model import Model
+from gateway.models.model_folder import Labels, read_labels, take_snapshot
 from gateway.models.repository import Source
 from gateway.models.reshaped_instance import with_reshapes
-from gateway.models.stored import files_folder
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.rate_limiter import RateLimiter
 from gateway.settings import ModelSettings
+from gateway.storage.store import ModelStore, StoreError
 from gateway.stream import ResponseStream
 from gateway.threads import Threads
 
@@ -229,3 +241,60 @@ def _labels_of_members(config: ModelConfig, members: LoadedMembers) -> Labels:
             if tensor in outputs and output in labels:
                 found[tensor] = labels[output]
     return found
+
+
+STORED_MODEL = "stored_model"
+"""Parameter of a model: the name under which `sluice fetch` stored what its backend loads."""
+
+
+def files_folder(config: ModelConfig, version: Path, store: Path) -> Path:
+    """The folder whose files the backend loads: `version`, or a stored model if the config says so.
+
+    A version that has the model's own file keeps its folder: a model.py finds there what belongs
+    to it, and is told where the stored model is. Raises InferenceError: INVALID_ARG for a name that
+    is a path, UNAVAILABLE if it is not stored.
+    """
+    name = config.parameters.get(STORED_MODEL)
+    if name is None:
+        return version
+    models = ModelStore(store)
+    try:
+        folder = models.path(name)
+    except StoreError as error:
+        raise InferenceError(
+            Code.INVALID_ARG, f"model '{config.name}': parameter '{STORED_MODEL}': {error}"
+        ) from None
+    if not _is_stored(models, name):
+        raise InferenceError(
+            Code.UNAVAILABLE,
+            f"model '{config.name}': its parameter '{STORED_MODEL}' names '{name}', which is not "
+            f"in the model store, or damaged there; run: sluice fetch {name}",
+        )
+    own = config.default_model_filename
+    return version if own and (version / own).exists() else folder
+
+
+def _is_stored(models: ModelStore, name: str) -> bool:
+    try:
+        return models.has(name)
+    except StoreError:  # its text names folders of this host; `sluice fetch` tells it
+        return False
+
+
+RANDOM_BYTES = 16
+
+
+def private_load(source: Source, config: ModelConfig, folder: Path) -> bytes:
+    """This load and no other."""
+    return os.urandom(RANDOM_BYTES)
+
+
+def shared_load(source: Source, config: ModelConfig, folder: Path) -> bytes:
+    """Every load of the same files with the same config, by this release, in whatever process.
+
+    Files are the same if their names, sizes and times of change are; `folder` has the version's.
+    """
+    within = folder.is_relative_to(source.folder)
+    stored = () if within else sorted(take_snapshot(folder).items())
+    known = (__version__, config, sorted(source.snapshot.items()), stored)
+    return hashlib.blake2b(repr(known).encode("utf-8", "surrogatepass")).digest()

@@ -14,20 +14,34 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, Checked, InferRequest
 from gateway.models.busy_poll import Wakefulness
 from gateway.models.cached_request import CachedRequest, ModelCache
-from gateway.models.choice import build_scheduler
 from gateway.models.gate import Gate
 from gateway.models.instance_slots import Slot
 from gateway.models.instances import Crew
-from gateway.models.labels import Labels
 from gateway.models.limits import ConversationLimits, Limits
+from gateway.models.model_folder import Labels
 from gateway.models.validation import RequestRules
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.observability.trace import Trace
 from gateway.openai_exchange import further_names
-from gateway.schedulers.scheduler import Entry, Executing
+from gateway.schedulers.direct import DirectScheduler
+from gateway.schedulers.dynamic import DynamicScheduler
+from gateway.schedulers.scheduler import Entry, Executing, Scheduler
+from gateway.sequences.scheduler import SequenceScheduler
 from gateway.stream import ResponseStream
 from gateway.threads import Threads
+
+
+def build_scheduler(
+    config: ModelConfig, statistics: ModelStatistics, folder: Path = Path()
+) -> Scheduler:
+    """The scheduler of one loaded version; `folder` is the model's."""
+    if config.dynamic_batching is not None:
+        return DynamicScheduler(config, config.dynamic_batching, statistics)
+    if config.sequence_batching is not None:
+        return SequenceScheduler(config, config.sequence_batching, statistics, folder)
+    return DirectScheduler(statistics)
+
 
 log = logging.getLogger("sluice.model")
 

@@ -1,9 +1,12 @@
 """The state of a model's folder, to see whether any file in it has changed."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from gateway.config import ModelConfig, VersionPolicy
+from gateway.errors import Code, InferenceError
 
 Snapshot = Mapping[str, tuple[int, int]]
 """When each file was modified (ns), and its size; by its path in the folder. Folders have -1."""
@@ -12,12 +15,12 @@ CONFIG_FOLDER = "configs/"
 CONFIG_FILE = "config.pbtxt"
 
 
-def take(folder: Path) -> Snapshot:
+def take_snapshot(folder: Path) -> Snapshot:
     """What is in the folder at this moment; what vanishes meanwhile is left out."""
     found: dict[str, tuple[int, int]] = {}
     unread = [_Folder(folder, "", frozenset())]
     while unread:  # a folder may be deeper than Python's recursion
-        unread += _read(unread.pop(), found)
+        unread += _read_entries(unread.pop(), found)
     return found
 
 
@@ -38,7 +41,7 @@ class _Folder(NamedTuple):
     above: frozenset[tuple[int, int]]
 
 
-def _read(folder: _Folder, found: dict[str, tuple[int, int]]) -> list[_Folder]:
+def _read_entries(folder: _Folder, found: dict[str, tuple[int, int]]) -> list[_Folder]:
     """Add the stamps of a folder's entries; returns the folders in it.
 
     Links are followed, but not back to a folder above.
@@ -64,3 +67,62 @@ def _read(folder: _Folder, found: dict[str, tuple[int, int]]) -> list[_Folder]:
         else:
             found[name] = (status.st_mtime_ns, status.st_size)
     return folders
+
+
+RESERVED = frozenset({"warmup", "initial_state", "configs"})
+"""Folders of a model that are never versions."""
+
+HIGHEST = 2**63 - 1
+
+
+def version_number(folder: str) -> int | None:
+    """The version that a folder of this name holds, or None."""
+    if not (folder.isascii() and folder.isdigit()) or int(folder) > HIGHEST:
+        return None
+    return int(folder) if str(int(folder)) == folder else None
+
+
+def select_versions(policy: VersionPolicy | None, available: Iterable[int]) -> tuple[int, ...]:
+    """The versions that the policy serves, ascending; no policy means the highest one."""
+    ascending = sorted(available)
+    if policy is None:
+        return tuple(ascending[-1:])
+    if policy.specific is not None:
+        return tuple(each for each in ascending if each in policy.specific.versions)
+    if policy.latest is not None:
+        count = policy.latest.num_versions
+        return tuple(ascending[len(ascending) - min(count, len(ascending)) :])
+    return tuple(ascending)
+
+
+Labels = Mapping[str, tuple[str, ...]]
+"""The labels of each output that has a label file; the index of a class is its label's."""
+
+
+def read_labels(config: ModelConfig, folder: Path) -> Labels:
+    """The label files that a config names, relative to the model's folder; one label a line.
+
+    Raises UNSUPPORTED for a file outside the folder, INTERNAL for one that cannot be read.
+    """
+    return {
+        output.name: _read_labels(output.label_filename, config.name, folder)
+        for output in config.output
+        if output.label_filename
+    }
+
+
+def _read_labels(filename: str, model: str, folder: Path) -> tuple[str, ...]:
+    path = folder / filename
+    if "\0" in filename or not path.resolve().is_relative_to(folder.resolve()):
+        raise InferenceError(
+            Code.UNSUPPORTED,
+            f"label file path '{filename}' is outside model directory of model '{model}'",
+        )
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InferenceError(
+            Code.INTERNAL,
+            f"failed to open text file for read {model}/{filename}: {error.strerror}",
+        ) from None
+    return tuple(text.removesuffix("\n").split("\n")) if text else ()

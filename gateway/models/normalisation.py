@@ -11,8 +11,12 @@ from gateway.ensembles.flow import flow_problems
 from gateway.errors import Code, InferenceError
 from gateway.models.batch_checks import batch_problems
 from gateway.models.defaults import fill_defaults
-from gateway.models.gpus import NO_GPUS, Gpus
-from gateway.models.instance_groups import check_instance_groups, fill_instance_groups
+from gateway.models.instance_groups import (
+    NO_GPUS,
+    Gpus,
+    check_instance_groups,
+    fill_instance_groups,
+)
 from gateway.models.sequence_checks import sequence_problems
 
 ANY_SIZE = -1

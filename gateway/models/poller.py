@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.errors import InferenceError
-from gateway.models.identity import ModelId
 from gateway.models.lifecycle import Lifecycle
 from gateway.models.load_failures import outcome
 from gateway.models.model_folder import Snapshot
-from gateway.models.repository import ModelRepository
+from gateway.models.repository import ModelId, ModelRepository
 from gateway.models.table import ModelTable
 from gateway.threads import Threads
 

@@ -10,16 +10,14 @@ from gateway.cache.cache import ResponseCache
 from gateway.errors import Code, InferenceError
 from gateway.models.busy_poll import Wakefulness
 from gateway.models.closings import Closings
-from gateway.models.identity import ModelId
-from gateway.models.index import IndexRow, rows
 from gateway.models.lifecycle import Lifecycle
 from gateway.models.load_failures import outcome, unread
 from gateway.models.loading import Infer, ModelLoader, Shared
 from gateway.models.model import Model
 from gateway.models.model_tasks import RunningModels
 from gateway.models.poller import Poller
-from gateway.models.repository import ModelRepository
-from gateway.models.table import ModelTable, unknown
+from gateway.models.repository import ModelId, ModelRepository
+from gateway.models.table import IndexRow, ModelTable, rows, unknown
 from gateway.models.upload import Override
 from gateway.models.version_loads import VersionLoads
 from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
@@ -247,3 +245,41 @@ def _check_name(name: str) -> None:
             Code.INVALID_ARG,
             f"invalid model name '{name}', model name must not contain path traversal characters",
         )
+
+
+class RegistryControl:
+    """Implements `ModelControl`; nothing can be changed before the start-up models are loaded."""
+
+    def __init__(self, registry: ModelRegistry) -> None:
+        self._registry = registry
+
+    async def load(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        """Load or reload a model as a client may (model repository extension)."""
+        self._refuse_if_starting()
+        override = Override(config or None, files) if config or files else None
+        await self._registry.load(name, override)
+
+    async def unload(self, name: str, *, unload_dependents: bool) -> None:
+        """Begin to unload a model as a client may."""
+        self._refuse_if_starting()
+        await self._registry.unload(name, unload_dependents=unload_dependents)
+
+    def ready(self, name: str, version: str) -> bool:
+        """Whether a request would be taken; False for what is not known, too."""
+        try:
+            return self._find(name, version).ready
+        except InferenceError as error:
+            if error.code is Code.INVALID_ARG:
+                raise
+            return False
+
+    def decoupled(self, name: str, version: str) -> bool:
+        """Whether it answers with any number of responses."""
+        return self._find(name, version).config.decoupled
+
+    def _find(self, name: str, version: str) -> Model:
+        return self._registry.find(name, version)
+
+    def _refuse_if_starting(self) -> None:
+        if not self._registry.settled:
+            raise InferenceError(Code.UNAVAILABLE, "Server not ready")

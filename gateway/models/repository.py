@@ -9,13 +9,29 @@ from pathlib import Path
 from gateway.config import ModelConfig, VersionPolicy
 from gateway.config.pbtxt import parse, parse_json
 from gateway.errors import Code, InferenceError
-from gateway.models.gpus import NO_GPUS, Gpus
-from gateway.models.identity import ModelId
-from gateway.models.model_folder import Snapshot, take
+from gateway.models.instance_groups import NO_GPUS, Gpus
+from gateway.models.model_folder import (
+    RESERVED,
+    Snapshot,
+    select_versions,
+    take_snapshot,
+    version_number,
+)
 from gateway.models.normalisation import check_tensors, normalise
 from gateway.models.supported_fields import ignored, require_supported
 from gateway.models.upload import Override, UploadedFolder, refuse_escapes
-from gateway.models.versions import RESERVED, select_versions, version_number
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ModelId:
+    """A model's name, and its repository's path if names are only unique within one."""
+
+    name: str
+    namespace: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}::{self.name}" if self.namespace else self.name
+
 
 log = logging.getLogger("sluice.repository")
 
@@ -125,7 +141,7 @@ class ModelRepository:
         return {
             prefix + name: stamp
             for prefix, home in zip(prefixes, homes, strict=True)
-            for name, stamp in take(home).items()
+            for name, stamp in take_snapshot(home).items()
         }
 
     def snapshots(self) -> Mapping[ModelId, Snapshot | Exception]:
@@ -150,7 +166,7 @@ class ModelRepository:
     def source(self, model: ModelId) -> Source:
         """All that a load of the model begins with; raises like `read`."""
         entry = self.find(model.name, model.namespace)
-        snapshot = take(entry.path)
+        snapshot = take_snapshot(entry.path)
         return Source(config=self._read(entry), entry=entry, snapshot=snapshot)
 
     def overridden(self, model: ModelId, override: Override) -> Source:
@@ -170,7 +186,7 @@ class ModelRepository:
             if upload is not None:
                 upload.release()
             raise
-        snapshot = take(home)
+        snapshot = take_snapshot(home)
         return Source(config=config, entry=entry, snapshot=snapshot, upload=upload, overridden=True)
 
     def _snapshot_or_error(self, model: ModelId) -> Snapshot | Exception:

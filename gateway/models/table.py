@@ -1,15 +1,14 @@
 """What is known of each model, and which loaded version does a request mean? Triton's texts."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gateway.errors import Code, InferenceError
-from gateway.models.identity import ModelId
 from gateway.models.model import Model
 from gateway.models.model_folder import Snapshot
-from gateway.models.repository import Source
+from gateway.models.repository import ModelId, Source
 
 UNLOADED = "unloaded"
 
@@ -200,3 +199,45 @@ def _version_number(version: str) -> int:
             "> 0",
         )
     return number
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRow:
+    """One version of a model; only the name if it was never loaded."""
+
+    name: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
+
+
+def rows(table: ModelTable, on_disk: Iterable[ModelId], *, ready: bool) -> list[IndexRow]:
+    """Every model on disk and every one that is loaded or failed to, by name and version.
+
+    `ready` leaves only the versions that serve.
+    """
+    ids = sorted({*on_disk, *(known.id for known in table if _is_listed(known))})
+    found = [row for each in ids for row in _rows_of(each, table.get(each))]
+    return [row for row in found if not ready or row.state == State.READY]
+
+
+def _is_listed(known: Known) -> bool:
+    """Whether a model that is not on disk is still there: not all of it has been unloaded."""
+    gone = (s.state is State.UNAVAILABLE and not s.wanted for s in known.versions.values())
+    return bool(known.trouble) or not all(gone)
+
+
+def _rows_of(model: ModelId, known: Known | None) -> Iterator[IndexRow]:
+    if known is not None and known.versions:
+        for number, status in known.versions.items():
+            yield _row(model.name, number, status)
+    elif known is not None and known.trouble:
+        yield IndexRow(model.name, "", State.UNAVAILABLE, known.trouble)
+    else:
+        yield IndexRow(model.name)
+
+
+def _row(name: str, number: int, status: Status) -> IndexRow:
+    if status.model is not None and not status.ready:
+        return IndexRow(name, str(number), State.UNAVAILABLE, status.trouble)
+    return IndexRow(name, str(number), status.state, status.reason)

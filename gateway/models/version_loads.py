@@ -4,12 +4,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
+from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
+from gateway.models.dependencies import members
 from gateway.models.loading import NO_MEMBERS, InPlaceUpdate, LoadedMembers, ModelLoader
 from gateway.models.model import Model
+from gateway.models.model_folder import without_configs
 from gateway.models.repository import Source
+from gateway.models.table import Known
 
 log = logging.getLogger("sluice.loads")
 
@@ -94,3 +99,32 @@ async def close_all(outcomes: Iterable[Loaded | InferenceError]) -> None:
 def _told(error: InferenceError, extra: Mapping[str, object]) -> InferenceError:
     log.error("model load failed", extra={**extra, "reason": error.reason})
     return error
+
+
+def is_served(known: Known, source: Source) -> bool:
+    """Whether all that the source asks for was loaded from the very same files, and serves."""
+    served = known.source
+    if served is None or source.overridden or served.overridden:
+        return False
+    return served.snapshot == source.snapshot and all(model.ready for model in known.models)
+
+
+def unchanged_versions(known: Known, source: Source) -> Mapping[int, Model]:
+    """The versions that only need other instances (in-place update), since nothing else differs.
+
+    A client's config that changes nothing at all asks for a real load.
+    """
+    served = known.source
+    if served is None or served.upload or source.upload or members(source.config):
+        return {}
+    if without_configs(served.snapshot) != without_configs(source.snapshot):
+        return {}
+    if source.overridden and source.config == served.config:
+        return {}
+    if _without_instances(source.config) != _without_instances(served.config):
+        return {}
+    return {int(model.version): model for model in known.models if model.ready}
+
+
+def _without_instances(config: ModelConfig) -> ModelConfig:
+    return replace(config, instance_group=(), version_policy=None)

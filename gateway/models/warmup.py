@@ -2,18 +2,157 @@
 
 import asyncio
 import logging
+import math
+import random
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.backend import Instance
-from gateway.config import ModelConfig
-from gateway.errors import InferenceError
-from gateway.messages import InferRequest
-from gateway.models.warmup_samples import Sample, failed, read_samples
+from gateway.config import ModelConfig, ModelWarmup, WarmupInput
+from gateway.config.data_type import DataType
+from gateway.data_files import DataFiles
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest, request_prefix
+from gateway.models.validation import RequestRules
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.execution import Execution
 from gateway.schedulers.scheduler import Entry
 from gateway.stream import ResponseStream
+from gateway.tensor import LENGTH_BYTES, SIZES, Buffer, Datatype, Tensor
+
+MAX_BYTES = 2**31 - 1
+"""The most input bytes of a sample, as many as a message on gRPC has; it is made in memory."""
+LEAST_REQUEST_BYTES = 1024
+"""What a request counts as at least, so that a sample of empty ones has an end, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Requests that are executed together, `count` times."""
+
+    name: str
+    requests: tuple[InferRequest, ...]
+    count: int
+
+
+def failed(sample: str, reasons: str) -> InferenceError:
+    """The error of a load whose warm-up has failed."""
+    return InferenceError(Code.INVALID_ARG, f"failed to run warmup sample '{sample}': {reasons}")
+
+
+def read_samples(config: ModelConfig, folder: Path) -> list[Sample]:
+    """The samples of a completed config, in its order; those with batch size 0 are left out.
+
+    `folder` is the model's, with its `warmup/`. Blocks. Raises InferenceError with Triton's
+    texts: INVALID_ARG, or INTERNAL for a file that cannot be read.
+    """
+    files = DataFiles(config.name, folder, "warmup", "warmup data")
+    return [_sample(config, each, files) for each in config.model_warmup if each.batch_size]
+
+
+def _sample(config: ModelConfig, setting: ModelWarmup, files: DataFiles) -> Sample:
+    _check_variable_dims(setting)
+    _check_amount(config, setting)
+    tensors = (_tensor(config, name, each, files) for name, each in setting.inputs.items())
+    request = InferRequest(model=config.name, inputs=tuple(tensors))
+    _check_request(config, request)
+    return Sample(setting.name, (request,) * setting.batch_size, max(1, setting.count))
+
+
+def _check_variable_dims(setting: ModelWarmup) -> None:
+    for name, given in setting.inputs.items():
+        if min(given.dims, default=0) < 0:
+            raise InferenceError(
+                Code.INVALID_ARG,
+                "warmup setting expects all variable-size dimensions are specified for input "
+                f"'{name}'",
+            )
+
+
+def _check_amount(config: ModelConfig, setting: ModelWarmup) -> None:
+    if setting.batch_size > max(1, config.max_batch_size):
+        raise failed(
+            setting.name,
+            f"batch size {setting.batch_size} for '{config.name}', max allowed is "
+            f"{config.max_batch_size}; ",
+        )
+    each = sum(_byte_size(given) for given in setting.inputs.values())
+    if (size := max(each, LEAST_REQUEST_BYTES) * setting.batch_size) > MAX_BYTES:
+        raise failed(
+            setting.name,
+            f"its inputs have {size} bytes, more than the {MAX_BYTES} that a sample may have; ",
+        )
+
+
+def _byte_size(given: WarmupInput) -> int:
+    each = SIZES.get(given.data_type.datatype, LENGTH_BYTES) if _has_type(given) else 0
+    return math.prod(given.dims) * each
+
+
+def _has_type(given: WarmupInput) -> bool:
+    return given.data_type is not DataType.TYPE_INVALID
+
+
+def _check_request(config: ModelConfig, request: InferRequest) -> None:
+    """Check it as a client's; a sequence batcher's own tensors are given beside the inputs."""
+    if config.sequence_batching is not None:
+        known = {each.name for each in config.input}
+        own = tuple(tensor for tensor in request.inputs if tensor.name in known)
+        request = replace(request, inputs=own)
+    RequestRules(config).check(request)
+
+
+def _tensor(config: ModelConfig, name: str, given: WarmupInput, files: DataFiles) -> Tensor:
+    if not _has_type(given):
+        wanted = {each.name: str(each.datatype) for each in config.input}
+        raise _refused(
+            f"inference input '{name}' data-type is '<invalid>', but model '{config.name}' "
+            f"expects '{wanted.get(name, 'a datatype')}'"
+        )
+    datatype = given.data_type.datatype
+    shape = (1, *given.dims) if config.batching else given.dims
+    if given.input_data_file is not None:
+        return Tensor(name, datatype, shape, _provided(given, datatype, files))
+    if given.zero_data is None and given.random_data is None:
+        raise _refused(f"warmup setting expects input '{name}' to have input_data_type set")
+    return Tensor(name, datatype, shape, _synthetic(given, datatype))
+
+
+def _synthetic(given: WarmupInput, datatype: Datatype) -> Buffer | tuple[bytes, ...]:
+    """Zeros, or random bytes; there are only empty strings."""
+    if datatype is Datatype.BYTES:
+        return (b"",) * math.prod(given.dims)
+    size = _byte_size(given)
+    if given.random_data is None:
+        return bytes(size)
+    found = random.randbytes(size)
+    return found.translate(_TRUTHS) if datatype is Datatype.BOOL else found
+
+
+_TRUTHS = bytes(value & 1 for value in range(256))
+"""A boolean that is neither 0 nor 1 is undefined behaviour in the runtimes."""
+
+
+def _provided(given: WarmupInput, datatype: Datatype, files: DataFiles) -> bytes:
+    """What the file has: of strings all, of others what is needed."""
+    filename = given.input_data_file or ""
+    if datatype is Datatype.BYTES:
+        return files.read(filename, MAX_BYTES)
+    expected = _byte_size(given)
+    found = files.read(filename, expected)
+    if len(found) < expected:
+        # The missing space is Triton's.
+        raise _refused(
+            f"warmup setting expects {expected} bytes, but the data provided from {filename}only "
+            f"has {len(found)} bytes"
+        )
+    return found
+
+
+def _refused(text: str) -> InferenceError:
+    return InferenceError(Code.INVALID_ARG, request_prefix("") + text)
+
 
 log = logging.getLogger("sluice.warmup")
 

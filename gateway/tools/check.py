@@ -9,10 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.config import ModelConfig
-from gateway.config.fields import FieldShape, FieldTree, field_tree, shapes
+from gateway.config.fields import FieldShape, FieldTree, ScannedField, field_tree, scan, shapes
 from gateway.config.pbtxt import find_mistake, parse
 from gateway.config.platforms import resolve_backend
-from gateway.config.scanner import ScannedField, scan
 from gateway.errors import InferenceError
 from gateway.models.limits import Limits
 from gateway.models.member_checks import check_members

@@ -8,9 +8,9 @@ from gateway.backend_loader import BackendLoader
 from gateway.config import ModelConfig
 from gateway.config.platforms import PLATFORMS, Platform
 from gateway.errors import Code, InferenceError
+from gateway.models.model_folder import version_number
 from gateway.models.normalisation import normalise
 from gateway.models.repository import ModelRepository
-from gateway.models.versions import version_number
 from gateway.tools.draft_text import draft_text
 
 CONFIG_FILE = "config.pbtxt"

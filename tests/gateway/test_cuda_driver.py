@@ -11,7 +11,7 @@ from gateway import core
 from gateway.cuda_driver import MAJOR, MINOR, CudaFailed, memory_in_use, usable_gpus
 from gateway.errors import InferenceError
 from gateway.in_process.server import Server
-from gateway.models import gpus
+from gateway.models import instance_groups
 from tests.conformance.models import identity
 from tests.serving import write_model
 
@@ -126,7 +126,7 @@ def test_no_model_is_loaded_on_a_gpu_that_is_fuller_than_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = Driver((9, 0), (9, 0))
-    for module in (core, gpus):
+    for module in (core, instance_groups):
         monkeypatch.setattr(module, "load_driver", lambda: driver)
     for gpu in (0, 1):
         write_model(tmp_path, f"m{gpu}", identity("FP32") + f"instance_group {{ gpus: {gpu} }}")

@@ -15,7 +15,7 @@ from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.large_json import LongString
 from gateway.frontends.http.request_json import parse_generate, parse_json_object
-from gateway.models.index import IndexRow
+from gateway.models.table import IndexRow
 from gateway.models.upload import FILE_PREFIX, Override
 from gateway.settings import HttpSettings
 from gateway.tensor import Buffer

@@ -1,6 +1,6 @@
 """The configuration picks the scheduler."""
 
-from gateway.models.choice import build_scheduler
+from gateway.models.model import build_scheduler
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.direct import DirectScheduler
 from gateway.schedulers.dynamic import DynamicScheduler

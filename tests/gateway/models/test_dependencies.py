@@ -8,8 +8,7 @@ import pytest
 from gateway.config import ModelConfig
 from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
 from gateway.models.dependencies import Circle, Waits, dependents, members, orphans, resolve
-from gateway.models.identity import ModelId
-from gateway.models.repository import ModelEntry, Source
+from gateway.models.repository import ModelEntry, ModelId, Source
 from gateway.models.table import Known
 from tests.builders import TEXT
 

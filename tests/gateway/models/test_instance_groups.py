@@ -6,8 +6,12 @@ import pytest
 
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.errors import InferenceError
-from gateway.models.gpus import NO_GPUS, Gpus
-from gateway.models.instance_groups import check_instance_groups, fill_instance_groups
+from gateway.models.instance_groups import (
+    NO_GPUS,
+    Gpus,
+    check_instance_groups,
+    fill_instance_groups,
+)
 
 AUTO, CPU, GPU, MODEL = (
     InstanceKind.KIND_AUTO,

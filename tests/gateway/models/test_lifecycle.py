@@ -15,9 +15,9 @@ from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.models import repository as repository_module
-from gateway.models.index import IndexRow
 from gateway.models.registry import ModelRegistry
 from gateway.models.repository import ModelRepository
+from gateway.models.table import IndexRow
 from gateway.models.upload import Override
 from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
 from gateway.tensor import text_tensor

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.models.model_folder import take, without_configs
+from gateway.models.model_folder import take_snapshot, without_configs
 
 
 @pytest.fixture
@@ -41,19 +41,19 @@ def remove(folder: Path) -> None:
 
 @pytest.mark.parametrize("change", [touch, resize, add_version, remove])
 def test_changes_of_model_files_are_noticed(folder: Path, change: Callable[[Path], None]) -> None:
-    before = take(folder)
-    assert take(folder) == before
+    before = take_snapshot(folder)
+    assert take_snapshot(folder) == before
     change(folder)
-    assert take(folder) != before
-    assert without_configs(take(folder)) != without_configs(before)
+    assert take_snapshot(folder) != before
+    assert without_configs(take_snapshot(folder)) != without_configs(before)
 
 
 @pytest.mark.parametrize("name", ["config.pbtxt", "configs/other.pbtxt", "configs/new.pbtxt"])
 def test_changes_of_configs_are_told_from_others(folder: Path, name: str) -> None:
-    before = take(folder)
+    before = take_snapshot(folder)
     (folder / name).write_text("something else")
-    assert take(folder) != before
-    assert without_configs(take(folder)) == without_configs(before)
+    assert take_snapshot(folder) != before
+    assert without_configs(take_snapshot(folder)) == without_configs(before)
 
 
 def test_links_are_followed_but_not_in_circles(folder: Path, tmp_path: Path) -> None:
@@ -63,11 +63,11 @@ def test_links_are_followed_but_not_in_circles(folder: Path, tmp_path: Path) -> 
     (folder / "2").symlink_to(other)
     (folder / "1" / "up").symlink_to(folder)
     (folder / "1" / "dangling").symlink_to("nowhere")
-    before = take(folder)
+    before = take_snapshot(folder)
     assert "2/weights" in before
     (other / "weights").write_text("better ones")
-    assert take(folder) != before
+    assert take_snapshot(folder) != before
 
 
 def test_a_folder_that_is_gone_is_empty(tmp_path: Path) -> None:
-    assert take(tmp_path / "absent") == {}
+    assert take_snapshot(tmp_path / "absent") == {}

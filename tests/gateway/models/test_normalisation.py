@@ -25,7 +25,7 @@ from gateway.config.scheduling import (
     StrategyOldest,
 )
 from gateway.errors import Code, InferenceError
-from gateway.models.gpus import Gpus
+from gateway.models.instance_groups import Gpus
 from gateway.models.normalisation import check_tensors, normalise
 
 

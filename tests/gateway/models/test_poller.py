@@ -1,7 +1,7 @@
 """What polling finds changed."""
 
-from gateway.models.identity import ModelId
 from gateway.models.poller import Changes, compare
+from gateway.models.repository import ModelId
 
 A, B, C = ModelId("a"), ModelId("b"), ModelId("c")
 OLD, NEW = {"1/": (0, -1)}, {"1/": (0, -1), "1/model": (5, 1)}

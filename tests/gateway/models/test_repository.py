@@ -12,9 +12,8 @@ import pytest
 from gateway.config import AllVersions, SpecificVersions, VersionPolicy
 from gateway.config.pbtxt import to_json
 from gateway.errors import Code, InferenceError
-from gateway.models.gpus import Gpus
-from gateway.models.identity import ModelId
-from gateway.models.repository import ModelRepository
+from gateway.models.instance_groups import Gpus
+from gateway.models.repository import ModelId, ModelRepository
 from gateway.models.upload import Override
 
 DATA = Path(__file__).parent / "data"

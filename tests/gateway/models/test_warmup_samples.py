@@ -12,7 +12,7 @@ from gateway.config import ModelConfig, ModelInput, ModelWarmup, WarmupInput
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import SequenceBatching
 from gateway.errors import Code, InferenceError
-from gateway.models.warmup_samples import read_samples
+from gateway.models.warmup import read_samples
 from gateway.tensor import Datatype, join_elements
 
 ANONYMOUS = "[request id: <id_unknown>] "

@@ -13,7 +13,7 @@ from gateway.config import InstanceGroup, ModelConfig, ModelInput
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import DynamicBatching
 from gateway.messages import InferRequest, SequenceTag
-from gateway.models.choice import build_scheduler
+from gateway.models.model import build_scheduler
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.queue import Waiting
 from gateway.schedulers.rate_limiter import RateLimiter

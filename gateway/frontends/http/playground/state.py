@@ -9,8 +9,8 @@ from gateway import __version__
 from gateway.config import ModelConfig
 from gateway.dataplane import DataPlane
 from gateway.generation import MESSAGES, TEXT_OUTPUT
-from gateway.models.index import IndexRow
 from gateway.models.model import Model
+from gateway.models.table import IndexRow
 from gateway.observability.machine import Machine
 from gateway.openai_exchange import serves_openai
 from gateway.settings import ControlMode, Settings

@@ -12,9 +12,9 @@ from gateway.config.data_type import DataType
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.playground.state import ServerState
-from gateway.models.index import IndexRow
 from gateway.models.model import Model
-from gateway.observability.machine import GpuMetrics
+from gateway.models.table import IndexRow
+from gateway.observability.gpus import Gpus
 from gateway.settings import ControlMode, MetricsSettings, ModelSettings, Settings
 from tests.builders import (
     DECOUPLED,

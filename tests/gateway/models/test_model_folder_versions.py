@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.config import AllVersions, LatestVersions, SpecificVersions, VersionPolicy
-from gateway.models.versions import select_versions, version_number
+from gateway.models.model_folder import select_versions, version_number
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.models.model_control import RegistryControl
+from gateway.models.registry import RegistryControl
 from gateway.settings import ControlMode
 from tests.registries import ScriptedBackend, Start, write
 

@@ -10,8 +10,7 @@ from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, RequestedOutput
-from gateway.models.plain_requests import PlainRequests
-from gateway.models.validation import MAX_BYTES, RequestRules
+from gateway.models.validation import MAX_BYTES, PlainRequests, RequestRules
 from gateway.tensor import SIZES, Datatype, Tensor
 
 ROUNDS = 3000

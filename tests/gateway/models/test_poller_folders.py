@@ -8,7 +8,7 @@ import pytest
 from gateway.errors import InferenceError
 from gateway.models import repository as repository_module
 from gateway.models.lifecycle import Lifecycle
-from gateway.models.model_folder import Snapshot, take
+from gateway.models.model_folder import Snapshot, take_snapshot
 from gateway.settings import ControlMode
 from tests.builders import soon
 from tests.registries import Start, write
@@ -46,7 +46,7 @@ async def test_a_folder_deeper_than_recursion_is_polled(tmp_path: Path, start: S
     await soon(registry.poll())
     assert registry.find("deep", "") is not before, "the change is noticed"
     assert registry.find("deep", "").ready
-    assert len(take(tmp_path / "deep")) == DEPTH + 2
+    assert len(take_snapshot(tmp_path / "deep")) == DEPTH + 2
     flatten(tmp_path / "deep" / "1")
 
 
@@ -63,9 +63,9 @@ async def test_a_folder_that_cannot_be_polled_is_logged_once_and_others_are_foll
     def fails(folder: Path) -> Snapshot:
         if folder.name == "broken":
             raise RecursionError("too deep")
-        return take(folder)
+        return take_snapshot(folder)
 
-    monkeypatch.setattr(repository_module, "take", fails)
+    monkeypatch.setattr(repository_module, "take_snapshot", fails)
     write(tmp_path, "new", 1)
     await soon(registry.poll())
     await soon(registry.poll())
@@ -96,9 +96,9 @@ async def test_an_unforeseen_error_while_a_model_is_followed_leaves_the_others_a
         seen.append(folder.name)
         if seen.count("broken") > 1 and folder.name == "broken":
             raise RecursionError("too deep")
-        return take(folder)
+        return take_snapshot(folder)
 
-    monkeypatch.setattr(repository_module, "take", fails_the_second_time)
+    monkeypatch.setattr(repository_module, "take_snapshot", fails_the_second_time)
     await soon(registry.poll())
     assert registry.find("good", "").ready
     assert "cannot be read" in registry.failures()["broken"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.models.labels import read_labels
+from gateway.models.model_folder import read_labels
 from tests.builders import TEXT
 
 

@@ -1,8 +1,7 @@
 """What the index lists."""
 
-from gateway.models.identity import ModelId
-from gateway.models.index import IndexRow, rows
-from gateway.models.table import ModelTable, State, Status
+from gateway.models.repository import ModelId
+from gateway.models.table import IndexRow, ModelTable, State, Status, rows
 
 
 def test_models_and_versions_are_listed_in_order_with_what_is_known_of_them() -> None:

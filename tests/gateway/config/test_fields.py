@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.config.scanner import ScannedField, scan
+from gateway.config.fields import ScannedField, scan
 
 
 def found(text: str) -> list[tuple[str, int]]:

@@ -7,8 +7,7 @@ import pytest
 
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.models.host_policies import cores_of
-from gateway.models.instance_slots import Place
+from gateway.models.instance_slots import Place, cores_of
 from tests.registries import ScriptedBackend, Start, write
 
 POLICIES = {

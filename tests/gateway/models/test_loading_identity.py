@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from gateway.config import ModelConfig
-from gateway.models import load_identity
-from gateway.models.identity import ModelId
-from gateway.models.load_identity import private_load, shared_load
-from gateway.models.repository import ModelRepository
+from gateway.models import loading as loading_module
+from gateway.models.loading import private_load, shared_load
+from gateway.models.repository import ModelId, ModelRepository
 from tests.registries import write
 
 TIME_NS = 1_700_000_000_000_000_000
@@ -67,7 +66,7 @@ def test_files_of_the_store_count_as_the_models_own(model: Path, tmp_path: Path)
 
 def test_a_load_by_another_release_is_another(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = identity(model)
-    monkeypatch.setattr(load_identity, "__version__", "0.0.0.other")
+    monkeypatch.setattr(loading_module, "__version__", "0.0.0.other")
     assert identity(model) != before
 
 
