@@ -184,10 +184,10 @@ class DataPlane:
             model = self.model(request.model, request.version)
         if self._exiting and not model.continues(request):
             raise _exiting()
-        gate = None
+        interceptor = None
         if request.sequence is not None:
-            gate = self._conversations.turn(request, model)
-        stream = model.submit(request, trace, gate)
+            interceptor = self._conversations.turn(request, model)
+        stream = model.submit(request, trace, interceptor)
         if request.id:
             self._running.add(RequestName(model.name, model.version, request.id), stream)
         return stream

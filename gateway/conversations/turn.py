@@ -34,7 +34,7 @@ class ConversationQueue(Protocol):
 class Turn:
     """A request that waits for its conversation, and the answer of the model.
 
-    Implements `Gate`, and `StreamRecorder` in front of the record: it collects the answer where
+    Implements `Interceptor`, and `StreamRecorder` in front of the record: it collects the answer where
     responses are recorded, so the stream needs no other task. All methods are synchronous.
     """
 
@@ -97,7 +97,7 @@ class Turn:
         self.history.take_back(self.messages)
         self._release()
 
-    # Gate.
+    # Interceptor.
 
     def recorder(self, record: Record) -> "Turn":
         """This turn, in front of the record."""

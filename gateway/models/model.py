@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from gateway.backend import Instance
 from gateway.cache.cache import ResponseCache, load_key
@@ -14,7 +15,6 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, Checked, InferRequest
 from gateway.models.busy_poll import Wakefulness
 from gateway.models.cached_request import CachedRequest, ModelCache
-from gateway.models.gate import Gate
 from gateway.models.instance_slots import Slot
 from gateway.models.instances import Crew
 from gateway.models.limits import ConversationLimits, Limits
@@ -28,7 +28,7 @@ from gateway.schedulers.direct import DirectScheduler
 from gateway.schedulers.dynamic import DynamicScheduler
 from gateway.schedulers.scheduler import Entry, Executing, Scheduler
 from gateway.sequences.scheduler import SequenceScheduler
-from gateway.stream import ResponseStream
+from gateway.stream import ResponseStream, StreamRecorder
 from gateway.threads import Threads
 
 
@@ -44,6 +44,16 @@ def build_scheduler(
 
 
 log = logging.getLogger("sluice.model")
+
+
+class Interceptor(Protocol):
+    """Decides when an accepted request enters the scheduler."""
+
+    def recorder(self, record: Record) -> StreamRecorder:
+        """The recorder of the request's stream; it passes every event on to the record."""
+
+    def submit(self, entry: Entry, scheduler: Scheduler) -> None:
+        """Submit the request now or later, or end its stream. Must not raise."""
 
 
 class Model:
@@ -206,22 +216,30 @@ class Model:
         self._crew.exchange(config, slots)
 
     def submit(
-        self, request: InferRequest, trace: Trace | None = None, gate: Gate | None = None
+        self,
+        request: InferRequest,
+        trace: Trace | None = None,
+        interceptor: Interceptor | None = None,
     ) -> ResponseStream:
-        """Check a request and hand it to the scheduler or the gate before it, in one plain step.
+        """Check a request and hand it to the scheduler or the interceptor before it, in one plain step.
 
-        A request whose answer the cache has takes no place in any queue; one with a gate is not
+        A request whose answer the cache has takes no place in any queue; one with a interceptor is not
         looked for there. Raises InferenceError: INVALID_ARG from validation, UNAVAILABLE when no
         instance is alive or the limit of requests in flight is reached.
         """
-        return self._submit(request, trace, gate, limited=True)
+        return self._submit(request, trace, interceptor, limited=True)
 
     def call(self, request: InferRequest) -> ResponseStream:
         """Like `submit`, for a step of an ensemble: that has a limit of requests of its own."""
         return self._submit(request, None, None, limited=False)
 
     def _submit(
-        self, request: InferRequest, trace: Trace | None, gate: Gate | None, *, limited: bool
+        self,
+        request: InferRequest,
+        trace: Trace | None,
+        interceptor: Interceptor | None,
+        *,
+        limited: bool,
     ) -> ResponseStream:
         checked = request.checked
         if checked is not None and checked.rules is self._rules:
@@ -230,8 +248,8 @@ class Model:
             batch_size = self._rules.check(request)
         self._refuse_if_unable()
         cached: CachedRequest | None = None
-        if self._cache is not None and gate is None:
-            gate = cached = CachedRequest(self._cache, request)
+        if self._cache is not None and interceptor is None:
+            interceptor = cached = CachedRequest(self._cache, request)
         self._admit(request, cached, limited=limited)
         if trace is None and isinstance(request.trace, Trace):
             trace = request.trace.child()
@@ -239,15 +257,15 @@ class Model:
             request = replace(request, trace=trace)
             trace.accepted(self.name, self.version, request)
         record = Record(self.statistics, batch_size, request.received_ns, self._left, trace)
-        stream = ResponseStream(record if gate is None else gate.recorder(record))
+        stream = ResponseStream(record if interceptor is None else interceptor.recorder(record))
         self._streams[record] = stream
         self.wakefulness.began()
         self._idle.clear()
         entry = Entry(request, stream, record)
-        if gate is None:
+        if interceptor is None:
             self._scheduler.submit(entry)
         else:
-            gate.submit(entry, self._scheduler)
+            interceptor.submit(entry, self._scheduler)
         return stream
 
     def checked(self, request: InferRequest) -> InferRequest:
