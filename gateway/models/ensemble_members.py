@@ -1,15 +1,15 @@
 """Which loaded versions does an ensemble work with?"""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
-from gateway.config import ModelConfig
+from gateway.config import ModelConfig, TransactionPolicy
 from gateway.config.scheduling import EnsembleStep
 from gateway.ensembles.member import LATEST
 from gateway.ensembles.wiring import check_wiring
 from gateway.errors import Code, InferenceError
-from gateway.models.dependencies import resolve
-from gateway.models.load_failures import failed
+from gateway.models.load_failures import Circle, failed
 from gateway.models.loading import NO_MEMBERS, LoadedMembers
 from gateway.models.model import Model
 from gateway.models.repository import ModelId, ModelRepository
@@ -83,3 +83,131 @@ def held(models: Iterable[Model]) -> Iterator[None]:
     finally:
         for model in kept:
             model.release()
+
+
+def members(config: ModelConfig) -> tuple[str, ...]:
+    """The names of the models that an ensemble's steps call; of other models none is known."""
+    steps = config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()
+    return tuple(dict.fromkeys(step.model_name for step in steps))
+
+
+def resolve(name: str, namespace: str, candidates: Collection[ModelId]) -> ModelId | None:
+    """The model of that name that an ensemble in the namespace means: its own, or the only one."""
+    own = ModelId(name, namespace)
+    if own in candidates:
+        return own
+    found = [each for each in candidates if each.name == name]
+    return found[0] if len(found) == 1 else None
+
+
+def dependents(name: str, everything: Iterable[Known]) -> list[Known]:
+    """The ensembles that call a model of that name, also those that wait for it."""
+    return [each for each in everything if name in each.members]
+
+
+def orphans(left: ModelConfig, everything: Iterable[Known]) -> list[Known]:
+    """The models that only one with this config, which has gone, needed and had loaded."""
+    all_known = list(everything)
+    needed = {name for each in all_known if each.source for name in members(each.source.config)}
+    return [
+        each
+        for each in all_known
+        if each.implicit and each.id.name in members(left) and each.id.name not in needed
+    ]
+
+
+class Waits:
+    """Which ensemble waits for which member to be loaded: nobody may wait for itself."""
+
+    def __init__(self) -> None:
+        self._for: dict[ModelId, ModelId] = {}
+
+    @contextmanager
+    def entered(self, ensemble: ModelId, member: ModelId) -> Iterator[None]:
+        """One waits for the other within the block; Circle if that would never end."""
+        chain, at = [ensemble], member
+        while at != ensemble and at in self._for:
+            chain.append(at)
+            at = self._for[at]
+        if at == ensemble:
+            raise Circle([each.name for each in chain])
+        self._for[ensemble] = member
+        try:
+            yield
+        finally:
+            del self._for[ensemble]
+
+
+def check_members(repository: ModelRepository, config: ModelConfig) -> None:
+    """Raise INVALID_ARG for the first thing that a load of the ensemble would stumble over.
+
+    Members whose own config is no good, or leaves tensors to their files, are not compared.
+    """
+    if config.ensemble_scheduling is None:
+        return
+    for problem in (*_missing(repository, config), *_versions_missing(repository, config)):
+        raise InferenceError(Code.INVALID_ARG, problem)
+    _refuse_circle(repository, config, (config.name,))
+    found = {name: _read(repository, name) for name in members(config)}
+    if all(each is not None and each.input and each.output for each in found.values()):
+        steps = config.ensemble_scheduling.step
+        whole = {name: each for name, each in found.items() if each is not None}
+        check_wiring(config, {(s.model_name, s.model_version): whole[s.model_name] for s in steps})
+
+
+def _missing(repository: ModelRepository, config: ModelConfig) -> Iterator[str]:
+    missing = [name for name in members(config) if not repository.named(name)]
+    if missing:
+        yield (
+            f"ensemble {config.name} contains models that are not available or ambiguous: "
+            f"{', '.join(missing)}"
+        )
+
+
+def _versions_missing(repository: ModelRepository, config: ModelConfig) -> Iterator[str]:
+    for step in config.ensemble_scheduling.step if config.ensemble_scheduling else ():
+        version, member = step.model_version, _read(repository, step.model_name)
+        if version == LATEST or member is None:
+            continue
+        if version not in repository.find(step.model_name).versions(member.version_policy):
+            yield (
+                f"ensemble '{config.name}' depends on '{step.model_name}' whose required version "
+                f"{version} is not loaded."
+            )
+
+
+def _refuse_circle(repository: ModelRepository, config: ModelConfig, path: tuple[str, ...]) -> None:
+    for name in members(config):
+        if name == path[0]:
+            raise Circle(path)
+        member = _read(repository, name) if name not in path else None
+        if member is not None:
+            _refuse_circle(repository, member, (*path, name))
+
+
+def _read(repository: ModelRepository, name: str) -> ModelConfig | None:
+    """The config of a member, None if it is no good; of an ensemble what follows from it, too."""
+    try:
+        config = repository.read(name)
+        repository.find(name).versions(config.version_policy)
+    except InferenceError:
+        return None
+    decoupled = _calls_decoupled(repository, config, set())
+    return replace(config, model_transaction_policy=TransactionPolicy(decoupled=decoupled))
+
+
+def _calls_decoupled(repository: ModelRepository, config: ModelConfig, seen: set[str]) -> bool:
+    """Whether any model that an ensemble leads to answers as often as it likes."""
+    if config.ensemble_scheduling is None:
+        return config.decoupled
+    for name in members(config):
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            member = repository.read(name)
+        except InferenceError:
+            continue
+        if _calls_decoupled(repository, member, seen):
+            return True
+    return False

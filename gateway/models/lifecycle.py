@@ -9,8 +9,7 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 from gateway.errors import Code, InferenceError
-from gateway.models.dependencies import Waits, dependents, members, orphans
-from gateway.models.ensemble_members import Bindings, held
+from gateway.models.ensemble_members import Bindings, Waits, dependents, held, members, orphans
 from gateway.models.load_failures import cause, failed, member_failed, read_folder, unread
 from gateway.models.loading import InPlaceUpdate, LoadedMembers
 from gateway.models.model import Model

@@ -1,11 +1,10 @@
 """Failures of loads: Triton's texts, and the guard around the load of one model."""
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TypeVar
 
 from gateway.errors import Code, InferenceError
-from gateway.models.dependencies import Circle
 from gateway.models.repository import ModelId
 from gateway.models.table import Known
 from gateway.threads import Threads
@@ -13,6 +12,23 @@ from gateway.threads import Threads
 log = logging.getLogger("sluice.lifecycle")
 
 Found = TypeVar("Found")
+
+
+class Circle(InferenceError):
+    """Ensembles that need one another: each of `names` needs the next, the last one the first."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        first, last = names[0], names[-1]
+        super().__init__(
+            Code.INVALID_ARG,
+            f"circular dependency between ensembles: {first} -> ... -> {last} -> {first}",
+        )
+
+    def seen_from(self, name: str) -> "Circle":
+        """The same circle, begun with one of its names."""
+        start = self.names.index(name)
+        return Circle(self.names[start:] + self.names[:start])
 
 
 class LoadFailure(InferenceError):

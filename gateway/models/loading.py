@@ -18,7 +18,6 @@ from gateway.ensembles.instance import EnsembleBackend
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.models.closings import Closings
-from gateway.models.completion import completed
 from gateway.models.instance_groups import check_memory
 from gateway.models.instance_slots import (
     EVERY_CORE,
@@ -33,6 +32,7 @@ from gateway.models.instance_slots import (
 )
 from gateway.models.model import Model
 from gateway.models.model_folder import Labels, read_labels, take_snapshot
+from gateway.models.normalisation import completed
 from gateway.models.repository import Source
 from gateway.models.reshaped_instance import with_reshapes
 from gateway.observability.statistics import ModelStatistics

@@ -221,16 +221,16 @@ class Model:
         trace: Trace | None = None,
         interceptor: Interceptor | None = None,
     ) -> ResponseStream:
-        """Check a request and hand it to the scheduler or the interceptor before it, in one plain step.
+        """Check a request and pass it to the interceptor, or to the scheduler, in one step.
 
-        A request whose answer the cache has takes no place in any queue; one with a interceptor is not
-        looked for there. Raises InferenceError: INVALID_ARG from validation, UNAVAILABLE when no
-        instance is alive or the limit of requests in flight is reached.
+        A request that the cache can answer takes no place in a queue. The cache is not asked for a
+        request with an interceptor. Raises InferenceError: INVALID_ARG from validation, UNAVAILABLE
+        if no instance is alive or the limit of requests in flight is reached.
         """
         return self._submit(request, trace, interceptor, limited=True)
 
     def call(self, request: InferRequest) -> ResponseStream:
-        """Like `submit`, for a step of an ensemble: that has a limit of requests of its own."""
+        """Like `submit`, for a step of an ensemble: the ensemble has its own request limit."""
         return self._submit(request, None, None, limited=False)
 
     def _submit(

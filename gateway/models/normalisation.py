@@ -1,26 +1,22 @@
-"""What does a configuration say once it is whole, and can it be kept? Triton's checks and texts."""
+"""Normalised configurations: defaults filled in, and what a backend adds."""
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Set
 from dataclasses import replace
 
-from gateway.config import InputFormat, ModelConfig, ModelInput, ModelOutput
-from gateway.config.data_type import DataType
-from gateway.config.platforms import ENSEMBLE, TENSORRT, accepted_platforms, resolve_backend
-from gateway.config.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
-from gateway.ensembles.flow import flow_problems
+from gateway.config import LatestVersions, ModelConfig, VersionPolicy
+from gateway.config.optimization import OptimizationPolicy, PinnedMemoryBuffer
+from gateway.config.platforms import ENSEMBLE, resolve_backend
+from gateway.config.scheduling import DynamicBatching, SequenceBatching
 from gateway.errors import Code, InferenceError
-from gateway.models.batch_checks import batch_problems
-from gateway.models.defaults import fill_defaults
+from gateway.models.config_checks import check_config, check_tensors
 from gateway.models.instance_groups import (
     NO_GPUS,
     Gpus,
     check_instance_groups,
     fill_instance_groups,
 )
-from gateway.models.sequence_checks import sequence_problems
 
-ANY_SIZE = -1
-SIZES_ALLOWED = "must be integer >= 1, or -1 to indicate a variable-size dimension"
+SEQUENCE_IDLE_US = 1_000_000
 
 
 def normalise(
@@ -47,197 +43,100 @@ def normalise(
     return whole
 
 
-def check_config(config: ModelConfig) -> None:
-    """Raise INVALID_ARG for the first thing wrong with the model as a whole."""
-    _raise_first(_model_problems(config))
-    if config.dynamic_batching is not None:
-        _raise_first(_batching_problems(config, config.dynamic_batching))
-    if config.sequence_batching is not None:
-        _raise_first(sequence_problems(config, config.sequence_batching))
+def fill_defaults(config: ModelConfig) -> ModelConfig:
+    """The config with Triton's defaults for versions, batching and memory written out."""
+    return replace(
+        config,
+        version_policy=_version_policy(config.version_policy),
+        dynamic_batching=_dynamic_batching(config),
+        sequence_batching=_sequence_batching(config),
+        optimization=_optimization(config),
+    )
 
 
-def check_tensors(config: ModelConfig) -> None:
-    """Raise INVALID_ARG for the first input or output that is incomplete or contradicts itself."""
-    for tensor in config.input:
-        _raise_first(f"{each} for {config.name}" for each in _input_problems(tensor, config))
-    for output in config.output:
-        _raise_first(f"{each} for {config.name}" for each in _output_problems(output, config))
-    _raise_first(batch_problems(config))
+def _version_policy(policy: VersionPolicy | None) -> VersionPolicy:
+    if policy is None or policy == VersionPolicy():
+        return VersionPolicy(latest=LatestVersions(num_versions=1))
+    return policy
 
 
-def _raise_first(problems: Iterator[str]) -> None:
-    if problem := next(problems, ""):
-        raise InferenceError(Code.INVALID_ARG, problem)
+def _dynamic_batching(config: ModelConfig) -> DynamicBatching | None:
+    batching = config.dynamic_batching
+    if batching is None or batching.preferred_batch_size:
+        return batching
+    return replace(batching, preferred_batch_size=_largest(config))
 
 
-# The model as a whole.
+def _sequence_batching(config: ModelConfig) -> SequenceBatching | None:
+    batching = config.sequence_batching
+    if batching is None:
+        return None
+    oldest = batching.oldest
+    if oldest is not None and not oldest.preferred_batch_size:
+        oldest = replace(oldest, preferred_batch_size=_largest(config))
+    return replace(
+        batching,
+        oldest=oldest,
+        max_sequence_idle_microseconds=batching.max_sequence_idle_microseconds or SEQUENCE_IDLE_US,
+    )
 
 
-def _model_problems(config: ModelConfig) -> Iterator[str]:
-    yield from _platform_problems(config)
-    if config.max_batch_size < 0:
-        yield f"'max_batch_size' must be non-negative value for {config.name}"
-    yield from _cache_problems(config)
-    yield from _metrics_problems(config)
+def _largest(config: ModelConfig) -> tuple[int, ...]:
+    return (config.max_batch_size,) if config.batching else ()
 
 
-def _platform_problems(config: ModelConfig) -> Iterator[str]:
-    name, platform, backend = config.name, config.platform, config.backend
-    if platform == ENSEMBLE:
-        yield from _ensemble_problems(config)
-    elif config.ensemble_scheduling is not None:
-        yield (
-            f"ensemble scheduling cannot be set for model '{name}' whose platform is not ensemble"
+def _optimization(config: ModelConfig) -> OptimizationPolicy | None:
+    if config.platform == ENSEMBLE:
+        return config.optimization
+    policy = config.optimization or OptimizationPolicy()
+    pinned = PinnedMemoryBuffer(enable=True)
+    return replace(
+        policy,
+        input_pinned_memory=policy.input_pinned_memory or pinned,
+        output_pinned_memory=policy.output_pinned_memory or pinned,
+    )
+
+
+CHOICES = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
+
+
+def completed(config: ModelConfig, said: ModelConfig) -> ModelConfig:
+    """The config with what the backend said of it, as far as that is a backend's to say.
+
+    That is the batch size, inputs, outputs, the transaction policy, and a scheduling choice where
+    there was none (auto-complete). Raises INVALID_ARG for what is incomplete even then, INTERNAL
+    for a choice that the backend changed.
+    """
+    whole = fill_defaults(
+        replace(
+            _scheduled(config, said),
+            max_batch_size=said.max_batch_size,
+            input=said.input,
+            output=said.output,
+            model_transaction_policy=said.model_transaction_policy,
         )
-    elif not (platform or backend):
-        yield f"must specify 'platform' or 'backend' for '{name}'"
-    elif not backend:
-        yield f"unexpected platform type '{platform}' for {name}"
-    elif (accepted := accepted_platforms(backend)) and platform not in accepted:
-        yield f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"
+    )
+    check_config(whole)
+    check_tensors(whole)
+    return whole
 
 
-def _ensemble_problems(config: ModelConfig) -> Iterator[str]:
-    if config.backend:
-        yield (
-            f"Ensemble model '{config.name}' must have platform type 'ensemble' and empty backend "
-            "type"
+def _scheduled(config: ModelConfig, said: ModelConfig) -> ModelConfig:
+    before, after = _choice(config), _choice(said)
+    if not before:
+        return replace(
+            config,
+            dynamic_batching=said.dynamic_batching,
+            sequence_batching=said.sequence_batching,
         )
-    if config.ensemble_scheduling is None:
-        yield (
-            f"ensemble scheduling must be set for ensemble {config.name} whose platform is ensemble"
+    if after != before:
+        raise InferenceError(
+            Code.INTERNAL,
+            f"Cannot update scheduling choice from {before} to {after or 'none'} when "
+            "auto-completing.",
         )
-    yield from flow_problems(config)
+    return config
 
 
-def _cache_problems(config: ModelConfig) -> Iterator[str]:
-    if config.response_cache is None or not config.response_cache.enable:
-        return
-    refusal = f"Response Cache does not currently support model {config.name} with"
-    if config.sequence_batching is not None:
-        yield f"{refusal} sequence batching scheduler. Please disable the response cache."
-    if config.decoupled:
-        yield f"{refusal} 'decoupled' transaction policy. Please disable the response cache."
-
-
-def _metrics_problems(config: ModelConfig) -> Iterator[str]:
-    for control in config.model_metrics.metric_control if config.model_metrics else ():
-        if control.metric_identifier is None:
-            yield "metric control must specify 'metric_identifier'"
-        elif not control.metric_identifier.family:
-            yield "metric identifier must specify non-empty 'family'"
-        elif control.histogram_options is None:
-            yield "metric control must specify 'histogram_options'"
-        elif not control.histogram_options.buckets:
-            yield "histogram options must specify non-empty 'buckets'"
-
-
-# Dynamic batching.
-
-
-def _batching_problems(config: ModelConfig, batching: DynamicBatching) -> Iterator[str]:
-    name = config.name
-    for size in batching.preferred_batch_size:
-        if size <= 0:
-            yield f"dynamic batching preferred size must be positive for {name}"
-        if size > config.max_batch_size:
-            yield f"dynamic batching preferred size must be <= max batch size for {name}"
-    if levels := batching.priority_levels:
-        if not 1 <= batching.default_priority_level <= levels:
-            yield f"default priority level must be in range [1, {levels}] for {name}"
-        if any(not 1 <= level <= levels for level in batching.priority_queue_policy):
-            yield (
-                f"priority queue policy must have priority level in range [1, {levels}] for {name}"
-            )
-    if batching.preserve_ordering:
-        yield from _ordering_problems(name, batching)
-
-
-def _ordering_problems(name: str, batching: DynamicBatching) -> Iterator[str]:
-    if batching.priority_levels > 1:
-        yield f"Only one priority level is allowed when 'preserve_ordering' is true for {name}"
-    policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
-    if any(policy is not None and _delays(policy) for policy in policies):
-        yield (
-            "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true "
-            f"for {name}"
-        )
-
-
-def _delays(policy: QueuePolicy) -> bool:
-    return policy.timeout_action is TimeoutAction.DELAY and policy.default_timeout_microseconds != 0
-
-
-# Inputs and outputs.
-
-
-def _input_problems(tensor: ModelInput, config: ModelConfig) -> Iterator[str]:
-    yield from _shape_problems(tensor, "model input", config)
-    if tensor.format is not InputFormat.FORMAT_NONE and len(tensor.dims) != 3:
-        yield "model input NHWC/NCHW require 3 dims"
-    yield from _layout_problems(tensor, "input", config)
-
-
-def _output_problems(tensor: ModelOutput, config: ModelConfig) -> Iterator[str]:
-    yield from _shape_problems(tensor, "model output", config)
-    yield from _layout_problems(tensor, "output", config)
-
-
-def _layout_problems(
-    tensor: ModelInput | ModelOutput, role: str, config: ModelConfig
-) -> Iterator[str]:
-    if tensor.is_shape_tensor and config.platform != TENSORRT:
-        yield "shape tensors are only supported for TensorRT platform"
-    if tensor.is_non_linear_format_io:
-        if config.platform != TENSORRT:
-            yield "Non-linear IO format is only supported for the TensorRT platform"
-        if len(tensor.dims) != 3:
-            yield f"Non-linear IO format {role} requires 3 dims"
-
-
-def _shape_problems(
-    tensor: ModelInput | ModelOutput, role: str, config: ModelConfig
-) -> Iterator[str]:
-    if not tensor.name:
-        yield f"{role} must specify 'name'"
-    if tensor.data_type is DataType.TYPE_INVALID:
-        yield f"{role} '{tensor.name}' must specify 'data_type'"
-    if not tensor.dims:
-        yield f"{role} '{tensor.name}' must specify 'dims'"
-    if tensor.reshape is not None and not tensor.reshape.shape and not config.batching:
-        yield (
-            f"{role} '{tensor.name}' cannot have empty reshape for non-batching model as scalar "
-            "tensors are not supported"
-        )
-    if not _sizes_are_valid(tensor.dims):
-        yield f"{role} '{tensor.name}' dimension {SIZES_ALLOWED}"
-    if tensor.reshape is not None:
-        for problem in _reshape_problems(tensor.dims, tensor.reshape.shape):
-            yield f"{role} '{tensor.name}' {problem}"
-
-
-def _reshape_problems(dims: Sequence[int], shape: Sequence[int]) -> Iterator[str]:
-    if not _sizes_are_valid(shape):
-        yield f"reshape dimensions {SIZES_ALLOWED}"
-    before, after = _fixed_sizes(dims), _fixed_sizes(shape)
-    if (len(before) == 1) != (len(after) == 1):
-        yield "has different size for dims and reshape"
-    if len(before) != len(after):
-        yield "has different number of variable-size dimensions for dims and reshape"
-    if before != after:
-        yield "has different size for dims and reshape"
-
-
-def _sizes_are_valid(sizes: Sequence[int]) -> bool:
-    return all(size >= 1 or size == ANY_SIZE for size in sizes)
-
-
-def _fixed_sizes(sizes: Sequence[int]) -> list[int]:
-    """Elements before, between and after the dimensions of any size: [2, -1, 3, 4] to [2, 12]."""
-    products = [1]
-    for size in sizes:
-        if size == ANY_SIZE:
-            products.append(1)
-        else:
-            products[-1] *= size
-    return products
+def _choice(config: ModelConfig) -> str:
+    return next((each for each in CHOICES if getattr(config, each) is not None), "")

@@ -9,6 +9,7 @@ from pathlib import Path
 from gateway.config import ModelConfig, VersionPolicy
 from gateway.config.pbtxt import parse, parse_json
 from gateway.errors import Code, InferenceError
+from gateway.models.config_checks import check_tensors
 from gateway.models.instance_groups import NO_GPUS, Gpus
 from gateway.models.model_folder import (
     RESERVED,
@@ -17,7 +18,7 @@ from gateway.models.model_folder import (
     take_snapshot,
     version_number,
 )
-from gateway.models.normalisation import check_tensors, normalise
+from gateway.models.normalisation import normalise
 from gateway.models.supported_fields import ignored, require_supported
 from gateway.models.upload import Override, UploadedFolder, refuse_escapes
 

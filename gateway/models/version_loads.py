@@ -9,7 +9,7 @@ from functools import partial
 
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.models.dependencies import members
+from gateway.models.ensemble_members import members
 from gateway.models.loading import NO_MEMBERS, InPlaceUpdate, LoadedMembers, ModelLoader
 from gateway.models.model import Model
 from gateway.models.model_folder import without_configs

@@ -13,8 +13,8 @@ from gateway.config.fields import FieldShape, FieldTree, ScannedField, field_tre
 from gateway.config.pbtxt import find_mistake, parse
 from gateway.config.platforms import resolve_backend
 from gateway.errors import InferenceError
+from gateway.models.ensemble_members import check_members
 from gateway.models.limits import Limits
-from gateway.models.member_checks import check_members
 from gateway.models.repository import ConfigFile, ModelRepository
 from gateway.models.supported_fields import PARAMETERS, SUPPORT, Support, Verdict, is_default
 

@@ -18,7 +18,7 @@ from gateway.config import (
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import DynamicBatching, SequenceBatching
 from gateway.errors import Code, InferenceError
-from gateway.models.normalisation import check_tensors
+from gateway.models.config_checks import check_tensors
 from tests.backends.onnxruntime.conftest import backend
 from tests.onnx_models import add_sub, identity, model, node, save, tensor
 

@@ -11,7 +11,7 @@ from gateway.backend import Description
 from gateway.config import ModelConfig
 from gateway.config.data_type import DataType
 from gateway.errors import InferenceError
-from gateway.models.normalisation import check_tensors
+from gateway.models.config_checks import check_tensors
 from tests import torch_models as models
 from tests.torch_models import COMPILES
 

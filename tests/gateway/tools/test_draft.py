@@ -13,7 +13,8 @@ from gateway.config.data_type import DataType
 from gateway.config.pbtxt import parse
 from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
-from gateway.models.normalisation import check_tensors, normalise
+from gateway.models.config_checks import check_tensors
+from gateway.models.normalisation import normalise
 from gateway.models.repository import ModelRepository
 from gateway.tools.draft import ModelFile, draft, find_file, open_file
 

@@ -5,7 +5,7 @@ import pytest
 from gateway.config import BatchInput, BatchOutput, ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
-from gateway.models.normalisation import check_tensors
+from gateway.models.config_checks import check_tensors
 
 
 def config(

@@ -7,7 +7,8 @@ import pytest
 
 from gateway.config import ModelConfig
 from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
-from gateway.models.dependencies import Circle, Waits, dependents, members, orphans, resolve
+from gateway.models.ensemble_members import Waits, dependents, members, orphans, resolve
+from gateway.models.load_failures import Circle
 from gateway.models.repository import ModelEntry, ModelId, Source
 from gateway.models.table import Known
 from tests.builders import TEXT

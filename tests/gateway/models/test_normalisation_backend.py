@@ -8,7 +8,7 @@ from gateway.config import InstanceGroup, ModelInput, TransactionPolicy
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import DynamicBatching, SequenceBatching
 from gateway.errors import Code, InferenceError
-from gateway.models.completion import completed
+from gateway.models.normalisation import completed
 from tests.builders import TEXT
 
 OTHER = ModelInput(name="other", data_type=DataType.TYPE_FP32, dims=(3,))
