@@ -83,6 +83,10 @@ def orders(members: Any) -> Iterator[list[str]]:
                 yield list(each)
 
 
+def test_configurations_recorded_from_triton_are_there() -> None:
+    assert RECORDED
+
+
 @pytest.mark.parametrize("name", RECORDED)
 def test_the_json_form_of_a_normalised_config_is_tritons(name: str) -> None:
     assert pbtxt.to_json(normalised(name)) == recorded(name)

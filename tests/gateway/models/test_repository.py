@@ -16,7 +16,7 @@ from gateway.models.instance_groups import Gpus
 from gateway.models.repository import ModelId, ModelRepository
 from gateway.models.upload import Override
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parent.parent / "config" / "data"
 BACKEND = 'backend: "python"'
 
 

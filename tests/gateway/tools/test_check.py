@@ -11,7 +11,7 @@ from gateway.models.repository import ModelRepository
 from gateway.models.supported_fields import Verdict
 from gateway.tools.check import Finding, check, table
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parent.parent / "config" / "data"
 HONOURED, IGNORED, REFUSED = Verdict.HONOURED, Verdict.IGNORED, Verdict.REFUSED
 
 CONFIG = """\
