@@ -14,8 +14,8 @@ from gateway.cache.local import LocalCache
 from gateway.cuda_driver import load_driver, usable_gpus
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.models.busy_poll import Wakefulness
-from gateway.models.instance_groups import Gpus
+from gateway.models.busy_poll import BusyPoll
+from gateway.models.instance_groups import UsableGpus
 from gateway.models.registry import ModelRegistry, RegistryControl
 from gateway.models.repository import ModelRepository
 from gateway.observability.log import Log
@@ -84,7 +84,7 @@ class Core:
         backends = _build_backends(settings)
         repository = _build_repository(settings.models, backends)
         self._cache = _build_cache(settings.cache)
-        awake = Wakefulness(settings.stay_awake_us)
+        awake = BusyPoll(settings.stay_awake_us)
         self._threads = request_threads()
         self._registry = ModelRegistry(
             repository, settings.models, backends, self._cache, awake, self._threads
@@ -193,7 +193,7 @@ def _build_repository(settings: ModelSettings, backends: BackendLoader) -> Model
     return ModelRepository(
         settings.repositories,
         settings.config_name,
-        Gpus(usable, minimum, backends.computes_on_gpus),
+        UsableGpus(usable, minimum, backends.computes_on_gpus),
         auto_complete=settings.auto_complete,
         namespacing=settings.namespacing,
     )

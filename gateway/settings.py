@@ -301,7 +301,7 @@ class Settings:
     """Everything a server is told from outside.
 
     So many `frontends` are processes of their own that have the connections, 0 for none. For so
-    many microseconds at most the event loop stays awake for the next request (`wakefulness.py`).
+    many microseconds at most the event loop stays awake for the next request (`busy_poll.py`).
     """
 
     id: str = "triton"

@@ -12,7 +12,7 @@ import pytest
 from gateway import device_memory
 from gateway.backend import Instance
 from gateway.config import ModelConfig
-from gateway.models.instance_slots import Slot
+from gateway.models.instance_slots import InstanceSlot
 from gateway.models.model import Model
 from gateway.observability.statistics import ModelStatistics
 from gateway.shared_memory import cuda
@@ -96,7 +96,9 @@ async def serve() -> AsyncIterator[Serve]:
         load: Load | None = None,
         on_change: Callable[[], None] | None = None,
     ) -> Model:
-        slots = [Slot(load or _nothing_to_load, instance=instance) for instance in instances]
+        slots = [
+            InstanceSlot(load or _nothing_to_load, instance=instance) for instance in instances
+        ]
         model = Model(config, 1, ModelStatistics(), slots)
         running.append((model, asyncio.create_task(model.run(on_change or _nobody_listens))))
         return model

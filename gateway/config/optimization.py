@@ -17,7 +17,7 @@ class OptimizationPriority(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
+class GraphOptimization:
     """How hard to optimize the model's graph; each backend gives the levels its own meaning."""
 
     level: int = 0
@@ -48,7 +48,7 @@ class GraphSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cuda:
+class CudaOptions:
     """CUDA graphs, events and streams."""
 
     graphs: bool = False
@@ -84,9 +84,9 @@ class PinnedMemoryBuffer:
 class OptimizationPolicy:
     """All hints of one model."""
 
-    graph: Graph | None = None
+    graph: GraphOptimization | None = None
     priority: OptimizationPriority = OptimizationPriority.PRIORITY_DEFAULT
-    cuda: Cuda | None = None
+    cuda: CudaOptions | None = None
     execution_accelerators: ExecutionAccelerators | None = None
     input_pinned_memory: PinnedMemoryBuffer | None = None
     output_pinned_memory: PinnedMemoryBuffer | None = None

@@ -41,7 +41,7 @@ WORDINGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Mistake:
+class SyntaxMistake:
     """Where a text stops being a configuration, and why. Lines and columns count from 1.
 
     `unknown_field` is the field that does not exist, if that is the mistake.
@@ -60,7 +60,7 @@ def parse(text: str, source: str) -> ModelConfig:
     line, what was found and what was expected.
     """
     read = _read(text)
-    if isinstance(read, Mistake):
+    if isinstance(read, SyntaxMistake):
         raise InferenceError(
             Code.INVALID_ARG, f"{source}, line {read.line}, column {read.column}: {read.what}"
         )
@@ -88,10 +88,10 @@ def parse_json(text: str) -> ModelConfig:
     return from_message(message)
 
 
-def find_mistake(text: str) -> Mistake | None:
+def find_mistake(text: str) -> SyntaxMistake | None:
     """The first place at which the text is no configuration, or None."""
     read = _read(text)
-    return read if isinstance(read, Mistake) else None
+    return read if isinstance(read, SyntaxMistake) else None
 
 
 def from_message(message: model_config_pb2.ModelConfig) -> ModelConfig:
@@ -123,7 +123,7 @@ def to_json(config: ModelConfig) -> dict[str, Any]:
 # Text to message.
 
 
-def _read(text: str) -> model_config_pb2.ModelConfig | Mistake:
+def _read(text: str) -> model_config_pb2.ModelConfig | SyntaxMistake:
     message = model_config_pb2.ModelConfig()
     try:
         text_format.Parse(text, message)
@@ -134,18 +134,18 @@ def _read(text: str) -> model_config_pb2.ModelConfig | Mistake:
     return message
 
 
-def _mistake(error: text_format.ParseError, text: str) -> Mistake:
+def _mistake(error: text_format.ParseError, text: str) -> SyntaxMistake:
     line, column = error.GetLine() or 1, error.GetColumn() or 1
     complaint = str(error)
     if match := NO_FIELD.search(complaint):
-        return Mistake(line, column, _unknown_field(match[1], match[2]), match[2])
+        return SyntaxMistake(line, column, _unknown_field(match[1], match[2]), match[2])
     if match := NO_VALUE.search(complaint):
-        return Mistake(line, column, _unknown_value(match[1], match[2]))
+        return SyntaxMistake(line, column, _unknown_value(match[1], match[2]))
     found, expected = _found(text, line, column), _expected(complaint)
-    return Mistake(line, column, f"found {found}, expected {expected}")
+    return SyntaxMistake(line, column, f"found {found}, expected {expected}")
 
 
-def _enum_mistake(error: Exception, text: str) -> Mistake:
+def _enum_mistake(error: Exception, text: str) -> SyntaxMistake:
     """For a number beyond 32 bits, or bytes that are not UTF-8, where the name of a value belongs.
 
     The parser tells what it stumbled over, and not where.
@@ -154,7 +154,9 @@ def _enum_mistake(error: Exception, text: str) -> Mistake:
     found = cause.object if isinstance(cause, UnicodeEncodeError) else str(error).split()[-1]
     before = text[: max(0, text.find(found))]
     line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-    return Mistake(line, column, f"found {_found(text, line, column)}, expected a value's name")
+    return SyntaxMistake(
+        line, column, f"found {_found(text, line, column)}, expected a value's name"
+    )
 
 
 def _unknown_field(message: str, name: str) -> str:

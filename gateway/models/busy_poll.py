@@ -11,7 +11,7 @@ from gateway import cgroups
 from gateway.processors import processors
 
 
-class Wakefulness:
+class BusyPoll:
     """Counts requests in flight; while there are none it may keep the event loop from sleeping.
 
     It does so for `span_us` at most, and only if the latest request came within as much of the end

@@ -9,15 +9,15 @@ from gateway.config.scheduling import EnsembleStep
 from gateway.ensembles.member import LATEST
 from gateway.ensembles.wiring import check_wiring
 from gateway.errors import Code, InferenceError
-from gateway.models.load_failures import Circle, failed
+from gateway.models.load_failures import DependencyCycle, load_failed
 from gateway.models.loading import NO_MEMBERS, LoadedMembers
 from gateway.models.model import Model
 from gateway.models.repository import ModelId, ModelRepository
-from gateway.models.table import Known, ModelTable
+from gateway.models.table import KnownModel, ModelTable
 from gateway.threads import Threads
 
 
-class Bindings:
+class EnsembleMembers:
     """Finds the members of ensembles, in their own namespace first."""
 
     def __init__(self, table: ModelTable, repository: ModelRepository, threads: Threads) -> None:
@@ -25,7 +25,7 @@ class Bindings:
         self._table = table
         self._repository = repository
 
-    async def members(self, known: Known) -> list[ModelId]:
+    async def members(self, known: KnownModel) -> list[ModelId]:
         """Those of an ensemble, on disk or loaded; LoadFailure if one is neither, or ambiguous."""
         found = {}
         for name in known.members:
@@ -34,7 +34,7 @@ class Bindings:
         if missing := ", ".join(name for name, member in found.items() if member is None):
             ensemble = known.id.name
             text = f"ensemble {ensemble} contains models that are not available or ambiguous: "
-            raise failed(ensemble, text + missing)
+            raise load_failed(ensemble, text + missing)
         return [member for member in found.values() if member is not None]
 
     def bind(self, ensemble: ModelId, config: ModelConfig) -> LoadedMembers:
@@ -51,7 +51,7 @@ class Bindings:
             }
             check_wiring(config, {key: model.config for key, model in bound.items()})
         except InferenceError as error:
-            raise failed(ensemble.name, error.message) from None
+            raise load_failed(ensemble.name, error.message) from None
         return bound
 
     def _loaded(self, name: str) -> list[ModelId]:
@@ -73,7 +73,7 @@ class Bindings:
 
 
 @contextmanager
-def held(models: Iterable[Model]) -> Iterator[None]:
+def kept_alive(models: Iterable[Model]) -> Iterator[None]:
     """Keep versions alive within the block, even if they are replaced meanwhile."""
     kept = list(models)
     for model in kept:
@@ -100,12 +100,12 @@ def resolve(name: str, namespace: str, candidates: Collection[ModelId]) -> Model
     return found[0] if len(found) == 1 else None
 
 
-def dependents(name: str, everything: Iterable[Known]) -> list[Known]:
+def dependents(name: str, everything: Iterable[KnownModel]) -> list[KnownModel]:
     """The ensembles that call a model of that name, also those that wait for it."""
     return [each for each in everything if name in each.members]
 
 
-def orphans(left: ModelConfig, everything: Iterable[Known]) -> list[Known]:
+def orphans(left: ModelConfig, everything: Iterable[KnownModel]) -> list[KnownModel]:
     """The models that only one with this config, which has gone, needed and had loaded."""
     all_known = list(everything)
     needed = {name for each in all_known if each.source for name in members(each.source.config)}
@@ -116,7 +116,7 @@ def orphans(left: ModelConfig, everything: Iterable[Known]) -> list[Known]:
     ]
 
 
-class Waits:
+class MemberWaits:
     """Which ensemble waits for which member to be loaded: nobody may wait for itself."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class Waits:
             chain.append(at)
             at = self._for[at]
         if at == ensemble:
-            raise Circle([each.name for each in chain])
+            raise DependencyCycle([each.name for each in chain])
         self._for[ensemble] = member
         try:
             yield
@@ -179,7 +179,7 @@ def _versions_missing(repository: ModelRepository, config: ModelConfig) -> Itera
 def _refuse_circle(repository: ModelRepository, config: ModelConfig, path: tuple[str, ...]) -> None:
     for name in members(config):
         if name == path[0]:
-            raise Circle(path)
+            raise DependencyCycle(path)
         member = _read(repository, name) if name not in path else None
         if member is not None:
             _refuse_circle(repository, member, (*path, name))

@@ -16,7 +16,7 @@ def every_backend(backend: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Gpus:
+class UsableGpus:
     """The GPUs of this machine that are used.
 
     `usable` are the numbers of those whose compute capability is at least `minimum`. `serve` tells
@@ -29,7 +29,7 @@ class Gpus:
     serve: Callable[[str], bool] = field(default=every_backend, compare=False)
 
 
-NO_GPUS = Gpus()
+NO_GPUS = UsableGpus()
 
 
 def check_memory(model: str, gpu: int, limits: Mapping[int, float]) -> None:
@@ -68,7 +68,7 @@ MOST_INSTANCES = 1024
 """Of one group on one device; a number that nobody meant would take all memory."""
 
 
-def fill_instance_groups(config: ModelConfig, gpus: Gpus) -> tuple[InstanceGroup, ...]:
+def fill_instance_groups(config: ModelConfig, gpus: UsableGpus) -> tuple[InstanceGroup, ...]:
     """At least one group, each with a name, a kind other than AUTO, a count, and its GPUs."""
     if not config.instance_group:
         return (_filled(InstanceGroup(name=config.name), config.backend, gpus),)
@@ -78,7 +78,7 @@ def fill_instance_groups(config: ModelConfig, gpus: Gpus) -> tuple[InstanceGroup
     )
 
 
-def _filled(group: InstanceGroup, backend: str, gpus: Gpus) -> InstanceGroup:
+def _filled(group: InstanceGroup, backend: str, gpus: UsableGpus) -> InstanceGroup:
     kind = _resolved(group, backend, gpus)
     default_count = CPU_COUNTS.get(backend, 1) if kind is InstanceKind.KIND_CPU else 1
     default_gpus = gpus.usable if kind is InstanceKind.KIND_GPU else ()
@@ -90,7 +90,7 @@ def _filled(group: InstanceGroup, backend: str, gpus: Gpus) -> InstanceGroup:
     )
 
 
-def _resolved(group: InstanceGroup, backend: str, gpus: Gpus) -> InstanceKind:
+def _resolved(group: InstanceGroup, backend: str, gpus: UsableGpus) -> InstanceKind:
     if group.kind is not InstanceKind.KIND_AUTO:
         return group.kind
     if backend in SPREAD_THEMSELVES and not group.gpus:
@@ -106,7 +106,7 @@ def _resolved(group: InstanceGroup, backend: str, gpus: Gpus) -> InstanceKind:
     return InstanceKind.KIND_CPU
 
 
-def check_instance_groups(config: ModelConfig, gpus: Gpus) -> None:
+def check_instance_groups(config: ModelConfig, gpus: UsableGpus) -> None:
     """Raise INVALID_ARG for the first group of a filled config that this machine cannot have."""
     for group in config.instance_group:
         problem = _gpu_problem(group, gpus) or _profile_problem(config, group)
@@ -116,7 +116,7 @@ def check_instance_groups(config: ModelConfig, gpus: Gpus) -> None:
             )
 
 
-def _gpu_problem(group: InstanceGroup, gpus: Gpus) -> str:
+def _gpu_problem(group: InstanceGroup, gpus: UsableGpus) -> str:
     if group.kind is not InstanceKind.KIND_GPU:
         return f"has kind {group.kind} but specifies one or more GPUs" if group.gpus else ""
     if not group.gpus:

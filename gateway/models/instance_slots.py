@@ -15,7 +15,7 @@ Load = Callable[[], Awaitable[Instance]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Placement:
     """Where an instance belongs; `device` is the number of its GPU, 0 on others."""
 
     name: str = ""
@@ -29,7 +29,7 @@ class Place:
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class InstanceSlot:
     """One place, the instance in it (None while there is none alive), and how to load one.
 
     `share` is the place's in the rate limiter, if there is one; `closings` close its instances.
@@ -37,7 +37,7 @@ class Slot:
     """
 
     load: Load
-    place: Place = field(default_factory=Place)
+    placement: Placement = field(default_factory=Placement)
     instance: Instance | None = None
     share: Share | None = None
     closings: Closings = field(default_factory=Closings)
@@ -47,18 +47,18 @@ class Slot:
     @property
     def passive(self) -> bool:
         """Loaded, but never given a request."""
-        return self.place.group.passive
+        return self.placement.group.passive
 
 
-def places(config: ModelConfig) -> Iterator[Place]:
+def placements(config: ModelConfig) -> Iterator[Placement]:
     """A place for each instance of each group, on each of its GPUs; two GPUs share names."""
     for group in config.instance_group or (InstanceGroup(name=config.name),):
         for device in group.gpus or (0,):
             for number in range(max(1, group.count)):
-                yield Place(name=f"{group.name}_{number}", group=group, device=device)
+                yield Placement(name=f"{group.name}_{number}", group=group, device=device)
 
 
-def enrol(slots: Sequence[Slot], limiter: RateLimiter | None) -> None:
+def reserve_shares(slots: Sequence[InstanceSlot], limiter: RateLimiter | None) -> None:
     """Give each slot that executes its share; if one cannot have it, none has.
 
     Raises INVALID_ARG for what could never execute.
@@ -68,13 +68,13 @@ def enrol(slots: Sequence[Slot], limiter: RateLimiter | None) -> None:
     try:
         for slot in slots:
             if not slot.passive:
-                slot.share = limiter.enrol(slot.place.group, slot.place.device)
+                slot.share = limiter.enrol(slot.placement.group, slot.placement.device)
     except BaseException:
         release_shares(slots)
         raise
 
 
-def release_shares(slots: Iterable[Slot]) -> None:
+def release_shares(slots: Iterable[InstanceSlot]) -> None:
     """Nothing will execute in these slots any more."""
     for slot in slots:
         share, slot.share = slot.share, None
@@ -82,7 +82,7 @@ def release_shares(slots: Iterable[Slot]) -> None:
             share.leave()
 
 
-async def fill(slots: Sequence[Slot], *, side_by_side: bool) -> None:
+async def load_slots(slots: Sequence[InstanceSlot], *, side_by_side: bool) -> None:
     """Load the instances; if one cannot be loaded, none stays loaded, and its error is raised."""
     try:
         if side_by_side:
@@ -91,11 +91,11 @@ async def fill(slots: Sequence[Slot], *, side_by_side: bool) -> None:
             for slot in slots:
                 slot.instance = await slot.load()
     except BaseException:
-        await empty(slots)
+        await close_slots(slots)
         raise
 
 
-def empty(slots: Sequence[Slot]) -> Awaitable[object]:
+def close_slots(slots: Sequence[InstanceSlot]) -> Awaitable[object]:
     """Begin to close the instances, side by side, and give their shares back; await the end.
 
     If the wait is cancelled, they still close.
@@ -105,12 +105,12 @@ def empty(slots: Sequence[Slot]) -> Awaitable[object]:
     for slot in slots:
         instance, slot.instance = slot.instance, None
         if instance is not None:
-            ends.append(slot.closings.close(instance, slot.place.name))
+            ends.append(slot.closings.close(instance, slot.placement.name))
     return asyncio.gather(*ends)
 
 
-async def _fill_together(slots: Sequence[Slot]) -> None:
-    async def fill_one(slot: Slot) -> None:
+async def _fill_together(slots: Sequence[InstanceSlot]) -> None:
+    async def fill_one(slot: InstanceSlot) -> None:
         slot.instance = await slot.load()
 
     try:
@@ -121,12 +121,14 @@ async def _fill_together(slots: Sequence[Slot]) -> None:
         raise failed.exceptions[0] from None
 
 
-def match(wanted: Sequence[Slot], present: Sequence[Slot]) -> list[Slot | None]:
+def match_slots(
+    wanted: Sequence[InstanceSlot], present: Sequence[InstanceSlot]
+) -> list[InstanceSlot | None]:
     """For each slot that is wanted the present one that suits its place, if there is one left."""
     left = list(present)
-    found: list[Slot | None] = []
+    found: list[InstanceSlot | None] = []
     for slot in wanted:
-        suits = (each for each in left if each.place.signature == slot.place.signature)
+        suits = (each for each in left if each.placement.signature == slot.placement.signature)
         found.append(next(suits, None))
         left = [each for each in left if each is not found[-1]]
     return found
@@ -139,29 +141,29 @@ EVERY_CORE: frozenset[int] = frozenset()
 
 
 def cores_of(
-    place: Place, config: ModelConfig, backend: Backend, policies: Policies
+    placement: Placement, config: ModelConfig, backend: Backend, policies: Policies
 ) -> frozenset[int]:
     """The cores of a place's instance, none for all of them.
 
     Raises UNSUPPORTED if its policy names some and its backend cannot keep to them.
     """
-    name = place.group.host_policy or _default(place)
+    name = placement.group.host_policy or _default(placement)
     cores = policies.get(name, EVERY_CORE)
-    if place.group.host_policy and not cores:
+    if placement.group.host_policy and not cores:
         extra = {"model": config.name, "host_policy": name}
         log.warning("host policy without settings", extra=extra)
     if cores and not backend.keeps_to_cores:
         raise InferenceError(
             Code.UNSUPPORTED,
-            f"instance group '{place.group.name}' of model '{config.name}' has host policy "
+            f"instance group '{placement.group.name}' of model '{config.name}' has host policy "
             f"'{name}', but instances of its backend '{config.backend or config.platform}' cannot "
             "keep to CPU cores: give the group another host_policy",
         )
     return cores
 
 
-def _default(place: Place) -> str:
+def _default(placement: Placement) -> str:
     """The name of the policy of a group that names none, as on Triton."""
-    if place.group.kind is InstanceKind.KIND_GPU:
-        return f"gpu_{place.device}"
-    return "model" if place.group.kind is InstanceKind.KIND_MODEL else "cpu"
+    if placement.group.kind is InstanceKind.KIND_GPU:
+        return f"gpu_{placement.device}"
+    return "model" if placement.group.kind is InstanceKind.KIND_MODEL else "cpu"

@@ -9,7 +9,7 @@ from pathlib import Path
 from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.models.instance_slots import Slot, empty, release_shares
+from gateway.models.instance_slots import InstanceSlot, close_slots, release_shares
 from gateway.models.limits import Limits
 from gateway.models.warmup import warm_up
 from gateway.observability.statistics import ModelStatistics
@@ -28,7 +28,7 @@ def backoff_secs(tries: int) -> float:
     return min(LONGEST_BACKOFF_SECS, FIRST_BACKOFF_SECS * 2.0 ** min(tries, 16))
 
 
-class Crew:
+class Instances:
     """Instances in their slots, at work for one scheduler; each slot loads its own again.
 
     `folder` is the model's. One task runs `run`; `close` comes after it.
@@ -37,7 +37,7 @@ class Crew:
     def __init__(
         self,
         config: ModelConfig,
-        slots: Sequence[Slot],
+        slots: Sequence[InstanceSlot],
         scheduler: Scheduler,
         folder: Path,
         statistics: ModelStatistics,
@@ -48,15 +48,15 @@ class Crew:
         self._folder = folder
         self._statistics = statistics
         self._restart_tries = Limits.read(config).restart_tries
-        self._dismissed: list[Slot] = []
-        self._keepers: dict[Slot, asyncio.Task[None]] = {}
+        self._dismissed: list[InstanceSlot] = []
+        self._keepers: dict[InstanceSlot, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._on_change: Callable[[], None] = lambda: None
         self._on_hopeless: Callable[[InferenceError], None] = lambda _: None
         self._trouble = ""
 
     @property
-    def slots(self) -> Sequence[Slot]:
+    def slots(self) -> Sequence[InstanceSlot]:
         """The places for instances, filled or not."""
         return tuple(self._slots)
 
@@ -85,7 +85,7 @@ class Crew:
             return "all of its instances are passive"
         return self._trouble or "its instances are closed"
 
-    async def prepare(self, slots: Sequence[Slot]) -> None:
+    async def prepare(self, slots: Sequence[InstanceSlot]) -> None:
         """Warm up each instance and let the scheduler learn of it; InferenceError if that fails."""
         for slot in slots:
             if slot.instance is not None and not slot.passive:
@@ -111,7 +111,7 @@ class Crew:
             finally:
                 self._tasks = None
 
-    def exchange(self, config: ModelConfig, slots: Sequence[Slot]) -> None:
+    def exchange(self, config: ModelConfig, slots: Sequence[InstanceSlot]) -> None:
         """Work with these slots from here on: new ones are prepared, others were here before.
 
         In one plain step; instances that are not among them end with what they are executing.
@@ -124,9 +124,9 @@ class Crew:
             if slot not in slots:
                 self._dismiss(slot)
 
-    def place_name(self, instance: Instance) -> str:
+    def instance_name(self, instance: Instance) -> str:
         """The name of an instance; empty if it is in no slot."""
-        found = (slot.place.name for slot in self._slots if slot.instance is instance)
+        found = (slot.placement.name for slot in self._slots if slot.instance is instance)
         return next(found, "")
 
     def restart(self, instance: Instance, reason: str) -> bool:
@@ -135,7 +135,7 @@ class Crew:
         keeper = None if slot is None else self._keepers.get(slot)
         if slot is None or keeper is None or self._tasks is None:
             return False
-        extra = {"model": self._config.name, "instance": slot.place.name, "reason": reason}
+        extra = {"model": self._config.name, "instance": slot.placement.name, "reason": reason}
         log.error("instance stalled", extra=extra)
         keeper.cancel()
         closed = self._lose(slot, instance, reason)
@@ -145,14 +145,14 @@ class Crew:
 
     def close(self) -> Awaitable[object]:
         """Begin to close every instance, side by side; await the end."""
-        return empty([*self._slots, *self._dismissed])
+        return close_slots([*self._slots, *self._dismissed])
 
-    async def _warm_up(self, slot: Slot, instance: Instance) -> None:
-        name, config = slot.place.name, self._config
+    async def _warm_up(self, slot: InstanceSlot, instance: Instance) -> None:
+        name, config = slot.placement.name, self._config
         executing = warm_up(instance, name, config, self._folder, self._statistics)
         await slot.closings.run(executing, lambda: [instance], config.name)
 
-    def _employ(self, slot: Slot) -> None:
+    def _employ(self, slot: InstanceSlot) -> None:
         if slot.instance is None or self._tasks is None:
             return
         slot.since = time.monotonic()
@@ -160,7 +160,7 @@ class Crew:
             self._scheduler.add(slot.instance, slot.share)
         self._keepers[slot] = self._tasks.create_task(self._keep(slot, slot.instance))
 
-    def _dismiss(self, slot: Slot) -> None:
+    def _dismiss(self, slot: InstanceSlot) -> None:
         if (keeper := self._keepers.pop(slot, None)) is not None:
             keeper.cancel()
         if slot.instance is None:
@@ -170,12 +170,12 @@ class Crew:
         if self._tasks is not None:
             self._tasks.create_task(self._let_go(slot, slot.instance))
 
-    async def _let_go(self, slot: Slot, instance: Instance) -> None:
+    async def _let_go(self, slot: InstanceSlot, instance: Instance) -> None:
         """Close a dismissed instance after its work; if cancelled, `close` does."""
         if not slot.passive:
             await self._withdraw(instance)
         self._dismissed.remove(slot)
-        await empty([slot])
+        await close_slots([slot])
 
     async def _withdraw(self, instance: Instance) -> None:
         """Wait until what it executes and its sequences have ended; its death ends them, too."""
@@ -188,7 +188,7 @@ class Crew:
         reason = await self._death(instance)
         self._scheduler.remove(instance, self._failed(reason))
 
-    async def _keep(self, slot: Slot, instance: Instance) -> None:
+    async def _keep(self, slot: InstanceSlot, instance: Instance) -> None:
         while True:
             reason = await self._death(instance)
             closed = self._lose(slot, instance, reason)
@@ -199,10 +199,12 @@ class Crew:
         log.error("instance died", extra={"model": self._config.name, "reason": reason})
         return reason
 
-    async def _reload(self, slot: Slot, closed: Awaitable[None], reason: str) -> None:
+    async def _reload(self, slot: InstanceSlot, closed: Awaitable[None], reason: str) -> None:
         await self._keep(slot, await self._load_another(slot, closed, reason))
 
-    async def _load_another(self, slot: Slot, closed: Awaitable[None], reason: str) -> Instance:
+    async def _load_another(
+        self, slot: InstanceSlot, closed: Awaitable[None], reason: str
+    ) -> Instance:
         await closed
         while (replacement := await self._replace(slot, slot.tries, reason)) is None:
             slot.tries += 1
@@ -213,7 +215,7 @@ class Crew:
         self._on_change()
         return replacement
 
-    def _lose(self, slot: Slot, instance: Instance, reason: str) -> Awaitable[None]:
+    def _lose(self, slot: InstanceSlot, instance: Instance, reason: str) -> Awaitable[None]:
         """Begin to close an instance that has died or stalled; the result is the end of that."""
         slot.instance = None
         if time.monotonic() - slot.since > STABLE_SECS:
@@ -222,9 +224,9 @@ class Crew:
             self._scheduler.remove(instance, self._failed(reason))
         self._trouble = f"{reason}; it is being restarted"
         self._on_change()
-        return slot.closings.close(instance, slot.place.name)
+        return slot.closings.close(instance, slot.placement.name)
 
-    async def _replace(self, slot: Slot, tries: int, reason: str) -> Instance | None:
+    async def _replace(self, slot: InstanceSlot, tries: int, reason: str) -> Instance | None:
         limit, model = self._restart_tries, self._config.name
         if tries >= limit:
             self._give_up(f"{reason}; given up after {limit} restarts")
@@ -243,15 +245,15 @@ class Crew:
         log.info("instance restarted", extra={"model": model, "restart": tries + 1})
         return instance
 
-    async def _load_again(self, slot: Slot) -> Instance:
+    async def _load_again(self, slot: InstanceSlot) -> Instance:
         """Another instance for the slot, as ready as the first one was."""
-        spare = Slot(slot.load, slot.place, await slot.load(), closings=slot.closings)
+        spare = InstanceSlot(slot.load, slot.placement, await slot.load(), closings=slot.closings)
         instance = spare.instance
         assert instance is not None  # noqa: S101 - it has just been loaded
         try:
             await self.prepare([spare])
         except BaseException:
-            await empty([spare])
+            await close_slots([spare])
             raise
         return instance
 

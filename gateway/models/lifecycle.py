@@ -9,13 +9,20 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 from gateway.errors import Code, InferenceError
-from gateway.models.ensemble_members import Bindings, Waits, dependents, held, members, orphans
-from gateway.models.load_failures import cause, failed, member_failed, read_folder, unread
+from gateway.models.ensemble_members import (
+    EnsembleMembers,
+    MemberWaits,
+    dependents,
+    kept_alive,
+    members,
+    orphans,
+)
+from gateway.models.load_failures import cause, load_failed, member_failed, poll_failed, read_folder
 from gateway.models.loading import InPlaceUpdate, LoadedMembers
 from gateway.models.model import Model
-from gateway.models.model_tasks import RunningModels
-from gateway.models.repository import IN_TWO_REPOSITORIES, ModelId, ModelRepository, Source
-from gateway.models.table import UNLOADED, Known, ModelTable, State, Status
+from gateway.models.model_tasks import ModelTasks
+from gateway.models.repository import IN_TWO_REPOSITORIES, LoadSource, ModelId, ModelRepository
+from gateway.models.table import UNLOADED, KnownModel, ModelTable, VersionState, VersionStatus
 from gateway.models.upload import Override
 from gateway.models.version_loads import (
     Loaded,
@@ -46,7 +53,7 @@ class Lifecycle:
         table: ModelTable,
         repository: ModelRepository,
         loads: VersionLoads,
-        running: RunningModels,
+        running: ModelTasks,
         notify: Callable[[], None],
         threads: Threads,
     ) -> None:
@@ -56,9 +63,9 @@ class Lifecycle:
         self._loads = loads
         self._running = running
         self._notify = notify
-        self._bindings = Bindings(table, repository, threads)
+        self._bindings = EnsembleMembers(table, repository, threads)
         self._locks: WeakValueDictionary[ModelId, asyncio.Lock] = WeakValueDictionary()
-        self._waits = Waits()
+        self._waits = MemberWaits()
 
     async def load(self, model: ModelId, override: Override | None = None) -> None:
         """Load what a client asked for; it serves when this returns.
@@ -83,19 +90,19 @@ class Lifecycle:
                 source = await self._read(model, override)
             except InferenceError as error:
                 log.error("model unreadable", extra=_extra(model, error))
-                raise unread(model.name, error.message) from None
-            known = self._table.know(model)
+                raise poll_failed(model.name, error.message) from None
+            known = self._table.get_or_add(model)
             known.implicit = False
             with _attempt(known):
                 await self._apply(known, source, changed, again=True)
 
     async def _load_from_disk(self, model: ModelId, changed: list[ModelId]) -> None:
         async with self._lock(model):
-            known = self._table.know(model)
+            known = self._table.get_or_add(model)
             known.implicit = False
             await self._follow(known, changed, again=False)
 
-    async def _follow(self, known: Known, changed: list[ModelId], *, again: bool) -> None:
+    async def _follow(self, known: KnownModel, changed: list[ModelId], *, again: bool) -> None:
         with _attempt(known):
             try:
                 known.seen = await read_folder(self._threads, known.id, self._repository.snapshot)
@@ -132,7 +139,7 @@ class Lifecycle:
             known.members = ()
             _remember(known, None)
             if not known.versions:
-                self._table.forget(model)
+                self._table.remove(model)
         await self._ripple([model])
         if unload_dependents and source is not None:
             for orphan in orphans(source.config, self._table):
@@ -147,13 +154,13 @@ class Lifecycle:
     def _lock(self, model: ModelId) -> asyncio.Lock:
         return self._locks.setdefault(model, asyncio.Lock())
 
-    async def _read(self, model: ModelId, override: Override | None) -> Source:
+    async def _read(self, model: ModelId, override: Override | None) -> LoadSource:
         if override is None:
             return await read_folder(self._threads, model, self._repository.source)
         overridden = partial(self._repository.overridden, override=override)
         return await read_folder(self._threads, model, overridden)
 
-    def _note_unreadable(self, known: Known, error: InferenceError) -> None:
+    def _note_unreadable(self, known: KnownModel, error: InferenceError) -> None:
         if error.message == IN_TWO_REPOSITORIES:
             self._drop(known, error.message)
         if not known.models:
@@ -162,7 +169,7 @@ class Lifecycle:
         self._notify()
 
     async def _apply(
-        self, known: Known, source: Source, changed: list[ModelId], *, again: bool
+        self, known: KnownModel, source: LoadSource, changed: list[ModelId], *, again: bool
     ) -> None:
         """Make what is loaded what the source says, if it differs.
 
@@ -185,29 +192,29 @@ class Lifecycle:
                 source.upload.release()
             self._notify()
 
-    async def _replace(self, known: Known, source: Source, bound: LoadedMembers) -> None:
+    async def _replace(self, known: KnownModel, source: LoadSource, bound: LoadedMembers) -> None:
         try:
             numbers = source.entry.versions(source.config.version_policy)
         except InferenceError as error:
             if not known.models:
                 known.trouble, known.readable = error.reason, True
-            raise failed(known.id.name, error.message) from None
+            raise load_failed(known.id.name, error.message) from None
         known.trouble, known.readable = "", True
         _show_loading(known, numbers)
-        with held(bound.values()):
+        with kept_alive(bound.values()):
             outcomes = await self._load_versions(known, source, numbers, bound)
         errors = {n: each for n, each in outcomes.items() if isinstance(each, InferenceError)}
         if errors:
             _show_failed(known, errors)
             await close_all(outcomes.values())
-            raise failed(known.id.name, _clauses(errors))
+            raise load_failed(known.id.name, _clauses(errors))
         loaded = {n: each for n, each in outcomes.items() if not isinstance(each, InferenceError)}
         self._swap(known, source, loaded)
         known.bound = frozenset(bound.values())
         _remember(known, None)
 
     async def _load_versions(
-        self, known: Known, source: Source, numbers: Sequence[int], bound: LoadedMembers
+        self, known: KnownModel, source: LoadSource, numbers: Sequence[int], bound: LoadedMembers
     ) -> Mapping[int, Loaded | InferenceError]:
         """Each version, or why it cannot be loaded: an `unload` does not wait for them."""
         try:
@@ -223,12 +230,12 @@ class Lifecycle:
     # Ensembles.
 
     async def _require(
-        self, known: Known, source: Source, changed: list[ModelId], *, again: bool
+        self, known: KnownModel, source: LoadSource, changed: list[ModelId], *, again: bool
     ) -> LoadedMembers:
         """The members of an ensemble; those that it lacks are loaded. LoadFailure if one cannot."""
         try:
             for member in await self._bindings.members(known):
-                needed = self._table.know(member)
+                needed = self._table.get_or_add(member)
                 try:
                     with self._waits.entered(known.id, member):
                         await self._require_member(needed, changed, again=again)
@@ -239,7 +246,9 @@ class Lifecycle:
             self._note_invalid(known, error)
             raise
 
-    async def _require_member(self, known: Known, changed: list[ModelId], *, again: bool) -> None:
+    async def _require_member(
+        self, known: KnownModel, changed: list[ModelId], *, again: bool
+    ) -> None:
         if known.models:
             return
         before = known.attempts
@@ -251,7 +260,7 @@ class Lifecycle:
             known.implicit = True
             await self._follow(known, changed, again=again)
 
-    def _note_invalid(self, known: Known, error: InferenceError) -> None:
+    def _note_invalid(self, known: KnownModel, error: InferenceError) -> None:
         if not known.models:
             known.trouble, known.readable = f"{Code.INVALID_ARG.value}: {cause(error)}", False
 
@@ -284,7 +293,7 @@ class Lifecycle:
                 self._notify()
             return True
 
-    def _lose(self, known: Known, source: Source) -> bool:
+    def _lose(self, known: KnownModel, source: LoadSource) -> bool:
         """Take an ensemble away until its members suit it again; whether it was there."""
         served = known.source is not None
         _remember(known, source)
@@ -294,7 +303,7 @@ class Lifecycle:
 
     # Changing the table.
 
-    def _swap(self, known: Known, source: Source, loaded: Mapping[int, Loaded]) -> None:
+    def _swap(self, known: KnownModel, source: LoadSource, loaded: Mapping[int, Loaded]) -> None:
         """In one plain step: from here on every request goes to what was loaded."""
         for number, status in known.versions.items():
             if not isinstance(loaded.get(number), InPlaceUpdate):
@@ -303,18 +312,18 @@ class Lifecycle:
             if isinstance(each, InPlaceUpdate):
                 each.commit()
             else:
-                known.versions[number] = Status(State.READY, model=each)
+                known.versions[number] = VersionStatus(VersionState.READY, model=each)
                 self._start(known, source, each)
         known.versions = dict(sorted(known.versions.items()))
         known.source = source
 
-    def _start(self, known: Known, source: Source, model: Model) -> None:
+    def _start(self, known: KnownModel, source: LoadSource, model: Model) -> None:
         model.namespace = known.id.namespace
         if source.upload is not None:
             source.upload.hold()
         self._running.start(model, source.upload.release if source.upload else _nothing)
 
-    def _drop(self, known: Known, reason: str) -> None:
+    def _drop(self, known: KnownModel, reason: str) -> None:
         for status in known.versions.values():
             self._retire(status, reason)
         known.source = known.seen = None
@@ -322,23 +331,23 @@ class Lifecycle:
         known.trouble = ""
         self._notify()
 
-    def _retire(self, status: Status, reason: str) -> None:
+    def _retire(self, status: VersionStatus, reason: str) -> None:
         """A version takes no more requests; once it has ended, the reason says why."""
 
         def ended() -> None:
-            status.state, status.reason = State.UNAVAILABLE, reason
+            status.state, status.reason = VersionState.UNAVAILABLE, reason
             self._notify()
 
         if status.model is not None:
             model, status.model = status.model, None
-            status.state = State.UNLOADING
+            status.state = VersionState.UNLOADING
             self._running.retire(model, ended)
-        elif status.state is not State.UNLOADING:
+        elif status.state is not VersionState.UNLOADING:
             ended()
 
 
 @contextmanager
-def _attempt(known: Known) -> Iterator[None]:
+def _attempt(known: KnownModel) -> Iterator[None]:
     """Keep what the attempt to load a model fails with."""
     known.attempts += 1
     known.failure = None
@@ -349,7 +358,7 @@ def _attempt(known: Known) -> Iterator[None]:
         raise
 
 
-def _remember(known: Known, source: Source | None) -> None:
+def _remember(known: KnownModel, source: LoadSource | None) -> None:
     """What an ensemble is loaded from once its members suit it; None if it need not come back."""
     before, known.lost = known.lost, source
     if source is not None and source.upload is not None:
@@ -358,19 +367,19 @@ def _remember(known: Known, source: Source | None) -> None:
         before.upload.release()
 
 
-def _show_loading(known: Known, numbers: Sequence[int]) -> None:
+def _show_loading(known: KnownModel, numbers: Sequence[int]) -> None:
     for number in numbers:
         status = known.versions.get(number)
         if status is None or status.model is None:
-            known.versions[number] = Status(State.LOADING)
+            known.versions[number] = VersionStatus(VersionState.LOADING)
     known.versions = dict(sorted(known.versions.items()))
 
 
-def _show_failed(known: Known, errors: Mapping[int, InferenceError]) -> None:
+def _show_failed(known: KnownModel, errors: Mapping[int, InferenceError]) -> None:
     """Versions load as one: those that would have served are as good as unloaded."""
     for number, status in known.versions.items():
-        if status.state is State.LOADING:
-            status.state = State.UNAVAILABLE
+        if status.state is VersionState.LOADING:
+            status.state = VersionState.UNAVAILABLE
             status.reason = errors[number].reason if number in errors else UNLOADED
 
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from gateway.errors import Code, InferenceError
 from gateway.models.repository import ModelId
-from gateway.models.table import Known
+from gateway.models.table import KnownModel
 from gateway.threads import Threads
 
 log = logging.getLogger("sluice.lifecycle")
@@ -14,7 +14,7 @@ log = logging.getLogger("sluice.lifecycle")
 Found = TypeVar("Found")
 
 
-class Circle(InferenceError):
+class DependencyCycle(InferenceError):
     """Ensembles that need one another: each of `names` needs the next, the last one the first."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -25,30 +25,32 @@ class Circle(InferenceError):
             f"circular dependency between ensembles: {first} -> ... -> {last} -> {first}",
         )
 
-    def seen_from(self, name: str) -> "Circle":
-        """The same circle, begun with one of its names."""
+    def seen_from(self, name: str) -> "DependencyCycle":
+        """The same cycle, begun with one of its names."""
         start = self.names.index(name)
-        return Circle(self.names[start:] + self.names[:start])
+        return DependencyCycle(self.names[start:] + self.names[:start])
 
 
 class LoadFailure(InferenceError):
     """A load has failed; `why` is what an ensemble that needs the model says of it.
 
-    `circle` is there if ensembles that need one another are the reason.
+    `cycle` is there if ensembles that need one another are the reason.
     """
 
-    def __init__(self, code: Code, message: str, why: str, circle: Circle | None = None) -> None:
+    def __init__(
+        self, code: Code, message: str, why: str, cycle: DependencyCycle | None = None
+    ) -> None:
         super().__init__(code, message)
         self.why = why
-        self.circle = circle
+        self.cycle = cycle
 
 
-def failed(name: str, why: str, circle: Circle | None = None) -> LoadFailure:
+def load_failed(name: str, why: str, cycle: DependencyCycle | None = None) -> LoadFailure:
     """A version cannot be loaded, or what an ensemble calls is absent, or does not suit it."""
-    return LoadFailure(Code.INVALID_ARG, f"load failed for model '{name}': {why}\n", why, circle)
+    return LoadFailure(Code.INVALID_ARG, f"load failed for model '{name}': {why}\n", why, cycle)
 
 
-def unread(name: str, why: str) -> LoadFailure:
+def poll_failed(name: str, why: str) -> LoadFailure:
     """The load never began: the model is absent, or its config is no good."""
     text = f"failed to load '{name}', failed to poll from model repository: {why}"
     return LoadFailure(Code.INTERNAL, text, why)
@@ -59,13 +61,13 @@ def cause(error: InferenceError) -> str:
     return error.why if isinstance(error, LoadFailure) else error.message
 
 
-def member_failed(ensemble: str, member: Known, error: InferenceError) -> LoadFailure:
+def member_failed(ensemble: str, member: KnownModel, error: InferenceError) -> LoadFailure:
     """What the failure of a member is for an ensemble that needs it."""
-    circle = error.circle if isinstance(error, LoadFailure) else None
-    circle = error if isinstance(error, Circle) else circle
-    if circle is not None and ensemble in circle.names:
-        circle = circle.seen_from(ensemble)
-        return failed(ensemble, circle.message, circle)
+    cycle = error.cycle if isinstance(error, LoadFailure) else None
+    cycle = error if isinstance(error, DependencyCycle) else cycle
+    if cycle is not None and ensemble in cycle.names:
+        cycle = cycle.seen_from(ensemble)
+        return load_failed(ensemble, cycle.message, cycle)
     why = cause(error)
     needs = f"ensemble '{ensemble}' depends on '{member.id.name}'"
     if member.members:
@@ -73,7 +75,7 @@ def member_failed(ensemble: str, member: Known, error: InferenceError) -> LoadFa
     else:
         how = f"which has no loaded version. Model '{member.id.name}' loading failed with error: "
         how += why
-    return failed(ensemble, f"{needs} {how}")
+    return load_failed(ensemble, f"{needs} {how}")
 
 
 async def outcome(model: ModelId, operation: Coroutine[None, None, None]) -> InferenceError | None:

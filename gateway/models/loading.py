@@ -21,19 +21,19 @@ from gateway.models.closings import Closings
 from gateway.models.instance_groups import check_memory
 from gateway.models.instance_slots import (
     EVERY_CORE,
-    Place,
-    Slot,
+    InstanceSlot,
+    Placement,
+    close_slots,
     cores_of,
-    empty,
-    enrol,
-    fill,
-    match,
-    places,
+    load_slots,
+    match_slots,
+    placements,
+    reserve_shares,
 )
 from gateway.models.model import Model
 from gateway.models.model_folder import Labels, read_labels, take_snapshot
 from gateway.models.normalisation import completed
-from gateway.models.repository import Source
+from gateway.models.repository import LoadSource
 from gateway.models.reshaped_instance import with_reshapes
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.rate_limiter import RateLimiter
@@ -57,11 +57,11 @@ class InPlaceUpdate:
 
     model: Model
     config: ModelConfig
-    wanted: Sequence[Slot]
-    kept: Sequence[Slot | None]
+    wanted: Sequence[InstanceSlot]
+    kept: Sequence[InstanceSlot | None]
 
     @property
-    def added(self) -> list[Slot]:
+    def added(self) -> list[InstanceSlot]:
         """The slots that had to be filled."""
         return [slot for slot, old in zip(self.wanted, self.kept, strict=True) if old is None]
 
@@ -69,17 +69,17 @@ class InPlaceUpdate:
         """Serve with the new set; instances that are not in it end with what they execute."""
         for slot, old in zip(self.wanted, self.kept, strict=True):
             if old is not None:
-                old.place, old.load = slot.place, slot.load
+                old.placement, old.load = slot.placement, slot.load
         slots = [old or slot for slot, old in zip(self.wanted, self.kept, strict=True)]
         self.model.exchange(self.config, slots)
 
     def close(self) -> Awaitable[object]:
         """Begin to close what was loaded; await the end."""
-        return empty(self.added)
+        return close_slots(self.added)
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedParts:
     """Parts of the server that all of its models share.
 
     Loads block in `threads`, requests in `request_threads`, and instances end in `closings`.
@@ -96,7 +96,7 @@ class ModelLoader:
     """Loads one version at a time."""
 
     def __init__(
-        self, backends: BackendLoader, settings: ModelSettings, infer: Infer, shared: Shared
+        self, backends: BackendLoader, settings: ModelSettings, infer: Infer, shared: SharedParts
     ) -> None:
         self._threads = shared.threads
         self._request_threads = shared.request_threads
@@ -109,7 +109,7 @@ class ModelLoader:
         self._limiter = RateLimiter(settings.resource_limits) if settings.rate_limit else None
 
     async def load(
-        self, source: Source, version: int, members: LoadedMembers = NO_MEMBERS
+        self, source: LoadSource, version: int, members: LoadedMembers = NO_MEMBERS
     ) -> Model:
         """That version of the source: all its instances loaded, warm, and known to its scheduler.
 
@@ -129,14 +129,14 @@ class ModelLoader:
         model = Model(config, version, statistics, slots, labels, source.folder)
         model.members = tuple(dict.fromkeys(members.values()))
         await self._keep_answers(model, source, folder)
-        enrol(slots, None if members else self._limiter)
-        await fill(slots, side_by_side=backend.loads_side_by_side)
+        reserve_shares(slots, None if members else self._limiter)
+        await load_slots(slots, side_by_side=backend.loads_side_by_side)
         await _prepare(model, slots)
         model.load_secs = time.monotonic() - began
         model.loaded_at = time.time()
         return model
 
-    async def update(self, model: Model, source: Source) -> InPlaceUpdate:
+    async def update(self, model: Model, source: LoadSource) -> InPlaceUpdate:
         """Load what a loaded version lacks to have the instance groups of the source.
 
         Instances that fit are kept. Raises InferenceError; nothing new stays loaded then.
@@ -146,13 +146,13 @@ class ModelLoader:
         folder = await self._threads.run(self._folder, source, int(model.version))
         backend = await self._threads.run(self._backends.of, config)
         wanted = self._slots(backend, config, folder, model.statistics)
-        update = InPlaceUpdate(model, config, wanted, match(wanted, model.slots))
-        enrol(update.added, self._limiter)
-        await fill(update.added, side_by_side=backend.loads_side_by_side)
+        update = InPlaceUpdate(model, config, wanted, match_slots(wanted, model.slots))
+        reserve_shares(update.added, self._limiter)
+        await load_slots(update.added, side_by_side=backend.loads_side_by_side)
         await _prepare(model, update.added)
         return update
 
-    async def _keep_answers(self, model: Model, source: Source, folder: Path) -> None:
+    async def _keep_answers(self, model: Model, source: LoadSource, folder: Path) -> None:
         """Have the cache keep the model's answers, if both the server and the config say so."""
         asked = model.config.response_cache
         if self._cache is None or asked is None or not asked.enable:
@@ -168,7 +168,7 @@ class ModelLoader:
             return EnsembleBackend(members)
         return await self._threads.run(self._backends.of, config)
 
-    def _folder(self, source: Source, version: int) -> Path:
+    def _folder(self, source: LoadSource, version: int) -> Path:
         """Where the version's files are."""
         return files_folder(source.config, source.folder / str(version), self._settings.store)
 
@@ -179,11 +179,13 @@ class ModelLoader:
 
     def _slots(
         self, backend: Backend, config: ModelConfig, folder: Path, statistics: ModelStatistics
-    ) -> list[Slot]:
+    ) -> list[InstanceSlot]:
         context = partial(self._context, backend, config, folder, statistics)
         return [
-            Slot(partial(self._fill, backend, context(place)), place, closings=self._closings)
-            for place in places(config)
+            InstanceSlot(
+                partial(self._fill, backend, context(placement)), placement, closings=self._closings
+            )
+            for placement in placements(config)
         ]
 
     async def _fill(self, backend: Backend, context: ModelContext) -> Instance:
@@ -198,16 +200,16 @@ class ModelLoader:
         config: ModelConfig,
         folder: Path,
         statistics: ModelStatistics,
-        place: Place,
+        placement: Placement,
     ) -> ModelContext:
         policies = self._settings.host_policies
         composed = config.ensemble_scheduling is not None
         return ModelContext(
             config=config,
-            name=place.name,
-            group=place.group,
-            device=place.device,
-            cpu_cores=EVERY_CORE if composed else cores_of(place, config, backend, policies),
+            name=placement.name,
+            group=placement.group,
+            device=placement.device,
+            cpu_cores=EVERY_CORE if composed else cores_of(placement, config, backend, policies),
             path=folder,
             store=self._settings.store,
             infer=self._infer,
@@ -221,11 +223,11 @@ def _with_runtime(config: ModelConfig, backend: Backend) -> ModelConfig:
     return config if backend.home is None else replace(config, runtime=IN_PYTHON)
 
 
-async def _prepare(model: Model, slots: Sequence[Slot]) -> None:
+async def _prepare(model: Model, slots: Sequence[InstanceSlot]) -> None:
     try:
         await model.prepare(slots)
     except BaseException:
-        await empty(slots)
+        await close_slots(slots)
         raise
 
 
@@ -284,12 +286,12 @@ def _is_stored(models: ModelStore, name: str) -> bool:
 RANDOM_BYTES = 16
 
 
-def private_load(source: Source, config: ModelConfig, folder: Path) -> bytes:
+def private_load(source: LoadSource, config: ModelConfig, folder: Path) -> bytes:
     """This load and no other."""
     return os.urandom(RANDOM_BYTES)
 
 
-def shared_load(source: Source, config: ModelConfig, folder: Path) -> bytes:
+def shared_load(source: LoadSource, config: ModelConfig, folder: Path) -> bytes:
     """Every load of the same files with the same config, by this release, in whatever process.
 
     Files are the same if their names, sizes and times of change are; `folder` has the version's.

@@ -13,10 +13,10 @@ from gateway.cache.cache import ResponseCache, load_key
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, Checked, InferRequest
-from gateway.models.busy_poll import Wakefulness
+from gateway.models.busy_poll import BusyPoll
 from gateway.models.cached_request import CachedRequest, ModelCache
-from gateway.models.instance_slots import Slot
-from gateway.models.instances import Crew
+from gateway.models.instance_slots import InstanceSlot
+from gateway.models.instances import Instances
 from gateway.models.limits import ConversationLimits, Limits
 from gateway.models.model_folder import Labels
 from gateway.models.validation import RequestRules
@@ -62,7 +62,7 @@ class Model:
     Each slot's `load` makes another instance when its own has died. `prepare` comes before the
     first request; one task runs `run`; `close` comes after it. `labels` are those of its outputs,
     `load_secs` is how long it took to load, `loaded_at` when that was (seconds since the epoch),
-    `namespace` its repository if names are not unique. `wakefulness` is told of its requests.
+    `namespace` its repository if names are not unique. `busy_poll` is told of its requests.
     `further_names` are those that OpenAI's clients may use besides its own, `max_model_len` is how
     many tokens prompt and answer may have together: both as its instances have said, once it is
     prepared.
@@ -75,7 +75,7 @@ class Model:
         config: ModelConfig,
         version: int,
         statistics: ModelStatistics,
-        slots: Sequence[Slot],
+        slots: Sequence[InstanceSlot],
         labels: Labels = NO_PARAMETERS,
         folder: Path = Path(),
     ) -> None:
@@ -88,11 +88,11 @@ class Model:
         self.further_names = further_names(config)
         self.max_model_len: int | None = None
         self.namespace = ""
-        self.wakefulness = Wakefulness()
+        self.busy_poll = BusyPoll()
         self.retired = False
         self.members: Sequence[Model] = ()
         self._scheduler = build_scheduler(config, statistics, folder)
-        self._crew = Crew(config, slots, self._scheduler, folder, statistics)
+        self._instances = Instances(config, slots, self._scheduler, folder, statistics)
         self._limits = Limits.read(config)
         self.conversation_limits = ConversationLimits.read(config)
         self._rules = RequestRules(config)
@@ -116,7 +116,7 @@ class Model:
 
         An ensemble is ready only while all of its members are.
         """
-        able = self._crew.able or (self._crew.passive and bool(self._crew.instances))
+        able = self._instances.able or (self._instances.passive and bool(self._instances.instances))
         return able and (not self.members or all(member.ready for member in self.members))
 
     @property
@@ -127,7 +127,7 @@ class Model:
         for member in self.members:
             if not member.ready:
                 return f"its member '{member.name}' is not ready: {member.trouble}"
-        return self._crew.trouble
+        return self._instances.trouble
 
     async def check_ready(self) -> None:
         """Ask the instances; InferenceError if one says that it is not ready."""
@@ -159,13 +159,13 @@ class Model:
             if record.progress_ns <= since_ns:
                 yield record, stream
 
-    def place_name(self, instance: Instance) -> str:
+    def instance_name(self, instance: Instance) -> str:
         """The name of an instance; empty if it is gone."""
-        return self._crew.place_name(instance)
+        return self._instances.instance_name(instance)
 
     def restart(self, instance: Instance, reason: str) -> None:
         """Kill an instance and load it again; its requests fail with UNAVAILABLE."""
-        if self._crew.restart(instance, reason):
+        if self._instances.restart(instance, reason):
             self.statistics.stalls += 1
 
     @property
@@ -176,12 +176,12 @@ class Model:
     @property
     def instances(self) -> Iterable[Instance]:
         """The instances that are alive."""
-        return self._crew.instances
+        return self._instances.instances
 
     @property
-    def slots(self) -> Sequence[Slot]:
+    def slots(self) -> Sequence[InstanceSlot]:
         """The places for instances, filled or not."""
-        return self._crew.slots
+        return self._instances.slots
 
     @property
     def cached(self) -> bool:
@@ -195,25 +195,25 @@ class Model:
         """
         self._cache = ModelCache(cache, load_key(self.name, self.version, load), threads)
 
-    async def prepare(self, slots: Sequence[Slot] | None = None) -> None:
+    async def prepare(self, slots: Sequence[InstanceSlot] | None = None) -> None:
         """Warm up each instance and let the scheduler learn of it; InferenceError if that fails.
 
         `slots` are new ones for `exchange`, or else all the model was made with.
         """
-        filled = self._crew.slots if slots is None else slots
-        await self._crew.prepare(filled)
+        filled = self._instances.slots if slots is None else slots
+        await self._instances.prepare(filled)
         for instance in (slot.instance for slot in filled if slot.instance is not None):
             self.further_names = tuple(dict.fromkeys((*self.further_names, *instance.adapters)))
             self.max_model_len = instance.max_model_len
 
-    def exchange(self, config: ModelConfig, slots: Sequence[Slot]) -> None:
+    def exchange(self, config: ModelConfig, slots: Sequence[InstanceSlot]) -> None:
         """Go on with other instances: prepared new ones, and those to keep (in-place update).
 
         The config may differ in its instance groups and version policy only. In one plain step;
         what is executing on the others ends as it would have.
         """
         self.config = config
-        self._crew.exchange(config, slots)
+        self._instances.exchange(config, slots)
 
     def submit(
         self,
@@ -259,7 +259,7 @@ class Model:
         record = Record(self.statistics, batch_size, request.received_ns, self._left, trace)
         stream = ResponseStream(record if interceptor is None else interceptor.recorder(record))
         self._streams[record] = stream
-        self.wakefulness.began()
+        self.busy_poll.began()
         self._idle.clear()
         entry = Entry(request, stream, record)
         if interceptor is None:
@@ -280,7 +280,7 @@ class Model:
 
         `on_change` is called whenever `ready` may have changed.
         """
-        await self._crew.run(on_change, self.abandon)
+        await self._instances.run(on_change, self.abandon)
 
     def continues(self, request: InferRequest) -> bool:
         """Whether a request goes on with a sequence that has begun, and not ended."""
@@ -328,12 +328,12 @@ class Model:
         self.abandon(InferenceError(Code.UNAVAILABLE, f"model '{self.name}' is being closed"))
         while self._on_close:
             self._on_close.pop()()
-        return self._crew.close()
+        return self._instances.close()
 
     def _refuse_if_unable(self) -> None:
-        if not self._crew.able:
+        if not self._instances.able:
             raise InferenceError(
-                Code.UNAVAILABLE, f"model '{self.name}' is unavailable: {self._crew.trouble}"
+                Code.UNAVAILABLE, f"model '{self.name}' is unavailable: {self._instances.trouble}"
             )
 
     def _admit(self, request: InferRequest, cached: CachedRequest | None, *, limited: bool) -> None:
@@ -355,6 +355,6 @@ class Model:
 
     def _left(self, record: Record) -> None:
         del self._streams[record]
-        self.wakefulness.ended()
+        self.busy_poll.ended()
         if not self._streams:
             self._idle.set()

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from gateway.errors import InferenceError
-from gateway.models.busy_poll import Wakefulness
+from gateway.models.busy_poll import BusyPoll
 from gateway.models.closings import Closings
 from gateway.models.model import Model
 from gateway.models.progress import ProgressWatch
@@ -22,7 +22,7 @@ class _Life:
     closing: bool = False
 
 
-class RunningModels:
+class ModelTasks:
     """Owns every loaded model from its first request to its end.
 
     A retired model closes after its last request and its last `release`. The server may stop
@@ -33,14 +33,14 @@ class RunningModels:
     def __init__(
         self,
         on_change: Callable[[], None],
-        wakefulness: Wakefulness,
+        busy_poll: BusyPoll,
         closings: Closings,
         stall_secs: float = 0.0,
     ) -> None:
         self._on_change = on_change
         self._closings = closings
         self._stall_secs = stall_secs
-        self._wakefulness = wakefulness
+        self._busy_poll = busy_poll
         self._lives: dict[Model, _Life] = {}
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -60,7 +60,7 @@ class RunningModels:
     def start(self, model: Model, ended: Callable[[], None]) -> None:
         """Run a prepared model; `ended` is called when it has been closed."""
         assert self._tasks is not None  # noqa: S101 - nothing is loaded outside the block
-        model.wakefulness = self._wakefulness
+        model.busy_poll = self._busy_poll
         self._lives[model] = _Life([ended])
         self._tasks.create_task(self._live(model, self._lives[model]))
 

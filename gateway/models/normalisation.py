@@ -11,7 +11,7 @@ from gateway.errors import Code, InferenceError
 from gateway.models.config_checks import check_config, check_tensors
 from gateway.models.instance_groups import (
     NO_GPUS,
-    Gpus,
+    UsableGpus,
     check_instance_groups,
     fill_instance_groups,
 )
@@ -20,7 +20,7 @@ SEQUENCE_IDLE_US = 1_000_000
 
 
 def normalise(
-    config: ModelConfig, name: str, files: Set[str] = frozenset(), gpus: Gpus = NO_GPUS
+    config: ModelConfig, name: str, files: Set[str] = frozenset(), gpus: UsableGpus = NO_GPUS
 ) -> ModelConfig:
     """The config with everything filled in that it leaves open, and checked.
 

@@ -106,7 +106,7 @@ def waits_for(model: Model, record: Record, stream: ResponseStream) -> str:
         return "the reader of another request in its batch"
     if members := _members(execution):
         return f"model {', '.join(members)}"
-    return f"instance {model.place_name(execution.instance.origin)}"
+    return f"instance {model.instance_name(execution.instance.origin)}"
 
 
 def _has(execution: Executing, record: Record) -> bool:

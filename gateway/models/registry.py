@@ -8,13 +8,13 @@ from gateway.backend import ModelControl
 from gateway.backend_loader import BackendLoader
 from gateway.cache.cache import ResponseCache
 from gateway.errors import Code, InferenceError
-from gateway.models.busy_poll import Wakefulness
+from gateway.models.busy_poll import BusyPoll
 from gateway.models.closings import Closings
 from gateway.models.lifecycle import Lifecycle
-from gateway.models.load_failures import outcome, unread
-from gateway.models.loading import Infer, ModelLoader, Shared
+from gateway.models.load_failures import outcome, poll_failed
+from gateway.models.loading import Infer, ModelLoader, SharedParts
 from gateway.models.model import Model
-from gateway.models.model_tasks import RunningModels
+from gateway.models.model_tasks import ModelTasks
 from gateway.models.poller import Poller
 from gateway.models.repository import ModelId, ModelRepository
 from gateway.models.table import IndexRow, ModelTable, rows, unknown
@@ -43,7 +43,7 @@ class ModelRegistry:
         settings: ModelSettings,
         backends: BackendLoader,
         cache: ResponseCache | None = None,
-        wakefulness: Wakefulness | None = None,
+        busy_poll: BusyPoll | None = None,
         threads: Threads | None = None,
     ) -> None:
         self._request_threads = threads or request_threads()
@@ -54,8 +54,8 @@ class ModelRegistry:
         self._cache = cache
         self._table = ModelTable()
         self._closings = Closings()
-        awake = wakefulness or Wakefulness()
-        self._running = RunningModels(self.notify, awake, self._closings, settings.stall_secs)
+        awake = busy_poll or BusyPoll()
+        self._running = ModelTasks(self.notify, awake, self._closings, settings.stall_secs)
         self._settled = asyncio.Event()
         self._changed = asyncio.Event()
         self._lifecycle: Lifecycle | None = None
@@ -109,7 +109,7 @@ class ModelRegistry:
         _check_name(name)
         on_disk = await self._threads.run(self._repository.named, name)
         if not on_disk and not (override and override.files):
-            raise unread(name, f"model '{name}' is not in any repository")
+            raise poll_failed(name, f"model '{name}' is not in any repository")
         for model in on_disk or (ModelId(name),):
             await self._perform(model, self._control.load(model, override))
 
@@ -158,7 +158,9 @@ class ModelRegistry:
 
         `infer` and `control` are what models may do with others.
         """
-        shared = Shared(self._cache, control, self._closings, self._threads, self._request_threads)
+        shared = SharedParts(
+            self._cache, control, self._closings, self._threads, self._request_threads
+        )
         loader = ModelLoader(self._backends, self._settings, infer, shared)
         loads = VersionLoads(
             loader, self._settings.load_thread_count, self._settings.load_retry_count

@@ -10,7 +10,7 @@ from gateway.config import ModelConfig, VersionPolicy
 from gateway.config.pbtxt import parse, parse_json
 from gateway.errors import Code, InferenceError
 from gateway.models.config_checks import check_tensors
-from gateway.models.instance_groups import NO_GPUS, Gpus
+from gateway.models.instance_groups import NO_GPUS, UsableGpus
 from gateway.models.model_folder import (
     RESERVED,
     Snapshot,
@@ -68,7 +68,7 @@ class ConfigFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class LoadSource:
     """What a load begins with: the folder as it was, and its config before any backend saw it.
 
     `snapshot` was taken before anything was read. `upload` owns the folder if a client sent the
@@ -100,7 +100,7 @@ class ModelRepository:
         self,
         paths: Sequence[Path],
         config_name: str = "",
-        gpus: Gpus = NO_GPUS,
+        gpus: UsableGpus = NO_GPUS,
         *,
         auto_complete: bool = True,
         namespacing: bool = False,
@@ -164,13 +164,13 @@ class ModelRepository:
         """
         return self._read(self.find(name))
 
-    def source(self, model: ModelId) -> Source:
+    def source(self, model: ModelId) -> LoadSource:
         """All that a load of the model begins with; raises like `read`."""
         entry = self.find(model.name, model.namespace)
         snapshot = take_snapshot(entry.path)
-        return Source(config=self._read(entry), entry=entry, snapshot=snapshot)
+        return LoadSource(config=self._read(entry), entry=entry, snapshot=snapshot)
 
-    def overridden(self, model: ModelId, override: Override) -> Source:
+    def overridden(self, model: ModelId, override: Override) -> LoadSource:
         """A load of the model as a client wants it; its files then come from nowhere else.
 
         Raises like `read`, and INVALID_ARG for an override that is none.
@@ -188,7 +188,9 @@ class ModelRepository:
                 upload.release()
             raise
         snapshot = take_snapshot(home)
-        return Source(config=config, entry=entry, snapshot=snapshot, upload=upload, overridden=True)
+        return LoadSource(
+            config=config, entry=entry, snapshot=snapshot, upload=upload, overridden=True
+        )
 
     def _snapshot_or_error(self, model: ModelId) -> Snapshot | Exception:
         try:

@@ -10,7 +10,7 @@ from gateway.config.fields import Cardinality, FieldShape, shapes
 from gateway.errors import Code, InferenceError
 
 
-class Verdict(StrEnum):
+class FieldVerdict(StrEnum):
     """What becomes of a field that a configuration sets."""
 
     HONOURED = "honoured"
@@ -19,38 +19,42 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Support:
+class FieldSupport:
     """The verdict on a field and on everything below it, and why; some backends may honour it."""
 
-    verdict: Verdict
+    verdict: FieldVerdict
     why: str = ""
     honoured_by: tuple[str, ...] = ()
 
-    def by(self, backend: str) -> "Support":
+    def by(self, backend: str) -> "FieldSupport":
         """The verdict where that backend serves the model."""
         return HONOURED if backend in self.honoured_by else self
 
 
-HONOURED = Support(Verdict.HONOURED)
-TENSORRT_HINT = Support(Verdict.IGNORED, "a hint about speed for TensorRT", ("tensorrt",))
+HONOURED = FieldSupport(FieldVerdict.HONOURED)
+TENSORRT_HINT = FieldSupport(FieldVerdict.IGNORED, "a hint about speed for TensorRT", ("tensorrt",))
 ONNX_RUNTIME = ("onnxruntime",)
-STACKED = Support(
-    Verdict.IGNORED,
+STACKED = FieldSupport(
+    FieldVerdict.IGNORED,
     "only ONNX Runtime, PyTorch and TensorRT models get their batches as one tensor",
     ("onnxruntime", "pytorch", "tensorrt"),
 )
-UNUSED_HINT = Support(Verdict.IGNORED, "a hint about speed that makes no difference here")
-VECTORISED = Support(Verdict.REFUSED, "tensors in vectorised formats are not served")
-STATE_MEMORY = Support(Verdict.IGNORED, "a hint about memory; states are never copied twice")
-PINNED = Support(Verdict.IGNORED, "a hint about speed; runtimes copy to their devices themselves")
+UNUSED_HINT = FieldSupport(FieldVerdict.IGNORED, "a hint about speed that makes no difference here")
+VECTORISED = FieldSupport(FieldVerdict.REFUSED, "tensors in vectorised formats are not served")
+STATE_MEMORY = FieldSupport(
+    FieldVerdict.IGNORED, "a hint about memory; states are never copied twice"
+)
+PINNED = FieldSupport(
+    FieldVerdict.IGNORED, "a hint about speed; runtimes copy to their devices themselves"
+)
 
 
-def _ignored(why: str) -> Support:
-    return Support(Verdict.IGNORED, why)
+def _ignored(why: str) -> FieldSupport:
+    return FieldSupport(FieldVerdict.IGNORED, why)
 
 
-def _refused(why: str) -> Support:
-    return Support(Verdict.REFUSED, why)
+def _refused(why: str) -> FieldSupport:
+    return FieldSupport(FieldVerdict.REFUSED, why)
 
 
 SUPPORT = {
@@ -78,13 +82,13 @@ SUPPORT = {
     "output.is_non_linear_format_io": VECTORISED,
     "batch_input": STACKED,
     "batch_output": STACKED,
-    "optimization.graph": Support(
-        Verdict.IGNORED, "only ONNX Runtime optimises graphs at its load", ONNX_RUNTIME
+    "optimization.graph": FieldSupport(
+        FieldVerdict.IGNORED, "only ONNX Runtime optimises graphs at its load", ONNX_RUNTIME
     ),
     "optimization.priority": TENSORRT_HINT,
     "optimization.cuda": TENSORRT_HINT,
-    "optimization.execution_accelerators": Support(
-        Verdict.IGNORED, "only ONNX Runtime has execution accelerators", ONNX_RUNTIME
+    "optimization.execution_accelerators": FieldSupport(
+        FieldVerdict.IGNORED, "only ONNX Runtime has execution accelerators", ONNX_RUNTIME
     ),
     "optimization.input_pinned_memory": PINNED,
     "optimization.output_pinned_memory": PINNED,
@@ -114,21 +118,21 @@ SUPPORT = {
     "instance_group.count": HONOURED,
     "instance_group.rate_limiter": HONOURED,
     "instance_group.gpus": HONOURED,
-    "instance_group.secondary_devices": Support(
-        Verdict.IGNORED, "only TensorRT has secondary devices", ("tensorrt",)
+    "instance_group.secondary_devices": FieldSupport(
+        FieldVerdict.IGNORED, "only TensorRT has secondary devices", ("tensorrt",)
     ),
     "instance_group.profile": HONOURED,
     "instance_group.passive": HONOURED,
     "instance_group.host_policy": HONOURED,
     "default_model_filename": HONOURED,
-    "cc_model_filenames": Support(
-        Verdict.IGNORED, "the default model file is used on every device", ("tensorrt",)
+    "cc_model_filenames": FieldSupport(
+        FieldVerdict.IGNORED, "the default model file is used on every device", ("tensorrt",)
     ),
     "metric_tags": HONOURED,
     "parameters": HONOURED,
     "model_warmup": HONOURED,
-    "model_operations": Support(
-        Verdict.IGNORED, "only ONNX Runtime loads libraries of operators", ONNX_RUNTIME
+    "model_operations": FieldSupport(
+        FieldVerdict.IGNORED, "only ONNX Runtime loads libraries of operators", ONNX_RUNTIME
     ),
     "model_transaction_policy": HONOURED,
     "model_repository_agents": _refused("no agents act on the model's files"),
@@ -147,7 +151,7 @@ def require_supported(config: ModelConfig) -> None:
     """Raise UNSUPPORTED if the config, as it was written, sets a field that is refused."""
     for path in _paths_set(config):
         support = SUPPORT[path]
-        if support.verdict is Verdict.REFUSED:
+        if support.verdict is FieldVerdict.REFUSED:
             raise InferenceError(
                 Code.UNSUPPORTED,
                 f"field '{path}' of model '{config.name}' is not supported: {support.why}",
@@ -161,7 +165,7 @@ def ignored(config: ModelConfig, backend: str = "") -> Iterator[tuple[str, str]]
     """
     for path in _paths_set(config):
         support = SUPPORT[path].by(backend)
-        if support.verdict is Verdict.IGNORED:
+        if support.verdict is FieldVerdict.IGNORED:
             yield path, support.why
     for key in config.parameters:
         if key in PARAMETERS:

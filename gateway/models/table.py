@@ -8,12 +8,12 @@ from enum import StrEnum
 from gateway.errors import Code, InferenceError
 from gateway.models.model import Model
 from gateway.models.model_folder import Snapshot
-from gateway.models.repository import ModelId, Source
+from gateway.models.repository import LoadSource, ModelId
 
 UNLOADED = "unloaded"
 
 
-class State(StrEnum):
+class VersionState(StrEnum):
     """States of a version (model repository extension)."""
 
     LOADING = "LOADING"
@@ -23,10 +23,10 @@ class State(StrEnum):
 
 
 @dataclass(slots=True)
-class Status:
+class VersionStatus:
     """Where one version stands; `model` is there while it is READY."""
 
-    state: State
+    state: VersionState
     reason: str = ""
     model: Model | None = None
 
@@ -38,7 +38,7 @@ class Status:
     @property
     def wanted(self) -> bool:
         """Whether it should serve requests: nobody has unloaded it."""
-        return self.state is not State.UNLOADING and self.reason != UNLOADED
+        return self.state is not VersionState.UNLOADING and self.reason != UNLOADED
 
     @property
     def trouble(self) -> str:
@@ -47,7 +47,7 @@ class Status:
 
 
 @dataclass(slots=True)
-class Known:
+class KnownModel:
     """What is known of one model: its versions, ascending, and what they were loaded from.
 
     `seen` is the state of its folder at the last attempt to load it; `loading` is that attempt's
@@ -61,8 +61,8 @@ class Known:
     """
 
     id: ModelId
-    versions: dict[int, Status] = field(default_factory=dict)
-    source: Source | None = None
+    versions: dict[int, VersionStatus] = field(default_factory=dict)
+    source: LoadSource | None = None
     seen: Snapshot | None = None
     loading: asyncio.Timeout | None = None
     trouble: str = ""
@@ -72,7 +72,7 @@ class Known:
     failure: InferenceError | None = None
     members: tuple[str, ...] = ()
     bound: frozenset[Model] = frozenset()
-    lost: Source | None = None
+    lost: LoadSource | None = None
 
     @property
     def models(self) -> list[Model]:
@@ -89,28 +89,28 @@ class ModelTable:
     """All that is known, by name; only plain steps change it."""
 
     def __init__(self) -> None:
-        self._known: dict[ModelId, Known] = {}
-        self._named: dict[str, list[Known]] = {}
+        self._known: dict[ModelId, KnownModel] = {}
+        self._named: dict[str, list[KnownModel]] = {}
 
-    def __iter__(self) -> Iterator[Known]:
+    def __iter__(self) -> Iterator[KnownModel]:
         return iter(sorted(self._known.values(), key=lambda known: known.id))
 
-    def get(self, model: ModelId) -> Known | None:
+    def get(self, model: ModelId) -> KnownModel | None:
         """What is known of it, if anything."""
         return self._known.get(model)
 
-    def know(self, model: ModelId) -> Known:
+    def get_or_add(self, model: ModelId) -> KnownModel:
         """What is known of it; nothing, at first."""
         if model not in self._known:
-            self._known[model] = Known(model)
+            self._known[model] = KnownModel(model)
             self._named.setdefault(model.name, []).append(self._known[model])
         return self._known[model]
 
-    def forget(self, model: ModelId) -> None:
+    def remove(self, model: ModelId) -> None:
         """Know no more of it than of a model that never was."""
         self._named[model.name].remove(self._known.pop(model))
 
-    def named(self, name: str) -> list[Known]:
+    def named(self, name: str) -> list[KnownModel]:
         """The models of that name; there are several only with namespaces."""
         return [known for known in self._named.get(name, ()) if known.shown]
 
@@ -157,7 +157,7 @@ def _refusal(code: Code, text: str) -> InferenceError:
     return InferenceError(code, f"Request for unknown model: {text}")
 
 
-def _highest(known: Known) -> Model:
+def _highest(known: KnownModel) -> Model:
     loaded = None
     for status in reversed(known.versions.values()):
         if (model := status.model) is not None and model.ready:
@@ -165,12 +165,12 @@ def _highest(known: Known) -> Model:
         loaded = loaded or model
     if loaded is not None:
         return loaded
-    if any(status.state is State.LOADING for status in known.versions.values()):
+    if any(status.state is VersionState.LOADING for status in known.versions.values()):
         raise _refusal(Code.UNAVAILABLE, f"'{known.id.name}' is still loading")
     raise _refusal(Code.NOT_FOUND, f"'{known.id.name}' has no available versions")
 
 
-def _numbered(known: Known, version: str) -> Model:
+def _numbered(known: KnownModel, version: str) -> Model:
     status = known.versions.get(_version_number(version))
     if status is None:
         raise _refusal(Code.NOT_FOUND, f"'{known.id.name}' version {version} is not found")
@@ -218,26 +218,26 @@ def rows(table: ModelTable, on_disk: Iterable[ModelId], *, ready: bool) -> list[
     """
     ids = sorted({*on_disk, *(known.id for known in table if _is_listed(known))})
     found = [row for each in ids for row in _rows_of(each, table.get(each))]
-    return [row for row in found if not ready or row.state == State.READY]
+    return [row for row in found if not ready or row.state == VersionState.READY]
 
 
-def _is_listed(known: Known) -> bool:
+def _is_listed(known: KnownModel) -> bool:
     """Whether a model that is not on disk is still there: not all of it has been unloaded."""
-    gone = (s.state is State.UNAVAILABLE and not s.wanted for s in known.versions.values())
+    gone = (s.state is VersionState.UNAVAILABLE and not s.wanted for s in known.versions.values())
     return bool(known.trouble) or not all(gone)
 
 
-def _rows_of(model: ModelId, known: Known | None) -> Iterator[IndexRow]:
+def _rows_of(model: ModelId, known: KnownModel | None) -> Iterator[IndexRow]:
     if known is not None and known.versions:
         for number, status in known.versions.items():
             yield _row(model.name, number, status)
     elif known is not None and known.trouble:
-        yield IndexRow(model.name, "", State.UNAVAILABLE, known.trouble)
+        yield IndexRow(model.name, "", VersionState.UNAVAILABLE, known.trouble)
     else:
         yield IndexRow(model.name)
 
 
-def _row(name: str, number: int, status: Status) -> IndexRow:
+def _row(name: str, number: int, status: VersionStatus) -> IndexRow:
     if status.model is not None and not status.ready:
-        return IndexRow(name, str(number), State.UNAVAILABLE, status.trouble)
+        return IndexRow(name, str(number), VersionState.UNAVAILABLE, status.trouble)
     return IndexRow(name, str(number), status.state, status.reason)

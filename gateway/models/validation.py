@@ -41,7 +41,7 @@ class RequestRules:
         self._shapes = {each.name: config.wire_shape(each) for each in config.input}
         self._required = [each.name for each in config.input if not each.optional]
         self._outputs = frozenset(each.name for each in config.output)
-        self._plain = PlainRequests(config, MAX_BYTES)
+        self._plain = FixedSizeRequests(config, MAX_BYTES)
 
     def check(self, request: InferRequest) -> int:
         """Return the request's batch size (1 if the model does not batch).
@@ -255,7 +255,7 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plain:
+class _FixedInput:
     """An input of one size: `shape` and `byte_size` are those of an item of the batch."""
 
     datatype: Datatype
@@ -263,7 +263,7 @@ class _Plain:
     byte_size: int
 
     @classmethod
-    def of(cls, given: ModelInput) -> "_Plain | None":
+    def of(cls, given: ModelInput) -> "_FixedInput | None":
         """None for an input whose size depends on the request, or is none at all."""
         if given.datatype is Datatype.BYTES or min(given.dims, default=1) < 1:
             return None
@@ -273,7 +273,7 @@ class _Plain:
         return cls(given.datatype, given.dims, byte_size)
 
 
-class PlainRequests:
+class FixedSizeRequests:
     """Those that have every input of the config, once each, and exactly as it says.
 
     A request that is not plain may fit as well: `RequestRules` knows. A model with an input that
@@ -281,7 +281,7 @@ class PlainRequests:
     """
 
     def __init__(self, config: ModelConfig, most_bytes: int) -> None:
-        found = {each.name: _Plain.of(each) for each in config.input}
+        found = {each.name: _FixedInput.of(each) for each in config.input}
         self._inputs = {name: plain for name, plain in found.items() if plain is not None}
         self._batching = config.batching
         self._most_rows = config.max_batch_size if config.batching else 1

@@ -13,8 +13,8 @@ from gateway.models.ensemble_members import members
 from gateway.models.loading import NO_MEMBERS, InPlaceUpdate, LoadedMembers, ModelLoader
 from gateway.models.model import Model
 from gateway.models.model_folder import without_configs
-from gateway.models.repository import Source
-from gateway.models.table import Known
+from gateway.models.repository import LoadSource
+from gateway.models.table import KnownModel
 
 log = logging.getLogger("sluice.loads")
 
@@ -32,7 +32,7 @@ class VersionLoads:
 
     async def load(
         self,
-        source: Source,
+        source: LoadSource,
         versions: Sequence[int],
         kept: Mapping[int, Model],
         members: LoadedMembers = NO_MEMBERS,
@@ -69,7 +69,7 @@ class VersionLoads:
         return outcome
 
     async def _load(
-        self, source: Source, version: int, kept: Model | None, members: LoadedMembers
+        self, source: LoadSource, version: int, kept: Model | None, members: LoadedMembers
     ) -> Loaded | InferenceError:
         extra = {"model": source.config.name, "version": version}
         log.info("loading model", extra=extra)
@@ -101,7 +101,7 @@ def _told(error: InferenceError, extra: Mapping[str, object]) -> InferenceError:
     return error
 
 
-def is_served(known: Known, source: Source) -> bool:
+def is_served(known: KnownModel, source: LoadSource) -> bool:
     """Whether all that the source asks for was loaded from the very same files, and serves."""
     served = known.source
     if served is None or source.overridden or served.overridden:
@@ -109,7 +109,7 @@ def is_served(known: Known, source: Source) -> bool:
     return served.snapshot == source.snapshot and all(model.ready for model in known.models)
 
 
-def unchanged_versions(known: Known, source: Source) -> Mapping[int, Model]:
+def unchanged_versions(known: KnownModel, source: LoadSource) -> Mapping[int, Model]:
     """The versions that only need other instances (in-place update), since nothing else differs.
 
     A client's config that changes nothing at all asks for a real load.

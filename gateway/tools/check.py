@@ -16,10 +16,20 @@ from gateway.errors import InferenceError
 from gateway.models.ensemble_members import check_members
 from gateway.models.limits import Limits
 from gateway.models.repository import ConfigFile, ModelRepository
-from gateway.models.supported_fields import PARAMETERS, SUPPORT, Support, Verdict, is_default
+from gateway.models.supported_fields import (
+    PARAMETERS,
+    SUPPORT,
+    FieldSupport,
+    FieldVerdict,
+    is_default,
+)
 
-STYLES = {Verdict.HONOURED: "green", Verdict.IGNORED: "yellow", Verdict.REFUSED: "red"}
-THE_DEFAULT = Support(Verdict.HONOURED, "the same as not setting it")
+STYLES = {
+    FieldVerdict.HONOURED: "green",
+    FieldVerdict.IGNORED: "yellow",
+    FieldVerdict.REFUSED: "red",
+}
+THE_DEFAULT = FieldSupport(FieldVerdict.HONOURED, "the same as not setting it")
 NO_FIELDS = "no fields: all is left to the files of the model and to its backend"
 
 
@@ -35,7 +45,7 @@ class Finding:
     path: str
     line: int = 0
     field: str = ""
-    verdict: Verdict
+    verdict: FieldVerdict
     why: str = ""
 
 
@@ -64,10 +74,10 @@ def _check_model(repository: ModelRepository, name: str) -> list[Finding]:
     except InferenceError as error:
         return [_refusal(name, name, error.message)]
     findings = _check_fields(name, file, _backend(repository, name, file))
-    if not any(each.verdict is Verdict.REFUSED for each in findings):
+    if not any(each.verdict is FieldVerdict.REFUSED for each in findings):
         findings += _check_whole(repository, name, file)
     return findings or [
-        Finding(model=name, path=file.source, verdict=Verdict.HONOURED, why=NO_FIELDS)
+        Finding(model=name, path=file.source, verdict=FieldVerdict.HONOURED, why=NO_FIELDS)
     ]
 
 
@@ -114,7 +124,7 @@ def _line_of(word: str, text: str) -> int:
 def _check_text(model: str, file: ConfigFile, findings: list[Finding]) -> list[Finding]:
     """Where the text stops being a configuration, unless that is a field refused already."""
     mistake = find_mistake(file.text)
-    refused = {(each.line, each.field) for each in findings if each.verdict is Verdict.REFUSED}
+    refused = {(each.line, each.field) for each in findings if each.verdict is FieldVerdict.REFUSED}
     if mistake is None or any(
         line == mistake.line and field.split(".")[-1] == mistake.unknown_field
         for line, field in refused
@@ -136,7 +146,7 @@ def _check_whole(repository: ModelRepository, name: str, file: ConfigFile) -> li
 
 
 def _refusal(model: str, path: str, why: str, line: int = 0) -> Finding:
-    return Finding(model=model, path=path, line=line, verdict=Verdict.REFUSED, why=why)
+    return Finding(model=model, path=path, line=line, verdict=FieldVerdict.REFUSED, why=why)
 
 
 def _backend(repository: ModelRepository, name: str, file: ConfigFile) -> str:
@@ -157,7 +167,7 @@ def _written(file: ConfigFile) -> ModelConfig | None:
         return None
 
 
-def _judge(scanned: ScannedField, written: ModelConfig | None, backend: str) -> Support | None:
+def _judge(scanned: ScannedField, written: ModelConfig | None, backend: str) -> FieldSupport | None:
     """The verdict; None for a field that is judged with the one above it, or by those below."""
     siblings = _siblings(scanned)
     if siblings is None:
@@ -165,7 +175,7 @@ def _judge(scanned: ScannedField, written: ModelConfig | None, backend: str) -> 
     if scanned.names[-1] not in siblings:
         return _unknown(scanned.names[-1], siblings)
     support = SUPPORT.get(".".join(scanned.names))
-    if support and support.verdict is Verdict.REFUSED and written:
+    if support and support.verdict is FieldVerdict.REFUSED and written:
         return THE_DEFAULT if _is_default(scanned, written) else support
     return support.by(backend) if support else None
 
@@ -178,10 +188,10 @@ def _siblings(scanned: ScannedField) -> FieldTree | None:
     return siblings
 
 
-def _unknown(name: str, siblings: FieldTree) -> Support:
+def _unknown(name: str, siblings: FieldTree) -> FieldSupport:
     close = difflib.get_close_matches(name, siblings, n=1)
     hint = f"; did you mean '{close[0]}'?" if close else ""
-    return Support(Verdict.REFUSED, f"there is no such field{hint}")
+    return FieldSupport(FieldVerdict.REFUSED, f"there is no such field{hint}")
 
 
 def _is_default(scanned: ScannedField, written: ModelConfig) -> bool:

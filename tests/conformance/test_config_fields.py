@@ -14,7 +14,7 @@ from google.protobuf.descriptor import Descriptor
 
 from gateway.in_process.model import Model
 from gateway.in_process.server import Server
-from gateway.models.supported_fields import SUPPORT, Verdict
+from gateway.models.supported_fields import SUPPORT, FieldVerdict
 from gateway.protos import model_config_pb2
 from tests.conformance.field_effects import (
     IDENTITY,
@@ -109,7 +109,9 @@ def is_honoured(path: str) -> bool:
     names = path.split(".")
     above = (".".join(names[:end]) for end in range(len(names), 0, -1))
     support = SUPPORT[next(each for each in above if each in SUPPORT)]
-    return any(support.by(each).verdict is Verdict.HONOURED for each in ("python", "onnxruntime"))
+    return any(
+        support.by(each).verdict is FieldVerdict.HONOURED for each in ("python", "onnxruntime")
+    )
 
 
 def test_every_honoured_field_has_a_test_of_its_effect() -> None:

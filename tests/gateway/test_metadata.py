@@ -11,7 +11,7 @@ from gateway.config.data_type import DataType
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.metadata import model_metadata, model_ready, server_metadata, statistics
-from gateway.models.instance_slots import Slot
+from gateway.models.instance_slots import InstanceSlot
 from gateway.models.model import Model
 from gateway.observability.statistics import ModelStatistics
 from tests.builders import TEXT, LoadedModels, ScriptedInstance, soon
@@ -37,7 +37,7 @@ async def _no_load() -> Instance:
 def loaded(config: ModelConfig, version: int = 1, instance: Instance | None = None) -> Model:
     """A model that takes no requests."""
     instances = [instance or ScriptedInstance()]
-    slots = [Slot(_no_load, instance=instance) for instance in instances]
+    slots = [InstanceSlot(_no_load, instance=instance) for instance in instances]
     return Model(config, version, ModelStatistics(), slots)
 
 

@@ -25,7 +25,7 @@ from gateway.config.data_type import DataType
 from gateway.config.optimization import (
     Accelerator,
     ExecutionAccelerators,
-    Graph,
+    GraphOptimization,
     OptimizationPolicy,
 )
 from gateway.errors import Code, InferenceError
@@ -92,7 +92,7 @@ async def test_a_model_may_be_a_folder_with_its_weights(load: Load, folder: Path
 
 @pytest.mark.parametrize("level", [-1, 0, 1, 2])
 async def test_every_level_of_optimization_gives_the_same(load: Load, level: int) -> None:
-    policy = OptimizationPolicy(graph=Graph(level=level))
+    policy = OptimizationPolicy(graph=GraphOptimization(level=level))
     instance = await load(weighted(), replace(FIXED, optimization=policy))
     assert await ask(instance, floats(x=[1, 2])) == [{"y": [11, 22]}]
 
@@ -134,7 +134,7 @@ async def test_a_session_has_the_options_of_its_config(
         "intra_op_thread_count": "3",
         "inter_op_thread_count": "2",
     }
-    policy = OptimizationPolicy(graph=Graph(level=1))
+    policy = OptimizationPolicy(graph=GraphOptimization(level=1))
     config = replace(FIXED, parameters=parameters, optimization=policy)
     instance = await soon(OnnxRuntimeBackend().load(context(config, save(weighted(), folder))))
     await soon(instance.close())
@@ -184,7 +184,7 @@ async def test_an_option_that_cannot_be_is_refused(
 
 
 async def test_an_unknown_level_of_optimization_is_refused(folder: Path) -> None:
-    policy = OptimizationPolicy(graph=Graph(level=3))
+    policy = OptimizationPolicy(graph=GraphOptimization(level=3))
     error = await failure(save(weighted(), folder), replace(FIXED, optimization=policy))
     assert error.code is Code.INVALID_ARG
     assert "is 3, expected -1 (basic), 0 (all), 1 (extended) or 2 (none)" in error.message

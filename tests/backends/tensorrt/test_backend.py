@@ -8,7 +8,7 @@ import pytest
 
 from backends.tensorrt.backend import TensorRtBackend
 from gateway.config import InstanceKind, ModelConfig, SecondaryDevice
-from gateway.config.optimization import Cuda, OptimizationPolicy, OptimizationPriority
+from gateway.config.optimization import CudaOptions, OptimizationPolicy, OptimizationPriority
 from gateway.errors import Code, InferenceError
 from tests.backends.tensorrt.conftest import (
     NEGATE,
@@ -101,7 +101,7 @@ async def test_streams_have_the_priority_that_the_config_asks_for(
 async def test_threads_sleep_while_they_wait_unless_the_config_says_otherwise(
     load: Load, world: Any, spins: bool, flags: int
 ) -> None:
-    policy = OptimizationPolicy(cuda=Cuda(busy_wait_events=spins))
+    policy = OptimizationPolicy(cuda=CudaOptions(busy_wait_events=spins))
     await load(NEGATE, replace(M, optimization=policy))
     assert world.calls[f"event {flags}"] == 1
 

@@ -14,7 +14,7 @@ from backends.tensorrt.signature import Range
 from gateway.config import ModelConfig, ModelInput
 from gateway.config.data_type import DataType
 from gateway.config.optimization import (
-    Cuda,
+    CudaOptions,
     GraphLowerBound,
     GraphShape,
     GraphSpec,
@@ -32,7 +32,7 @@ Beside = Callable[[], None]
 
 
 def wanting(*specs: GraphSpec, config: ModelConfig = M, **fields: Any) -> ModelConfig:
-    policy = OptimizationPolicy(cuda=Cuda(graphs=True, graph_spec=specs))
+    policy = OptimizationPolicy(cuda=CudaOptions(graphs=True, graph_spec=specs))
     return replace(config, optimization=policy, **fields)
 
 

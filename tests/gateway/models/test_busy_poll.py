@@ -7,7 +7,7 @@ import pytest
 
 from gateway import cgroups
 from gateway.models import busy_poll as module
-from gateway.models.busy_poll import Wakefulness
+from gateway.models.busy_poll import BusyPoll
 
 SPAN_US = 100_000
 SPAN_SECS = SPAN_US / 1e6
@@ -26,26 +26,26 @@ async def is_awake(secs: float) -> bool:
     return (time.thread_time() - used) / (time.perf_counter() - began) > 0.2
 
 
-def ask(wakefulness: Wakefulness) -> None:
-    wakefulness.began()
-    wakefulness.ended()
+def ask(busy_poll: BusyPoll) -> None:
+    busy_poll.began()
+    busy_poll.ended()
 
 
 async def test_it_stays_awake_once_a_request_has_come_soon_after_another() -> None:
-    wakefulness = Wakefulness(SPAN_US)
-    ask(wakefulness)
+    busy_poll = BusyPoll(SPAN_US)
+    ask(busy_poll)
     assert not await is_awake(SPAN_SECS / 10)  # nothing is known yet
-    ask(wakefulness)
+    ask(busy_poll)
     assert await is_awake(SPAN_SECS / 2)
 
 
 async def test_it_sleeps_again_after_its_span() -> None:
-    wakefulness = Wakefulness(SPAN_US)
-    ask(wakefulness)
-    ask(wakefulness)
+    busy_poll = BusyPoll(SPAN_US)
+    ask(busy_poll)
+    ask(busy_poll)
     await asyncio.sleep(2 * SPAN_SECS)
     assert not await is_awake(SPAN_SECS)
-    ask(wakefulness)  # late: the next is not expected soon
+    ask(busy_poll)  # late: the next is not expected soon
     assert not await is_awake(SPAN_SECS / 2)
 
 
@@ -55,19 +55,19 @@ async def test_it_never_stays_awake(monkeypatch: pytest.MonkeyPatch, prepare: st
         monkeypatch.setattr(module, "processors", lambda: 1)
     if prepare == "half of two":
         monkeypatch.setattr(cgroups, "cpus", lambda: 1.0)
-    wakefulness = Wakefulness(0 if prepare == "switched off" else SPAN_US)
+    busy_poll = BusyPoll(0 if prepare == "switched off" else SPAN_US)
     if prepare == "in flight":
-        wakefulness.began()
-    ask(wakefulness)
-    ask(wakefulness)
+        busy_poll.began()
+    ask(busy_poll)
+    ask(busy_poll)
     assert not await is_awake(SPAN_SECS / 2)
 
 
 async def test_a_request_that_comes_ends_the_vigil() -> None:
-    wakefulness = Wakefulness(SPAN_US)
-    ask(wakefulness)
-    ask(wakefulness)
-    wakefulness.began()
+    busy_poll = BusyPoll(SPAN_US)
+    ask(busy_poll)
+    ask(busy_poll)
+    busy_poll.began()
     assert not await is_awake(SPAN_SECS / 2)
-    wakefulness.ended()
+    busy_poll.ended()
     assert await is_awake(SPAN_SECS / 2)

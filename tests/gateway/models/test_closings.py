@@ -11,7 +11,7 @@ from gateway.backend import Answer, Instance, ModelContext
 from gateway.config import InstanceGroup
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.closings import EARLY_SECS, Closings
-from gateway.models.instance_slots import Place, Slot, empty, fill
+from gateway.models.instance_slots import InstanceSlot, Placement, close_slots, load_slots
 from gateway.models.loading import InPlaceUpdate
 from gateway.models.model import Model
 from gateway.models.registry import ModelRegistry
@@ -66,19 +66,21 @@ async def closings() -> AsyncIterator[Closings]:
     await soon(found.ended())
 
 
-def slots(closings: Closings, *instances: ScriptedInstance) -> list[Slot]:
+def slots(closings: Closings, *instances: ScriptedInstance) -> list[InstanceSlot]:
     async def load() -> ScriptedInstance:
         raise AssertionError("an instance was loaded")
 
     return [
-        Slot(load, Place(name=f"m_{number}", group=InstanceGroup()), each, closings=closings)
+        InstanceSlot(
+            load, Placement(name=f"m_{number}", group=InstanceGroup()), each, closings=closings
+        )
         for number, each in enumerate(instances)
     ]
 
 
 async def test_instances_close_side_by_side(closings: Closings) -> None:
     instances = [Closing(), Closing(), Closing()]
-    closing = asyncio.ensure_future(empty(slots(closings, *instances)))
+    closing = asyncio.ensure_future(close_slots(slots(closings, *instances)))
     for each in instances:
         await soon(each.begun_to_close.wait())
     assert not closing.done()
@@ -109,8 +111,8 @@ async def test_a_load_that_is_cancelled_again_and_again_leaves_no_instance(
             raise AssertionError("an event that is never set was set")
         return instance
 
-    filled = [Slot(load, closings=closings) for _ in range(3)]
-    loading = asyncio.create_task(fill(filled, side_by_side=True))
+    filled = [InstanceSlot(load, closings=closings) for _ in range(3)]
+    loading = asyncio.create_task(load_slots(filled, side_by_side=True))
     await settle()
     await cancel_throughout(loading)
     await soon(closings.ended())
@@ -198,7 +200,7 @@ async def test_the_error_of_one_instance_leaves_the_others_alone(
             raise RuntimeError("no device")
 
     whole = ScriptedInstance()
-    await soon(empty(slots(closings, Broken(), whole)))
+    await soon(close_slots(slots(closings, Broken(), whole)))
     assert whole.closes == 1
     (record,) = caplog.records
     assert (record.message, vars(record)["instance"]) == ("instance did not close", "m_0")

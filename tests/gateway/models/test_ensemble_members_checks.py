@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.models.repository import ModelRepository
-from gateway.models.supported_fields import Verdict
+from gateway.models.supported_fields import FieldVerdict
 from gateway.tools.check import check
 from tests.conformance.ensembles import (
     SERVED,
@@ -30,7 +30,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     write_model(folder, "of_untold", ensemble(calls("untold", "X", "Y")))
     found: dict[str, list[str]] = {}
     for each in check(ModelRepository((folder,))):
-        if each.verdict is Verdict.REFUSED:
+        if each.verdict is FieldVerdict.REFUSED:
             found.setdefault(each.model, []).append(each.why)
     return found
 

@@ -7,10 +7,10 @@ import pytest
 
 from gateway.config import ModelConfig
 from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
-from gateway.models.ensemble_members import Waits, dependents, members, orphans, resolve
-from gateway.models.load_failures import Circle
-from gateway.models.repository import ModelEntry, ModelId, Source
-from gateway.models.table import Known
+from gateway.models.ensemble_members import MemberWaits, dependents, members, orphans, resolve
+from gateway.models.load_failures import DependencyCycle
+from gateway.models.repository import LoadSource, ModelEntry, ModelId
+from gateway.models.table import KnownModel
 from tests.builders import TEXT
 
 
@@ -19,11 +19,11 @@ def ensemble(*names: str) -> ModelConfig:
     return replace(TEXT, ensemble_scheduling=EnsembleScheduling(step=steps))
 
 
-def known(name: str, config: ModelConfig | None = TEXT, *, implicit: bool = False) -> Known:
+def known(name: str, config: ModelConfig | None = TEXT, *, implicit: bool = False) -> KnownModel:
     entry = ModelEntry(name=name, path=Path(), available=(1,))
-    source = Source(config=config, entry=entry, snapshot={}) if config is not None else None
+    source = LoadSource(config=config, entry=entry, snapshot={}) if config is not None else None
     needed = members(config) if config is not None else ()
-    return Known(ModelId(name), source=source, implicit=implicit, members=needed)
+    return KnownModel(ModelId(name), source=source, implicit=implicit, members=needed)
 
 
 def test_the_members_of_an_ensemble_are_those_of_its_steps_once_each() -> None:
@@ -68,11 +68,11 @@ def test_a_member_is_the_one_of_the_own_namespace_or_the_only_one(
 
 def test_whoever_would_wait_for_itself_is_told_the_circle() -> None:
     a, b, c = (ModelId(name) for name in "abc")
-    waits = Waits()
+    waits = MemberWaits()
     with waits.entered(a, b), waits.entered(b, c):
         with waits.entered(ModelId("other"), b):
             pass
-        with pytest.raises(Circle) as caught, waits.entered(c, a):
+        with pytest.raises(DependencyCycle) as caught, waits.entered(c, a):
             raise AssertionError("it would wait forever")
     assert caught.value.message == "circular dependency between ensembles: c -> ... -> b -> c"
     assert caught.value.seen_from("a").message == (
@@ -83,6 +83,9 @@ def test_whoever_would_wait_for_itself_is_told_the_circle() -> None:
 
 
 def test_a_model_that_needs_itself_is_a_circle_of_one() -> None:
-    with pytest.raises(Circle) as caught, Waits().entered(ModelId("a"), ModelId("a")):
+    with (
+        pytest.raises(DependencyCycle) as caught,
+        MemberWaits().entered(ModelId("a"), ModelId("a")),
+    ):
         raise AssertionError("it would wait forever")
     assert caught.value.message == "circular dependency between ensembles: a -> ... -> a -> a"

@@ -8,7 +8,7 @@ from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.errors import InferenceError
 from gateway.models.instance_groups import (
     NO_GPUS,
-    Gpus,
+    UsableGpus,
     check_instance_groups,
     fill_instance_groups,
 )
@@ -25,7 +25,7 @@ def filled(
     *groups: InstanceGroup, gpus: tuple[int, ...] = (), backend: str = "python"
 ) -> tuple[InstanceGroup, ...]:
     config = ModelConfig(name="m", backend=backend, instance_group=groups)
-    return fill_instance_groups(config, Gpus(gpus))
+    return fill_instance_groups(config, UsableGpus(gpus))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_auto_is_the_gpu_where_every_listed_one_is_usable(
 def test_a_runtime_without_gpus_gets_the_cpu_unless_a_gpu_is_asked_for(
     group: InstanceGroup, kind: InstanceKind, gpus: tuple[int, ...]
 ) -> None:
-    usable = Gpus((0, 1), serve=lambda backend: backend != "onnxruntime")
+    usable = UsableGpus((0, 1), serve=lambda backend: backend != "onnxruntime")
     config = ModelConfig(name="m", backend="onnxruntime", instance_group=(group,))
     [found] = fill_instance_groups(config, usable)
     assert (found.kind, found.gpus) == (kind, gpus)
@@ -117,7 +117,7 @@ def test_a_runtime_without_gpus_gets_the_cpu_unless_a_gpu_is_asked_for(
 
 def test_a_runtime_is_not_asked_about_gpus_that_are_not_there() -> None:
     asked: list[str] = []
-    gpus = Gpus((), serve=lambda backend: bool(asked.append(backend)))
+    gpus = UsableGpus((), serve=lambda backend: bool(asked.append(backend)))
     config = ModelConfig(name="m", backend="onnxruntime")
     assert fill_instance_groups(config, gpus)[0].kind is CPU
     assert asked == []
@@ -127,7 +127,7 @@ def test_a_runtime_is_not_asked_about_gpus_that_are_not_there() -> None:
 def test_a_refusal_names_the_compute_capability_that_is_needed(minimum: tuple[int, int]) -> None:
     config = ModelConfig(name="m", instance_group=(InstanceGroup(kind=GPU, gpus=(1,)),))
     with pytest.raises(InferenceError, match=f"of {minimum[0]}.{minimum[1]}00000 are: 0"):
-        check_instance_groups(config, Gpus((0,), minimum))
+        check_instance_groups(config, UsableGpus((0,), minimum))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_group_that_this_machine_can_have_is_accepted(
     group: InstanceGroup, gpus: tuple[int, ...]
 ) -> None:
     config = ModelConfig(name="m", instance_group=filled(group, gpus=gpus))
-    check_instance_groups(config, Gpus(gpus))
+    check_instance_groups(config, UsableGpus(gpus))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_group_that_contradicts_itself_or_the_machine_is_refused(
 ) -> None:
     config = ModelConfig(name="m", instance_group=(replace(group, name="g"),))
     with pytest.raises(InferenceError) as caught:
-        check_instance_groups(config, Gpus((0, 1)))
+        check_instance_groups(config, UsableGpus((0, 1)))
     assert caught.value.message == f"instance group g of model m {problem}"
 
 

@@ -9,7 +9,15 @@ from gateway.backend import Instance
 from gateway.config import InstanceGroup, InstanceKind, Resource
 from gateway.config import RateLimiter as RateLimiterConfig
 from gateway.errors import Code, InferenceError
-from gateway.models.instance_slots import Place, Slot, enrol, fill, match, places, release_shares
+from gateway.models.instance_slots import (
+    InstanceSlot,
+    Placement,
+    load_slots,
+    match_slots,
+    placements,
+    release_shares,
+    reserve_shares,
+)
 from gateway.schedulers.rate_limiter import RateLimiter
 from gateway.settings import ResourceLimit
 from tests.builders import TEXT, ScriptedInstance, soon
@@ -23,12 +31,12 @@ async def nothing() -> Instance:
     raise AssertionError("nothing is loaded here")
 
 
-def slot(group: InstanceGroup, device: int = 0) -> Slot:
-    return Slot(nothing, Place(name=f"{group.name}_0", group=group, device=device))
+def slot(group: InstanceGroup, device: int = 0) -> InstanceSlot:
+    return InstanceSlot(nothing, Placement(name=f"{group.name}_0", group=group, device=device))
 
 
 def test_each_group_has_its_count_on_each_gpu() -> None:
-    found = list(places(replace(TEXT, instance_group=(CPU, GPU))))
+    found = list(placements(replace(TEXT, instance_group=(CPU, GPU))))
     assert [(each.name, each.device) for each in found] == [
         ("cpu_0", 0),
         ("cpu_1", 0),
@@ -41,7 +49,7 @@ def test_each_group_has_its_count_on_each_gpu() -> None:
 
 
 def test_without_groups_there_is_one_place() -> None:
-    assert [each.name for each in places(TEXT)] == ["text_0"]
+    assert [each.name for each in placements(TEXT)] == ["text_0"]
 
 
 def test_names_and_counts_make_no_difference_but_settings_and_devices_do() -> None:
@@ -49,7 +57,13 @@ def test_names_and_counts_make_no_difference_but_settings_and_devices_do() -> No
     present = [slot(CPU), slot(CPU), slot(GPU), slot(GPU, 1)]
     wanted = [slot(GPU, 1), slot(renamed), slot(renamed), slot(renamed)]
     passive = slot(replace(CPU, passive=True))
-    assert match([*wanted, passive], present) == [present[3], present[0], present[1], None, None]
+    assert match_slots([*wanted, passive], present) == [
+        present[3],
+        present[0],
+        present[1],
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
@@ -62,9 +76,9 @@ async def test_if_one_cannot_be_loaded_none_stays_loaded(side_by_side: bool) -> 
     async def fail() -> Instance:
         raise BROKEN
 
-    slots = [Slot(load), Slot(fail)]
+    slots = [InstanceSlot(load), InstanceSlot(fail)]
     with pytest.raises(InferenceError, match="no room"):
-        await soon(fill(slots, side_by_side=side_by_side))
+        await soon(load_slots(slots, side_by_side=side_by_side))
     assert (loaded.closes, [each.instance for each in slots]) == (1, [None, None])
 
 
@@ -77,8 +91,12 @@ async def test_instances_load_side_by_side_only_if_they_may() -> None:
         await gate.wait()
         return ScriptedInstance()
 
-    together = asyncio.create_task(fill([Slot(load), Slot(load)], side_by_side=True))
-    in_turn = asyncio.create_task(fill([Slot(load), Slot(load)], side_by_side=False))
+    together = asyncio.create_task(
+        load_slots([InstanceSlot(load), InstanceSlot(load)], side_by_side=True)
+    )
+    in_turn = asyncio.create_task(
+        load_slots([InstanceSlot(load), InstanceSlot(load)], side_by_side=False)
+    )
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert loading == 3
@@ -87,21 +105,21 @@ async def test_instances_load_side_by_side_only_if_they_may() -> None:
     assert loading == 4
 
 
-def needing(count: int, device: int = 0) -> Slot:
+def needing(count: int, device: int = 0) -> InstanceSlot:
     resources = (Resource(name="R", count=count),)
     return slot(replace(CPU, rate_limiter=RateLimiterConfig(resources=resources)), device)
 
 
 def test_each_slot_that_executes_has_a_share_of_its_device() -> None:
     slots = [needing(1), needing(2, device=1), slot(replace(CPU, passive=True))]
-    enrol(slots, RateLimiter())
+    reserve_shares(slots, RateLimiter())
     found = [each.share.needs if each.share is not None else None for each in slots]
     assert found == [{("R", 0): 1}, {("R", 1): 2}, None]
 
 
 def test_without_a_limiter_there_are_no_shares() -> None:
     slots = [needing(1)]
-    enrol(slots, None)
+    reserve_shares(slots, None)
     assert slots[0].share is None
 
 
@@ -109,8 +127,8 @@ def test_if_one_cannot_have_its_share_none_has() -> None:
     limiter = RateLimiter([ResourceLimit("R", 1)])
     slots = [needing(1), needing(2)]
     with pytest.raises(InferenceError, match="the minimum required count is 2"):
-        enrol(slots, limiter)
+        reserve_shares(slots, limiter)
     assert [each.share for each in slots] == [None, None]
-    enrol(slots[:1], limiter)
+    reserve_shares(slots[:1], limiter)
     release_shares(slots)
     assert slots[0].share is None

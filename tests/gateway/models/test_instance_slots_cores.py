@@ -7,7 +7,7 @@ import pytest
 
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.models.instance_slots import Place, cores_of
+from gateway.models.instance_slots import Placement, cores_of
 from tests.registries import ScriptedBackend, Start, write
 
 POLICIES = {
@@ -30,8 +30,8 @@ async def backend() -> ScriptedBackend:
     return Keeping()
 
 
-def place(kind: InstanceKind, policy: str = "", device: int = 0) -> Place:
-    return Place(name="m_0", group=InstanceGroup(kind=kind, host_policy=policy), device=device)
+def place(kind: InstanceKind, policy: str = "", device: int = 0) -> Placement:
+    return Placement(name="m_0", group=InstanceGroup(kind=kind, host_policy=policy), device=device)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def place(kind: InstanceKind, policy: str = "", device: int = 0) -> Place:
         (place(InstanceKind.KIND_CPU, "own"), {3}),
     ],
 )
-def test_a_group_without_a_policy_has_that_of_its_kind(where: Place, cores: set[int]) -> None:
+def test_a_group_without_a_policy_has_that_of_its_kind(where: Placement, cores: set[int]) -> None:
     assert cores_of(where, CONFIG, Keeping(), POLICIES) == cores
 
 

@@ -9,7 +9,7 @@ from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import SequenceTag
-from gateway.models.instance_slots import Slot, enrol
+from gateway.models.instance_slots import InstanceSlot, reserve_shares
 from gateway.models.model import Model
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.rate_limiter import RateLimiter
@@ -120,7 +120,7 @@ async def test_an_instance_that_lives_is_closed_once_its_sequences_have_ended(
 async def test_a_dismissed_slot_without_an_instance_gives_its_share_back(serve: Serve) -> None:
     dead, staying = ScriptedInstance(), ScriptedInstance()
     model = serve(dead, staying)
-    enrol(model.slots, RateLimiter())
+    reserve_shares(model.slots, RateLimiter())
     slot = model.slots[0]
     assert slot.share is not None
     dead.die("its worker has died")
@@ -136,7 +136,7 @@ class Course:
     """The life of a model that a test ends itself."""
 
     def __init__(self, *instances: ScriptedInstance, config: ModelConfig = TEXT) -> None:
-        slots = [Slot(self.load, instance=each) for each in instances]
+        slots = [InstanceSlot(self.load, instance=each) for each in instances]
         self.loads = 0
         self.model = Model(config, 1, ModelStatistics(), slots)
         self.task = asyncio.create_task(self.model.run(lambda: None))

@@ -20,7 +20,7 @@ from gateway.config.scheduling import (
     StrategyDirect,
     StrategyOldest,
 )
-from gateway.models.instance_groups import Gpus
+from gateway.models.instance_groups import UsableGpus
 from gateway.models.normalisation import normalise
 
 
@@ -106,7 +106,7 @@ def test_a_model_gets_its_backend_and_its_instances() -> None:
 
 
 def test_the_gpus_of_the_machine_are_given_to_the_instances() -> None:
-    [group] = normalise(ModelConfig(backend="x"), "m", gpus=Gpus((0, 1))).instance_group
+    [group] = normalise(ModelConfig(backend="x"), "m", gpus=UsableGpus((0, 1))).instance_group
     assert group.gpus == (0, 1)
 
 

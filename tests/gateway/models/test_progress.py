@@ -12,7 +12,7 @@ from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models import instances as instances_module
-from gateway.models.instance_slots import Slot
+from gateway.models.instance_slots import InstanceSlot
 from gateway.models.model import Model
 from gateway.models.progress import ProgressWatch
 from gateway.observability.request_record import Record
@@ -153,7 +153,7 @@ async def test_an_instance_that_stalls_while_its_model_ends_is_not_restarted() -
                 await self.may_end.wait()
 
     stalling, spare, watch = Lingering(), Spare(), ProgressWatch(STALL_SECS)
-    model = Model(TEXT, 1, ModelStatistics(), [Slot(spare.load, instance=stalling)])
+    model = Model(TEXT, 1, ModelStatistics(), [InstanceSlot(spare.load, instance=stalling)])
     running = asyncio.create_task(model.run(lambda: None))
     with model.submit(text_request("a")):
         await stalling.begun()

@@ -12,7 +12,7 @@ import pytest
 from gateway.config import AllVersions, SpecificVersions, VersionPolicy
 from gateway.config.pbtxt import to_json
 from gateway.errors import Code, InferenceError
-from gateway.models.instance_groups import Gpus
+from gateway.models.instance_groups import UsableGpus
 from gateway.models.repository import ModelId, ModelRepository
 from gateway.models.upload import Override
 
@@ -177,7 +177,7 @@ def test_a_config_of_the_preferred_name_wins_where_there_is_one(tmp_path: Path) 
 def test_the_gpus_of_the_machine_decide_where_instances_go(tmp_path: Path) -> None:
     add_model(tmp_path, "m", BACKEND + " instance_group { kind: KIND_AUTO }")
     assert ModelRepository([tmp_path]).read("m").instance_group[0].kind == "KIND_CPU"
-    [group] = ModelRepository([tmp_path], gpus=Gpus((0, 1))).read("m").instance_group
+    [group] = ModelRepository([tmp_path], gpus=UsableGpus((0, 1))).read("m").instance_group
     assert (group.kind, group.gpus) == ("KIND_GPU", (0, 1))
 
 

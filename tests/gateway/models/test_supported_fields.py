@@ -13,10 +13,16 @@ from gateway.config import (
     SecondaryDevice,
 )
 from gateway.config.fields import FieldTree, field_tree
-from gateway.config.optimization import Cuda, OptimizationPolicy
+from gateway.config.optimization import CudaOptions, OptimizationPolicy
 from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
 from gateway.errors import Code, InferenceError
-from gateway.models.supported_fields import PARAMETERS, SUPPORT, Verdict, ignored, require_supported
+from gateway.models.supported_fields import (
+    PARAMETERS,
+    SUPPORT,
+    FieldVerdict,
+    ignored,
+    require_supported,
+)
 
 
 def paths(tree: FieldTree, above: str = "") -> Iterator[str]:
@@ -48,7 +54,7 @@ def test_whatever_is_not_honoured_says_why() -> None:
     silent = [
         path
         for path, support in (SUPPORT | PARAMETERS).items()
-        if support.verdict is not Verdict.HONOURED and not support.why
+        if support.verdict is not FieldVerdict.HONOURED and not support.why
     ]
     assert silent == []
 
@@ -110,7 +116,7 @@ def test_whatever_is_ignored_is_named_with_the_reason() -> None:
 def test_what_one_backend_honours_is_ignored_by_the_others() -> None:
     config = ModelConfig(
         cc_model_filenames={"7.5": "model.plan"},
-        optimization=OptimizationPolicy(cuda=Cuda(graphs=True), eager_batching=True),
+        optimization=OptimizationPolicy(cuda=CudaOptions(graphs=True), eager_batching=True),
         instance_group=(InstanceGroup(secondary_devices=(SecondaryDevice(),)),),
     )
     unused = ("optimization.eager_batching", "a hint about speed that makes no difference here")

@@ -10,7 +10,7 @@ from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, RequestedOutput
-from gateway.models.validation import MAX_BYTES, PlainRequests, RequestRules
+from gateway.models.validation import MAX_BYTES, FixedSizeRequests, RequestRules
 from gateway.tensor import SIZES, Datatype, Tensor
 
 ROUNDS = 3000
@@ -45,7 +45,7 @@ CONFIGS = [
 
 
 def plain(config: ModelConfig, request: InferRequest) -> int:
-    return PlainRequests(config, MAX_BYTES).batch_size(request)
+    return FixedSizeRequests(config, MAX_BYTES).batch_size(request)
 
 
 def size(shape: tuple[int, ...], datatype: Datatype) -> int:

@@ -8,11 +8,11 @@ from rich.console import Console
 
 from gateway.errors import InferenceError
 from gateway.models.repository import ModelRepository
-from gateway.models.supported_fields import Verdict
+from gateway.models.supported_fields import FieldVerdict
 from gateway.tools.check import Finding, check, table
 
 DATA = Path(__file__).parent.parent / "config" / "data"
-HONOURED, IGNORED, REFUSED = Verdict.HONOURED, Verdict.IGNORED, Verdict.REFUSED
+HONOURED, IGNORED, REFUSED = FieldVerdict.HONOURED, FieldVerdict.IGNORED, FieldVerdict.REFUSED
 
 CONFIG = """\
 backend: "python"  # a comment
@@ -41,7 +41,7 @@ def findings_of(repository: Path, config: str) -> list[Finding]:
     return check(ModelRepository([repository]))
 
 
-def brief(findings: list[Finding]) -> list[tuple[int, str, Verdict]]:
+def brief(findings: list[Finding]) -> list[tuple[int, str, FieldVerdict]]:
     return [(each.line, each.field, each.verdict) for each in findings]
 
 
