@@ -3,8 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -20,6 +19,7 @@ from gateway.models.ensemble_members import (
 from gateway.models.load_failures import cause, load_failed, member_failed, poll_failed, read_folder
 from gateway.models.loading import InPlaceUpdate, LoadedMembers
 from gateway.models.model import Model
+from gateway.models.model_folder import Snapshot
 from gateway.models.model_tasks import ModelTasks
 from gateway.models.repository import IN_TWO_REPOSITORIES, LoadSource, ModelId, ModelRepository
 from gateway.models.table import UNLOADED, KnownModel, ModelTable, VersionState, VersionStatus
@@ -75,38 +75,46 @@ class Lifecycle:
         """
         await self._then_ripple(lambda changed: self._load(model, override, changed))
 
-    async def follow(self, model: ModelId) -> None:
-        """Load what is on disk, at the start or because it has changed there.
+    async def follow(self, model: ModelId, snapshot: Snapshot | None = None) -> None:
+        """Load the model's files, at the start or because they have changed.
 
-        Raises like `load`; what is wrong with the model is noted where everybody sees it.
+        `snapshot` is the state of its folder if a poll has found it. Raises like `load`; the table
+        keeps the failure.
         """
-        await self._then_ripple(lambda changed: self._load_from_disk(model, changed))
+        await self._then_ripple(lambda changed: self._load_from_disk(model, snapshot, changed))
 
     async def _load(
         self, model: ModelId, override: Override | None, changed: list[ModelId]
     ) -> None:
         async with self._lock(model):
             try:
-                source = await self._read(model, override)
+                source = await self._read(model, override=override)
             except InferenceError as error:
                 log.error("model unreadable", extra=_extra(model, error))
                 raise poll_failed(model.name, error.message) from None
             known = self._table.get_or_add(model)
             known.implicit = False
-            with _attempt(known):
+            with known.attempt():
                 await self._apply(known, source, changed, again=True)
 
-    async def _load_from_disk(self, model: ModelId, changed: list[ModelId]) -> None:
+    async def _load_from_disk(
+        self, model: ModelId, snapshot: Snapshot | None, changed: list[ModelId]
+    ) -> None:
         async with self._lock(model):
             known = self._table.get_or_add(model)
             known.implicit = False
-            await self._follow(known, changed, again=False)
+            if snapshot is not None:
+                known.seen = snapshot
+            await self._follow(known, changed, scan=snapshot is None, again=False)
 
-    async def _follow(self, known: KnownModel, changed: list[ModelId], *, again: bool) -> None:
-        with _attempt(known):
+    async def _follow(
+        self, known: KnownModel, changed: list[ModelId], *, scan: bool, again: bool
+    ) -> None:
+        with known.attempt():
             try:
-                known.seen = await read_folder(self._threads, known.id, self._repository.snapshot)
-                source = await self._read(known.id, None)
+                if scan:
+                    known.seen = await self._scan(known.id)
+                source = await self._read(known.id, seen=known.seen)
             except InferenceError as error:
                 log.error("model unreadable", extra=_extra(known.id, error))
                 self._note_unreadable(known, error)
@@ -137,7 +145,7 @@ class Lifecycle:
             source = known.source
             self._drop(known, UNLOADED)
             known.members = ()
-            _remember(known, None)
+            known.suspend(None)
             if not known.versions:
                 self._table.remove(model)
         await self._ripple([model])
@@ -154,11 +162,17 @@ class Lifecycle:
     def _lock(self, model: ModelId) -> asyncio.Lock:
         return self._locks.setdefault(model, asyncio.Lock())
 
-    async def _read(self, model: ModelId, override: Override | None) -> LoadSource:
+    async def _scan(self, model: ModelId) -> Snapshot:
+        return await read_folder(self._threads, model, self._repository.snapshot)
+
+    async def _read(
+        self, model: ModelId, *, override: Override | None = None, seen: Snapshot | None = None
+    ) -> LoadSource:
         if override is None:
-            return await read_folder(self._threads, model, self._repository.source)
-        overridden = partial(self._repository.overridden, override=override)
-        return await read_folder(self._threads, model, overridden)
+            source = partial(self._repository.source, snapshot=seen)
+        else:
+            source = partial(self._repository.overridden, override=override)
+        return await read_folder(self._threads, model, source)
 
     def _note_unreadable(self, known: KnownModel, error: InferenceError) -> None:
         if error.message == IN_TWO_REPOSITORIES:
@@ -185,7 +199,7 @@ class Lifecycle:
             changed.append(known.id)
         except InferenceError:
             if known.members and known.source is None:
-                _remember(known, source)
+                known.suspend(source)
             raise
         finally:
             if source.upload is not None:
@@ -200,18 +214,18 @@ class Lifecycle:
                 known.trouble, known.readable = error.reason, True
             raise load_failed(known.id.name, error.message) from None
         known.trouble, known.readable = "", True
-        _show_loading(known, numbers)
+        known.begin_loading(numbers)
         with kept_alive(bound.values()):
             outcomes = await self._load_versions(known, source, numbers, bound)
         errors = {n: each for n, each in outcomes.items() if isinstance(each, InferenceError)}
         if errors:
-            _show_failed(known, errors)
+            known.fail_loading(errors)
             await close_all(outcomes.values())
             raise load_failed(known.id.name, _clauses(errors))
         loaded = {n: each for n, each in outcomes.items() if not isinstance(each, InferenceError)}
         self._swap(known, source, loaded)
         known.bound = frozenset(bound.values())
-        _remember(known, None)
+        known.suspend(None)
 
     async def _load_versions(
         self, known: KnownModel, source: LoadSource, numbers: Sequence[int], bound: LoadedMembers
@@ -258,7 +272,7 @@ class Lifecycle:
             if known.failure is not None and (not again or known.attempts != before):
                 raise known.failure.with_traceback(None)
             known.implicit = True
-            await self._follow(known, changed, again=again)
+            await self._follow(known, changed, scan=True, again=again)
 
     def _note_invalid(self, known: KnownModel, error: InferenceError) -> None:
         if not known.models:
@@ -277,7 +291,7 @@ class Lifecycle:
         """Whether an ensemble has come, changed or gone, since its members did."""
         async with self._lock(model):
             known = self._table.get(model)
-            source = None if known is None else known.source or known.lost
+            source = None if known is None else known.source or known.suspended
             if known is None or source is None:
                 return False
             try:
@@ -288,15 +302,15 @@ class Lifecycle:
             except InferenceError as error:
                 about = {"model": str(model), "reason": cause(error)}
                 log.warning("ensemble out of service", extra=about)
-                return self._lose(known, source)
+                return self._suspend(known, source)
             finally:
                 self._notify()
             return True
 
-    def _lose(self, known: KnownModel, source: LoadSource) -> bool:
+    def _suspend(self, known: KnownModel, source: LoadSource) -> bool:
         """Take an ensemble away until its members suit it again; whether it was there."""
         served = known.source is not None
-        _remember(known, source)
+        known.suspend(source)
         if served:
             self._drop(known, UNLOADED)
         return served
@@ -344,43 +358,6 @@ class Lifecycle:
             self._running.retire(model, ended)
         elif status.state is not VersionState.UNLOADING:
             ended()
-
-
-@contextmanager
-def _attempt(known: KnownModel) -> Iterator[None]:
-    """Keep what the attempt to load a model fails with."""
-    known.attempts += 1
-    known.failure = None
-    try:
-        yield
-    except InferenceError as error:
-        known.failure = error
-        raise
-
-
-def _remember(known: KnownModel, source: LoadSource | None) -> None:
-    """What an ensemble is loaded from once its members suit it; None if it need not come back."""
-    before, known.lost = known.lost, source
-    if source is not None and source.upload is not None:
-        source.upload.hold()
-    if before is not None and before.upload is not None:
-        before.upload.release()
-
-
-def _show_loading(known: KnownModel, numbers: Sequence[int]) -> None:
-    for number in numbers:
-        status = known.versions.get(number)
-        if status is None or status.model is None:
-            known.versions[number] = VersionStatus(VersionState.LOADING)
-    known.versions = dict(sorted(known.versions.items()))
-
-
-def _show_failed(known: KnownModel, errors: Mapping[int, InferenceError]) -> None:
-    """Versions load as one: those that would have served are as good as unloaded."""
-    for number, status in known.versions.items():
-        if status.state is VersionState.LOADING:
-            status.state = VersionState.UNAVAILABLE
-            status.reason = errors[number].reason if number in errors else UNLOADED
 
 
 def _clauses(errors: Mapping[int, InferenceError]) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.errors import InferenceError
 from gateway.models.lifecycle import Lifecycle
@@ -18,9 +18,9 @@ log = logging.getLogger("sluice.poller")
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Models to load, since they are new or were modified, and models that are gone."""
+    """Models to load, new or modified, by the state of their folders; models to unload."""
 
-    load: tuple[ModelId, ...] = ()
+    load: Mapping[ModelId, Snapshot] = field(default_factory=dict)
     unload: tuple[ModelId, ...] = ()
 
 
@@ -34,13 +34,12 @@ def compare(
     An attempt that failed is made again only when the folder has changed. A model whose folder
     cannot be read stays as it is.
     """
-    modified = (
-        model
-        for model, found in now.items()
-        if not isinstance(found, Exception) and before.get(model) != found
-    )
     return Changes(
-        load=tuple(sorted(modified)),
+        load={
+            model: found
+            for model, found in sorted(now.items())
+            if not isinstance(found, Exception) and before.get(model) != found
+        },
         unload=tuple(sorted(model for model in serving if model not in now)),
     )
 
@@ -75,8 +74,8 @@ class Poller:
         self._log_unreadable(now)
         changes = compare({known.id: known.seen for known in self._table}, now, self._wanted())
         async with asyncio.TaskGroup() as tasks:
-            for model in changes.load:
-                tasks.create_task(outcome(model, self._lifecycle.follow(model)))
+            for model, snapshot in changes.load.items():
+                tasks.create_task(outcome(model, self._lifecycle.follow(model, snapshot)))
             for model in changes.unload:
                 tasks.create_task(outcome(model, self._lifecycle.unload(model)))
 
@@ -93,6 +92,6 @@ class Poller:
             known.id
             for known in self._table
             if known.trouble
-            or known.lost is not None
+            or known.suspended is not None
             or any(status.wanted for status in known.versions.values())
         ]

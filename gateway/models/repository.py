@@ -164,10 +164,15 @@ class ModelRepository:
         """
         return self._read(self.find(name))
 
-    def source(self, model: ModelId) -> LoadSource:
-        """All that a load of the model begins with; raises like `read`."""
+    def source(self, model: ModelId, snapshot: Snapshot | None = None) -> LoadSource:
+        """The source of a load; raises like `read`.
+
+        `snapshot` is the state of the model's folder if it is known: the folder is not scanned
+        again.
+        """
         entry = self.find(model.name, model.namespace)
-        snapshot = take_snapshot(entry.path)
+        if snapshot is None:
+            snapshot = take_snapshot(entry.path)
         return LoadSource(config=self._read(entry), entry=entry, snapshot=snapshot)
 
     def overridden(self, model: ModelId, override: Override) -> LoadSource:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -57,7 +58,7 @@ class KnownModel:
     load it has ended with.
 
     Of an ensemble, `members` are the names of the models that it calls, `bound` the versions that
-    it was loaded with, and `lost` what it is loaded from once its members are there again.
+    it was loaded with, and `suspended` what it is loaded from once its members are there again.
     """
 
     id: ModelId
@@ -72,12 +73,46 @@ class KnownModel:
     failure: InferenceError | None = None
     members: tuple[str, ...] = ()
     bound: frozenset[Model] = frozenset()
-    lost: LoadSource | None = None
+    suspended: LoadSource | None = None
 
     @property
     def models(self) -> list[Model]:
         """The versions that are loaded, ascending."""
         return [status.model for status in self.versions.values() if status.model is not None]
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Count one attempt to load the model, and keep the error that it ends with."""
+        self.attempts += 1
+        self.failure = None
+        try:
+            yield
+        except InferenceError as error:
+            self.failure = error
+            raise
+
+    def begin_loading(self, numbers: Iterable[int]) -> None:
+        """Show versions as LOADING; those that are loaded stay READY."""
+        for number in numbers:
+            status = self.versions.get(number)
+            if status is None or status.model is None:
+                self.versions[number] = VersionStatus(VersionState.LOADING)
+        self.versions = dict(sorted(self.versions.items()))
+
+    def fail_loading(self, errors: Mapping[int, InferenceError]) -> None:
+        """Show versions as UNAVAILABLE that were LOADING; those without an error as unloaded."""
+        for number, status in self.versions.items():
+            if status.state is VersionState.LOADING:
+                status.state = VersionState.UNAVAILABLE
+                status.reason = errors[number].reason if number in errors else UNLOADED
+
+    def suspend(self, source: LoadSource | None) -> None:
+        """Keep the source of an ensemble until its members suit it; None keeps no source."""
+        before, self.suspended = self.suspended, source
+        if source is not None and source.upload is not None:
+            source.upload.hold()
+        if before is not None and before.upload is not None:
+            before.upload.release()
 
     @property
     def shown(self) -> bool:

@@ -13,13 +13,13 @@ def test_what_is_as_it_was_is_left_alone() -> None:
 
 def test_what_is_new_or_modified_is_loaded_and_what_is_gone_unloaded() -> None:
     found = compare({A: OLD, C: OLD}, {A: NEW, B: OLD}, [A, C])
-    assert found == Changes(load=(A, B), unload=(C,))
+    assert found == Changes(load={A: NEW, B: OLD}, unload=(C,))
 
 
 def test_what_was_unloaded_is_loaded_when_it_is_there_again() -> None:
-    assert compare({A: None}, {A: OLD}, []) == Changes(load=(A,))
+    assert compare({A: None}, {A: OLD}, []) == Changes(load={A: OLD})
 
 
 def test_what_failed_is_tried_again_only_when_it_has_changed() -> None:
     assert compare({A: OLD}, {A: OLD}, []) == Changes()
-    assert compare({A: OLD}, {A: NEW}, []) == Changes(load=(A,))
+    assert compare({A: OLD}, {A: NEW}, []) == Changes(load={A: NEW})

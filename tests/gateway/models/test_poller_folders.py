@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config import ModelConfig
+from gateway.config.pbtxt import parse
 from gateway.errors import InferenceError
 from gateway.models import repository as repository_module
 from gateway.models.lifecycle import Lifecycle
@@ -50,6 +52,32 @@ async def test_a_folder_deeper_than_recursion_is_polled(tmp_path: Path, start: S
     flatten(tmp_path / "deep" / "1")
 
 
+async def test_a_poll_scans_each_folder_once(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scanned: list[str] = []
+
+    def counts(folder: Path) -> Snapshot:
+        scanned.append(folder.name)
+        return take_snapshot(folder)
+
+    monkeypatch.setattr(repository_module, "take_snapshot", counts)
+    write(tmp_path, "changed", 1)
+    write(tmp_path, "unchanged", 1)
+    registry = await start(**POLL)
+    assert sorted(scanned) == ["changed", "unchanged"], "the start, too"
+    scanned.clear()
+    write(tmp_path, "changed", 2)
+    write(tmp_path, "new", 1)
+    await soon(registry.poll())
+    assert sorted(scanned) == ["changed", "new", "unchanged"]
+    assert registry.find("changed", "").version == "2"
+    assert registry.find("new", "").ready
+    scanned.clear()
+    await soon(registry.poll())
+    assert sorted(scanned) == ["changed", "new", "unchanged"]
+
+
 async def test_a_folder_that_cannot_be_polled_is_logged_once_and_others_are_followed(
     tmp_path: Path,
     start: Start,
@@ -90,15 +118,13 @@ async def test_an_unforeseen_error_while_a_model_is_followed_leaves_the_others_a
     registry = await start(**POLL)
     write(tmp_path, "broken", 1)
     write(tmp_path, "good", 1)
-    seen: list[str] = []
 
-    def fails_the_second_time(folder: Path) -> Snapshot:
-        seen.append(folder.name)
-        if seen.count("broken") > 1 and folder.name == "broken":
+    def fails(text: str, source: str) -> ModelConfig:
+        if source.startswith("broken/"):
             raise RecursionError("too deep")
-        return take_snapshot(folder)
+        return parse(text, source)
 
-    monkeypatch.setattr(repository_module, "take_snapshot", fails_the_second_time)
+    monkeypatch.setattr(repository_module, "parse", fails)
     await soon(registry.poll())
     assert registry.find("good", "").ready
     assert "cannot be read" in registry.failures()["broken"]
