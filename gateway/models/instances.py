@@ -54,6 +54,8 @@ class Instances:
         self._on_change: Callable[[], None] = lambda: None
         self._on_hopeless: Callable[[InferenceError], None] = lambda _: None
         self._trouble = ""
+        self.able = self.ready = False
+        self._refresh()
 
     @property
     def slots(self) -> Sequence[InstanceSlot]:
@@ -64,14 +66,6 @@ class Instances:
     def instances(self) -> Iterable[Instance]:
         """Those that are alive."""
         return tuple(slot.instance for slot in self._slots if slot.instance is not None)
-
-    @property
-    def able(self) -> bool:
-        """Whether an instance is alive that takes requests; asked several times per request."""
-        for slot in self._slots:  # noqa: SIM110 - any() would make a generator each time
-            if slot.instance is not None and not slot.passive:
-                return True
-        return False
 
     @property
     def passive(self) -> bool:
@@ -87,6 +81,7 @@ class Instances:
 
     async def prepare(self, slots: Sequence[InstanceSlot]) -> None:
         """Warm up each instance and let the scheduler learn of it; InferenceError if that fails."""
+        self._refresh()
         for slot in slots:
             if slot.instance is not None and not slot.passive:
                 await self._warm_up(slot, slot.instance)
@@ -117,6 +112,7 @@ class Instances:
         In one plain step; instances that are not among them end with what they are executing.
         """
         before, self._slots, self._config = self._slots, list(slots), config
+        self._refresh()
         for slot in slots:
             if slot not in before:
                 self._employ(slot)
@@ -145,7 +141,15 @@ class Instances:
 
     def close(self) -> Awaitable[object]:
         """Begin to close every instance, side by side; await the end."""
-        return close_slots([*self._slots, *self._dismissed])
+        closed = close_slots([*self._slots, *self._dismissed])
+        self._refresh()
+        return closed
+
+    def _refresh(self) -> None:
+        """Set `able` and `ready`, which each request reads, after a change of the instances."""
+        alive = [slot for slot in self._slots if slot.instance is not None]
+        self.able = not all(slot.passive for slot in alive)
+        self.ready = self.able or (bool(alive) and self.passive)
 
     async def _warm_up(self, slot: InstanceSlot, instance: Instance) -> None:
         name, config = slot.placement.name, self._config
@@ -210,6 +214,7 @@ class Instances:
             slot.tries += 1
         slot.tries += 1
         slot.instance, slot.since = replacement, time.monotonic()
+        self._refresh()
         if not slot.passive:
             self._scheduler.add(replacement, slot.share)
         self._on_change()
@@ -218,6 +223,7 @@ class Instances:
     def _lose(self, slot: InstanceSlot, instance: Instance, reason: str) -> Awaitable[None]:
         """Begin to close an instance that has died or stalled; the result is the end of that."""
         slot.instance = None
+        self._refresh()
         if time.monotonic() - slot.since > STABLE_SECS:
             slot.tries = 0
         if not slot.passive:

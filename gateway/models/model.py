@@ -116,8 +116,8 @@ class Model:
 
         An ensemble is ready only while all of its members are.
         """
-        able = self._instances.able or (self._instances.passive and bool(self._instances.instances))
-        return able and (not self.members or all(member.ready for member in self.members))
+        ready = self._instances.ready
+        return ready and (not self.members or all(member.ready for member in self.members))
 
     @property
     def trouble(self) -> str:

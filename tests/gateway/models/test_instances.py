@@ -132,7 +132,7 @@ async def test_a_dismissed_slot_without_an_instance_gives_its_share_back(serve: 
 # Closings.
 
 
-class Course:
+class RunningModel:
     """The life of a model that a test ends itself."""
 
     def __init__(self, *instances: ScriptedInstance, config: ModelConfig = TEXT) -> None:
@@ -155,44 +155,67 @@ class Course:
 
 async def test_an_instance_is_closed_though_the_server_stops_as_it_is_dismissed() -> None:
     leaving, staying = ScriptedInstance(), ScriptedInstance()
-    course = Course(leaving, staying)
+    running = RunningModel(leaving, staying)
     await settle()
-    course.task.cancel()
-    dismiss(course.model, leaving)
-    await course.end()
+    running.task.cancel()
+    dismiss(running.model, leaving)
+    await running.end()
     assert (leaving.closes, staying.closes) == (1, 1)
 
 
 async def test_an_instance_that_is_dismissed_while_the_server_stops_is_closed() -> None:
     leaving, staying = ScriptedInstance(), ScriptedInstance()
-    course = Course(leaving, staying)
+    running = RunningModel(leaving, staying)
     await settle()
-    course.task.cancel()
-    await soon(asyncio.wait([course.task]))
-    dismiss(course.model, leaving)
-    await course.end()
+    running.task.cancel()
+    await soon(asyncio.wait([running.task]))
+    dismiss(running.model, leaving)
+    await running.end()
     assert (leaving.closes, staying.closes) == (1, 1)
 
 
 async def test_a_dismissed_instance_with_an_open_sequence_is_closed_with_its_model() -> None:
     leaving, staying = ScriptedInstance(1), ScriptedInstance(1)
-    course = Course(leaving, staying, config=direct())
+    running = RunningModel(leaving, staying, config=direct())
     await settle()
-    course.model.submit(part(1, "a", "start"))
+    running.model.submit(part(1, "a", "start"))
     finish(await leaving.begun())
     await settle()
-    dismiss(course.model, leaving)
+    dismiss(running.model, leaving)
     await settle()
     assert leaving.closes == 0
-    await course.end()
+    await running.end()
     assert (leaving.closes, staying.closes) == (1, 1)
 
 
 async def test_a_stalled_instance_is_closed_though_the_server_stops_as_it_is_restarted() -> None:
     stalled = ScriptedInstance()
-    course = Course(stalled)
+    running = RunningModel(stalled)
     await settle()
-    course.task.cancel()
-    course.model.restart(stalled, "it has made no progress")
-    await course.end()
-    assert (stalled.closes, course.loads) == (1, 0)
+    running.task.cancel()
+    running.model.restart(stalled, "it has made no progress")
+    await running.end()
+    assert (stalled.closes, running.loads) == (1, 0)
+
+
+# Readiness.
+
+
+async def test_a_model_is_ready_while_one_of_its_instances_takes_requests(serve: Serve) -> None:
+    first, second = ScriptedInstance(), ScriptedInstance()
+    model = serve(first, second)
+    assert model.ready
+    dismiss(model, first)
+    assert model.ready
+    second.die("its worker has died")
+    await soon(second.closed.wait())
+    assert not model.ready
+    with pytest.raises(InferenceError, match="is unavailable: its worker has died"):
+        model.submit(text_request())
+
+
+async def test_a_closed_model_is_not_ready() -> None:
+    running = RunningModel(ScriptedInstance())
+    assert running.model.ready
+    await running.end()
+    assert not running.model.ready
