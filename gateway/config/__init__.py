@@ -1,7 +1,8 @@
-"""A parsed `config.pbtxt`: import its types from here, its text forms from `pbtxt`.
+"""A parsed `config.pbtxt`: its types come from here, its text forms from `pbtxt`.
 
-Read in this order: `model` (the whole message), `scheduling` and `optimization` (its two large
-parts), `pbtxt` (text to values and back), `platforms` (which backend serves it).
+Read in this order: `model` (the whole message), `data_type`, `scheduling`, `optimization` (parts of
+it), `fields` (the fields of the dataclasses and of a text), `pbtxt` (text to values and back),
+`platforms` (the backend of a model).
 """
 
 from gateway.config.model import (

@@ -1,4 +1,4 @@
-"""How does a model's configuration spell the datatypes of the protocol?"""
+"""Data types of a configuration, and the datatypes of the protocol."""
 
 from enum import StrEnum
 from typing import Self

@@ -1,4 +1,4 @@
-"""Of what shape is each field of the configuration's dataclasses?"""
+"""Fields of a configuration: those of its dataclasses, and those of a text by line."""
 
 import dataclasses
 import re
@@ -25,10 +25,10 @@ class Cardinality(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldShape:
-    """One field: `name` in the message, `attribute` in the dataclass, and what its values are.
+    """One field: `name` in the message, `attribute` in the dataclass, and its values.
 
-    `value` is the type of one value, be it the only one, one of many, or one of a mapping with
-    keys of type `key`. `wrapped` names the field in which the message wraps a mapping's values.
+    `value` is the type of one value: the only one, one of many, or one of a mapping with keys of
+    type `key`. `wrapped` names the field in which the message wraps a mapping's values.
     """
 
     name: str
@@ -81,7 +81,7 @@ FieldTree = Mapping[str, "FieldTree"]
 
 @cache
 def field_tree(owner: Any) -> FieldTree:
-    """Every field that the text form may name, all the way down; mappings have `key`, `value`."""
+    """Every field of the text form, with the fields below it; mappings have `key`, `value`."""
     return {each.name: _below(each) for each in shapes(owner)}
 
 
@@ -108,9 +108,9 @@ CLOSERS = {"{": "}", "<": ">", "[": "]"}
 
 @dataclass(frozen=True, slots=True)
 class ScannedField:
-    """A field that the text sets, by the names that lead to it.
+    """A field in a text, by the names that lead to it.
 
-    `indices` tells, for each name, which of the messages of that name it is: 0 is the first.
+    `indices` has, for each name, the position among the messages of that name, from 0.
     """
 
     names: tuple[str, ...]
@@ -120,7 +120,7 @@ class ScannedField:
 
 @dataclass(slots=True)
 class _Bracket:
-    """An open bracket; inside one that opened a list, names are values."""
+    """An open bracket; inside the bracket of a list, names are values."""
 
     closer: str
     names: tuple[str, ...] = ()
@@ -130,7 +130,11 @@ class _Bracket:
 
 
 def scan(text: str) -> Iterator[ScannedField]:
-    """The fields that the text sets, in its order."""
+    """The fields of a text, in its order.
+
+    Protobuf's parser has lines only for mistakes; this one has the line of every field. It never
+    fails: it stops where brackets do not match.
+    """
     open_brackets = [_Bracket("")]
     before = ""
     for token, line in _tokens(text):

@@ -1,9 +1,9 @@
-"""What does a model say about itself: ModelConfig and its parts.
+"""ModelConfig, the configuration of a model, and its parts.
 
 The dataclasses here, in `scheduling.py` and in `optimization.py` mirror the messages of
-`proto/model_config.proto`, which explains each field: the same names in the same order, except
-that a name Python reserves ends in an underscore. A sub-message or a member of a oneof that is
-not given is None; everything else has the default of its type.
+`proto/model_config.proto`, which explains each field: the same names in the same order, except that
+a name Python reserves ends in an underscore. A sub-message or a member of a oneof that is not given
+is None; everything else has the default of its type.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WRAPPED = "wrapped"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A parsed `config.pbtxt`. Nothing in it is changed in place; use `dataclasses.replace`."""
+    """A parsed `config.pbtxt`. It is immutable; use `dataclasses.replace`."""
 
     name: str = ""
     platform: str = ""
@@ -124,7 +124,7 @@ class ModelOutput:
 
 
 class BatchInputKind(StrEnum):
-    """What to derive from a batch."""
+    """Values that can be derived from a batch."""
 
     BATCH_ELEMENT_COUNT = "BATCH_ELEMENT_COUNT"
     BATCH_ACCUMULATED_ELEMENT_COUNT = "BATCH_ACCUMULATED_ELEMENT_COUNT"
@@ -145,7 +145,7 @@ class BatchInput:
 
 
 class BatchOutputKind(StrEnum):
-    """How to split an output over the requests of a batch."""
+    """Ways to split an output over the requests of a batch."""
 
     BATCH_SCATTER_WITH_INPUT_SHAPE = "BATCH_SCATTER_WITH_INPUT_SHAPE"
 
@@ -180,7 +180,7 @@ class SpecificVersions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPolicy:
-    """Which versions in the repository are served; at most one of the three is given."""
+    """The versions in the repository that are served; at most one of the three is given."""
 
     latest: LatestVersions | None = None
     all: AllVersions | None = None
@@ -198,7 +198,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimiter:
-    """What an instance needs before it may execute, and its weight against the others."""
+    """Resources that an instance needs to execute, and its weight."""
 
     resources: tuple[Resource, ...] = ()
     priority: int = 0
@@ -244,7 +244,7 @@ class InstanceGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmupInput:
-    """Where the data of one input comes from; one of the last three is given."""
+    """The source of one input's data; one of the last three is given."""
 
     data_type: DataType = DataType.TYPE_INVALID
     dims: tuple[int, ...] = ()
@@ -294,14 +294,14 @@ class RepositoryAgents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelResponseCache:
-    """Whether responses are kept and used again."""
+    """Whether responses are cached."""
 
     enable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricIdentifier:
-    """Which metric."""
+    """The name of a metric."""
 
     family: str = ""
 

@@ -1,6 +1,6 @@
-"""What may a model's configuration hint about speed?
+"""The optimization policy of a configuration.
 
-The dataclasses mirror the messages below `ModelOptimizationPolicy`: see `config.py`.
+The dataclasses mirror the messages below `ModelOptimizationPolicy`: see `model.py`.
 """
 
 from collections.abc import Mapping

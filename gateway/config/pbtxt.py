@@ -1,4 +1,4 @@
-"""How does a `config.pbtxt` become a ModelConfig, and that a message, text and JSON?"""
+"""Text and JSON forms of a configuration: parsing and formatting."""
 
 import difflib
 import json
@@ -37,14 +37,14 @@ WORDINGS = (
     (r"missing ending quote", "a closing quote on the same line"),
     (r"Expected (.+)\.$", "{1}"),
 )
-"""What protobuf says of a text, and what it expected there."""
+"""Patterns of protobuf's messages, and the text expected in each case."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyntaxMistake:
-    """Where a text stops being a configuration, and why. Lines and columns count from 1.
+    """The first mistake in a text, with its line and column from 1.
 
-    `unknown_field` is the field that does not exist, if that is the mistake.
+    `unknown_field` is the name of a field that does not exist, if that is the mistake.
     """
 
     line: int
@@ -54,10 +54,10 @@ class SyntaxMistake:
 
 
 def parse(text: str, source: str) -> ModelConfig:
-    """Read the text of a configuration.
+    """Parse the text of a configuration.
 
-    `source` names the file in errors, relative to the repository. Raises INVALID_ARG with the
-    line, what was found and what was expected.
+    `source` names the file in errors, relative to the repository. Raises INVALID_ARG with the line,
+    the text found and the text expected.
     """
     read = _read(text)
     if isinstance(read, SyntaxMistake):
@@ -71,9 +71,9 @@ def parse(text: str, source: str) -> ModelConfig:
 
 
 def parse_json(text: str) -> ModelConfig:
-    """Read the JSON form of a configuration, as a load request brings it.
+    """Parse the JSON form of a configuration, as in a load request.
 
-    Names of enum values may be in any case. Raises INVALID_ARG with the parser's complaint.
+    Names of enum values may be in any case. Raises INVALID_ARG with the parser's message.
     """
     message = model_config_pb2.ModelConfig()
     try:
@@ -82,14 +82,14 @@ def parse_json(text: str) -> ModelConfig:
             raise ValueError(f"found {text[:LONGEST_FINDING]}, expected a JSON object")
         json_format.ParseDict(_with_enum_names(members, message.DESCRIPTOR), message)
     except (ValueError, RecursionError, SystemError, json_format.ParseError) as error:
-        told = error.__cause__ if isinstance(error, SystemError) else error
-        complaint = str(told).split("\n")[0]
+        reported = error.__cause__ if isinstance(error, SystemError) else error
+        complaint = str(reported).split("\n")[0]
         raise InferenceError(Code.INVALID_ARG, f"Invalid config override: {complaint}") from None
     return from_message(message)
 
 
 def find_mistake(text: str) -> SyntaxMistake | None:
-    """The first place at which the text is no configuration, or None."""
+    """The first mistake in the text, or None."""
     read = _read(text)
     return read if isinstance(read, SyntaxMistake) else None
 
@@ -101,21 +101,21 @@ def from_message(message: model_config_pb2.ModelConfig) -> ModelConfig:
 
 
 def to_message(config: ModelConfig) -> model_config_pb2.ModelConfig:
-    """The message that says the same."""
+    """The message of a configuration."""
     message = model_config_pb2.ModelConfig()
     _fill(message, config)
     return message
 
 
 def to_text(config: ModelConfig) -> str:
-    """The text form; what has its default is left out."""
+    """The text form, without defaults."""
     return text_format.MessageToString(to_message(config), as_utf8=True)
 
 
 def to_json(config: ModelConfig) -> dict[str, Any]:
     """The members of the JSON form, in order (model configuration extension).
 
-    Everything in a message that is present has a member; a message that is not present has none.
+    Every field of a present message has a member; a message that is not present has none.
     """
     return _members(config)
 
@@ -129,7 +129,7 @@ def _read(text: str) -> model_config_pb2.ModelConfig | SyntaxMistake:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
         return _mistake(error, text)
-    except (ValueError, SystemError) as error:  # what the parser lets slip of values of enums
+    except (ValueError, SystemError) as error:  # from enum values that the parser does not check
         return _enum_mistake(error, text)
     return message
 
@@ -146,9 +146,9 @@ def _mistake(error: text_format.ParseError, text: str) -> SyntaxMistake:
 
 
 def _enum_mistake(error: Exception, text: str) -> SyntaxMistake:
-    """For a number beyond 32 bits, or bytes that are not UTF-8, where the name of a value belongs.
+    """For a number beyond 32 bits or bytes that are not UTF-8 in place of an enum value.
 
-    The parser tells what it stumbled over, and not where.
+    The parser's error has the text found, without its position.
     """
     cause = error.__cause__
     found = cause.object if isinstance(cause, UnicodeEncodeError) else str(error).split()[-1]
@@ -257,7 +257,7 @@ def _named(shape: FieldShape, number: int, message: Message) -> StrEnum:
 
 
 def _single_precision(shape: FieldShape, message: Message) -> bool:
-    """The nearest short decimal is what the file says, and what the JSON form shows."""
+    """Whether the field is a float: it reads as the nearest short decimal."""
     field = message.DESCRIPTOR.fields_by_name[shape.name]
     return field.type == field.TYPE_FLOAT
 

@@ -1,7 +1,7 @@
-"""Which backend does a model want, where its configuration leaves that open?
+"""The backend of a model whose configuration does not name one.
 
-The rules look at the configuration first and then at the files of the model's first version;
-`files` has their names, and those of folders end in a slash.
+The configuration decides first, then the files of the model's first version. `files` has their
+names; names of folders end in a slash.
 """
 
 from collections.abc import Sequence, Set
@@ -16,7 +16,7 @@ TENSORRT = "tensorrt_plan"
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A kind of model: who runs it, its default file, and the files that give it away."""
+    """A kind of model: its backend, its default file, and the files that identify it."""
 
     backend: str
     name: str
@@ -36,13 +36,13 @@ PLATFORMS = (
     Platform("pytorch", "torch_aoti", "model.pt2", marks=("model.pt2",)),
     Platform("python", "", "model.py", marks=("model.py",)),
 )
-"""The kinds of models that are recognised, in the order in which they are tried."""
+"""The recognised kinds of models, in the order of the checks."""
 
 
 def resolve_backend(config: ModelConfig, files: Set[str]) -> ModelConfig:
     """Fill in `backend`, `platform` and `default_model_filename`; the config must have a name.
 
-    Raises INVALID_ARG if nothing at all says which backend it is.
+    Raises INVALID_ARG if neither config, files nor name identify a backend.
     """
     if platform := _recognise(config, files):
         return replace(
@@ -82,7 +82,7 @@ def _named(config: ModelConfig, candidates: Sequence[Platform]) -> Platform | No
 
 
 def _found(config: ModelConfig, candidates: Sequence[Platform], files: Set[str]) -> Platform | None:
-    """The candidate that the files give away; else the first one of a backend that is named."""
+    """The candidate that the files identify, else the first one of a named backend."""
     if not (config.platform or config.default_model_filename):
         for each in candidates:
             if not files.isdisjoint(each.marks):

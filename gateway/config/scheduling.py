@@ -1,6 +1,6 @@
-"""How may a model's configuration ask for its requests to be scheduled?
+"""The scheduling choice of a configuration.
 
-The dataclasses mirror the messages of `ModelConfig.scheduling_choice`: see `config.py`.
+The dataclasses mirror the messages of `ModelConfig.scheduling_choice`: see `model.py`.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from gateway.config.data_type import DataType
 
 
 class TimeoutAction(StrEnum):
-    """What happens to a request that waited too long."""
+    """The treatment of a request that waited too long."""
 
     REJECT = "REJECT"
     DELAY = "DELAY"
@@ -29,7 +29,7 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicBatching:
-    """Requests wait a little to execute together."""
+    """Requests wait a short time to execute together."""
 
     preferred_batch_size: tuple[int, ...] = ()
     max_queue_delay_microseconds: int = 0
@@ -41,7 +41,7 @@ class DynamicBatching:
 
 
 class ControlKind(StrEnum):
-    """What a control input tells the model about a request's place in its sequence."""
+    """Signals of a control input about a request's place in its sequence."""
 
     CONTROL_SEQUENCE_START = "CONTROL_SEQUENCE_START"
     CONTROL_SEQUENCE_READY = "CONTROL_SEQUENCE_READY"
@@ -70,7 +70,7 @@ class ControlInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialState:
-    """What a state holds before the first request; one of `zero_data` and `data_file`."""
+    """The state before the first request; one of `zero_data` and `data_file`."""
 
     data_type: DataType = DataType.TYPE_INVALID
     dims: tuple[int, ...] = ()
@@ -81,7 +81,7 @@ class InitialState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A tensor handed from each request of a sequence to the next."""
+    """A tensor passed from each request of a sequence to the next."""
 
     input_name: str = ""
     output_name: str = ""
@@ -135,7 +135,7 @@ class EnsembleStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleScheduling:
-    """Models wired into one."""
+    """The steps of an ensemble."""
 
     step: tuple[EnsembleStep, ...] = ()
     max_inflight_requests: int = 0

@@ -1,7 +1,7 @@
-"""Is it worth staying awake until the next request comes?
+"""Busy polling of the event loop between requests in quick succession.
 
-A process that sleeps is woken 30 to 60 us late on many machines, virtual ones above all, and finds
-its caches cold: together that is as much as a small inference takes.
+The system wakes a sleeping process 30 to 60 us late on many machines, mostly virtual ones, with
+cold caches. Together that costs as much as a small inference.
 """
 
 import asyncio
@@ -12,12 +12,11 @@ from gateway.processors import processors
 
 
 class BusyPoll:
-    """Counts requests in flight; while there are none it may keep the event loop from sleeping.
+    """Counts requests in flight; may keep the idle event loop from sleeping.
 
-    It does so for `span_us` at most, and only if the latest request came within as much of the end
-    of those before it: whoever asks again and again is answered sooner, and a server that has
-    little to do, or waits for an engine, sleeps as ever. So does one that may use no more than one
-    processor: its clients need that.
+    It does so for at most `span_us` after a request that came within `span_us` of the request
+    before it. It never does while a request is in flight, or on a machine or cgroup with one
+    processor, which clients need.
     """
 
     def __init__(self, span_us: int = 0) -> None:
@@ -28,13 +27,13 @@ class BusyPoll:
         self._awake = False
 
     def began(self) -> None:
-        """A request has come."""
+        """A request has begun."""
         if not self._in_flight and self._span_ns:
             self._came_soon = time.monotonic_ns() - self._free_since_ns < self._span_ns
         self._in_flight += 1
 
     def ended(self) -> None:
-        """A request is over. Called on the event loop."""
+        """A request has ended. Called on the event loop."""
         self._in_flight -= 1
         if self._in_flight or not self._span_ns:
             return

@@ -1,4 +1,4 @@
-"""Has this request been answered before? If not, its answer is kept for the next one like it."""
+"""Requests of models with a response cache: look-up, and insertion of the response."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger("sluice.model")
 
 
 class Search:
-    """The lookup of a request, and its key; without one the lookup misses and nothing is kept."""
+    """The look-up of a request and its key; without a key nothing is found or inserted."""
 
     __slots__ = ("hashing", "key", "lookup")
 
@@ -35,16 +35,16 @@ class Search:
         self.hashing = hashing
 
     def cancel(self) -> None:
-        """Drop the computation of the key if it has not begun."""
+        """Cancel the computation of the key if it has not begun."""
         if self.hashing is not None:
             self.hashing.cancel()
 
 
 class ModelCache:
-    """The response cache as one load of a model uses it: its keys are unlike those of all others.
+    """The response cache for one load of a model; no other load shares its keys.
 
-    `load` is its `load_key`. The keys of requests with inputs of more than LARGE_BYTES are
-    computed in `threads`. Requests are looked up in the order of the calls.
+    `load` is its `load_key`. The keys of requests with inputs above LARGE_BYTES are computed in
+    `threads`. Requests are looked up in the order of the calls.
     """
 
     def __init__(self, cache: ResponseCache, load: bytes, threads: Threads) -> None:
@@ -54,7 +54,7 @@ class ModelCache:
         self._waiting: deque[Search] = deque()
 
     def search(self, request: InferRequest) -> Search:
-        """Look for the answer. UNAVAILABLE once the threads are closed."""
+        """Look up a request. UNAVAILABLE once the threads are closed."""
         if not _is_large(request):
             key = request_key(self._load, request)
             if not self._waiting:
@@ -68,7 +68,7 @@ class ModelCache:
         return search
 
     def _look_up(self, _: object) -> None:
-        """Look up the requests at the front that wait for no key."""
+        """Look up the requests at the front whose keys are computed."""
         while self._waiting and (
             self._waiting[0].hashing is None or self._waiting[0].hashing.done()
         ):
@@ -101,7 +101,7 @@ def _is_large(request: InferRequest) -> bool:
 
 
 def _size(tensor: Tensor) -> int:
-    """Bytes of its wire form, of many elements at least those of their lengths."""
+    """Bytes of the wire form; for many elements at least the bytes of their lengths."""
     size = len(tensor.data)
     if isinstance(tensor.data, tuple):
         size *= LENGTH_BYTES
@@ -110,10 +110,10 @@ def _size(tensor: Tensor) -> int:
 
 
 class CachedRequest:
-    """A request whose answer may be there. Implements `StreamRecorder` for the record behind it.
+    """A request that the cache may answer. Implements `Interceptor` and `StreamRecorder`.
 
-    The answer is searched when this is made; UNAVAILABLE if the threads are closed. Kept is the one
-    answer of a request that succeeds, as the model gave it.
+    The look-up begins in the constructor; UNAVAILABLE if the threads are closed. The cache keeps
+    the only response of a request that succeeds, as the model returned it.
     """
 
     __slots__ = (
@@ -140,19 +140,19 @@ class CachedRequest:
         self._answer: InferResponse | None = None
 
     def recorder(self, record: Record) -> "CachedRequest | Record":
-        """What is to account for the request's stream."""
+        """The recorder of the request's stream."""
         if self.lookup.response is not None:
             return record
         self._record = record
         return self
 
     def submit(self, entry: Entry, scheduler: Scheduler) -> None:
-        """Answer the request once it is known how: from the cache, or through the scheduler.
+        """Answer the request from the cache, or submit it to the scheduler after a miss.
 
-        If the lookup is settled later than now, a request that the scheduler refuses fails.
+        A request that the scheduler refuses after a later miss fails.
         """
         if self.lookup.done:
-            self._go_on(entry, scheduler)
+            self._answer_or_submit(entry, scheduler)
         else:
             self.lookup.then(lambda: self._settled(entry, scheduler))
 
@@ -166,9 +166,9 @@ class CachedRequest:
         except InferenceError as error:
             entry.stream.fail(error)
         else:
-            self._go_on(entry, scheduler)
+            self._answer_or_submit(entry, scheduler)
 
-    def _go_on(self, entry: Entry, scheduler: Scheduler) -> None:
+    def _answer_or_submit(self, entry: Entry, scheduler: Scheduler) -> None:
         answer = self.lookup.response
         if answer is None:
             self._missed = True
@@ -181,22 +181,22 @@ class CachedRequest:
     # StreamRecorder.
 
     def responded(self, response: InferResponse) -> None:
-        """Remember the answer."""
+        """Keep the response for insertion."""
         self._account.responded(response)
         if response.outputs and self._missed:
             self._answers += 1
             self._answer = response
 
     def taken(self) -> None:
-        """Nothing of the cache's concern."""
+        """Pass the event on."""
         self._account.taken()
 
     def wasted(self, response: InferResponse) -> None:
-        """Nothing of the cache's concern."""
+        """Pass the event on."""
         self._account.wasted(response)
 
     def ended(self, error: InferenceError | None) -> None:
-        """Keep the answer of a request that succeeded."""
+        """Insert the response of a request that succeeded."""
         self._search.cancel()
         self._account.ended(error)
         answer, self._answer = self._answer, None

@@ -1,4 +1,4 @@
-"""The end of instances: side by side, within a time limit, in tasks that no caller cancels."""
+"""The closing of instances: concurrent, limited in time, in tasks that no caller cancels."""
 
 import asyncio
 import logging
@@ -9,17 +9,17 @@ from gateway.backend import Instance
 log = logging.getLogger("sluice.model")
 
 CLOSE_SECS = 60.0
-"""Longest time for an instance to close while the server goes on."""
+"""Longest time for an instance to close while the server runs (seconds)."""
 KILLED_SECS = 2.0
-"""Longest time for an instance to close after it was killed."""
+"""Longest time for an instance to close after it was killed (seconds)."""
 EARLY_SECS = 1.0
-"""Executions end so long before the server's limit: their model's other instances then close."""
+"""Executions end this long before the server's limit, to leave time to close instances."""
 
 
 class Closings:
-    """Closes instances, and owns what must be done to its end after its caller was cancelled.
+    """Closes instances, and owns clean-ups that must outlive a cancelled caller.
 
-    An instance that does not close in time is logged, and killed if its backend can.
+    An instance that does not close in time is logged, and killed if its backend can kill it.
     """
 
     def __init__(self, limit_secs: float = CLOSE_SECS) -> None:
@@ -41,10 +41,10 @@ class Closings:
         instances: Callable[[], Iterable[Instance]],
         model: str,
     ) -> None:
-        """Execute; raises as the coroutine.
+        """Run a coroutine that executes; raises its error.
 
-        If cancelled, the executions of the model have the time of the server's exit to end. Then
-        the `instances` that still execute are killed.
+        If cancelled, the model's executions may take until the server's exit limit. Then the
+        `instances` that still execute are killed.
         """
         task = asyncio.get_running_loop().create_task(executing)
         cancelled: asyncio.CancelledError | None = None
@@ -75,7 +75,7 @@ class Closings:
         return task
 
     async def ended(self) -> None:
-        """Wait until everything has closed, also if cancelled: the time of each is bounded."""
+        """Wait until everything has closed, even if cancelled; each closing has a limit."""
         await _outlast(self._tasks)
 
     async def _stop(
@@ -98,7 +98,7 @@ class Closings:
             if not await _kill([instance], "it did not close in time", closing):
                 log.error("instance abandoned", extra={"instance": name})
         if closing.done() and not closing.cancelled() and (error := closing.exception()):
-            # The end of one model's life: its error must not end the server.
+            # Around one closing: its error must not end the server.
             log.error("instance did not close", extra={"instance": name}, exc_info=error)
 
     async def _in_time(
@@ -121,7 +121,7 @@ class Closings:
 
 
 async def _kill(instances: Iterable[Instance], reason: str, ending: asyncio.Future[None]) -> bool:
-    """Kill instances; whether what is to end with them has ended by itself."""
+    """Kill instances; whether the future has ended by itself."""
     for instance in instances:
         instance.origin.kill(reason)
     await asyncio.wait([ending], timeout=KILLED_SECS)
@@ -133,7 +133,7 @@ async def _kill(instances: Iterable[Instance], reason: str, ending: asyncio.Futu
 
 
 async def _outlast(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Wait until all of them are done, also if cancelled: the cancellation is raised then."""
+    """Wait until all are done, even if cancelled; the cancellation is raised afterwards."""
     cancelled: asyncio.CancelledError | None = None
     while waiting := [task for task in tasks if not task.done()]:
         try:

@@ -1,4 +1,4 @@
-"""Checks of a whole configuration, with Triton's texts."""
+"""Checks of a configuration, with Triton's texts."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ SIZES_ALLOWED = "must be integer >= 1, or -1 to indicate a variable-size dimensi
 
 
 def check_config(config: ModelConfig) -> None:
-    """Raise INVALID_ARG for the first thing wrong with the model as a whole."""
+    """Raise INVALID_ARG for the first problem of the model as a whole."""
     _raise_first(_model_problems(config))
     if config.dynamic_batching is not None:
         _raise_first(_batching_problems(config, config.dynamic_batching))
@@ -25,7 +25,7 @@ def check_config(config: ModelConfig) -> None:
 
 
 def check_tensors(config: ModelConfig) -> None:
-    """Raise INVALID_ARG for the first input or output that is incomplete or contradicts itself."""
+    """Raise INVALID_ARG for the first incomplete or contradictory input or output."""
     for tensor in config.input:
         _raise_first(f"{each} for {config.name}" for each in _input_problems(tensor, config))
     for output in config.output:
@@ -201,7 +201,7 @@ def _sizes_are_valid(sizes: Sequence[int]) -> bool:
 
 
 def _fixed_sizes(sizes: Sequence[int]) -> list[int]:
-    """Elements before, between and after the dimensions of any size: [2, -1, 3, 4] to [2, 12]."""
+    """Elements between the dimensions of variable size: [2, -1, 3, 4] to [2, 12]."""
     products = [1]
     for size in sizes:
         if size == ANY_SIZE:
@@ -211,15 +211,15 @@ def _fixed_sizes(sizes: Sequence[int]) -> list[int]:
     return products
 
 
-TOLD_AS = (DataType.TYPE_INT32, DataType.TYPE_FP32)
+BATCH_INPUT_TYPES = (DataType.TYPE_INT32, DataType.TYPE_FP32)
 
 
 def batch_problems(config: ModelConfig) -> Iterator[str]:
-    """What is wrong with the tensors that are derived from a batch, or split by its shapes."""
+    """Problems of `batch_input` and `batch_output`."""
     inputs = {each.name for each in config.input}
     for batch_input in config.batch_input:
         yield from _source_problems("input", batch_input.kind, batch_input.source_input, inputs)
-        if batch_input.data_type not in TOLD_AS:
+        if batch_input.data_type not in BATCH_INPUT_TYPES:
             yield "batch input data type must be TYPE_INT32 or TYPE_FP32"
     for batch_output in config.batch_output:
         yield from _source_problems("output", batch_output.kind, batch_output.source_input, inputs)

@@ -1,4 +1,4 @@
-"""Which loaded versions does an ensemble work with?"""
+"""Members of ensembles: names, loaded versions, dependencies and checks."""
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from gateway.threads import Threads
 
 
 class EnsembleMembers:
-    """Finds the members of ensembles, in their own namespace first."""
+    """Finds the members of ensembles; an ensemble's own namespace comes first."""
 
     def __init__(self, table: ModelTable, repository: ModelRepository, threads: Threads) -> None:
         self._threads = threads
@@ -26,7 +26,7 @@ class EnsembleMembers:
         self._repository = repository
 
     async def members(self, known: KnownModel) -> list[ModelId]:
-        """Those of an ensemble, on disk or loaded; LoadFailure if one is neither, or ambiguous."""
+        """The members, on disk or loaded; LoadFailure if one is absent or ambiguous."""
         found = {}
         for name in known.members:
             on_disk = await self._threads.run(self._repository.named, name)
@@ -38,7 +38,7 @@ class EnsembleMembers:
         return [member for member in found.values() if member is not None]
 
     def bind(self, ensemble: ModelId, config: ModelConfig) -> LoadedMembers:
-        """What its steps call at this moment, none for other models.
+        """The loaded versions that the ensemble's steps call now; none for other models.
 
         Raises LoadFailure if a version is not loaded, or if the models do not fit one another.
         """
@@ -74,7 +74,7 @@ class EnsembleMembers:
 
 @contextmanager
 def kept_alive(models: Iterable[Model]) -> Iterator[None]:
-    """Keep versions alive within the block, even if they are replaced meanwhile."""
+    """Hold versions within the block, even if they are replaced meanwhile."""
     kept = list(models)
     for model in kept:
         model.hold()
@@ -86,13 +86,13 @@ def kept_alive(models: Iterable[Model]) -> Iterator[None]:
 
 
 def members(config: ModelConfig) -> tuple[str, ...]:
-    """The names of the models that an ensemble's steps call; of other models none is known."""
+    """The names of the models that an ensemble's steps call; none for other models."""
     steps = config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()
     return tuple(dict.fromkeys(step.model_name for step in steps))
 
 
 def resolve(name: str, namespace: str, candidates: Collection[ModelId]) -> ModelId | None:
-    """The model of that name that an ensemble in the namespace means: its own, or the only one."""
+    """The model that an ensemble means by a name: of its own namespace, or the only one."""
     own = ModelId(name, namespace)
     if own in candidates:
         return own
@@ -101,12 +101,12 @@ def resolve(name: str, namespace: str, candidates: Collection[ModelId]) -> Model
 
 
 def dependents(name: str, everything: Iterable[KnownModel]) -> list[KnownModel]:
-    """The ensembles that call a model of that name, also those that wait for it."""
+    """The ensembles that call a model of that name, suspended ones included."""
     return [each for each in everything if name in each.members]
 
 
 def orphans(left: ModelConfig, everything: Iterable[KnownModel]) -> list[KnownModel]:
-    """The models that only one with this config, which has gone, needed and had loaded."""
+    """The models that were loaded only for an ensemble with this config."""
     all_known = list(everything)
     needed = {name for each in all_known if each.source for name in members(each.source.config)}
     return [
@@ -117,14 +117,14 @@ def orphans(left: ModelConfig, everything: Iterable[KnownModel]) -> list[KnownMo
 
 
 class MemberWaits:
-    """Which ensemble waits for which member to be loaded: nobody may wait for itself."""
+    """Loads of ensembles that wait for loads of members; a cycle is refused."""
 
     def __init__(self) -> None:
         self._for: dict[ModelId, ModelId] = {}
 
     @contextmanager
     def entered(self, ensemble: ModelId, member: ModelId) -> Iterator[None]:
-        """One waits for the other within the block; Circle if that would never end."""
+        """The ensemble waits for the member within the block; raises DependencyCycle."""
         chain, at = [ensemble], member
         while at != ensemble and at in self._for:
             chain.append(at)
@@ -139,9 +139,9 @@ class MemberWaits:
 
 
 def check_members(repository: ModelRepository, config: ModelConfig) -> None:
-    """Raise INVALID_ARG for the first thing that a load of the ensemble would stumble over.
+    """Raise INVALID_ARG for the first problem that a load of the ensemble would have.
 
-    Members whose own config is no good, or leaves tensors to their files, are not compared.
+    Members with an invalid config, or without configured tensors, are not compared.
     """
     if config.ensemble_scheduling is None:
         return
@@ -186,7 +186,7 @@ def _refuse_circle(repository: ModelRepository, config: ModelConfig, path: tuple
 
 
 def _read(repository: ModelRepository, name: str) -> ModelConfig | None:
-    """The config of a member, None if it is no good; of an ensemble what follows from it, too."""
+    """The config of a member, None if it is invalid; of an ensemble with its response policy."""
     try:
         config = repository.read(name)
         repository.find(name).versions(config.version_policy)
@@ -197,7 +197,7 @@ def _read(repository: ModelRepository, name: str) -> ModelConfig | None:
 
 
 def _calls_decoupled(repository: ModelRepository, config: ModelConfig, seen: set[str]) -> bool:
-    """Whether any model that an ensemble leads to answers as often as it likes."""
+    """Whether any model that an ensemble calls, directly or not, is decoupled."""
     if config.ensemble_scheduling is None:
         return config.decoupled
     for name in members(config):

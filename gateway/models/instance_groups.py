@@ -1,4 +1,4 @@
-"""Which instances does a model get, and on which devices?"""
+"""Instance groups of a model, and the GPUs that they may use."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -11,17 +11,17 @@ from gateway.settings import GpuSettings
 
 
 def every_backend(backend: str) -> bool:
-    """Whether a backend's runtime computes on GPUs, where nobody has asked it."""
+    """The default of `serve`: each backend's runtime computes on GPUs."""
     return True
 
 
 @dataclass(frozen=True, slots=True)
 class UsableGpus:
-    """The GPUs of this machine that are used.
+    """The GPUs of this machine that models may use.
 
-    `usable` are the numbers of those whose compute capability is at least `minimum`. `serve` tells
-    of a backend whether its runtime, as it is installed, computes on GPUs; it is only asked if
-    there is one, and may import for seconds.
+    `usable` are the numbers of those with a compute capability of at least `minimum`. `serve`
+    returns whether a backend's installed runtime computes on GPUs. It is called only if there is a
+    GPU, and may import for seconds.
     """
 
     usable: tuple[int, ...] = ()
@@ -33,9 +33,10 @@ NO_GPUS = UsableGpus()
 
 
 def check_memory(model: str, gpu: int, limits: Mapping[int, float]) -> None:
-    """Raise UNAVAILABLE if more than the GPU's limit of its memory is taken; blocks.
+    """Raise UNAVAILABLE if more than the GPU's limit of its memory is in use; blocks.
 
-    `limits` are fractions by GPU; one without is not looked at (models: `--model-load-gpu-limit`).
+    `limits` are fractions by GPU; a GPU without one is not checked (models:
+    `--model-load-gpu-limit`).
     """
     if gpu not in limits:
         return
@@ -58,18 +59,17 @@ def check_memory(model: str, gpu: int, limits: Mapping[int, float]) -> None:
 log = logging.getLogger("sluice.gpus")
 
 CPU_COUNTS = {"onnxruntime": 2, "tensorflow": 2}
-"""Instances of a group on the CPU that does not say how many; 1 for every other backend."""
+"""Default count of a group on the CPU; 1 for every other backend."""
 
 SPREAD_THEMSELVES = {"vllm", "tensorrtllm"}
-"""Backends whose engines choose their GPUs: a group that names neither a kind nor a GPU is one
-engine, and not one on each GPU."""
+"""Backends whose engines choose their GPUs: a group without kind and GPUs is one engine."""
 
 MOST_INSTANCES = 1024
-"""Of one group on one device; a number that nobody meant would take all memory."""
+"""Limit of one group on one device; a typing error must not take all memory."""
 
 
 def fill_instance_groups(config: ModelConfig, gpus: UsableGpus) -> tuple[InstanceGroup, ...]:
-    """At least one group, each with a name, a kind other than AUTO, a count, and its GPUs."""
+    """At least one group, each with a name, a kind other than AUTO, a count and GPUs."""
     if not config.instance_group:
         return (_filled(InstanceGroup(name=config.name), config.backend, gpus),)
     return tuple(
@@ -107,7 +107,7 @@ def _resolved(group: InstanceGroup, backend: str, gpus: UsableGpus) -> InstanceK
 
 
 def check_instance_groups(config: ModelConfig, gpus: UsableGpus) -> None:
-    """Raise INVALID_ARG for the first group of a filled config that this machine cannot have."""
+    """Raise INVALID_ARG for the first group that this machine cannot have."""
     for group in config.instance_group:
         problem = _gpu_problem(group, gpus) or _profile_problem(config, group)
         if problem := problem or _count_problem(group):

@@ -1,4 +1,4 @@
-"""The places that a model's instance groups make, and the instances that fill them."""
+"""Slots of a model's instances: placement, loading and closing."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ Load = Callable[[], Awaitable[Instance]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where an instance belongs; `device` is the number of its GPU, 0 on others."""
+    """The name and place of an instance; `device` is the number of its GPU, 0 on others."""
 
     name: str = ""
     group: InstanceGroup = field(default_factory=InstanceGroup)
@@ -24,16 +24,16 @@ class Placement:
 
     @property
     def signature(self) -> tuple[InstanceGroup, int]:
-        """Places of equal signatures may swap their instances (in-place update)."""
+        """Instances of equal signatures can be exchanged (in-place update)."""
         return replace(self.group, name="", count=0, gpus=()), self.device
 
 
 @dataclass(slots=True, eq=False)
 class InstanceSlot:
-    """One place, the instance in it (None while there is none alive), and how to load one.
+    """A placement, its instance (None while none is alive), and the function that loads one.
 
-    `share` is the place's in the rate limiter, if there is one; `closings` close its instances.
-    `since` is when its instance was employed, `tries` counts restarts since one was stable.
+    `share` is the slot's share of the rate limiter, if any; `closings` close its instances. `since`
+    is the start of the instance (monotonic seconds); `tries` counts restarts since it was stable.
     """
 
     load: Load
@@ -51,7 +51,7 @@ class InstanceSlot:
 
 
 def placements(config: ModelConfig) -> Iterator[Placement]:
-    """A place for each instance of each group, on each of its GPUs; two GPUs share names."""
+    """One placement per instance, group and GPU; instances on two GPUs share names."""
     for group in config.instance_group or (InstanceGroup(name=config.name),):
         for device in group.gpus or (0,):
             for number in range(max(1, group.count)):
@@ -59,9 +59,9 @@ def placements(config: ModelConfig) -> Iterator[Placement]:
 
 
 def reserve_shares(slots: Sequence[InstanceSlot], limiter: RateLimiter | None) -> None:
-    """Give each slot that executes its share; if one cannot have it, none has.
+    """Reserve each active slot's share of the rate limiter; all or none.
 
-    Raises INVALID_ARG for what could never execute.
+    Raises INVALID_ARG for a share that could never execute.
     """
     if limiter is None:
         return
@@ -75,7 +75,7 @@ def reserve_shares(slots: Sequence[InstanceSlot], limiter: RateLimiter | None) -
 
 
 def release_shares(slots: Iterable[InstanceSlot]) -> None:
-    """Nothing will execute in these slots any more."""
+    """Release the shares of slots that no longer execute."""
     for slot in slots:
         share, slot.share = slot.share, None
         if share is not None:
@@ -83,10 +83,10 @@ def release_shares(slots: Iterable[InstanceSlot]) -> None:
 
 
 async def load_slots(slots: Sequence[InstanceSlot], *, side_by_side: bool) -> None:
-    """Load the instances; if one cannot be loaded, none stays loaded, and its error is raised."""
+    """Load the instances; after an error none stays loaded, and the error is raised."""
     try:
         if side_by_side:
-            await _fill_together(slots)
+            await _load_together(slots)
         else:
             for slot in slots:
                 slot.instance = await slot.load()
@@ -96,7 +96,7 @@ async def load_slots(slots: Sequence[InstanceSlot], *, side_by_side: bool) -> No
 
 
 def close_slots(slots: Sequence[InstanceSlot]) -> Awaitable[object]:
-    """Begin to close the instances, side by side, and give their shares back; await the end.
+    """Begin to close the instances concurrently, and release their shares; await the end.
 
     If the wait is cancelled, they still close.
     """
@@ -109,14 +109,14 @@ def close_slots(slots: Sequence[InstanceSlot]) -> Awaitable[object]:
     return asyncio.gather(*ends)
 
 
-async def _fill_together(slots: Sequence[InstanceSlot]) -> None:
-    async def fill_one(slot: InstanceSlot) -> None:
+async def _load_together(slots: Sequence[InstanceSlot]) -> None:
+    async def load_one(slot: InstanceSlot) -> None:
         slot.instance = await slot.load()
 
     try:
         async with asyncio.TaskGroup() as tasks:
             for slot in slots:
-                tasks.create_task(fill_one(slot))
+                tasks.create_task(load_one(slot))
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
 
@@ -124,7 +124,7 @@ async def _fill_together(slots: Sequence[InstanceSlot]) -> None:
 def match_slots(
     wanted: Sequence[InstanceSlot], present: Sequence[InstanceSlot]
 ) -> list[InstanceSlot | None]:
-    """For each slot that is wanted the present one that suits its place, if there is one left."""
+    """For each wanted slot a present slot of an equal placement, or None."""
     left = list(present)
     found: list[InstanceSlot | None] = []
     for slot in wanted:
@@ -143,9 +143,9 @@ EVERY_CORE: frozenset[int] = frozenset()
 def cores_of(
     placement: Placement, config: ModelConfig, backend: Backend, policies: Policies
 ) -> frozenset[int]:
-    """The cores of a place's instance, none for all of them.
+    """The CPU cores of an instance; empty for all of them.
 
-    Raises UNSUPPORTED if its policy names some and its backend cannot keep to them.
+    Raises UNSUPPORTED if its policy names cores and its backend cannot pin instances.
     """
     name = placement.group.host_policy or _default(placement)
     cores = policies.get(name, EVERY_CORE)

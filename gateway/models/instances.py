@@ -1,4 +1,4 @@
-"""The instances of one loaded version: kept alive, and exchanged while they serve."""
+"""The instances of one loaded version: serving, restart and in-place update."""
 
 import asyncio
 import logging
@@ -20,18 +20,19 @@ log = logging.getLogger("sluice.model")
 FIRST_BACKOFF_SECS = 0.5
 LONGEST_BACKOFF_SECS = 30.0
 STABLE_SECS = 60.0
-"""An instance that lived this long starts its tries anew."""
+"""The restart counter is reset after this time without a crash."""
 
 
 def backoff_secs(tries: int) -> float:
-    """How long a restart waits after that many tries before it."""
+    """Delay before a restart, by the number of earlier tries (seconds)."""
     return min(LONGEST_BACKOFF_SECS, FIRST_BACKOFF_SECS * 2.0 ** min(tries, 16))
 
 
 class Instances:
-    """Instances in their slots, at work for one scheduler; each slot loads its own again.
+    """Instances in their slots, serving for one scheduler; an instance that dies is replaced.
 
-    `folder` is the model's. One task runs `run`; `close` comes after it.
+    `able` is True while an instance is alive that takes requests, `ready` also if all are passive
+    and one is alive. `folder` is the model's. One task runs `run`; `close` comes after it.
     """
 
     def __init__(
@@ -48,23 +49,23 @@ class Instances:
         self._folder = folder
         self._statistics = statistics
         self._restart_tries = Limits.read(config).restart_tries
-        self._dismissed: list[InstanceSlot] = []
-        self._keepers: dict[InstanceSlot, asyncio.Task[None]] = {}
+        self._retired: list[InstanceSlot] = []
+        self._watches: dict[InstanceSlot, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._on_change: Callable[[], None] = lambda: None
-        self._on_hopeless: Callable[[InferenceError], None] = lambda _: None
+        self._on_unavailable: Callable[[InferenceError], None] = lambda _: None
         self._trouble = ""
         self.able = self.ready = False
         self._refresh()
 
     @property
     def slots(self) -> Sequence[InstanceSlot]:
-        """The places for instances, filled or not."""
+        """The slots, loaded or not."""
         return tuple(self._slots)
 
     @property
     def instances(self) -> Iterable[Instance]:
-        """Those that are alive."""
+        """The instances that are alive."""
         return tuple(slot.instance for slot in self._slots if slot.instance is not None)
 
     @property
@@ -74,13 +75,13 @@ class Instances:
 
     @property
     def trouble(self) -> str:
-        """Why it is not able."""
+        """The reason why no instance takes requests."""
         if self._slots and self.passive:
             return "all of its instances are passive"
         return self._trouble or "its instances are closed"
 
     async def prepare(self, slots: Sequence[InstanceSlot]) -> None:
-        """Warm up each instance and let the scheduler learn of it; InferenceError if that fails."""
+        """Warm up each instance and prepare the scheduler for it; InferenceError if that fails."""
         self._refresh()
         for slot in slots:
             if slot.instance is not None and not slot.passive:
@@ -88,37 +89,37 @@ class Instances:
                 await self._scheduler.prepare(slot.instance)
 
     async def run(
-        self, on_change: Callable[[], None], on_hopeless: Callable[[InferenceError], None]
+        self, on_change: Callable[[], None], on_unavailable: Callable[[InferenceError], None]
     ) -> None:
-        """Run the scheduler, and load again what dies, until cancelled.
+        """Run the scheduler, and restart instances that die, until cancelled.
 
-        `on_change` is called whenever `able` may have changed, `on_hopeless` once the last
-        instance is given up.
+        `on_change` is called whenever `able` may have changed, `on_unavailable` once no restart is
+        left for the last instance.
         """
-        self._on_change, self._on_hopeless = on_change, on_hopeless
+        self._on_change, self._on_unavailable = on_change, on_unavailable
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
                 tasks.create_task(self._scheduler.run())
                 for slot in self._slots:
-                    self._employ(slot)
+                    self._add(slot)
                 await asyncio.Event().wait()
             finally:
                 self._tasks = None
 
     def exchange(self, config: ModelConfig, slots: Sequence[InstanceSlot]) -> None:
-        """Work with these slots from here on: new ones are prepared, others were here before.
+        """Serve with these slots: newly prepared ones, and present ones.
 
-        In one plain step; instances that are not among them end with what they are executing.
+        One synchronous step; the other instances complete their executions.
         """
         before, self._slots, self._config = self._slots, list(slots), config
         self._refresh()
         for slot in slots:
             if slot not in before:
-                self._employ(slot)
+                self._add(slot)
         for slot in before:
             if slot not in slots:
-                self._dismiss(slot)
+                self._retire(slot)
 
     def instance_name(self, instance: Instance) -> str:
         """The name of an instance; empty if it is in no slot."""
@@ -128,20 +129,20 @@ class Instances:
     def restart(self, instance: Instance, reason: str) -> bool:
         """Kill an instance and load it again; False if it is in no slot, or `run` is ending."""
         slot = next((each for each in self._slots if each.instance is instance), None)
-        keeper = None if slot is None else self._keepers.get(slot)
-        if slot is None or keeper is None or self._tasks is None:
+        watch = None if slot is None else self._watches.get(slot)
+        if slot is None or watch is None or self._tasks is None:
             return False
         extra = {"model": self._config.name, "instance": slot.placement.name, "reason": reason}
         log.error("instance stalled", extra=extra)
-        keeper.cancel()
-        closed = self._lose(slot, instance, reason)
+        watch.cancel()
+        closed = self._drop(slot, instance, reason)
         instance.kill(reason)
-        self._keepers[slot] = self._tasks.create_task(self._reload(slot, closed, reason))
+        self._watches[slot] = self._tasks.create_task(self._reload(slot, closed, reason))
         return True
 
     def close(self) -> Awaitable[object]:
-        """Begin to close every instance, side by side; await the end."""
-        closed = close_slots([*self._slots, *self._dismissed])
+        """Begin to close all instances concurrently; await the end."""
+        closed = close_slots([*self._slots, *self._retired])
         self._refresh()
         return closed
 
@@ -156,55 +157,55 @@ class Instances:
         executing = warm_up(instance, name, config, self._folder, self._statistics)
         await slot.closings.run(executing, lambda: [instance], config.name)
 
-    def _employ(self, slot: InstanceSlot) -> None:
+    def _add(self, slot: InstanceSlot) -> None:
         if slot.instance is None or self._tasks is None:
             return
         slot.since = time.monotonic()
         if not slot.passive:
             self._scheduler.add(slot.instance, slot.share)
-        self._keepers[slot] = self._tasks.create_task(self._keep(slot, slot.instance))
+        self._watches[slot] = self._tasks.create_task(self._watch(slot, slot.instance))
 
-    def _dismiss(self, slot: InstanceSlot) -> None:
-        if (keeper := self._keepers.pop(slot, None)) is not None:
-            keeper.cancel()
+    def _retire(self, slot: InstanceSlot) -> None:
+        if (watch := self._watches.pop(slot, None)) is not None:
+            watch.cancel()
         if slot.instance is None:
             release_shares([slot])
             return
-        self._dismissed.append(slot)
+        self._retired.append(slot)
         if self._tasks is not None:
-            self._tasks.create_task(self._let_go(slot, slot.instance))
+            self._tasks.create_task(self._close_retired(slot, slot.instance))
 
-    async def _let_go(self, slot: InstanceSlot, instance: Instance) -> None:
-        """Close a dismissed instance after its work; if cancelled, `close` does."""
+    async def _close_retired(self, slot: InstanceSlot, instance: Instance) -> None:
+        """Close a retired instance after its work; if cancelled, `close` does."""
         if not slot.passive:
             await self._withdraw(instance)
-        self._dismissed.remove(slot)
+        self._retired.remove(slot)
         await close_slots([slot])
 
     async def _withdraw(self, instance: Instance) -> None:
-        """Wait until what it executes and its sequences have ended; its death ends them, too."""
+        """Wait for the end of its executions and sequences; its death ends them too."""
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(self._remove_dead(instance))
             await self._scheduler.withdraw(instance)
             watching.cancel()
 
     async def _remove_dead(self, instance: Instance) -> None:
-        reason = await self._death(instance)
+        reason = await self._died(instance)
         self._scheduler.remove(instance, self._failed(reason))
 
-    async def _keep(self, slot: InstanceSlot, instance: Instance) -> None:
+    async def _watch(self, slot: InstanceSlot, instance: Instance) -> None:
         while True:
-            reason = await self._death(instance)
-            closed = self._lose(slot, instance, reason)
+            reason = await self._died(instance)
+            closed = self._drop(slot, instance, reason)
             instance = await self._load_another(slot, closed, reason)
 
-    async def _death(self, instance: Instance) -> str:
+    async def _died(self, instance: Instance) -> str:
         reason = await instance.died()
         log.error("instance died", extra={"model": self._config.name, "reason": reason})
         return reason
 
     async def _reload(self, slot: InstanceSlot, closed: Awaitable[None], reason: str) -> None:
-        await self._keep(slot, await self._load_another(slot, closed, reason))
+        await self._watch(slot, await self._load_another(slot, closed, reason))
 
     async def _load_another(
         self, slot: InstanceSlot, closed: Awaitable[None], reason: str
@@ -220,8 +221,8 @@ class Instances:
         self._on_change()
         return replacement
 
-    def _lose(self, slot: InstanceSlot, instance: Instance, reason: str) -> Awaitable[None]:
-        """Begin to close an instance that has died or stalled; the result is the end of that."""
+    def _drop(self, slot: InstanceSlot, instance: Instance, reason: str) -> Awaitable[None]:
+        """Begin to close an instance that has died or stalled; await the result."""
         slot.instance = None
         self._refresh()
         if time.monotonic() - slot.since > STABLE_SECS:
@@ -245,14 +246,14 @@ class Instances:
             log.error("restart failed", extra={"model": model, "reason": error.reason})
             return None
         except Exception:
-            # Around one model load: a runtime's own exception must not take the server along.
+            # Around one model load: a runtime's own exception must not end the server.
             log.exception("restart failed unexpectedly", extra={"model": model})
             return None
         log.info("instance restarted", extra={"model": model, "restart": tries + 1})
         return instance
 
     async def _load_again(self, slot: InstanceSlot) -> Instance:
-        """Another instance for the slot, as ready as the first one was."""
+        """Another instance for the slot, loaded and prepared."""
         spare = InstanceSlot(slot.load, slot.placement, await slot.load(), closings=slot.closings)
         instance = spare.instance
         assert instance is not None  # noqa: S101 - it has just been loaded
@@ -264,11 +265,11 @@ class Instances:
         return instance
 
     def _give_up(self, trouble: str) -> None:
-        """Leave one instance dead; without any other, nothing that waits can be served."""
+        """Stop the restarts of an instance; without any other, queued requests fail."""
         log.error("model given up", extra={"model": self._config.name, "reason": trouble})
         self._trouble = trouble
         if not self.able:
-            self._on_hopeless(self._failed(trouble))
+            self._on_unavailable(self._failed(trouble))
 
     def _failed(self, reason: str) -> InferenceError:
         return InferenceError(Code.UNAVAILABLE, f"model '{self._config.name}' failed: {reason}")

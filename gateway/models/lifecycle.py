@@ -1,4 +1,4 @@
-"""How do models come, change and go, without a request being lost?"""
+"""Loads, reloads and unloads of models that drop no request."""
 
 import asyncio
 import logging
@@ -39,13 +39,14 @@ INTERRUPTED = InferenceError(Code.UNAVAILABLE, "it was unloaded while it was bei
 
 
 class Lifecycle:
-    """Loads, reloads and unloads models; alone in changing the table.
+    """Loads, reloads and unloads models; no other class changes the versions in the table.
 
-    Operations on one model wait for each other, those on others do not. The versions of a model
-    load as one: either all of them serve, in place of what served before, or nothing changes.
+    Operations on one model run one after another; operations on different models run concurrently.
+    The versions of a model load as one: either all of them replace the served versions, or nothing
+    changes.
 
-    An ensemble is loaded with the versions of its members that are loaded then, and again whenever
-    these change. While they do not suit it, it is unloaded, and comes back once they do.
+    An ensemble is loaded with the loaded versions of its members, and again when these change. It
+    is suspended, that is unloaded, while its members do not suit it.
     """
 
     def __init__(
@@ -68,18 +69,18 @@ class Lifecycle:
         self._waits = MemberWaits()
 
     async def load(self, model: ModelId, override: Override | None = None) -> None:
-        """Load what a client asked for; it serves when this returns.
+        """Load a model on a client's request; it serves when this returns.
 
-        Nothing happens if it serves already and its files are as they were. Raises InferenceError
-        with Triton's texts; what served before then goes on.
+        Nothing happens if the model serves and its files are unchanged. Raises InferenceError with
+        Triton's texts; the versions that served before then stay READY.
         """
         await self._then_ripple(lambda changed: self._load(model, override, changed))
 
     async def follow(self, model: ModelId, snapshot: Snapshot | None = None) -> None:
-        """Load the model's files, at the start or because they have changed.
+        """Load a model from its files, at the start or after a change on disk.
 
-        `snapshot` is the state of its folder if a poll has found it. Raises like `load`; the table
-        keeps the failure.
+        `snapshot` is the state of its folder if a poll has scanned it. Raises like `load`; the
+        table keeps the failure.
         """
         await self._then_ripple(lambda changed: self._load_from_disk(model, snapshot, changed))
 
@@ -122,7 +123,7 @@ class Lifecycle:
             await self._apply(known, source, changed, again=again)
 
     async def _then_ripple(self, load: Callable[[list[ModelId]], Awaitable[None]]) -> None:
-        """Load, and then the ensembles anew that call what that has changed."""
+        """Load a model, then reload the ensembles that call the changed models."""
         changed: list[ModelId] = []
         try:
             await load(changed)
@@ -132,10 +133,10 @@ class Lifecycle:
         await self._ripple(changed)
 
     async def unload(self, model: ModelId, *, unload_dependents: bool = False) -> None:
-        """Take a model away from lookups at once; it ends when its last request has.
+        """Remove a model from look-ups at once; it closes after its last request.
 
-        Models that need it go too, and with `unload_dependents` those that only it needed. If it
-        is being loaded, that ends at once.
+        Ensembles that call it are unloaded too. `unload_dependents` also unloads the members that
+        only this model needed. A load of the model under way ends at once.
         """
         self._interrupt(model)
         async with self._lock(model):
@@ -185,10 +186,10 @@ class Lifecycle:
     async def _apply(
         self, known: KnownModel, source: LoadSource, changed: list[ModelId], *, again: bool
     ) -> None:
-        """Make what is loaded what the source says, if it differs.
+        """Load the source if it differs from the served one.
 
-        `changed` gets it, and those members of an ensemble that had to be loaded: `again` also
-        those whose last load has failed.
+        `changed` gets the model and each member that was loaded for an ensemble. With `again` a
+        member is loaded even if its last load has failed.
         """
         try:
             if is_served(known, source):
@@ -230,7 +231,7 @@ class Lifecycle:
     async def _load_versions(
         self, known: KnownModel, source: LoadSource, numbers: Sequence[int], bound: LoadedMembers
     ) -> Mapping[int, Loaded | InferenceError]:
-        """Each version, or why it cannot be loaded: an `unload` does not wait for them."""
+        """Each version, or its error; `unload` interrupts the load."""
         try:
             async with asyncio.timeout(None) as known.loading:
                 return await self._loads.load(
@@ -246,7 +247,7 @@ class Lifecycle:
     async def _require(
         self, known: KnownModel, source: LoadSource, changed: list[ModelId], *, again: bool
     ) -> LoadedMembers:
-        """The members of an ensemble; those that it lacks are loaded. LoadFailure if one cannot."""
+        """The members of an ensemble; missing members are loaded. Raises LoadFailure."""
         try:
             for member in await self._bindings.members(known):
                 needed = self._table.get_or_add(member)
@@ -279,7 +280,7 @@ class Lifecycle:
             known.trouble, known.readable = f"{Code.INVALID_ARG.value}: {cause(error)}", False
 
     async def _ripple(self, changed: Iterable[ModelId]) -> None:
-        """Load anew the ensembles whose members have changed, and those that call these."""
+        """Reload the ensembles of changed members, and the ensembles that call those."""
         left = deque(changed)
         while left:
             name = left.popleft().name
@@ -288,7 +289,7 @@ class Lifecycle:
                     left.append(needing.id)
 
     async def _reconsider(self, model: ModelId) -> bool:
-        """Whether an ensemble has come, changed or gone, since its members did."""
+        """Reload an ensemble if its members have changed; whether anything changed."""
         async with self._lock(model):
             known = self._table.get(model)
             source = None if known is None else known.source or known.suspended
@@ -308,17 +309,17 @@ class Lifecycle:
             return True
 
     def _suspend(self, known: KnownModel, source: LoadSource) -> bool:
-        """Take an ensemble away until its members suit it again; whether it was there."""
+        """Unload an ensemble until its members suit it; whether it was loaded."""
         served = known.source is not None
         known.suspend(source)
         if served:
             self._drop(known, UNLOADED)
         return served
 
-    # Changing the table.
+    # Changes of the table.
 
     def _swap(self, known: KnownModel, source: LoadSource, loaded: Mapping[int, Loaded]) -> None:
-        """In one plain step: from here on every request goes to what was loaded."""
+        """Direct every request to the loaded versions, in one synchronous step."""
         for number, status in known.versions.items():
             if not isinstance(loaded.get(number), InPlaceUpdate):
                 self._retire(status, UNLOADED)
@@ -346,7 +347,7 @@ class Lifecycle:
         self._notify()
 
     def _retire(self, status: VersionStatus, reason: str) -> None:
-        """A version takes no more requests; once it has ended, the reason says why."""
+        """Stop new requests for a version; its reason is set once it has ended."""
 
         def ended() -> None:
             status.state, status.reason = VersionState.UNAVAILABLE, reason
@@ -376,4 +377,4 @@ def _extra(model: ModelId, error: InferenceError) -> Mapping[str, object]:
 
 
 def _nothing() -> None:
-    """Called when a model has been closed whose files are not ours to delete."""
+    """Called when a model without uploaded files has been closed."""

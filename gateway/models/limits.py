@@ -1,4 +1,4 @@
-"""What does a model's configuration say of load, of restarts and of conversations?"""
+"""Limits of a model in the `parameters` of its configuration."""
 
 from dataclasses import dataclass
 
@@ -14,10 +14,10 @@ DEFAULT_CONVERSATIONS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a model's config says of load and of restarts, in its `parameters`.
+    """Limits of load and restarts.
 
-    `max_in_flight`: requests accepted and not yet ended. `restart_tries`: how often an instance
-    that died is loaded again before the model stays unavailable.
+    `max_in_flight`: requests accepted and not yet ended. `restart_tries`: restarts of an instance
+    that died, before the model stays unavailable.
     """
 
     max_in_flight: int = DEFAULT_MAX_IN_FLIGHT
@@ -34,10 +34,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ConversationLimits:
-    """What a model's config says of conversations, in its `parameters`.
+    """Limits of conversations.
 
-    `turns` and `tokens` of one (no tokens: any number), how long one is kept that has no turn, and
-    how many are kept; none means that the model is told correlation ids instead.
+    `turns` and `tokens` of one conversation (0 tokens: any number), `idle_secs` until it is
+    dropped, and the `count` of conversations kept; 0 gives the model correlation ids instead.
     """
 
     turns: int = DEFAULT_TURNS

@@ -1,4 +1,4 @@
-"""Failures of loads: Triton's texts, and the guard around the load of one model."""
+"""Failed loads, with Triton's texts, and guards around operations on one model."""
 
 import logging
 from collections.abc import Callable, Coroutine, Sequence
@@ -15,7 +15,10 @@ Found = TypeVar("Found")
 
 
 class DependencyCycle(InferenceError):
-    """Ensembles that need one another: each of `names` needs the next, the last one the first."""
+    """Ensembles that need one another.
+
+    Each of `names` needs the next one, and the last name needs the first.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -26,15 +29,15 @@ class DependencyCycle(InferenceError):
         )
 
     def seen_from(self, name: str) -> "DependencyCycle":
-        """The same cycle, begun with one of its names."""
+        """The same cycle, starting with one of its names."""
         start = self.names.index(name)
         return DependencyCycle(self.names[start:] + self.names[:start])
 
 
 class LoadFailure(InferenceError):
-    """A load has failed; `why` is what an ensemble that needs the model says of it.
+    """A failed load; `why` is the reason that an ensemble with this member reports.
 
-    `cycle` is there if ensembles that need one another are the reason.
+    `cycle` is set if the reason is a dependency cycle.
     """
 
     def __init__(
@@ -46,23 +49,23 @@ class LoadFailure(InferenceError):
 
 
 def load_failed(name: str, why: str, cycle: DependencyCycle | None = None) -> LoadFailure:
-    """A version cannot be loaded, or what an ensemble calls is absent, or does not suit it."""
+    """The failure of a version, or of a member that is absent or does not suit its ensemble."""
     return LoadFailure(Code.INVALID_ARG, f"load failed for model '{name}': {why}\n", why, cycle)
 
 
 def poll_failed(name: str, why: str) -> LoadFailure:
-    """The load never began: the model is absent, or its config is no good."""
+    """The failure of a load that has not begun: the model is absent or its config invalid."""
     text = f"failed to load '{name}', failed to poll from model repository: {why}"
     return LoadFailure(Code.INTERNAL, text, why)
 
 
 def cause(error: InferenceError) -> str:
-    """What is wrong, without what has become of the load."""
+    """The reason of an error, without the text about the load."""
     return error.why if isinstance(error, LoadFailure) else error.message
 
 
 def member_failed(ensemble: str, member: KnownModel, error: InferenceError) -> LoadFailure:
-    """What the failure of a member is for an ensemble that needs it."""
+    """The failure of an ensemble whose member has failed."""
     cycle = error.cycle if isinstance(error, LoadFailure) else None
     cycle = error if isinstance(error, DependencyCycle) else cycle
     if cycle is not None and ensemble in cycle.names:
@@ -79,7 +82,7 @@ def member_failed(ensemble: str, member: KnownModel, error: InferenceError) -> L
 
 
 async def outcome(model: ModelId, operation: Coroutine[None, None, None]) -> InferenceError | None:
-    """The error that an operation on a model ends with; it is returned, so that others go on."""
+    """Run an operation on a model and return its error, so that others continue."""
     try:
         await operation
     except InferenceError as error:
@@ -93,7 +96,7 @@ async def outcome(model: ModelId, operation: Coroutine[None, None, None]) -> Inf
 
 
 async def read_folder(threads: Threads, model: ModelId, read: Callable[[ModelId], Found]) -> Found:
-    """What a blocking function reads of a model's folder; InferenceError if it cannot."""
+    """The result of a blocking read of a model's folder; raises InferenceError."""
     try:
         return await threads.run(read, model)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""From the source of a model and a version to a loaded Model."""
+"""Loads of one version: from its source to a Model with instances."""
 
 import hashlib
 import os
@@ -44,15 +44,16 @@ from gateway.threads import Threads
 
 Infer = Callable[[InferRequest], ResponseStream]
 LoadedMembers = Mapping[tuple[str, int], Model]
-"""The models that an ensemble calls, by the name and the version that its steps ask for."""
+"""The models that an ensemble calls, by the name and version in its steps."""
 NO_MEMBERS: LoadedMembers = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class InPlaceUpdate:
-    """A loaded version with other instances (in-place update): `kept` are its own that fit.
+    """Other instances for a loaded version (in-place update).
 
-    Nobody notices before `commit`; `close` is for one that will not be.
+    `kept` are the present slots that suit `wanted`. Requests see no change before `commit`; an
+    update that is not committed needs `close`.
     """
 
     model: Model
@@ -62,11 +63,11 @@ class InPlaceUpdate:
 
     @property
     def added(self) -> list[InstanceSlot]:
-        """The slots that had to be filled."""
+        """The slots that had to be loaded."""
         return [slot for slot, old in zip(self.wanted, self.kept, strict=True) if old is None]
 
     def commit(self) -> None:
-        """Serve with the new set; instances that are not in it end with what they execute."""
+        """Serve with the wanted slots; other instances finish their executions and close."""
         for slot, old in zip(self.wanted, self.kept, strict=True):
             if old is not None:
                 old.placement, old.load = slot.placement, slot.load
@@ -74,15 +75,15 @@ class InPlaceUpdate:
         self.model.exchange(self.config, slots)
 
     def close(self) -> Awaitable[object]:
-        """Begin to close what was loaded; await the end."""
+        """Begin to close the loaded instances; await the end."""
         return close_slots(self.added)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedParts:
-    """Parts of the server that all of its models share.
+    """Parts of the server that all models share.
 
-    Loads block in `threads`, requests in `request_threads`, and instances end in `closings`.
+    Loads block in `threads`, requests in `request_threads`; `closings` close instances.
     """
 
     cache: ResponseCache | None
@@ -111,10 +112,10 @@ class ModelLoader:
     async def load(
         self, source: LoadSource, version: int, members: LoadedMembers = NO_MEMBERS
     ) -> Model:
-        """That version of the source: all its instances loaded, warm, and known to its scheduler.
+        """A version of the source: its instances loaded, warm, and known to its scheduler.
 
-        `members` are the models that an ensemble calls: somebody holds them meanwhile.
-        Raises InferenceError that says why not; nothing stays loaded then.
+        `members` are the models that an ensemble calls; the caller holds them meanwhile. Raises
+        InferenceError with the reason; nothing stays loaded then.
         """
         began = time.monotonic()
         folder = await self._threads.run(self._folder, source, version)
@@ -128,7 +129,7 @@ class ModelLoader:
         slots = self._slots(backend, config, folder, statistics)
         model = Model(config, version, statistics, slots, labels, source.folder)
         model.members = tuple(dict.fromkeys(members.values()))
-        await self._keep_answers(model, source, folder)
+        await self._use_cache(model, source, folder)
         reserve_shares(slots, None if members else self._limiter)
         await load_slots(slots, side_by_side=backend.loads_side_by_side)
         await _prepare(model, slots)
@@ -137,7 +138,7 @@ class ModelLoader:
         return model
 
     async def update(self, model: Model, source: LoadSource) -> InPlaceUpdate:
-        """Load what a loaded version lacks to have the instance groups of the source.
+        """Load the instances that a loaded version lacks for the source's instance groups.
 
         Instances that fit are kept. Raises InferenceError; nothing new stays loaded then.
         """
@@ -152,12 +153,12 @@ class ModelLoader:
         await _prepare(model, update.added)
         return update
 
-    async def _keep_answers(self, model: Model, source: LoadSource, folder: Path) -> None:
-        """Have the cache keep the model's answers, if both the server and the config say so."""
+    async def _use_cache(self, model: Model, source: LoadSource, folder: Path) -> None:
+        """Cache the model's responses if the server and the config enable it."""
         asked = model.config.response_cache
         if self._cache is None or asked is None or not asked.enable:
             return
-        # What an ensemble answers depends on files of its members, too.
+        # An ensemble's responses also depend on files of its members.
         shared = self._cache.shared and model.config.ensemble_scheduling is None
         identify = shared_load if shared else private_load
         load = await self._threads.run(identify, source, model.config, folder)
@@ -169,7 +170,7 @@ class ModelLoader:
         return await self._threads.run(self._backends.of, config)
 
     def _folder(self, source: LoadSource, version: int) -> Path:
-        """Where the version's files are."""
+        """The folder of the version's files."""
         return files_folder(source.config, source.folder / str(version), self._settings.store)
 
     def _complete(self, backend: Backend, config: ModelConfig, folder: Path) -> ModelConfig:
@@ -219,7 +220,7 @@ class ModelLoader:
 
 
 def _with_runtime(config: ModelConfig, backend: Backend) -> ModelConfig:
-    """Of a Python-based backend the config in force says so, as on Triton."""
+    """The config with its runtime: Triton sets it for a Python-based backend."""
     return config if backend.home is None else replace(config, runtime=IN_PYTHON)
 
 
@@ -232,7 +233,7 @@ async def _prepare(model: Model, slots: Sequence[InstanceSlot]) -> None:
 
 
 def _labels_of_members(config: ModelConfig, members: LoadedMembers) -> Labels:
-    """Those that an ensemble's outputs have already where members make them."""
+    """The labels of an ensemble's outputs that its members define."""
     if config.ensemble_scheduling is None:
         return {}
     found = {}
@@ -246,15 +247,15 @@ def _labels_of_members(config: ModelConfig, members: LoadedMembers) -> Labels:
 
 
 STORED_MODEL = "stored_model"
-"""Parameter of a model: the name under which `sluice fetch` stored what its backend loads."""
+"""Parameter of a model: the name under which `sluice fetch` stored its files."""
 
 
 def files_folder(config: ModelConfig, version: Path, store: Path) -> Path:
-    """The folder whose files the backend loads: `version`, or a stored model if the config says so.
+    """The folder whose files the backend loads: the version's, or that of a stored model.
 
-    A version that has the model's own file keeps its folder: a model.py finds there what belongs
-    to it, and is told where the stored model is. Raises InferenceError: INVALID_ARG for a name that
-    is a path, UNAVAILABLE if it is not stored.
+    A config names a stored model in its parameters. A version with the model's own file keeps its
+    folder, for a model.py and its files; the model.py gets the path of the stored model. Raises
+    InferenceError: INVALID_ARG for a name that is a path, UNAVAILABLE if it is not stored.
     """
     name = config.parameters.get(STORED_MODEL)
     if name is None:
@@ -279,7 +280,7 @@ def files_folder(config: ModelConfig, version: Path, store: Path) -> Path:
 def _is_stored(models: ModelStore, name: str) -> bool:
     try:
         return models.has(name)
-    except StoreError:  # its text names folders of this host; `sluice fetch` tells it
+    except StoreError:  # its text names folders of this host; `sluice fetch` shows it
         return False
 
 
@@ -287,14 +288,14 @@ RANDOM_BYTES = 16
 
 
 def private_load(source: LoadSource, config: ModelConfig, folder: Path) -> bytes:
-    """This load and no other."""
+    """An identity that no other load has."""
     return os.urandom(RANDOM_BYTES)
 
 
 def shared_load(source: LoadSource, config: ModelConfig, folder: Path) -> bytes:
-    """Every load of the same files with the same config, by this release, in whatever process.
+    """The identity of every load of the same files and config by this release, in any process.
 
-    Files are the same if their names, sizes and times of change are; `folder` has the version's.
+    Files are the same if their names, sizes and modification times are; `folder` is the version's.
     """
     within = folder.is_relative_to(source.folder)
     stored = () if within else sorted(take_snapshot(folder).items())

@@ -1,4 +1,4 @@
-"""One loaded version of a model: what serves its requests, and what keeps it serving."""
+"""One loaded version of a model, from the acceptance of a request to its stream."""
 
 import asyncio
 import logging
@@ -59,15 +59,13 @@ class Interceptor(Protocol):
 class Model:
     """A loaded version: its config, instances, scheduler, statistics and requests in flight.
 
-    Each slot's `load` makes another instance when its own has died. `prepare` comes before the
-    first request; one task runs `run`; `close` comes after it. `labels` are those of its outputs,
-    `load_secs` is how long it took to load, `loaded_at` when that was (seconds since the epoch),
-    `namespace` its repository if names are not unique. `busy_poll` is told of its requests.
-    `further_names` are those that OpenAI's clients may use besides its own, `max_model_len` is how
-    many tokens prompt and answer may have together: both as its instances have said, once it is
-    prepared.
-    `members` are the models that an ensemble calls.
-    Once `retired`, it serves what it has been given, and must be given nothing more.
+    Call `prepare` before the first request; one task runs `run`; call `close` after it. Each slot's
+    `load` replaces an instance that has died. `labels` are those of its outputs, `load_secs` is the
+    duration of its load, `loaded_at` its time (seconds since the epoch), `namespace` its repository
+    if names are not unique. `further_names` are names for OpenAI's clients besides its own;
+    `max_model_len` is the largest number of tokens of prompt and answer together. Its instances set
+    both in `prepare`. `members` are the models that an ensemble calls. A `retired` model completes
+    its requests and must get no others.
     """
 
     def __init__(
@@ -112,7 +110,7 @@ class Model:
 
     @property
     def ready(self) -> bool:
-        """Whether an instance is alive that takes requests; any, if none of them ever does.
+        """Whether an instance is alive that takes requests, or any if all are passive.
 
         An ensemble is ready only while all of its members are.
         """
@@ -121,7 +119,7 @@ class Model:
 
     @property
     def trouble(self) -> str:
-        """Why it is not ready; empty when it is."""
+        """The reason why it is not ready; empty when it is."""
         if self.ready:
             return ""
         for member in self.members:
@@ -130,7 +128,7 @@ class Model:
         return self._instances.trouble
 
     async def check_ready(self) -> None:
-        """Ask the instances; InferenceError if one says that it is not ready."""
+        """Check the instances; raises the InferenceError of one that is not ready."""
         for instance in self.instances:
             try:
                 await instance.check_ready()
@@ -152,7 +150,7 @@ class Model:
         return 0.0 if record is None else (time.perf_counter_ns() - record.submitted_ns) / 1e9
 
     def quiet(self, since_ns: int) -> Iterator[tuple[Record, ResponseStream]]:
-        """The requests in flight without progress since then, the oldest first."""
+        """The requests in flight without progress since that time, the oldest first."""
         for record, stream in self._streams.items():
             if record.submitted_ns > since_ns:
                 return
@@ -160,7 +158,7 @@ class Model:
                 yield record, stream
 
     def instance_name(self, instance: Instance) -> str:
-        """The name of an instance; empty if it is gone."""
+        """The name of an instance; empty if it is closed."""
         return self._instances.instance_name(instance)
 
     def restart(self, instance: Instance, reason: str) -> None:
@@ -180,25 +178,25 @@ class Model:
 
     @property
     def slots(self) -> Sequence[InstanceSlot]:
-        """The places for instances, filled or not."""
+        """The slots of its instances, loaded or not."""
         return self._instances.slots
 
     @property
     def cached(self) -> bool:
-        """Whether its answers are kept."""
+        """Whether its responses are cached."""
         return self._cache is not None
 
     def use_cache(self, cache: ResponseCache, load: bytes, threads: Threads) -> None:
-        """Keep answers from now on, apart from those of all loads with another identity.
+        """Cache responses from now on; `load` tells them from those of other loads.
 
         Large requests are hashed in `threads`.
         """
         self._cache = ModelCache(cache, load_key(self.name, self.version, load), threads)
 
     async def prepare(self, slots: Sequence[InstanceSlot] | None = None) -> None:
-        """Warm up each instance and let the scheduler learn of it; InferenceError if that fails.
+        """Warm up each instance and add it to the scheduler; InferenceError if that fails.
 
-        `slots` are new ones for `exchange`, or else all the model was made with.
+        `slots` are new slots for `exchange`; the default is all slots.
         """
         filled = self._instances.slots if slots is None else slots
         await self._instances.prepare(filled)
@@ -207,10 +205,10 @@ class Model:
             self.max_model_len = instance.max_model_len
 
     def exchange(self, config: ModelConfig, slots: Sequence[InstanceSlot]) -> None:
-        """Go on with other instances: prepared new ones, and those to keep (in-place update).
+        """Serve with other instances: newly prepared slots and kept ones (in-place update).
 
-        The config may differ in its instance groups and version policy only. In one plain step;
-        what is executing on the others ends as it would have.
+        The config may differ in its instance groups and version policy only. One synchronous step;
+        the other instances complete their executions.
         """
         self.config = config
         self._instances.exchange(config, slots)
@@ -256,7 +254,7 @@ class Model:
         if trace is not None:
             request = replace(request, trace=trace)
             trace.accepted(self.name, self.version, request)
-        record = Record(self.statistics, batch_size, request.received_ns, self._left, trace)
+        record = Record(self.statistics, batch_size, request.received_ns, self._ended, trace)
         stream = ResponseStream(record if interceptor is None else interceptor.recorder(record))
         self._streams[record] = stream
         self.busy_poll.began()
@@ -269,25 +267,25 @@ class Model:
         return stream
 
     def checked(self, request: InferRequest) -> InferRequest:
-        """The request, which `submit` need not check any more; any thread may call this.
+        """The request, marked as checked for `submit`; callable from any thread.
 
         Raises InferenceError INVALID_ARG for a request that does not fit the model.
         """
         return replace(request, checked=Checked(self._rules, self._rules.check(request)))
 
     async def run(self, on_change: Callable[[], None]) -> None:
-        """Run the scheduler, and load again what dies, until cancelled.
+        """Run the scheduler, and restart instances that die, until cancelled.
 
         `on_change` is called whenever `ready` may have changed.
         """
         await self._instances.run(on_change, self.abandon)
 
     def continues(self, request: InferRequest) -> bool:
-        """Whether a request goes on with a sequence that has begun, and not ended."""
+        """Whether a request belongs to a sequence that has begun and not ended."""
         return self._scheduler.continues(request)
 
     async def sequences_ended(self) -> None:
-        """Wait until no sequence takes any more requests."""
+        """Wait until no sequence accepts more requests."""
         await self._scheduler.sequences_ended()
 
     async def drained(self) -> None:
@@ -295,33 +293,33 @@ class Model:
         await self._idle.wait()
 
     def hold(self) -> None:
-        """Keep this version alive for who has it already, until one more `release`."""
+        """Keep this version alive until one more `release`."""
         self._holders += 1
         self._free.clear()
 
     def release(self) -> None:
-        """Let go."""
+        """Release a `hold`."""
         self._holders -= 1
         if not self._holders:
             self._free.set()
 
     async def unneeded(self) -> None:
-        """Wait until nobody holds it and no request is in flight."""
+        """Wait until no `hold` is left and no request is in flight."""
         while self._holders or self._streams:
             await self._free.wait()
             await self._idle.wait()
 
     def abandon(self, error: InferenceError) -> None:
-        """End every request in flight with an error."""
+        """End every request in flight with this error."""
         for stream in tuple(self._streams.values()):
             stream.abandon(error)
 
     def when_closed(self, callback: Callable[[], None]) -> None:
-        """Have a plain function called once no request is left because the model is closed."""
+        """Call a synchronous function once the model is closed and no request is left."""
         self._on_close.append(callback)
 
     def close(self) -> Awaitable[object]:
-        """Begin to close the instances; what is in flight or queued ends with an error.
+        """Begin to close the instances; requests in flight or queued end with an error.
 
         Await the end. If the wait is cancelled, they still close.
         """
@@ -337,7 +335,7 @@ class Model:
             )
 
     def _admit(self, request: InferRequest, cached: CachedRequest | None, *, limited: bool) -> None:
-        """Raise UNAVAILABLE if there is no room, where the request needs any."""
+        """Raise UNAVAILABLE if the request needs a place and there is none."""
         if limited and (cached is None or cached.lookup.response is None):
             self._refuse_if_full()
         if cached is None or cached.lookup.missed:
@@ -353,7 +351,7 @@ class Model:
                 "(its parameter 'max_in_flight'); retry later",
             )
 
-    def _left(self, record: Record) -> None:
+    def _ended(self, record: Record) -> None:
         del self._streams[record]
         self.busy_poll.ended()
         if not self._streams:

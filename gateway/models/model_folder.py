@@ -1,4 +1,4 @@
-"""The state of a model's folder, to see whether any file in it has changed."""
+"""The files of a model: the state of its folder, version folders and label files."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -9,23 +9,23 @@ from gateway.config import ModelConfig, VersionPolicy
 from gateway.errors import Code, InferenceError
 
 Snapshot = Mapping[str, tuple[int, int]]
-"""When each file was modified (ns), and its size; by its path in the folder. Folders have -1."""
+"""Modification time (ns) and size (bytes) of each file by its path; a folder has size -1."""
 
 CONFIG_FOLDER = "configs/"
 CONFIG_FILE = "config.pbtxt"
 
 
 def take_snapshot(folder: Path) -> Snapshot:
-    """What is in the folder at this moment; what vanishes meanwhile is left out."""
+    """The state of a folder; files that disappear during the scan are omitted."""
     found: dict[str, tuple[int, int]] = {}
     unread = [_Folder(folder, "", frozenset())]
-    while unread:  # a folder may be deeper than Python's recursion
+    while unread:  # not recursive: folders may be deeper than Python's stack
         unread += _read_entries(unread.pop(), found)
     return found
 
 
 def without_configs(snapshot: Snapshot) -> Snapshot:
-    """The files that are no configuration."""
+    """The state without the configuration files."""
     return {
         name: stamp
         for name, stamp in snapshot.items()
@@ -34,7 +34,7 @@ def without_configs(snapshot: Snapshot) -> Snapshot:
 
 
 class _Folder(NamedTuple):
-    """A folder to read; `above` are the folders that lead to it, by device and inode."""
+    """A folder to scan; `above` are its ancestors, by device and inode."""
 
     path: Path
     prefix: str
@@ -42,9 +42,9 @@ class _Folder(NamedTuple):
 
 
 def _read_entries(folder: _Folder, found: dict[str, tuple[int, int]]) -> list[_Folder]:
-    """Add the stamps of a folder's entries; returns the folders in it.
+    """Add the stamps of a folder's entries; returns its subfolders.
 
-    Links are followed, but not back to a folder above.
+    Links are followed, except to a folder above.
     """
     try:
         here = os.stat(folder.path)
@@ -76,14 +76,14 @@ HIGHEST = 2**63 - 1
 
 
 def version_number(folder: str) -> int | None:
-    """The version that a folder of this name holds, or None."""
+    """The version number of a folder's name, or None."""
     if not (folder.isascii() and folder.isdigit()) or int(folder) > HIGHEST:
         return None
     return int(folder) if str(int(folder)) == folder else None
 
 
 def select_versions(policy: VersionPolicy | None, available: Iterable[int]) -> tuple[int, ...]:
-    """The versions that the policy serves, ascending; no policy means the highest one."""
+    """The versions that the policy selects, ascending; without a policy the highest."""
     ascending = sorted(available)
     if policy is None:
         return tuple(ascending[-1:])
@@ -100,9 +100,10 @@ Labels = Mapping[str, tuple[str, ...]]
 
 
 def read_labels(config: ModelConfig, folder: Path) -> Labels:
-    """The label files that a config names, relative to the model's folder; one label a line.
+    """The labels in the label files of a config, one per line, by output.
 
-    Raises UNSUPPORTED for a file outside the folder, INTERNAL for one that cannot be read.
+    File names are relative to the model's folder. Raises UNSUPPORTED for a file outside the folder,
+    INTERNAL for an unreadable file.
     """
     return {
         output.name: _read_labels(output.label_filename, config.name, folder)

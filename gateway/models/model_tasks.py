@@ -1,4 +1,4 @@
-"""The life of loaded models: each has one task that runs it, drains it and closes it."""
+"""The tasks of loaded models: each runs, drains and closes one model."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from gateway.models.progress import ProgressWatch
 
 @dataclass(slots=True)
 class _Life:
-    """When a model is to end, and who wants to hear that it has."""
+    """The end of a model: its event, and the callbacks after it."""
 
     ended: list[Callable[[], None]]
     retired: asyncio.Event = field(default_factory=asyncio.Event)
@@ -23,11 +23,11 @@ class _Life:
 
 
 class ModelTasks:
-    """Owns every loaded model from its first request to its end.
+    """Owns every loaded model from its first request until it is closed.
 
-    A retired model closes after its last request and its last `release`. The server may stop
-    meanwhile: `closings` own the end of a model. An instance without progress for
-    `stall_secs` is restarted; 0 is never.
+    A retired model closes after its last request and its last `release`. `closings` own the closing
+    of a model, so that it survives the end of the server. An instance without progress for
+    `stall_secs` is restarted (seconds, 0: never).
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class ModelTasks:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Own models inside the block, which ends cancelled; then every one of them is closed."""
+        """Own models inside the block, which ends cancelled; then close all of them."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 watch = ProgressWatch(self._stall_secs)
                 self._tasks.create_task(watch.run(lambda: self._lives, time.perf_counter_ns))
                 yield
         finally:
-            for model in tuple(self._lives):  # the tasks of some had not begun
+            for model in tuple(self._lives):  # some tasks have not started
                 self._begin_end(model)
             await self._closings.ended()
 
@@ -65,7 +65,7 @@ class ModelTasks:
         self._tasks.create_task(self._live(model, self._lives[model]))
 
     def retire(self, model: Model, ended: Callable[[], None]) -> None:
-        """Let a model end with its last request; nobody may submit another."""
+        """End a model after its last request; no request may be submitted any more."""
         model.retired = True
         life = self._lives[model]
         life.ended.append(ended)
@@ -73,11 +73,11 @@ class ModelTasks:
 
     @property
     def in_flight(self) -> int:
-        """Requests in flight in all models, those that are ending included."""
+        """Requests in flight in all models, retired models included."""
         return sum(model.in_flight for model in self._lives)
 
     async def sequences_ended(self) -> None:
-        """Wait until no sequence takes any more requests in any model that is not retired."""
+        """Wait until no sequence of a model in service accepts more requests."""
         for model in tuple(self._lives):
             if not model.retired:
                 await model.sequences_ended()
@@ -88,7 +88,7 @@ class ModelTasks:
             await model.drained()
 
     def abandon(self, error: InferenceError) -> None:
-        """End every request in flight with an error."""
+        """End every request in flight with this error."""
         for model in tuple(self._lives):
             model.abandon(error)
 
@@ -118,5 +118,5 @@ class ModelTasks:
             await model.close()
         finally:
             del self._lives[model]
-            for tell in life.ended:
-                tell()
+            for callback in life.ended:
+                callback()

@@ -22,11 +22,11 @@ SEQUENCE_IDLE_US = 1_000_000
 def normalise(
     config: ModelConfig, name: str, files: Set[str] = frozenset(), gpus: UsableGpus = NO_GPUS
 ) -> ModelConfig:
-    """The config with everything filled in that it leaves open, and checked.
+    """The config with every default filled in, checked.
 
-    `name` is the model's folder. `files` are those of its first version, folders with a slash at
-    the end. Inputs and outputs are left alone: `check_tensors` judges them, after the backend has
-    completed the config.
+    `name` is the model's folder; `files` are those of its first version, with a slash after the
+    names of folders. `check_tensors` checks inputs and outputs after the backend has completed the
+    config.
     """
     if config.name not in ("", name):
         raise InferenceError(
@@ -44,7 +44,7 @@ def normalise(
 
 
 def fill_defaults(config: ModelConfig) -> ModelConfig:
-    """The config with Triton's defaults for versions, batching and memory written out."""
+    """The config with Triton's defaults for versions, batching and memory."""
     return replace(
         config,
         version_policy=_version_policy(config.version_policy),
@@ -101,11 +101,11 @@ CHOICES = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 
 
 def completed(config: ModelConfig, said: ModelConfig) -> ModelConfig:
-    """The config with what the backend said of it, as far as that is a backend's to say.
+    """The config with the fields that a backend may complete (auto-complete).
 
-    That is the batch size, inputs, outputs, the transaction policy, and a scheduling choice where
-    there was none (auto-complete). Raises INVALID_ARG for what is incomplete even then, INTERNAL
-    for a choice that the backend changed.
+    These are the batch size, inputs, outputs, the transaction policy, and a scheduling choice if
+    the config has none. Raises INVALID_ARG if the config is still incomplete, INTERNAL if the
+    backend has changed the scheduling choice.
     """
     whole = fill_defaults(
         replace(

@@ -1,4 +1,4 @@
-"""Changes on disk since the models were loaded, and their loading."""
+"""Changes in model folders since the last poll, and the loads that follow."""
 
 import asyncio
 import logging
@@ -31,8 +31,8 @@ def compare(
 ) -> Changes:
     """The changes; `before` is the state of each folder at the last attempt to load it.
 
-    An attempt that failed is made again only when the folder has changed. A model whose folder
-    cannot be read stays as it is.
+    A failed attempt is repeated only after a change of the folder. A model with an unreadable
+    folder keeps its state.
     """
     return Changes(
         load={
@@ -61,14 +61,14 @@ class Poller:
         self._unreadable: set[ModelId] = set()
 
     async def poll(self) -> None:
-        """Load new and changed models, unload those that are gone; returns after all of it."""
+        """Load new and changed models, unload removed models; returns when all are done."""
         try:
             now = await self._threads.run(self._repository.snapshots)
         except InferenceError as error:
             log.error("repository cannot be polled", extra={"reason": error.reason})
             return
         except Exception:
-            # Around one poll: the models that are loaded go on, and the next poll may succeed.
+            # Around one poll: the loaded models keep serving, and the next poll may succeed.
             log.exception("repository cannot be polled")
             return
         self._log_unreadable(now)
@@ -80,7 +80,7 @@ class Poller:
                 tasks.create_task(outcome(model, self._lifecycle.unload(model)))
 
     def _log_unreadable(self, now: Mapping[ModelId, Snapshot | Exception]) -> None:
-        """Log each failure once, until its folder can be read again."""
+        """Log each unreadable folder once, until it is readable again."""
         errors = {model: each for model, each in now.items() if isinstance(each, Exception)}
         for model in errors.keys() - self._unreadable:
             extra = {"model": str(model)}

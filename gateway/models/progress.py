@@ -1,6 +1,6 @@
-"""Requests and instances without progress: logged, counted, and restarted if an option says so.
+"""Requests and instances without progress: logged, counted, and restarted on request.
 
-A response is progress, and so is the start of an execution.
+Progress is a response, or the start of an execution.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ NS_PER_SEC = 1_000_000_000
 LOOK_SECS = 5.0
 LOOKS_PER_STALL = 4
 QUIET_SECS = 60.0
-"""A request without progress for so long is logged."""
+"""A request without progress for this time is logged (seconds)."""
 REMIND_SECS = 600.0
-"""It is logged again after so long."""
+"""It is logged again after this time (seconds)."""
 
 
 class ProgressWatch:
-    """Looks at every model from time to time; restarts stalled instances if `stall_secs` is not 0.
+    """Checks every model periodically; restarts stalled instances if `stall_secs` is not 0.
 
     An instance stalls while it executes and none of its executions makes progress. An execution
-    that waits for a reader or for another model is no sign of that.
+    that waits for a reader or for another model does not count.
     """
 
     def __init__(self, stall_secs: float = 0.0) -> None:
@@ -36,7 +36,7 @@ class ProgressWatch:
         self._logged: dict[Record, int] = {}
 
     async def run(self, models: Callable[[], Iterable[Model]], clock_ns: Callable[[], int]) -> None:
-        """Look until cancelled."""
+        """Check periodically until cancelled."""
         pause = LOOK_SECS
         if self._stall_secs:
             pause = min(pause, self._stall_secs / LOOKS_PER_STALL)
@@ -45,7 +45,7 @@ class ProgressWatch:
             self.look(models(), clock_ns())
 
     def look(self, models: Iterable[Model], now_ns: int) -> None:
-        """Log and restart what has made no progress for too long."""
+        """Log and restart requests and instances without progress."""
         logged: dict[Record, int] = {}
         for model in models:
             try:
@@ -63,7 +63,7 @@ class ProgressWatch:
             model.restart(instance, f"it has made no progress for {self._stall_secs:g} s")
 
     def _log_quiet(self, model: Model, now_ns: int) -> dict[Record, int]:
-        """Log the oldest request without progress; when each was logged that still has none."""
+        """Log the oldest request without progress; returns the times of logs."""
         quiet = list(model.quiet(now_ns - round(QUIET_SECS * NS_PER_SEC)))
         logged = {record: self._logged[record] for record, _ in quiet if record in self._logged}
         if quiet:
@@ -83,7 +83,7 @@ class ProgressWatch:
 
 
 def stalled(executions: Iterable[Executing], since_ns: int) -> Iterator[Instance]:
-    """The instances that execute without any progress since then."""
+    """The instances that execute without any progress since that time."""
     by_instance: dict[Instance, list[Executing]] = {}
     for execution in executions:
         if execution.progress_ns:
@@ -96,7 +96,7 @@ def stalled(executions: Iterable[Executing], since_ns: int) -> Iterator[Instance
 
 
 def waits_for(model: Model, record: Record, stream: ResponseStream) -> str:
-    """What has to happen first, so that a request makes progress."""
+    """The thing that a request waits for, in words."""
     if stream.full:
         return "its reader"
     execution = next((each for each in model.executions if _has(each, record)), None)

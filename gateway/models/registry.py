@@ -1,4 +1,4 @@
-"""What is in memory: the loaded versions of every model, and who may change them."""
+"""The registry of loaded models: look-ups, operations on models, start-up and polling."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ EXITING = InferenceError(Code.UNAVAILABLE, "Server exiting")
 class ModelRegistry:
     """Loads models, looks them up, drains and closes them. One task runs it.
 
-    It reads and loads in threads of its own; `threads` are those of requests.
+    Files are read and models loaded in its own threads; `threads` are the threads of requests.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class ModelRegistry:
         self._poller: Poller | None = None
         self._tasks: asyncio.TaskGroup | None = None
 
-    # Looking up.
+    # Look-ups.
 
     @property
     def settled(self) -> bool:
-        """Whether every start-up model has been loaded, or has failed."""
+        """Whether each start-up model has been loaded or has failed."""
         return self._settled.is_set()
 
     def find(self, name: str, version: str) -> Model:
-        """The named version; for "" the highest ready one, or else the highest that is loaded.
+        """The named version; for "" the highest ready version, else the highest loaded version.
 
         Raises InferenceError with Triton's lookup texts: NOT_FOUND, UNAVAILABLE, INVALID_ARG.
         """
@@ -86,21 +86,21 @@ class ModelRegistry:
         return [model for known in found for model in known.models if model.ready]
 
     def models(self) -> Iterator[Model]:
-        """Every loaded version, by name and version."""
+        """Every loaded version, ordered by name and version."""
         return self._table.models()
 
     def failures(self) -> Mapping[str, str]:
-        """Why anything is not ready: `name` or `name version N`, and the reason."""
+        """The reason for each version that is not ready, by `name` or `name version N`."""
         return self._table.failures()
 
     async def index(self, *, ready: bool = False) -> list[IndexRow]:
-        """All that is on disk or loaded, or failed to load; `ready` leaves only what serves."""
+        """Rows for models on disk, loaded or failed; `ready` keeps only READY versions."""
         return rows(self._table, await self._request_threads.run(self._repository.ids), ready=ready)
 
-    # Changing.
+    # Operations.
 
     async def load(self, name: str, override: Override | None = None) -> None:
-        """Load or reload a model as the files or the override say; it serves when this returns.
+        """Load or reload a model from its files or the override; it serves when this returns.
 
         Raises InferenceError with Triton's texts (model repository extension): UNAVAILABLE unless
         the server is under explicit control.
@@ -114,9 +114,9 @@ class ModelRegistry:
             await self._perform(model, self._control.load(model, override))
 
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Take a model away from lookups; returns when its end has begun. Unknown names are fine.
+        """Remove a model from look-ups; returns once its draining has begun.
 
-        Raises UNAVAILABLE unless the server is under explicit control.
+        An unknown name is no error. Raises UNAVAILABLE unless the server is under explicit control.
         """
         self._require_explicit()
         for known in tuple(self._table):
@@ -125,7 +125,7 @@ class ModelRegistry:
                 await self._perform(known.id, unload)
 
     async def poll(self) -> None:
-        """Load what is new or changed on disk, unload what is gone, and wait for all of it."""
+        """Load new and changed models, unload removed models; returns when all are done."""
         if self._poller is not None:
             await self._poller.poll()
 
@@ -137,10 +137,10 @@ class ModelRegistry:
 
     def _require_explicit(self) -> None:
         if self._settings.control_mode is not ControlMode.EXPLICIT:
-            raise NOT_EXPLICIT.with_traceback(None)  # it would grow with each raise
+            raise NOT_EXPLICIT.with_traceback(None)  # each raise would add to it
 
     async def _perform(self, model: ModelId, operation: Coroutine[None, None, None]) -> None:
-        """Run an operation to its end, even if whoever asked for it has left."""
+        """Run an operation to its end, even if its caller is cancelled."""
         if self._tasks is None:
             operation.close()
             raise EXITING.with_traceback(None)
@@ -151,12 +151,12 @@ class ModelRegistry:
         if (error := task.result()) is not None:
             raise error
 
-    # Living.
+    # Life cycle.
 
     async def run(self, infer: Infer, control: ModelControl | None = None) -> None:
-        """Load the start-up models side by side; serve, and follow the folders, until cancelled.
+        """Load the start-up models concurrently; serve and poll until cancelled.
 
-        `infer` and `control` are what models may do with others.
+        `infer` and `control` are passed to models, for calls of other models.
         """
         shared = SharedParts(
             self._cache, control, self._closings, self._threads, self._request_threads
@@ -195,7 +195,7 @@ class ModelRegistry:
         self.notify()
 
     def _first(self) -> list[ModelId]:
-        """The start-up models; one that is in no repository is found missing when it is loaded."""
+        """The start-up models; a model that is in no repository fails when it is loaded."""
         explicit = self._settings.control_mode is ControlMode.EXPLICIT
         if not explicit or self._settings.startup == (EVERY_MODEL,):
             return list(self._repository.ids())
@@ -203,15 +203,15 @@ class ModelRegistry:
         return [model for name in found for model in found[name] or (ModelId(name),)]
 
     async def wait_settled(self) -> None:
-        """Wait until every start-up model has been loaded, or has failed."""
+        """Wait until each start-up model has been loaded or has failed."""
         await self._settled.wait()
 
     async def changed(self) -> None:
-        """Wait until what is ready may have changed."""
+        """Wait until the readiness of a model may have changed."""
         await self._changed.wait()
 
     async def sequences_ended(self) -> None:
-        """Wait until no sequence takes any more requests in any model."""
+        """Wait until no sequence of any model accepts more requests."""
         await self._running.sequences_ended()
 
     async def drained(self) -> None:
@@ -219,20 +219,20 @@ class ModelRegistry:
         await self._running.drained()
 
     def abandon(self, error: InferenceError) -> None:
-        """End every request in flight with an error."""
+        """End every request in flight with this error."""
         self._running.abandon(error)
 
     def close_by(self, at: float) -> None:
-        """Have every instance closed, or killed, by that time of the event loop."""
+        """Close or kill every instance before this time of the event loop."""
         self._closings.end_by(at)
 
     @property
     def in_flight(self) -> int:
-        """Requests in flight in all models."""
+        """Number of requests in flight in all models."""
         return self._running.in_flight
 
     def notify(self) -> None:
-        """Wake whoever waits for `changed`."""
+        """Wake the tasks that wait in `changed`."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -250,24 +250,27 @@ def _check_name(name: str) -> None:
 
 
 class RegistryControl:
-    """Implements `ModelControl`; nothing can be changed before the start-up models are loaded."""
+    """Implements `ModelControl`, the calls that a model may make on other models.
+
+    Raises UNAVAILABLE until the start-up models are loaded.
+    """
 
     def __init__(self, registry: ModelRegistry) -> None:
         self._registry = registry
 
     async def load(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        """Load or reload a model as a client may (model repository extension)."""
+        """Load or reload a model, as a client can (model repository extension)."""
         self._refuse_if_starting()
         override = Override(config or None, files) if config or files else None
         await self._registry.load(name, override)
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """Begin to unload a model as a client may."""
+        """Begin to unload a model, as a client can."""
         self._refuse_if_starting()
         await self._registry.unload(name, unload_dependents=unload_dependents)
 
     def ready(self, name: str, version: str) -> bool:
-        """Whether a request would be taken; False for what is not known, too."""
+        """Whether a request would be accepted; False for an unknown model."""
         try:
             return self._find(name, version).ready
         except InferenceError as error:
@@ -276,7 +279,7 @@ class RegistryControl:
             return False
 
     def decoupled(self, name: str, version: str) -> bool:
-        """Whether it answers with any number of responses."""
+        """Whether a request to the model may have any number of responses."""
         return self._find(name, version).config.decoupled
 
     def _find(self, name: str, version: str) -> Model:

@@ -1,4 +1,4 @@
-"""Which models are on disk, in which versions, and how are they configured?"""
+"""Model repositories on disk: models, versions and configurations."""
 
 import errno
 import logging
@@ -25,7 +25,7 @@ from gateway.models.upload import Override, UploadedFolder, refuse_escapes
 
 @dataclass(frozen=True, slots=True, order=True)
 class ModelId:
-    """A model's name, and its repository's path if names are only unique within one."""
+    """A model's name, and its repository's path where names are unique only within one."""
 
     name: str
     namespace: str = ""
@@ -41,7 +41,7 @@ IN_TWO_REPOSITORIES = "model appears in two or more repositories"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEntry:
-    """A model's folder: its versions, ascending, and folders that hold none."""
+    """A model's folder: its versions, ascending, and subfolders that are no versions."""
 
     name: str
     path: Path
@@ -49,7 +49,7 @@ class ModelEntry:
     ignored: tuple[str, ...] = ()
 
     def versions(self, policy: VersionPolicy | None) -> tuple[int, ...]:
-        """The versions that the policy serves, ascending; INVALID_ARG if there is none."""
+        """The versions that the policy selects, ascending; INVALID_ARG if none."""
         if selected := select_versions(policy, self.available):
             return selected
         raise InferenceError(
@@ -61,7 +61,10 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFile:
-    """The text of a configuration, "" if there is none; `source` is relative to the repository."""
+    """The text of a configuration, "" if there is no file.
+
+    `source` is the path relative to the repository.
+    """
 
     source: str
     text: str
@@ -69,10 +72,10 @@ class ConfigFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSource:
-    """What a load begins with: the folder as it was, and its config before any backend saw it.
+    """The input of a load: the folder's state, and the config before completion.
 
-    `snapshot` was taken before anything was read. `upload` owns the folder if a client sent the
-    files; `overridden` says that a client sent the config.
+    `snapshot` was taken before any file was read. `upload` owns the folder of a client's files;
+    `overridden` marks a client's config.
     """
 
     config: ModelConfig
@@ -83,17 +86,17 @@ class LoadSource:
 
     @property
     def folder(self) -> Path:
-        """The model's folder, which has those of its versions."""
+        """The model's folder, parent of the version folders."""
         return self.entry.path
 
 
 class ModelRepository:
-    """The models below some folders, as they are on disk when asked; it keeps nothing in memory.
+    """The models in some folders, read from disk at each call.
 
-    `config_name` prefers `configs/<config_name>.pbtxt` of each model to its `config.pbtxt`.
-    Without `auto_complete` a config must be whole. With `namespacing` each folder may have models
-    of the same names. Raises InferenceError if a folder cannot be listed. No error names a folder
-    above a repository.
+    `configs/<config_name>.pbtxt` of a model is preferred to its `config.pbtxt`. Without
+    `auto_complete` a config must be complete. With `namespacing` several folders may have models of
+    one name. Raises InferenceError if a folder cannot be listed. No error names a folder above a
+    repository.
     """
 
     def __init__(
@@ -114,20 +117,20 @@ class ModelRepository:
         self._warn_of_names()
 
     def names(self) -> tuple[str, ...]:
-        """Every model in any of the repositories, in order; a folder is a model."""
+        """The names of all models, in order; each folder is a model."""
         return tuple(sorted({name for path in self._paths for name in _models(path)}))
 
     def ids(self) -> tuple[ModelId, ...]:
-        """Every model, in order; one in two repositories is one, unless names are per namespace."""
+        """All models, in order; without namespaces a name counts once."""
         found = {self._id(name, path) for path in self._paths for name in _models(path)}
         return tuple(sorted(found))
 
     def named(self, name: str) -> tuple[ModelId, ...]:
-        """The models of that name: none, one, or with namespaces several."""
+        """The models of a name: none, one, or several with namespaces."""
         return tuple(sorted({self._id(name, p) for p in self._paths if _holds(p, name)}))
 
     def find(self, name: str, namespace: str = "") -> ModelEntry:
-        """The model of that name: NOT_FOUND if there is none, INVALID_ARG if there are several."""
+        """The model of a name: NOT_FOUND if there is none, INVALID_ARG if several."""
         homes = self._homes(name, namespace)
         if not homes:
             raise InferenceError(Code.NOT_FOUND, f"model '{name}' is not in any repository")
@@ -136,7 +139,7 @@ class ModelRepository:
         return _entry(name, homes[0])
 
     def snapshot(self, model: ModelId) -> Snapshot:
-        """The state of the model's folder, of all of them if several have its name."""
+        """The state of the model's folder, or of all folders of that name."""
         homes = self._homes(model.name, model.namespace)
         prefixes = [f"{number}:" if len(homes) > 1 else "" for number in range(len(homes))]
         return {
@@ -146,29 +149,28 @@ class ModelRepository:
         }
 
     def snapshots(self) -> Mapping[ModelId, Snapshot | Exception]:
-        """The state of every model's folder, or why it cannot be read.
+        """The state of every model's folder, or the error of its scan.
 
         Raises InferenceError if a repository cannot be listed.
         """
         return {model: self._snapshot_or_error(model) for model in self.ids()}
 
     def config_file(self, name: str) -> ConfigFile:
-        """The text of the model's configuration; raises like `find`, and if it is unreadable."""
+        """The text of the model's configuration; raises like `find`, or if unreadable."""
         return self._config_file(self.find(name))
 
     def read(self, name: str) -> ModelConfig:
-        """The model's configuration, checked, before its backend has completed it.
+        """The model's configuration, checked, before its backend completes it.
 
-        Raises InferenceError: INVALID_ARG for what the file says, UNSUPPORTED for what this
-        release cannot do.
+        Raises InferenceError: INVALID_ARG for an invalid file, UNSUPPORTED for a field that this
+        release refuses.
         """
         return self._read(self.find(name))
 
     def source(self, model: ModelId, snapshot: Snapshot | None = None) -> LoadSource:
         """The source of a load; raises like `read`.
 
-        `snapshot` is the state of the model's folder if it is known: the folder is not scanned
-        again.
+        The folder is not scanned again if `snapshot` is its state.
         """
         entry = self.find(model.name, model.namespace)
         if snapshot is None:
@@ -176,9 +178,9 @@ class ModelRepository:
         return LoadSource(config=self._read(entry), entry=entry, snapshot=snapshot)
 
     def overridden(self, model: ModelId, override: Override) -> LoadSource:
-        """A load of the model as a client wants it; its files then come from nowhere else.
+        """The source of a load with a client's override; uploaded files replace the folder's.
 
-        Raises like `read`, and INVALID_ARG for an override that is none.
+        Raises like `read`, and INVALID_ARG for an invalid override.
         """
         text = override.require_config()
         upload = UploadedFolder(override.files) if override.files else None
@@ -245,17 +247,17 @@ class ModelRepository:
 
 
 def _models(path: Path) -> list[str]:
-    """The folders that are models: a name that is no text could not be told on any wire."""
+    """The folders that are models; a name that is not UTF-8 has no form on any wire."""
     return [name for name in _folders(path, path.name or str(path)) if _is_utf8(name)]
 
 
 def _is_utf8(name: str) -> bool:
-    # Of a name on disk bytes that are no UTF-8 become surrogates (PEP 383).
+    # Bytes of a name that are not UTF-8 become surrogates (PEP 383).
     return name == name.encode("utf-8", "ignore").decode()
 
 
 def _holds(path: Path, name: str) -> bool:
-    """Whether there is a folder of that name; a path that leads elsewhere is no name."""
+    """Whether there is a model folder of that name; a path is not a name."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         return False
     try:
@@ -285,7 +287,7 @@ def _folders(path: Path, source: str) -> list[str]:
 
 
 def _first_files(entry: ModelEntry) -> frozenset[str]:
-    """What is in the lowest version; the names of folders end in a slash."""
+    """The files of the lowest version; names of folders end in a slash."""
     if not entry.available:
         return frozenset()
     folder = str(entry.available[0])

@@ -1,4 +1,4 @@
-"""An instance of any backend behind the `reshape` of its model's configuration."""
+"""Instances behind the `reshape` of their model's configuration."""
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
@@ -13,13 +13,13 @@ from gateway.messages import InferRequest, InferResponse
 
 
 def with_reshapes(instance: Instance, config: ModelConfig) -> Instance:
-    """The instance with requests and responses reshaped; itself if the config has no reshape."""
+    """The instance behind its config's reshapes; itself if there are none."""
     reshapes = Reshapes(config)
     return ReshapedInstance(instance, reshapes) if reshapes else instance
 
 
 class ReshapedInstance(Instance):
-    """Passes requests to an instance in the model's shapes, and responses in the clients'."""
+    """Passes requests in the model's shapes, and responses in the clients' shapes."""
 
     def __init__(self, instance: Instance, reshapes: Reshapes) -> None:
         self._instance = instance
@@ -30,12 +30,12 @@ class ReshapedInstance(Instance):
         self.max_model_len = instance.max_model_len
 
     @property
-    def alive(self) -> bool:  # type: ignore[override]  # that of the instance, which may change
+    def alive(self) -> bool:  # type: ignore[override]  # read-only here
         return self._instance.alive
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         inside = [self._reshapes.towards_model(request) for request in requests]
-        # `left` names requests by identity; `requests` keeps them alive for so long.
+        # `left` names requests by identity; `requests` keeps them alive meanwhile.
         own = dict(zip(map(id, requests), inside, strict=True))
         self._inside |= own
         try:

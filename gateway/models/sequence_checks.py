@@ -1,4 +1,4 @@
-"""Can a sequence batcher be as a config says? Triton's checks and texts."""
+"""Checks of a sequence batcher's configuration, with Triton's texts."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ FORMS = "'int32_false_true', 'fp32_false_true'"
 
 
 def sequence_problems(config: ModelConfig, batching: SequenceBatching) -> Iterator[str]:
-    """What is wrong with strategy, controls and states; files of states are not looked at."""
+    """Problems of strategy, controls and states; files of states are not read."""
     name = config.name
     if batching.oldest is not None:
         yield from _oldest_problems(config, batching.oldest)
@@ -181,7 +181,7 @@ def _initial_problems(state: State, given: InitialState) -> Iterator[str]:
 
 
 def _name_problems(config: ModelConfig, batching: SequenceBatching) -> Iterator[str]:
-    """A client must not send what the server adds."""
+    """Clients must not send tensors that the server adds."""
     known = {each.name for each in config.input}
     added: set[str] = set()
     for tensor in sequence_inputs(batching):

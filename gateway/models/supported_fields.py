@@ -1,4 +1,4 @@
-"""Which fields of a configuration does this release honour, ignore, or refuse?"""
+"""Fields of a configuration that this release honours, ignores or refuses."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from gateway.errors import Code, InferenceError
 
 
 class FieldVerdict(StrEnum):
-    """What becomes of a field that a configuration sets."""
+    """The treatment of a configured field."""
 
     HONOURED = "honoured"
     IGNORED = "ignored"
@@ -20,14 +20,17 @@ class FieldVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FieldSupport:
-    """The verdict on a field and on everything below it, and why; some backends may honour it."""
+    """The verdict on a field and all fields below it, with the reason.
+
+    The backends in `honoured_by` honour it.
+    """
 
     verdict: FieldVerdict
     why: str = ""
     honoured_by: tuple[str, ...] = ()
 
     def by(self, backend: str) -> "FieldSupport":
-        """The verdict where that backend serves the model."""
+        """The verdict for a model of that backend."""
         return HONOURED if backend in self.honoured_by else self
 
 
@@ -139,16 +142,16 @@ SUPPORT = {
     "response_cache": HONOURED,
     "model_metrics": HONOURED,
 }
-"""The verdict on every field by its path; one on a message holds for all fields below it."""
+"""The verdict on every field by its path; that on a message holds for all fields below it."""
 
 PARAMETERS = {
     "TRITON_BATCH_STRATEGY_PATH": _ignored("no library decides which requests share a batch"),
 }
-"""The verdict on keys of `parameters` that are Triton's own and not honoured."""
+"""The verdict on Triton's keys of `parameters` that are not honoured."""
 
 
 def require_supported(config: ModelConfig) -> None:
-    """Raise UNSUPPORTED if the config, as it was written, sets a field that is refused."""
+    """Raise UNSUPPORTED if the config, as written, sets a refused field."""
     for path in _paths_set(config):
         support = SUPPORT[path]
         if support.verdict is FieldVerdict.REFUSED:
@@ -159,9 +162,9 @@ def require_supported(config: ModelConfig) -> None:
 
 
 def ignored(config: ModelConfig, backend: str = "") -> Iterator[tuple[str, str]]:
-    """The fields and keys of `parameters` that the config sets for nothing, each with the why.
+    """The ignored fields and keys of `parameters` that the config sets, with the reasons.
 
-    `backend` serves the model, whether the config as it was written names it or not.
+    `backend` serves the model; the config as written need not name it.
     """
     for path in _paths_set(config):
         support = SUPPORT[path].by(backend)
@@ -173,7 +176,7 @@ def ignored(config: ModelConfig, backend: str = "") -> Iterator[tuple[str, str]]
 
 
 def is_default(owner: Any, shape: FieldShape) -> bool:
-    """Whether a dataclass has in this field what it has when nothing is given."""
+    """Whether a dataclass has the default value in this field."""
     value = getattr(owner, shape.attribute)
     return bool(value == getattr(owner.__class__(), shape.attribute))
 

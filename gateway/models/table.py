@@ -1,4 +1,4 @@
-"""What is known of each model, and which loaded version does a request mean? Triton's texts."""
+"""The table of known models: states of versions, look-ups and index, with Triton's texts."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ class VersionState(StrEnum):
 
 @dataclass(slots=True)
 class VersionStatus:
-    """Where one version stands; `model` is there while it is READY."""
+    """The state of one version; `model` is set while the state is READY."""
 
     state: VersionState
     reason: str = ""
@@ -33,32 +33,31 @@ class VersionStatus:
 
     @property
     def ready(self) -> bool:
-        """Whether it serves requests at this moment."""
+        """Whether the version serves requests at this moment."""
         return self.model is not None and self.model.ready
 
     @property
     def wanted(self) -> bool:
-        """Whether it should serve requests: nobody has unloaded it."""
+        """Whether the version should serve requests: no unload has ended it."""
         return self.state is not VersionState.UNLOADING and self.reason != UNLOADED
 
     @property
     def trouble(self) -> str:
-        """Why it does not serve requests."""
+        """The reason why the version does not serve requests."""
         return (self.model.trouble if self.model else self.reason) or self.state.value
 
 
 @dataclass(slots=True)
 class KnownModel:
-    """What is known of one model: its versions, ascending, and what they were loaded from.
+    """One model of the table: its versions, ascending, and the source of their last load.
 
-    `seen` is the state of its folder at the last attempt to load it; `loading` is that attempt's
-    limit of time, while versions are being loaded. `trouble` says why there is
-    no version at all; `readable` is False if its configuration is what is wrong. `implicit`: it
-    was loaded only because another model needs it. `failure` is what the last of the `attempts` to
-    load it has ended with.
+    `seen` is the state of its folder at the last attempt to load it. `loading` is the timeout of
+    the attempt under way. `trouble` is the reason if the model has no version; `readable` is False
+    if its configuration is the reason. `implicit`: it was loaded only as a member of an ensemble.
+    `attempts` counts loads, and `failure` is the error of the last one.
 
-    Of an ensemble, `members` are the names of the models that it calls, `bound` the versions that
-    it was loaded with, and `suspended` what it is loaded from once its members are there again.
+    Of an ensemble, `members` are the names of its models and `bound` the versions that it was
+    loaded with. `suspended` is the source for its next load while its members do not suit it.
     """
 
     id: ModelId
@@ -77,12 +76,12 @@ class KnownModel:
 
     @property
     def models(self) -> list[Model]:
-        """The versions that are loaded, ascending."""
+        """The loaded versions, ascending."""
         return [status.model for status in self.versions.values() if status.model is not None]
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Count one attempt to load the model, and keep the error that it ends with."""
+        """Count one attempt to load the model, and keep its error."""
         self.attempts += 1
         self.failure = None
         try:
@@ -116,12 +115,12 @@ class KnownModel:
 
     @property
     def shown(self) -> bool:
-        """Whether requests can tell it from a model that does not exist."""
+        """Whether requests can tell the model from one that does not exist."""
         return bool(self.versions) or (self.readable and bool(self.trouble))
 
 
 class ModelTable:
-    """All that is known, by name; only plain steps change it."""
+    """All known models by name; only synchronous functions change it."""
 
     def __init__(self) -> None:
         self._known: dict[ModelId, KnownModel] = {}
@@ -131,34 +130,34 @@ class ModelTable:
         return iter(sorted(self._known.values(), key=lambda known: known.id))
 
     def get(self, model: ModelId) -> KnownModel | None:
-        """What is known of it, if anything."""
+        """The model if it is known."""
         return self._known.get(model)
 
     def get_or_add(self, model: ModelId) -> KnownModel:
-        """What is known of it; nothing, at first."""
+        """The model; an unknown model is added without versions."""
         if model not in self._known:
             self._known[model] = KnownModel(model)
             self._named.setdefault(model.name, []).append(self._known[model])
         return self._known[model]
 
     def remove(self, model: ModelId) -> None:
-        """Know no more of it than of a model that never was."""
+        """Remove a known model."""
         self._named[model.name].remove(self._known.pop(model))
 
     def named(self, name: str) -> list[KnownModel]:
-        """The models of that name; there are several only with namespaces."""
+        """The models of a name; several exist only with namespaces."""
         return [known for known in self._named.get(name, ()) if known.shown]
 
     def models(self) -> Iterator[Model]:
-        """Every loaded version, by name and version."""
+        """Every loaded version, ordered by name and version."""
         for known in self:
             yield from known.models
 
     def find(self, name: str, version: str) -> Model | None:
-        """The named version; for "" the highest ready one, or else the highest that is loaded.
+        """The named version; for "" the highest ready version, else the highest loaded version.
 
-        None if the model is not known. Raises InferenceError with Triton's lookup texts:
-        NOT_FOUND, UNAVAILABLE, INVALID_ARG.
+        None if the model is unknown. Raises InferenceError with Triton's lookup texts: NOT_FOUND,
+        UNAVAILABLE, INVALID_ARG.
         """
         found = self._named.get(name, [])
         if len(found) != 1:
@@ -174,7 +173,7 @@ class ModelTable:
         return _numbered(found[0], version) if version else _highest(found[0])
 
     def failures(self) -> Mapping[str, str]:
-        """Why anything is not ready: `name` or `name version N`, and the reason."""
+        """The reason for each version that is not ready, by `name` or `name version N`."""
         found = {str(known.id): known.trouble for known in self if known.trouble}
         for known in self:
             for number, status in known.versions.items():
@@ -184,7 +183,7 @@ class ModelTable:
 
 
 def unknown(name: str) -> InferenceError:
-    """The error for a model that nobody has heard of."""
+    """The error for a model that is not in the table."""
     return _refusal(Code.NOT_FOUND, f"'{name}' is not found")
 
 
@@ -238,7 +237,7 @@ def _version_number(version: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class IndexRow:
-    """One version of a model; only the name if it was never loaded."""
+    """One version of a model; only the name if the model was never loaded."""
 
     name: str
     version: str = ""
@@ -247,9 +246,9 @@ class IndexRow:
 
 
 def rows(table: ModelTable, on_disk: Iterable[ModelId], *, ready: bool) -> list[IndexRow]:
-    """Every model on disk and every one that is loaded or failed to, by name and version.
+    """Rows for models on disk, loaded or failed, ordered by name and version.
 
-    `ready` leaves only the versions that serve.
+    `ready` keeps only READY versions.
     """
     ids = sorted({*on_disk, *(known.id for known in table if _is_listed(known))})
     found = [row for each in ids for row in _rows_of(each, table.get(each))]
@@ -257,7 +256,7 @@ def rows(table: ModelTable, on_disk: Iterable[ModelId], *, ready: bool) -> list[
 
 
 def _is_listed(known: KnownModel) -> bool:
-    """Whether a model that is not on disk is still there: not all of it has been unloaded."""
+    """Whether the index has a model that is not on disk: not all versions are unloaded."""
     gone = (s.state is VersionState.UNAVAILABLE and not s.wanted for s in known.versions.values())
     return bool(known.trouble) or not all(gone)
 

@@ -1,4 +1,4 @@
-"""What a load request brings along: a configuration, and files in place of the repository's."""
+"""The override of a load request: a configuration, and uploaded files."""
 
 import posixpath
 import weakref
@@ -15,7 +15,10 @@ FILE_PREFIX = "file:"
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """`config`: JSON in place of `config.pbtxt`; `files`: by path, with the prefix `file:`."""
+    """The parameters of a load request.
+
+    `config` is JSON that replaces `config.pbtxt`; `files` are by path, with the prefix `file:`.
+    """
 
     config: str | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -31,10 +34,10 @@ class Override:
 
 
 class UploadedFolder:
-    """Uploaded files in a private folder, which goes when the last one that holds it has let go.
+    """Uploaded files in a private folder, which is deleted after its last `release`.
 
-    It also goes when nobody knows it any more, as when the server ends while it is filled. Raises
-    INVALID_ARG for a path that leaves the folder, or that is folder and file at once.
+    It is also deleted when the object is collected. Raises INVALID_ARG for a path outside the
+    folder, or for a path that is both a folder and a file.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
@@ -55,16 +58,16 @@ class UploadedFolder:
         self._holders += 1
 
     def release(self) -> None:
-        """Let go; the last one to do so deletes the folder."""
+        """Release the folder; the last release deletes it."""
         self._holders -= 1
         if not self._holders:
             self._delete()
 
 
 def stay_inside(parameter: str) -> str:
-    """The path in the model's folder that a parameter `file:<path>` names, normalised.
+    """The normalised path of a parameter `file:<path>`, relative to the model's folder.
 
-    Raises INVALID_ARG if it leaves the folder (model repository extension, file override).
+    Raises INVALID_ARG for a path outside it (model repository extension, file override).
     """
     name = parameter.removeprefix(FILE_PREFIX)
     normal = posixpath.normpath(name.lstrip("/") or ".")
@@ -78,7 +81,7 @@ def stay_inside(parameter: str) -> str:
 
 
 def refuse_escapes(config: ModelConfig) -> None:
-    """Raise INVALID_ARG if a client's config names a model file outside the version's folder."""
+    """Raise INVALID_ARG if a client's config names a file outside the version's folder."""
     for name in (config.default_model_filename, *config.cc_model_filenames.values()):
         if name.startswith("/") or ".." in name.split("/"):
             raise InferenceError(

@@ -1,4 +1,4 @@
-"""Does this request fit this model's config? Triton's checks, order and texts."""
+"""Validation of requests against a model's config, in Triton's order and with its texts."""
 
 import math
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ BATCH_NOTE = (
 
 MAX_BYTES = 2**63 - 1
 OBJECT_BYTES = 8
-"""What one element of BYTES takes in an array."""
+"""Size of one element of BYTES in an array (bytes)."""
 
 
 class RequestRules:
-    """The checks one config asks for, prepared once per model."""
+    """The checks of one config, prepared once per model."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
@@ -41,14 +41,14 @@ class RequestRules:
         self._shapes = {each.name: config.wire_shape(each) for each in config.input}
         self._required = [each.name for each in config.input if not each.optional]
         self._outputs = frozenset(each.name for each in config.output)
-        self._plain = FixedSizeRequests(config, MAX_BYTES)
+        self._fixed_size = FixedSizeRequests(config, MAX_BYTES)
 
     def check(self, request: InferRequest) -> int:
         """Return the request's batch size (1 if the model does not batch).
 
         Raises InferenceError INVALID_ARG with Triton's text for the first failure.
         """
-        return self._plain.batch_size(request) or self._check_each(request)
+        return self._fixed_size.batch_size(request) or self._check_each(request)
 
     def _check_each(self, request: InferRequest) -> int:
         self._check_outputs(request)
@@ -89,7 +89,7 @@ class RequestRules:
         _refuse(
             request,
             f"{expected} but got {len(names)} inputs for model '{self._model}'. "
-            # Triton's list of nothing that is missing has lost its opening bracket.
+            # Triton's empty list of missing inputs has no opening bracket.
             f"Got input(s) {_quoted(names)}, but missing required input(s) "
             f"{_quoted(missing) if missing else ']'}. "
             "Please provide all required input(s).",
@@ -180,7 +180,7 @@ class RequestRules:
             self._refuse_another(tensor, expected, request)
 
     def _refuse_another(self, tensor: Tensor, expected: int, request: InferRequest) -> NoReturn:
-        # As in Triton the first element that is too much is counted, and none behind it.
+        # Triton counts only the first element above the limit.
         _refuse(
             request,
             f"unexpected number of string elements {expected + 1} for inference input "
@@ -188,7 +188,7 @@ class RequestRules:
         )
 
     def _count(self, tensor: Tensor) -> int:
-        """How many elements must come; a batch of nothing is measured without its batch."""
+        """The number of elements expected; an empty batch counts as one item."""
         nothing = self._config.batching and tensor.shape[0] == 0
         return math.prod(tensor.shape[1:]) if nothing else tensor.count
 
@@ -211,7 +211,7 @@ class RequestRules:
 
 
 def takes_long(request: InferRequest) -> bool:
-    """Whether a check blocks for more than a moment: the elements of large BYTES are counted."""
+    """Whether a check blocks for more than about a millisecond: large BYTES are counted."""
     return any(
         tensor.datatype is Datatype.BYTES
         and isinstance(tensor.data, bytes | bytearray | memoryview)
@@ -233,7 +233,7 @@ def _check_bytes(tensor: Tensor, count: int) -> None:
 
 
 def _repeated(names: Sequence[str]) -> str | None:
-    """The first name that is there already."""
+    """The first name that occurs twice, if any."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -264,7 +264,7 @@ class _FixedInput:
 
     @classmethod
     def of(cls, given: ModelInput) -> "_FixedInput | None":
-        """None for an input whose size depends on the request, or is none at all."""
+        """None for an input of variable size or without elements."""
         if given.datatype is Datatype.BYTES or min(given.dims, default=1) < 1:
             return None
         byte_size = SIZES[given.datatype]
@@ -274,36 +274,36 @@ class _FixedInput:
 
 
 class FixedSizeRequests:
-    """Those that have every input of the config, once each, and exactly as it says.
+    """The fast check, for requests with every input of the config once and as it says.
 
-    A request that is not plain may fit as well: `RequestRules` knows. A model with an input that
-    is not of one size has no plain requests. `most_bytes` is what an input may have.
+    A request that fails it may be valid: `RequestRules` decides. A model with an input of variable
+    size has no fast check. `most_bytes` is the limit of an input.
     """
 
     def __init__(self, config: ModelConfig, most_bytes: int) -> None:
         found = {each.name: _FixedInput.of(each) for each in config.input}
-        self._inputs = {name: plain for name, plain in found.items() if plain is not None}
+        self._inputs = {name: fixed for name, fixed in found.items() if fixed is not None}
         self._batching = config.batching
         self._most_rows = config.max_batch_size if config.batching else 1
-        sizes = [plain.byte_size * self._most_rows for plain in self._inputs.values()]
-        self._some = len(self._inputs) == len(config.input) and max(sizes, default=0) > 0
-        self._some = self._some and max(sizes) <= most_bytes
+        sizes = [fixed.byte_size * self._most_rows for fixed in self._inputs.values()]
+        self._usable = len(self._inputs) == len(config.input) and max(sizes, default=0) > 0
+        self._usable = self._usable and max(sizes) <= most_bytes
         self._outputs = frozenset(each.name for each in config.output)
 
     def batch_size(self, request: InferRequest) -> int:
-        """The request's batch size (1 if the model does not batch); 0 if it is not plain."""
+        """The request's batch size (1 if the model does not batch); 0 if unknown."""
         inputs = request.inputs
-        if not self._some or len(inputs) != len(self._inputs):
+        if not self._usable or len(inputs) != len(self._inputs):
             return 0
         batch = inputs[0].shape[:1] if self._batching else ()
         rows = sum(batch) if self._batching else 1
         if not 0 < rows <= self._most_rows:
             return 0
         for tensor in inputs:
-            plain = self._inputs.get(tensor.name)
-            if plain is None or tensor.datatype is not plain.datatype:
+            fixed = self._inputs.get(tensor.name)
+            if fixed is None or tensor.datatype is not fixed.datatype:
                 return 0
-            if tensor.shape != batch + plain.shape or len(tensor.data) != rows * plain.byte_size:
+            if tensor.shape != batch + fixed.shape or len(tensor.data) != rows * fixed.byte_size:
                 return 0
         given = {tensor.name for tensor in inputs}
         wanted = {output.name for output in request.outputs}

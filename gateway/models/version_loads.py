@@ -1,4 +1,4 @@
-"""Loads the versions of a model side by side, as many at once as the server may load."""
+"""Concurrent loads of a model's versions, and the rules for keeping loaded ones."""
 
 import asyncio
 import logging
@@ -19,11 +19,14 @@ from gateway.models.table import KnownModel
 log = logging.getLogger("sluice.loads")
 
 Loaded = Model | InPlaceUpdate
-"""A version loaded anew, or one that goes on with other instances."""
+"""A newly loaded version, or an in-place update of a loaded one."""
 
 
 class VersionLoads:
-    """`at_once`: loads under way in the whole server; `retries`: of each version that fails."""
+    """Loads versions, at most `at_once` concurrently in the whole server.
+
+    A failed load of a version is repeated up to `retries` times.
+    """
 
     def __init__(self, loader: ModelLoader, at_once: int, retries: int) -> None:
         self._loader = loader
@@ -37,10 +40,10 @@ class VersionLoads:
         kept: Mapping[int, Model],
         members: LoadedMembers = NO_MEMBERS,
     ) -> Mapping[int, Loaded | InferenceError]:
-        """Each version, or why it cannot be loaded. If cancelled, nothing stays loaded.
+        """Each version, or its error. If cancelled, nothing stays loaded.
 
-        Those that are `kept` only get the instance groups of the source. `members` are what an
-        ensemble calls; to load one again would change nothing.
+        The versions in `kept` only get the instance groups of the source. `members` are the models
+        that an ensemble calls; a failed load with members is not retried.
         """
         outcomes: dict[int, Loaded | InferenceError] = {}
 
@@ -80,29 +83,29 @@ class VersionLoads:
             else:
                 loaded = await self._loader.load(source, version, members)
         except InferenceError as error:
-            return _told(error, extra)
+            return _logged(error, extra)
         except Exception:
-            # Around one model load: a runtime's own exception must not take the others along.
+            # Around one model load: a runtime's own exception must not end the other loads.
             log.exception("loading failed", extra=extra)
             text = "loading failed unexpectedly; the server's log says why"
-            return _told(InferenceError(Code.INTERNAL, text), extra)
+            return _logged(InferenceError(Code.INTERNAL, text), extra)
         log.info("model ready", extra=extra | {"secs": round(time.monotonic() - began, 1)})
         return loaded
 
 
 async def close_all(outcomes: Iterable[Loaded | InferenceError]) -> None:
-    """Close what was loaded and will not be used; all of it, also if cancelled."""
+    """Close loaded versions that will not serve; all of them, even if cancelled."""
     ends = [each.close() for each in outcomes if not isinstance(each, InferenceError)]
     await asyncio.gather(*ends)
 
 
-def _told(error: InferenceError, extra: Mapping[str, object]) -> InferenceError:
+def _logged(error: InferenceError, extra: Mapping[str, object]) -> InferenceError:
     log.error("model load failed", extra={**extra, "reason": error.reason})
     return error
 
 
 def is_served(known: KnownModel, source: LoadSource) -> bool:
-    """Whether all that the source asks for was loaded from the very same files, and serves."""
+    """Whether every version of the source serves and was loaded from the same files."""
     served = known.source
     if served is None or source.overridden or served.overridden:
         return False
@@ -110,9 +113,9 @@ def is_served(known: KnownModel, source: LoadSource) -> bool:
 
 
 def unchanged_versions(known: KnownModel, source: LoadSource) -> Mapping[int, Model]:
-    """The versions that only need other instances (in-place update), since nothing else differs.
+    """The loaded versions that need only other instances (in-place update).
 
-    A client's config that changes nothing at all asks for a real load.
+    None is kept for a client's config that is equal to the served one: it asks for a reload.
     """
     served = known.source
     if served is None or served.upload or source.upload or members(source.config):

@@ -1,4 +1,4 @@
-"""What does a freshly loaded instance execute before it is ready?"""
+"""Warm-up: the samples of `model_warmup`, and their execution before a model is ready."""
 
 import asyncio
 import logging
@@ -22,14 +22,14 @@ from gateway.stream import ResponseStream
 from gateway.tensor import LENGTH_BYTES, SIZES, Buffer, Datatype, Tensor
 
 MAX_BYTES = 2**31 - 1
-"""The most input bytes of a sample, as many as a message on gRPC has; it is made in memory."""
+"""Limit of a sample's inputs, which are made in memory (bytes); that of a message on gRPC."""
 LEAST_REQUEST_BYTES = 1024
-"""What a request counts as at least, so that a sample of empty ones has an end, too."""
+"""Smallest size that a request counts as, so that empty requests are limited too (bytes)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Requests that are executed together, `count` times."""
+    """Requests that execute together, `count` times."""
 
     name: str
     requests: tuple[InferRequest, ...]
@@ -42,10 +42,10 @@ def failed(sample: str, reasons: str) -> InferenceError:
 
 
 def read_samples(config: ModelConfig, folder: Path) -> list[Sample]:
-    """The samples of a completed config, in its order; those with batch size 0 are left out.
+    """The samples of a completed config, in its order; batch size 0 skips a sample.
 
-    `folder` is the model's, with its `warmup/`. Blocks. Raises InferenceError with Triton's
-    texts: INVALID_ARG, or INTERNAL for a file that cannot be read.
+    `folder` is the model's, with its `warmup/`. Blocks. Raises InferenceError with Triton's texts
+    (`ModelWarmup` of the model configuration): INVALID_ARG, or INTERNAL for an unreadable file.
     """
     files = DataFiles(config.name, folder, "warmup", "warmup data")
     return [_sample(config, each, files) for each in config.model_warmup if each.batch_size]
@@ -95,7 +95,7 @@ def _has_type(given: WarmupInput) -> bool:
 
 
 def _check_request(config: ModelConfig, request: InferRequest) -> None:
-    """Check it as a client's; a sequence batcher's own tensors are given beside the inputs."""
+    """Check it as a client's request, without the tensors of a sequence batcher."""
     if config.sequence_batching is not None:
         known = {each.name for each in config.input}
         own = tuple(tensor for tensor in request.inputs if tensor.name in known)
@@ -120,7 +120,7 @@ def _tensor(config: ModelConfig, name: str, given: WarmupInput, files: DataFiles
 
 
 def _synthetic(given: WarmupInput, datatype: Datatype) -> Buffer | tuple[bytes, ...]:
-    """Zeros, or random bytes; there are only empty strings."""
+    """Zeros, or random bytes; strings are empty."""
     if datatype is Datatype.BYTES:
         return (b"",) * math.prod(given.dims)
     size = _byte_size(given)
@@ -135,7 +135,7 @@ _TRUTHS = bytes(value & 1 for value in range(256))
 
 
 def _provided(given: WarmupInput, datatype: Datatype, files: DataFiles) -> bytes:
-    """What the file has: of strings all, of others what is needed."""
+    """The data of a file: all of it for strings, else the bytes that the shape needs."""
     filename = given.input_data_file or ""
     if datatype is Datatype.BYTES:
         return files.read(filename, MAX_BYTES)
@@ -164,11 +164,11 @@ async def warm_up(
     folder: Path,
     statistics: ModelStatistics,
 ) -> None:
-    """Execute the samples of a completed config on an instance that nobody else uses yet.
+    """Execute the samples of a completed config on a new instance.
 
-    `name` is the instance's, `folder` the model's, with its `warmup/`. All samples are made
-    before the first is executed; the first that fails is the last. As on Triton the requests
-    count in the statistics like any others. Raises InferenceError with Triton's texts.
+    `name` is the instance's, `folder` the model's, with its `warmup/`. All samples are read first;
+    execution stops at the first failure. As on Triton the requests count in the statistics. Raises
+    InferenceError with Triton's texts.
     """
     if not config.model_warmup:
         return
@@ -183,7 +183,7 @@ async def warm_up(
 
 
 async def _execute(instance: Instance, sample: Sample, statistics: ModelStatistics) -> list[str]:
-    """Execute the requests together, to their ends; why some have failed."""
+    """Execute the requests together, to their ends; returns the errors."""
     entries = [_entry(request, statistics) for request in sample.requests]
     async with asyncio.TaskGroup() as tasks:
         readers = [tasks.create_task(_error(entry.stream)) for entry in entries]
@@ -192,7 +192,7 @@ async def _execute(instance: Instance, sample: Sample, statistics: ModelStatisti
 
 
 async def _error(stream: ResponseStream) -> str:
-    """Read a stream to its end; the message of its error, or nothing."""
+    """Read a stream to its end; returns the message of its error, or nothing."""
     try:
         async for response in stream:
             if response.error is not None:
@@ -203,9 +203,9 @@ async def _error(stream: ResponseStream) -> str:
 
 
 def _entry(request: InferRequest, statistics: ModelStatistics) -> Entry:
-    record = Record(statistics, 1, 0, _nobody_counts)
+    record = Record(statistics, 1, 0, _not_counted)
     return Entry(request, ResponseStream(record), record)
 
 
-def _nobody_counts(record: Record) -> None:
-    """Called at the end of a request; none of these is in flight for the model."""
+def _not_counted(record: Record) -> None:
+    """Called at the end of a request; warm-up requests are not in flight for the model."""
