@@ -2,8 +2,8 @@
 
 Read in this order. On disk: `repository` (models, versions, configs), `model_folder` (their
 files), `upload` (a client's override), `normalisation` (defaults), `config_checks` and
-`sequence_checks` (Triton's checks), `supported_fields` (honoured, ignored, refused), `instance_groups`
-(kinds, counts, GPUs).
+`sequence_checks` (Triton's checks), `supported_fields` (honoured, ignored, refused),
+`instance_groups` (kinds, counts, GPUs).
 
 In memory: `registry` (the face), `table` (look-ups, index), `lifecycle` (loads, reloads, unloads),
 `poller` (changes on disk), `version_loads` and `load_failures` (concurrent loads, their errors),

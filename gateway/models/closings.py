@@ -117,7 +117,7 @@ class Closings:
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("end of a model failed", exc_info=error)
+            log.error("clean-up of a model failed", exc_info=error)
 
 
 async def _kill(instances: Iterable[Instance], reason: str, ending: asyncio.Future[None]) -> bool:

@@ -100,7 +100,7 @@ def _resolved(group: InstanceGroup, backend: str, gpus: UsableGpus) -> InstanceK
     if group.gpus or gpus.serve(backend):
         return InstanceKind.KIND_GPU
     log.warning(
-        "the CPU is used, though there is a GPU: this build of the runtime cannot compute on it",
+        "GPU not used: this build of the runtime cannot compute on it",
         extra={"instance_group": group.name, "backend": backend},
     )
     return InstanceKind.KIND_CPU

@@ -65,11 +65,11 @@ class Poller:
         try:
             now = await self._threads.run(self._repository.snapshots)
         except InferenceError as error:
-            log.error("repository cannot be polled", extra={"reason": error.reason})
+            log.error("repository poll failed", extra={"reason": error.reason})
             return
         except Exception:
             # Around one poll: the loaded models keep serving, and the next poll may succeed.
-            log.exception("repository cannot be polled")
+            log.exception("repository poll failed")
             return
         self._log_unreadable(now)
         changes = compare({known.id: known.seen for known in self._table}, now, self._wanted())
@@ -84,7 +84,7 @@ class Poller:
         errors = {model: each for model, each in now.items() if isinstance(each, Exception)}
         for model in errors.keys() - self._unreadable:
             extra = {"model": str(model)}
-            log.error("model folder cannot be polled", extra=extra, exc_info=errors[model])
+            log.error("model folder poll failed", extra=extra, exc_info=errors[model])
         self._unreadable = set(errors)
 
     def _wanted(self) -> list[ModelId]:

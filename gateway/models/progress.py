@@ -54,7 +54,7 @@ class ProgressWatch:
                 logged |= self._log_quiet(model, now_ns)
             except Exception:
                 # Around one model: its defect must stop neither the watch nor the server.
-                log.exception("watch of a model failed", extra={"model": model.name})
+                log.exception("progress check failed", extra={"model": model.name})
         self._logged = logged
 
     def _restart_stalled(self, model: Model, now_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""Is every field found on its line, whatever the text looks like?"""
+"""Every field of a text is found on its line."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Is ModelConfig the same as its message, and does it answer what others ask of it?"""
+"""ModelConfig has the fields of its message."""
 
 import dataclasses
 import types
@@ -154,7 +154,7 @@ def test_a_tensor_without_data_type_has_no_datatype() -> None:
         (TransactionPolicy(decoupled=True), True),
     ],
 )
-def test_a_model_is_decoupled_if_its_policy_says_so(
+def test_a_model_is_decoupled_by_its_transaction_policy(
     policy: TransactionPolicy | None, decoupled: bool
 ) -> None:
     assert ModelConfig(model_transaction_policy=policy).decoupled is decoupled

@@ -1,4 +1,4 @@
-"""Do texts, messages, JSON and dataclasses of one configuration say the same?"""
+"""Texts, messages, JSON and dataclasses of one configuration agree."""
 
 import json
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ from gateway.protos import model_config_pb2
 
 DATA = Path(__file__).parent / "data"
 RECORDED = sorted(path.stem for path in DATA.glob("*.pbtxt"))
-"""Configurations, and beside them what Triton 2.51 answered for their models."""
+"""Configurations, and the answers of Triton 2.51 for their models."""
 
 ABSENT = object()
 DIFFERENCES: dict[str, list[tuple[tuple[str | int, ...], Any]]] = {
@@ -141,7 +141,7 @@ def example(field: Any) -> Any:
 
 
 @pytest.mark.parametrize("choice", ["dynamic_batching", "sequence_batching", "ensemble_scheduling"])
-def test_no_field_is_lost_between_a_message_and_its_config(choice: str) -> None:
+def test_every_field_of_a_message_is_in_its_config(choice: str) -> None:
     message = fill(model_config_pb2.ModelConfig())
     chosen = fill(getattr(model_config_pb2.ModelConfig(), choice))
     getattr(message, choice).CopyFrom(chosen)
@@ -159,7 +159,7 @@ def test_a_message_that_is_present_but_empty_stays_present() -> None:
     assert pbtxt.to_json(config)["version_policy"] == {"all": {}}
 
 
-def test_parameters_are_plain_strings_in_the_config_only() -> None:
+def test_parameters_are_strings_in_the_config_only() -> None:
     config = pbtxt.parse('parameters { key: "k" value { string_value: "v" } }', "m/config.pbtxt")
     assert config.parameters == {"k": "v"}
     assert pbtxt.to_message(config).parameters["k"].string_value == "v"
@@ -205,7 +205,7 @@ def test_a_field_whose_name_python_reserves_keeps_its_name_outside() -> None:
     assert "global: true" in pbtxt.to_text(config)
 
 
-def test_single_precision_numbers_are_what_the_file_says() -> None:
+def test_single_precision_numbers_read_as_in_the_file() -> None:
     text = "sequence_batching { direct { minimum_slot_utilization: 0.7 } }"
     direct = pbtxt.to_json(pbtxt.parse(text, "m/config.pbtxt"))["sequence_batching"]["direct"]
     assert direct["minimum_slot_utilization"] == 0.7
@@ -284,9 +284,7 @@ def test_what_a_text_may_look_like() -> None:
         ),
     ],
 )
-def test_a_mistake_says_where_it_is_what_was_found_and_what_was_expected(
-    text: str, message: str
-) -> None:
+def test_a_mistake_has_position_finding_and_expectation(text: str, message: str) -> None:
     with pytest.raises(InferenceError) as caught:
         pbtxt.parse(text, "m/config.pbtxt")
     assert caught.value.message == f"m/config.pbtxt, {message}"
@@ -335,7 +333,7 @@ def test_json_is_read_as_the_text_would_be() -> None:
     assert config == pbtxt.parse(text, "m/config.pbtxt")
 
 
-def test_what_a_config_is_shown_as_can_be_given_back() -> None:
+def test_the_json_form_of_a_config_can_be_parsed() -> None:
     config = pbtxt.parse('backend: "x" input { name: "I" data_type: TYPE_STRING dims: 1 }', "m")
     assert pbtxt.parse_json(json.dumps(pbtxt.to_json(config))) == config
 

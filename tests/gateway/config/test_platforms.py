@@ -1,4 +1,4 @@
-"""Is the backend found that Triton would find?"""
+"""A model gets the backend that Triton would find."""
 
 import pytest
 
@@ -101,7 +101,7 @@ def test_the_name_of_the_folder_is_the_last_resort() -> None:
     assert resolved({"model.py"}, name="m.my.backend") == ("python", "", "model.py")
 
 
-def test_a_model_that_nothing_tells_a_backend_of_is_refused() -> None:
+def test_a_model_that_identifies_no_backend_is_refused() -> None:
     with pytest.raises(InferenceError) as caught:
         resolved({"weights.bin"})
     assert caught.value.code is Code.INVALID_ARG

@@ -1,4 +1,4 @@
-"""The event loop stays awake only for who asks again and again."""
+"""The event loop polls only between requests in quick succession."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def is_awake(secs: float) -> bool:
-    """Whether this thread computes meanwhile, though nobody asks it to."""
+    """Whether this thread computes without a request."""
     began, used = time.perf_counter(), time.thread_time()
     await asyncio.sleep(secs)
     return (time.thread_time() - used) / (time.perf_counter() - began) > 0.2
@@ -31,7 +31,7 @@ def ask(busy_poll: BusyPoll) -> None:
     busy_poll.ended()
 
 
-async def test_it_stays_awake_once_a_request_has_come_soon_after_another() -> None:
+async def test_the_loop_polls_after_two_requests_in_quick_succession() -> None:
     busy_poll = BusyPoll(SPAN_US)
     ask(busy_poll)
     assert not await is_awake(SPAN_SECS / 10)  # nothing is known yet
@@ -63,7 +63,7 @@ async def test_it_never_stays_awake(monkeypatch: pytest.MonkeyPatch, prepare: st
     assert not await is_awake(SPAN_SECS / 2)
 
 
-async def test_a_request_that_comes_ends_the_vigil() -> None:
+async def test_a_request_in_flight_ends_the_polling() -> None:
     busy_poll = BusyPoll(SPAN_US)
     ask(busy_poll)
     ask(busy_poll)

@@ -1,4 +1,4 @@
-"""A model with a cache answers from it, and accounts for that; without one nothing changes."""
+"""A model with a cache answers from it and counts that; without a cache nothing changes."""
 
 import asyncio
 import threading
@@ -118,7 +118,7 @@ async def test_hits_and_misses_are_accounted_for_as_on_triton(
     assert statistics.success.ns >= statistics.cache_hit.ns + statistics.cache_miss.ns
 
 
-async def test_requests_that_come_meanwhile_all_run_and_the_first_answer_is_kept(
+async def test_concurrent_requests_all_run_and_the_first_response_is_cached(
     serve: Serve, instance: ScriptedInstance
 ) -> None:
     model, _ = cached(serve, instance)
@@ -144,7 +144,7 @@ async def test_errors_are_not_kept(serve: Serve, instance: ScriptedInstance) -> 
     assert await ask(model, instance) == ["answer to hello"]
 
 
-async def test_an_answer_that_nobody_waited_for_is_not_kept(
+async def test_the_response_of_a_cancelled_request_is_not_cached(
     serve: Serve, instance: ScriptedInstance
 ) -> None:
     model, cache = cached(serve, instance)
@@ -291,7 +291,7 @@ async def test_a_late_miss_asks_the_model_and_counts_once_its_answer_is_kept(
     assert model.statistics.success.ns == before + model.statistics.cache_miss.ns
 
 
-async def test_a_client_that_leaves_during_the_lookup_costs_the_model_nothing(
+async def test_a_disconnect_during_the_look_up_starts_no_execution(
     serve: Serve, instance: ScriptedInstance
 ) -> None:
     model, cache = slow(serve, instance)
@@ -409,7 +409,7 @@ async def test_requests_behind_a_large_one_are_looked_up_behind_it(
     assert found == [["first"], ["second"]]
 
 
-async def test_a_client_that_leaves_while_its_request_is_hashed_costs_the_model_nothing(
+async def test_a_disconnect_during_the_hashing_starts_no_execution(
     serve: Serve, instance: ScriptedInstance, thread: Thread
 ) -> None:
     model, cache = serve(instance, config=CACHED), SlowCache()

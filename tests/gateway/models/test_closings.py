@@ -1,4 +1,4 @@
-"""Instances close side by side, in time, and to the end."""
+"""Instances close concurrently, in time, and to the end."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -97,7 +97,7 @@ async def cancel_throughout(task: asyncio.Task[None]) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_load_that_is_cancelled_again_and_again_leaves_no_instance(
+async def test_a_load_that_is_cancelled_repeatedly_keeps_no_instance(
     closings: Closings,
 ) -> None:
     loaded = [ScriptedInstance(), ScriptedInstance()]
@@ -192,7 +192,7 @@ async def test_the_end_of_the_server_limits_what_is_closing_already(closings: Cl
     assert late.killed
 
 
-async def test_the_error_of_one_instance_leaves_the_others_alone(
+async def test_the_error_of_one_instance_does_not_affect_the_others(
     closings: Closings, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(ScriptedInstance):

@@ -47,7 +47,7 @@ def refusal(text: str) -> str:
         "reshape { shape: [ 8, -1, 1, 6 ] } }",
     ],
 )
-def test_what_triton_accepts_is_accepted(text: str) -> None:
+def test_configs_that_triton_accepts_are_accepted(text: str) -> None:
     check_tensors(normalised(text))
 
 
@@ -125,7 +125,7 @@ def test_a_model_that_contradicts_itself_is_refused(text: str, message: str) -> 
     assert refusal(text) == message
 
 
-def test_a_model_whose_file_tells_no_backend_is_refused() -> None:
+def test_a_model_without_a_known_backend_is_refused() -> None:
     message = refusal('default_model_filename: "other.py"')
     assert message == "must specify 'platform' or 'backend' for 'm'"
 

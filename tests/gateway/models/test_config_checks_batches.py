@@ -1,4 +1,4 @@
-"""What `batch_input` and `batch_output` may say."""
+"""The fields `batch_input` and `batch_output`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Ensembles come, change and go with the models that they call; texts are those of Triton 2.51.
+"""Ensembles are loaded and unloaded with their members; texts are those of Triton 2.51.
 
 They are those of a first load: of one that fails again Triton gives no reason.
 """
@@ -81,7 +81,7 @@ def only(backend: ScriptedBackend, name: str) -> ScriptedInstance:
 # Coming.
 
 
-async def test_an_ensemble_answers_with_what_its_last_member_says(
+async def test_an_ensemble_returns_the_response_of_its_last_member(
     start: Start, backend: ScriptedBackend
 ) -> None:
     registry = await start()
@@ -130,7 +130,7 @@ async def test_a_member_that_fails_is_tried_once_and_its_ensembles_say_why(
     assert registry.find("a", "").ready
 
 
-async def test_a_load_says_which_member_failed(start: Start, backend: ScriptedBackend) -> None:
+async def test_a_load_error_names_the_failed_member(start: Start, backend: ScriptedBackend) -> None:
     backend.errors["b 1"] = NO_WEIGHTS
     registry = await start(**EXPLICIT)
     assert await refusal(registry, "e") == (
@@ -180,7 +180,7 @@ async def test_members_that_do_not_fit_are_an_error_and_serve_on(
 
 
 @pytest.mark.parametrize("mode", [ControlMode.EXPLICIT, ControlMode.NONE])
-async def test_ensembles_that_need_one_another_are_refused_and_nobody_waits_forever(
+async def test_ensembles_that_need_one_another_are_refused_without_a_deadlock(
     tmp_path: Path, start: Start, mode: ControlMode
 ) -> None:
     for name, member in (("c1", "c2"), ("c2", "c3"), ("c3", "c1"), ("after", "c1"), ("me", "me")):
@@ -228,7 +228,7 @@ async def test_a_member_is_looked_for_in_the_ensemble_s_own_namespace_first(
 # Going, and coming back.
 
 
-async def test_an_ensemble_goes_with_a_member_and_comes_back_with_it(start: Start) -> None:
+async def test_an_ensemble_is_unloaded_and_loaded_with_its_member(start: Start) -> None:
     registry = await start(startup=("outer",), **EXPLICIT)
     await soon(registry.unload("b"))
     assert names(registry) == ["a"]
@@ -241,7 +241,7 @@ async def test_an_ensemble_goes_with_a_member_and_comes_back_with_it(start: Star
     assert names(registry) == ["a", "b", "e", "outer"]
 
 
-async def test_an_ensemble_that_was_unloaded_does_not_come_back_by_itself(start: Start) -> None:
+async def test_an_unloaded_ensemble_is_not_loaded_with_its_member(start: Start) -> None:
     registry = await start(startup=("outer",), **EXPLICIT)
     await soon(registry.unload("e"))
     assert names(registry) == ["a", "b"]
@@ -253,7 +253,7 @@ async def test_an_ensemble_that_was_unloaded_does_not_come_back_by_itself(start:
 
 
 @pytest.mark.parametrize(("unload_dependents", "left"), [(False, ["a", "b"]), (True, ["b"])])
-async def test_what_only_the_ensemble_needed_goes_with_it_if_that_is_asked_for(
+async def test_members_of_one_ensemble_only_are_unloaded_with_it_on_request(
     start: Start, unload_dependents: bool, left: list[str]
 ) -> None:
     registry = await start(startup=("b",), **EXPLICIT)
@@ -295,7 +295,7 @@ async def test_under_poll_an_ensemble_follows_the_folders_of_its_members(
 # Changing.
 
 
-async def test_an_ensemble_goes_while_a_member_does_not_suit_it(
+async def test_an_ensemble_is_suspended_while_a_member_does_not_suit_it(
     tmp_path: Path, start: Start
 ) -> None:
     registry = await start(startup=("outer",), **EXPLICIT)
@@ -341,7 +341,7 @@ async def test_a_request_survives_the_unloading_of_members_it_has_not_reached(
     assert not a.closed.is_set()
 
 
-async def test_a_member_that_fails_to_load_again_leaves_the_ensemble_alone(
+async def test_a_failed_reload_of_a_member_does_not_affect_the_ensemble(
     start: Start, backend: ScriptedBackend
 ) -> None:
     registry = await start(startup=("e",), **EXPLICIT)

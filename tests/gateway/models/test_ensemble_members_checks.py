@@ -1,4 +1,4 @@
-"""Does `sluice check` see what is wrong with an ensemble before a server does?"""
+"""`sluice check` finds the problems of an ensemble before a server does."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return found
 
 
-def test_every_problem_that_configs_show_is_told_with_the_text_of_the_load(
+def test_every_problem_of_the_configs_has_the_text_of_the_load(
     refusals: dict[str, list[str]],
 ) -> None:
     expected = {name: [text] for name, (_, text) in (UNREADABLE | UNFIT | UNLOADED).items()}

@@ -1,4 +1,4 @@
-"""Which models does an ensemble need, and which go with it?"""
+"""The models that an ensemble needs, and the models unloaded with it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_ensembles_need_the_models_that_their_steps_name() -> None:
     assert dependents("both", everything) == []
 
 
-def test_orphans_were_loaded_for_the_one_that_went_and_nobody_else_needs_them() -> None:
+def test_orphans_were_loaded_for_the_unloaded_ensemble_only() -> None:
     everything = [
         known("asked_for"),
         known("alone", implicit=True),
@@ -66,7 +66,7 @@ def test_a_member_is_the_one_of_the_own_namespace_or_the_only_one(
     assert found == (None if meant is None else ModelId(*meant))
 
 
-def test_whoever_would_wait_for_itself_is_told_the_circle() -> None:
+def test_a_wait_for_itself_raises_the_dependency_cycle() -> None:
     a, b, c = (ModelId(name) for name in "abc")
     waits = MemberWaits()
     with waits.entered(a, b), waits.entered(b, c):
@@ -82,7 +82,7 @@ def test_whoever_would_wait_for_itself_is_told_the_circle() -> None:
         pass
 
 
-def test_a_model_that_needs_itself_is_a_circle_of_one() -> None:
+def test_a_model_that_needs_itself_is_a_cycle_of_one() -> None:
     with (
         pytest.raises(DependencyCycle) as caught,
         MemberWaits().entered(ModelId("a"), ModelId("a")),

@@ -1,4 +1,4 @@
-"""Does a model get the instances that Triton would give it?"""
+"""A model gets the instances that Triton would give it."""
 
 from dataclasses import replace
 

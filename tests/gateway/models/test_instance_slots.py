@@ -1,4 +1,4 @@
-"""Which places do instance groups make, and which instances may go on in other ones?"""
+"""Placements of instance groups, and instances that an update can keep."""
 
 import asyncio
 from dataclasses import replace

@@ -62,7 +62,7 @@ def test_a_backend_that_cannot_keep_to_cores_is_refused_by_name() -> None:
     assert "backend 'scripted'" in caught.value.message
 
 
-async def test_an_instance_is_told_its_cores(
+async def test_an_instance_gets_the_cores_of_its_policy(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     groups = (

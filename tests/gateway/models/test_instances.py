@@ -1,4 +1,4 @@
-"""Instances in their slots: dismissed by an update, restarted and closed."""
+"""Instances in their slots: retired by an update, restarted and closed."""
 
 import asyncio
 from dataclasses import replace
@@ -39,9 +39,7 @@ async def failure(stream: ResponseStream) -> tuple[Code, str]:
 
 
 @pytest.mark.parametrize("config", SEQUENCES.values(), ids=SEQUENCES)
-async def test_a_sequence_ends_with_its_dismissed_instance(
-    config: ModelConfig, serve: Serve
-) -> None:
+async def test_a_sequence_ends_with_its_retired_instance(config: ModelConfig, serve: Serve) -> None:
     leaving, staying = ScriptedInstance(1), ScriptedInstance(1)
     model = serve(leaving, staying, config=config)
     first = model.submit(part(1, "a", "start"))
@@ -60,9 +58,7 @@ async def test_a_sequence_ends_with_its_dismissed_instance(
 
 
 @pytest.mark.parametrize("config", ALL.values(), ids=ALL)
-async def test_a_request_fails_with_its_dismissed_instance(
-    config: ModelConfig, serve: Serve
-) -> None:
+async def test_a_request_fails_with_its_retired_instance(config: ModelConfig, serve: Serve) -> None:
     leaving, staying = ScriptedInstance(1), ScriptedInstance(1)
     model = serve(leaving, staying, config=config)
     request = word("a") if config.batching else text_request("a")
@@ -84,7 +80,7 @@ async def test_a_request_fails_with_its_dismissed_instance(
     assert leaving.closes == 1
 
 
-async def test_a_request_that_waits_in_a_dismissed_instance_fails_with_it(serve: Serve) -> None:
+async def test_a_request_that_waits_in_a_retired_instance_fails_with_it(serve: Serve) -> None:
     leaving, staying = ScriptedInstance(1), ScriptedInstance(1)
     model = serve(leaving, staying, config=direct())
     model.submit(part(1, "a", "start"))
@@ -117,7 +113,7 @@ async def test_an_instance_that_lives_is_closed_once_its_sequences_have_ended(
     assert staying.executions == []
 
 
-async def test_a_dismissed_slot_without_an_instance_gives_its_share_back(serve: Serve) -> None:
+async def test_a_retired_slot_without_an_instance_releases_its_share(serve: Serve) -> None:
     dead, staying = ScriptedInstance(), ScriptedInstance()
     model = serve(dead, staying)
     reserve_shares(model.slots, RateLimiter())
@@ -153,7 +149,7 @@ class RunningModel:
         assert tasks_left() == []
 
 
-async def test_an_instance_is_closed_though_the_server_stops_as_it_is_dismissed() -> None:
+async def test_an_instance_is_closed_though_the_server_stops_as_it_is_retired() -> None:
     leaving, staying = ScriptedInstance(), ScriptedInstance()
     running = RunningModel(leaving, staying)
     await settle()
@@ -163,7 +159,7 @@ async def test_an_instance_is_closed_though_the_server_stops_as_it_is_dismissed(
     assert (leaving.closes, staying.closes) == (1, 1)
 
 
-async def test_an_instance_that_is_dismissed_while_the_server_stops_is_closed() -> None:
+async def test_an_instance_that_is_retired_while_the_server_stops_is_closed() -> None:
     leaving, staying = ScriptedInstance(), ScriptedInstance()
     running = RunningModel(leaving, staying)
     await settle()
@@ -174,7 +170,7 @@ async def test_an_instance_that_is_dismissed_while_the_server_stops_is_closed() 
     assert (leaving.closes, staying.closes) == (1, 1)
 
 
-async def test_a_dismissed_instance_with_an_open_sequence_is_closed_with_its_model() -> None:
+async def test_a_retired_instance_with_an_open_sequence_is_closed_with_its_model() -> None:
     leaving, staying = ScriptedInstance(1), ScriptedInstance(1)
     running = RunningModel(leaving, staying, config=direct())
     await settle()

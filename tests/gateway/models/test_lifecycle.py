@@ -1,4 +1,4 @@
-"""Models come, change and go while requests are served; nothing is lost on the way."""
+"""Models are loaded, changed and unloaded while requests are served; none is dropped."""
 
 import asyncio
 import os
@@ -63,7 +63,7 @@ async def answer(registry: ModelRegistry, instance: ScriptedInstance, text: str)
 # Control modes.
 
 
-async def test_under_explicit_control_nothing_is_loaded_until_somebody_asks(
+async def test_under_explicit_control_models_load_on_request_only(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1)
@@ -171,7 +171,7 @@ async def test_names_with_dots_are_fine(tmp_path: Path, start: Start) -> None:
         assert registry.find(name, "").name == name
 
 
-async def test_a_config_that_cannot_be_read_is_an_error_for_who_asked_only(
+async def test_an_unreadable_config_is_an_error_of_its_load_only(
     tmp_path: Path, start: Start
 ) -> None:
     write(tmp_path, "a", 1, text="\x00\x01\x02")
@@ -183,7 +183,7 @@ async def test_a_config_that_cannot_be_read_is_an_error_for_who_asked_only(
 
 
 @pytest.mark.parametrize("mode", [ControlMode.EXPLICIT, ControlMode.POLL])
-async def test_a_failure_to_read_that_nobody_foresaw_takes_no_other_model_along(
+async def test_an_unforeseen_error_of_a_read_does_not_affect_other_models(
     tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, mode: ControlMode
 ) -> None:
     def fail(text: str, source: str) -> ModelConfig:
@@ -202,7 +202,7 @@ async def test_a_failure_to_read_that_nobody_foresaw_takes_no_other_model_along(
     assert registry.find("a", "").ready
 
 
-async def test_a_model_without_versions_says_so(tmp_path: Path, start: Start) -> None:
+async def test_a_model_without_versions_is_reported(tmp_path: Path, start: Start) -> None:
     write(tmp_path, "a")
     (tmp_path / "a" / "01").mkdir()
     registry = await start(**EXPLICIT)
@@ -268,7 +268,7 @@ async def test_loading_what_serves_unchanged_does_nothing(
     assert len(backend.instances["a 1"]) == 1
 
 
-async def test_a_reload_loses_no_request(
+async def test_a_reload_drops_no_request(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     """A hundred requests are open, and more come all the while: each is answered, by old or new."""
@@ -299,7 +299,7 @@ async def test_a_reload_loses_no_request(
     assert registry.failures() == {}
 
 
-async def test_a_failed_reload_keeps_what_serves_and_says_why(
+async def test_a_failed_reload_keeps_the_served_versions_and_reports_the_reason(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1)
@@ -319,7 +319,7 @@ async def test_a_failed_reload_keeps_what_serves_and_says_why(
     assert await answer(registry, old, "still here") == ["still here"]
 
 
-async def test_versions_that_the_policy_no_longer_serves_go_after_the_swap(
+async def test_versions_outside_the_new_policy_are_unloaded_after_the_swap(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1, 2, more=ALL_VERSIONS)
@@ -343,7 +343,7 @@ async def test_versions_that_the_policy_no_longer_serves_go_after_the_swap(
     assert registry.failures() == {}
 
 
-async def test_a_failed_new_version_leaves_the_old_one_as_it_is(
+async def test_a_failed_new_version_does_not_affect_the_old_one(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1, more=ALL_VERSIONS)
@@ -365,7 +365,7 @@ def group(count: int, name: str = "") -> str:
     return f'instance_group {{ kind: KIND_CPU count: {count} name: "{name}" }}'
 
 
-async def test_only_the_instances_that_differ_come_and_go(
+async def test_only_the_instances_that_differ_are_loaded_and_closed(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1, more=group(2))
@@ -393,7 +393,7 @@ async def test_only_the_instances_that_differ_come_and_go(
     assert model.statistics.success.count == 3
 
 
-async def test_an_instance_that_cannot_be_added_leaves_the_others_alone(
+async def test_an_instance_that_cannot_be_added_does_not_affect_the_others(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1, more=group(1))
@@ -422,7 +422,7 @@ async def test_other_files_than_the_config_make_it_a_real_reload(
 # Overrides.
 
 
-async def test_an_override_holds_until_the_next_plain_load(
+async def test_an_override_holds_until_the_next_load_without_one(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1)
@@ -489,7 +489,7 @@ def batched_request() -> InferRequest:
         (Override(BATCHED, {"file:1/" + "x" * 300: b""}), "cannot be written: "),
     ],
 )
-async def test_an_override_that_is_none_is_refused_and_leaves_everything_as_it_was(
+async def test_an_invalid_override_is_refused_and_changes_nothing(
     tmp_path: Path, start: Start, override: Override, said: str
 ) -> None:
     write(tmp_path, "a", 1)
@@ -506,7 +506,7 @@ async def test_an_override_that_is_none_is_refused_and_leaves_everything_as_it_w
 # Unloading.
 
 
-async def test_an_unloaded_model_is_gone_at_once_and_ends_with_its_last_request(
+async def test_an_unloaded_model_is_not_found_and_ends_with_its_last_request(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1)
@@ -531,7 +531,7 @@ async def test_an_unloaded_model_is_gone_at_once_and_ends_with_its_last_request(
     assert await answer(registry, backend.instances["a 1"][1], "back") == ["back"]
 
 
-async def test_what_failed_and_is_unloaded_makes_nobody_wait(
+async def test_the_unload_of_a_failed_model_blocks_no_operation(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1)
@@ -542,7 +542,7 @@ async def test_what_failed_and_is_unloaded_makes_nobody_wait(
     assert registry.failures() == {}
 
 
-async def test_a_model_may_come_back_while_it_still_ends(
+async def test_a_model_can_be_loaded_while_it_is_still_unloading(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1)
@@ -608,7 +608,7 @@ async def test_an_unload_ends_the_load_before_it(
     assert await states(registry) == [("a", "1", "READY", "")]
 
 
-async def test_a_load_goes_on_when_whoever_asked_for_it_leaves(
+async def test_a_load_continues_after_its_client_disconnects(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1)
@@ -623,7 +623,7 @@ async def test_a_load_goes_on_when_whoever_asked_for_it_leaves(
     assert len(backend.instances["a 1"]) == 1
 
 
-async def test_stopping_while_a_client_waits_for_a_load_tells_it(
+async def test_stopping_fails_the_load_that_a_client_waits_for(
     tmp_path: Path, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1, 2, more=ALL_VERSIONS)
@@ -669,7 +669,7 @@ async def test_polling_follows_the_folders(
     assert registry.failures() == {}
 
 
-async def test_a_folder_that_comes_back_as_it_was_is_loaded_again(
+async def test_a_folder_that_is_restored_unchanged_is_loaded_again(
     tmp_path: Path, start: Start
 ) -> None:
     write(tmp_path, "a", 1)
@@ -704,7 +704,7 @@ async def test_a_model_that_is_half_copied_fails_and_is_loaded_once_it_is_whole(
     assert registry.failures() == {}
 
 
-async def test_a_model_corrupted_while_it_serves_goes_on_as_it_was(
+async def test_a_model_with_corrupted_files_keeps_serving(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1)
@@ -715,7 +715,7 @@ async def test_a_model_corrupted_while_it_serves_goes_on_as_it_was(
     assert await answer(registry, backend.instances["a 1"][0], "hi") == ["hi"]
 
 
-async def test_a_repository_that_is_gone_changes_nothing(
+async def test_a_removed_repository_changes_nothing(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     home = tmp_path / "models"
@@ -780,7 +780,7 @@ async def test_polling_happens_by_itself(tmp_path: Path, start: Start) -> None:
 # The folder of a model that serves.
 
 
-async def test_a_model_whose_folder_is_removed_serves_on_until_somebody_loads_it(
+async def test_a_model_without_a_folder_serves_until_its_next_load(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1)

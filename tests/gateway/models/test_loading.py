@@ -1,4 +1,4 @@
-"""What each instance is told, and what happens to it before it serves."""
+"""The context of each instance, and its preparation."""
 
 import asyncio
 from collections.abc import Sequence

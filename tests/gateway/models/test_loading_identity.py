@@ -1,4 +1,4 @@
-"""A load is told from another by what was loaded, or, within a process, by itself alone."""
+"""Identities of loads: shared by equal files, or private to one load."""
 
 import os
 from pathlib import Path

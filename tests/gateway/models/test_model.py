@@ -187,7 +187,7 @@ async def test_a_model_lives_while_an_instance_does(serve: Serve, changes: Chang
 
 
 @pytest.mark.usefixtures("at_once")
-async def test_a_model_without_instances_is_not_ready_and_says_why(
+async def test_a_model_without_instances_is_not_ready_and_has_a_reason(
     serve: Serve, changes: Changes
 ) -> None:
     instance, spare = ScriptedInstance(), ScriptedInstance()
@@ -284,7 +284,7 @@ async def test_an_instance_that_dies_again_and_again_is_given_up(
     )
     for instance in instances:
         instance.die("killed")
-        await changes.next()  # it is gone
+        await changes.next()  # it is not ready
         if instance is not instances[-1]:
             await changes.next()  # and replaced
     await soon(instances[-1].closed.wait())
@@ -295,7 +295,7 @@ async def test_an_instance_that_dies_again_and_again_is_given_up(
 
 
 @pytest.mark.usefixtures("at_once")
-async def test_an_instance_that_lived_long_enough_has_its_tries_back(
+async def test_the_restart_counter_is_reset_after_a_stable_time(
     serve: Serve, changes: Changes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(instances_module, "STABLE_SECS", -1.0)  # whatever lived, lived long enough
@@ -308,12 +308,12 @@ async def test_an_instance_that_lived_long_enough_has_its_tries_back(
     )
     for instance in instances[:-1]:
         instance.die("killed")
-        await changes.next()  # it is gone
+        await changes.next()  # it is not ready
         await changes.next()  # and replaced
     assert tuple(model.instances) == (instances[-1],)
 
 
-async def test_giving_up_one_instance_leaves_the_requests_of_the_other_alone(
+async def test_giving_up_one_instance_does_not_affect_the_requests_of_another(
     serve: Serve, changes: Changes
 ) -> None:
     dead, alive = ScriptedInstance(concurrency=1), ScriptedInstance(concurrency=1)
@@ -380,7 +380,7 @@ async def test_closing_releases_every_instance_once(serve: Serve) -> None:
     assert not model.ready
 
 
-async def test_a_model_is_needed_while_somebody_holds_it_or_waits_for_an_answer(
+async def test_a_model_is_needed_while_it_is_held_or_has_requests(
     serve: Serve,
 ) -> None:
     instance = ScriptedInstance()

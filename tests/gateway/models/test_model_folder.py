@@ -1,4 +1,4 @@
-"""Which changes of a model's folder are noticed?"""
+"""Changes of a model's folder that its state shows."""
 
 import os
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def test_changes_of_model_files_are_noticed(folder: Path, change: Callable[[Path
 
 
 @pytest.mark.parametrize("name", ["config.pbtxt", "configs/other.pbtxt", "configs/new.pbtxt"])
-def test_changes_of_configs_are_told_from_others(folder: Path, name: str) -> None:
+def test_changes_of_configs_are_distinguished(folder: Path, name: str) -> None:
     before = take_snapshot(folder)
     (folder / name).write_text("something else")
     assert take_snapshot(folder) != before
@@ -69,5 +69,5 @@ def test_links_are_followed_but_not_in_circles(folder: Path, tmp_path: Path) -> 
     assert take_snapshot(folder) != before
 
 
-def test_a_folder_that_is_gone_is_empty(tmp_path: Path) -> None:
+def test_a_removed_folder_has_an_empty_state(tmp_path: Path) -> None:
     assert take_snapshot(tmp_path / "absent") == {}

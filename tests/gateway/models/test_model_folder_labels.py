@@ -1,4 +1,4 @@
-"""Are label files read as Triton reads them, and only those of the model?"""
+"""Label files are read as by Triton, and only inside the model's folder."""
 
 from dataclasses import replace
 from pathlib import Path

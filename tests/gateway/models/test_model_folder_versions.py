@@ -1,4 +1,4 @@
-"""Which folders are versions, and which versions are served?"""
+"""Version folders, and the versions that a policy selects."""
 
 import pytest
 

@@ -8,6 +8,6 @@ from tests.builders import TEXT
 from tests.gateway.schedulers.queues import dynamic
 
 
-def test_requests_are_batched_only_if_the_config_says_so() -> None:
+def test_requests_are_batched_only_if_configured() -> None:
     assert isinstance(build_scheduler(TEXT, ModelStatistics()), DirectScheduler)
     assert isinstance(build_scheduler(dynamic(), ModelStatistics()), DynamicScheduler)

@@ -1,4 +1,4 @@
-"""Is a config completed and refused as Triton does it?"""
+"""A config is completed as by Triton."""
 
 import pytest
 
@@ -46,9 +46,7 @@ def test_the_folder_names_the_model() -> None:
         ),
     ],
 )
-def test_the_latest_version_is_served_unless_told_otherwise(
-    text: str, policy: VersionPolicy
-) -> None:
+def test_the_latest_version_is_served_by_default(text: str, policy: VersionPolicy) -> None:
     assert normalised(text).version_policy == policy
 
 
@@ -60,9 +58,7 @@ def test_the_latest_version_is_served_unless_told_otherwise(
         ("max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 2, 4 ] }", (2, 4)),
     ],
 )
-def test_the_largest_batch_is_preferred_unless_told_otherwise(
-    text: str, sizes: tuple[int, ...]
-) -> None:
+def test_the_largest_batch_is_preferred_by_default(text: str, sizes: tuple[int, ...]) -> None:
     assert normalised(text).dynamic_batching == DynamicBatching(preferred_batch_size=sizes)
 
 
@@ -82,7 +78,7 @@ def test_the_largest_batch_is_preferred_unless_told_otherwise(
         ),
     ],
 )
-def test_sequences_end_after_a_second_of_silence_unless_told_otherwise(
+def test_sequences_expire_after_an_idle_second_by_default(
     text: str, batching: SequenceBatching
 ) -> None:
     assert normalised(text).sequence_batching == batching
@@ -92,7 +88,7 @@ def test_sequences_end_after_a_second_of_silence_unless_told_otherwise(
     ("text", "inputs_pinned"),
     [("", True), ("optimization { input_pinned_memory { } }", False)],
 )
-def test_transfers_are_pinned_unless_told_otherwise(text: str, inputs_pinned: bool) -> None:
+def test_transfers_are_pinned_by_default(text: str, inputs_pinned: bool) -> None:
     assert normalised(text).optimization == OptimizationPolicy(
         input_pinned_memory=PinnedMemoryBuffer(enable=inputs_pinned),
         output_pinned_memory=PinnedMemoryBuffer(enable=True),

@@ -1,4 +1,4 @@
-"""What a backend may say of a model, and what it may not."""
+"""Fields of a config that a backend may complete."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from tests.builders import TEXT
 OTHER = ModelInput(name="other", data_type=DataType.TYPE_FP32, dims=(3,))
 
 
-def test_a_backend_may_say_what_goes_in_and_out_and_how_it_batches() -> None:
+def test_a_backend_completes_inputs_outputs_and_batching() -> None:
     said = replace(
         TEXT,
         max_batch_size=8,
@@ -27,7 +27,7 @@ def test_a_backend_may_say_what_goes_in_and_out_and_how_it_batches() -> None:
     assert found.dynamic_batching == DynamicBatching(preferred_batch_size=(8,))
 
 
-def test_everything_else_it_says_is_left_out() -> None:
+def test_other_fields_of_a_backend_are_ignored() -> None:
     said = replace(
         TEXT,
         name="other",
@@ -62,6 +62,6 @@ def test_a_scheduling_choice_cannot_be_changed(said: SequenceBatching | None, na
     )
 
 
-def test_what_is_incomplete_even_then_is_refused() -> None:
+def test_a_config_that_stays_incomplete_is_refused() -> None:
     with pytest.raises(InferenceError, match="model input 'i' must specify 'data_type' for text"):
         completed(TEXT, replace(TEXT, input=(ModelInput(name="i"),)))

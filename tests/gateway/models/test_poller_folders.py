@@ -1,4 +1,4 @@
-"""Polling goes on after every failure, foreseen or not."""
+"""Polling continues after every failure, foreseen or not."""
 
 import os
 from pathlib import Path
@@ -78,7 +78,7 @@ async def test_a_poll_scans_each_folder_once(
     assert sorted(scanned) == ["changed", "new", "unchanged"]
 
 
-async def test_a_folder_that_cannot_be_polled_is_logged_once_and_others_are_followed(
+async def test_an_unreadable_folder_is_logged_once_and_others_are_polled(
     tmp_path: Path,
     start: Start,
     monkeypatch: pytest.MonkeyPatch,
@@ -101,7 +101,7 @@ async def test_a_folder_that_cannot_be_polled_is_logged_once_and_others_are_foll
     assert registry.find("broken", "") is broken
     errors = [each for each in caplog.records if each.levelname == "ERROR"]
     assert [(each.message, vars(each)["model"]) for each in errors] == [
-        ("model folder cannot be polled", "broken")
+        ("model folder poll failed", "broken")
     ]
     monkeypatch.undo()
     write(tmp_path, "broken", 2)
@@ -109,7 +109,7 @@ async def test_a_folder_that_cannot_be_polled_is_logged_once_and_others_are_foll
     assert registry.find("broken", "").version == "2"
 
 
-async def test_an_unforeseen_error_while_a_model_is_followed_leaves_the_others_alone(
+async def test_an_unforeseen_error_of_a_load_does_not_affect_other_models(
     tmp_path: Path,
     start: Start,
     monkeypatch: pytest.MonkeyPatch,

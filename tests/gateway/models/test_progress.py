@@ -117,7 +117,7 @@ async def test_a_stalled_instance_is_restarted_and_its_requests_get_a_clear_erro
 
 async def test_an_execution_that_no_reader_waits_for_can_stall_too(serve: Serve) -> None:
     class Deaf(Stalling):
-        """Goes on after it was told to stop."""
+        """Continues after a stop."""
 
         async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
             try:
@@ -183,7 +183,7 @@ async def test_a_defect_of_one_model_does_not_stop_the_watch(
         patched.setattr(broken, "quiet", fail)
         watch.look([broken, model], time.perf_counter_ns() + round((STALL_SECS + 1) * 1e9))
     assert stalling.killed
-    (record,) = (each for each in caplog.records if each.message == "watch of a model failed")
+    (record,) = (each for each in caplog.records if each.message == "progress check failed")
     assert vars(record)["model"] == "text"
     assert "a defect" in str(record.exc_info)
 
@@ -277,7 +277,7 @@ async def test_a_queued_request_is_logged_as_queued(
         assert [vars(each)["waits_for"] for each in caplog.records] == ["model other", "the queue"]
 
 
-async def test_the_age_of_the_oldest_request_is_told(serve: Serve) -> None:
+async def test_the_age_of_the_oldest_request_is_known(serve: Serve) -> None:
     instance = Stalling()
     model = serve(instance)
     assert model.oldest_secs() == 0

@@ -1,4 +1,4 @@
-"""What is loaded: side by side, one failure at a time, and found by name and version."""
+"""Models are loaded concurrently, fail separately, and are found by name and version."""
 
 import asyncio
 from pathlib import Path
@@ -105,7 +105,7 @@ BAD_CONFIGS = {
 
 
 @pytest.mark.parametrize(("bad", "refused"), BAD_CONFIGS.values(), ids=BAD_CONFIGS.keys())
-async def test_one_bad_config_leaves_the_others_alone(
+async def test_one_invalid_config_does_not_affect_other_models(
     tmp_path: Path, start: Start, bad: dict[str, str], refused: str
 ) -> None:
     write(tmp_path, "good", 1)
@@ -120,7 +120,7 @@ async def test_one_bad_config_leaves_the_others_alone(
     assert text == f"Request for unknown model: 'bad' {refused}"
 
 
-async def test_a_model_without_versions_leaves_the_others_alone(
+async def test_a_model_without_versions_does_not_affect_other_models(
     tmp_path: Path, start: Start
 ) -> None:
     write(tmp_path, "good", 1)
@@ -145,7 +145,7 @@ async def test_a_model_without_versions_leaves_the_others_alone(
     ],
 )
 @pytest.mark.parametrize("where", ["complete bad", "bad 1"])
-async def test_what_a_backend_raises_leaves_the_others_alone(
+async def test_an_exception_of_a_backend_does_not_affect_other_models(
     tmp_path: Path,
     start: Start,
     backend: ScriptedBackend,
@@ -248,7 +248,7 @@ async def test_without_a_version_the_highest_is_found(tmp_path: Path, start: Sta
     assert [model.version for model in registry.ready_versions("a")] == ["2", "9", "10"]
 
 
-async def test_an_unknown_model_may_still_come_while_the_server_starts(
+async def test_an_unknown_model_is_unavailable_while_the_server_starts(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1)

@@ -1,4 +1,4 @@
-"""Models that ask for others to be loaded: the registry's rules, and Triton's texts."""
+"""Models that load others: the registry's rules, and Triton's texts."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Is the repository read as Triton reads it, and do errors keep to themselves where it is?"""
+"""The repository is read as by Triton; no error names a folder above it."""
 
 import json
 import logging
@@ -154,7 +154,7 @@ def test_a_model_without_config_is_known_by_its_files(tmp_path: Path, text: str 
     assert to_json(config) == json.loads((DATA / "absent.json").read_text())
 
 
-def test_the_lowest_version_tells_what_a_model_is(tmp_path: Path) -> None:
+def test_the_lowest_version_identifies_the_backend(tmp_path: Path) -> None:
     folder = add_model(tmp_path, "m", config=None, versions=("2", "10"))
     (folder / "2" / "model.onnx").mkdir()
     (folder / "10" / "model.py").write_text("")
@@ -174,7 +174,7 @@ def test_a_config_of_the_preferred_name_wins_where_there_is_one(tmp_path: Path) 
     assert repository.config_file("n").source == "n/config.pbtxt"
 
 
-def test_the_gpus_of_the_machine_decide_where_instances_go(tmp_path: Path) -> None:
+def test_the_gpus_of_the_machine_decide_the_devices_of_instances(tmp_path: Path) -> None:
     add_model(tmp_path, "m", BACKEND + " instance_group { kind: KIND_AUTO }")
     assert ModelRepository([tmp_path]).read("m").instance_group[0].kind == "KIND_CPU"
     [group] = ModelRepository([tmp_path], gpus=UsableGpus((0, 1))).read("m").instance_group
@@ -265,7 +265,7 @@ def test_a_repository_that_cannot_be_listed_is_an_error_at_once(
 INCOMPLETE = "backend: 'x' input { name: 'i' }"
 
 
-def test_inputs_may_be_left_to_the_backend_unless_configs_must_be_whole(tmp_path: Path) -> None:
+def test_inputs_may_be_missing_unless_auto_completion_is_off(tmp_path: Path) -> None:
     add_model(tmp_path, "m", INCOMPLETE)
     assert ModelRepository([tmp_path]).read("m").input[0].name == "i"
     with pytest.raises(InferenceError) as caught:
@@ -303,7 +303,7 @@ def test_with_namespaces_each_repository_has_models_of_its_own(tmp_path: Path) -
     assert [repository.source(each).folder for each in ids] == [home / "m" for home in homes]
 
 
-def test_the_state_of_a_folder_tells_when_a_second_one_has_the_same_name(tmp_path: Path) -> None:
+def test_the_state_of_a_folder_changes_with_a_second_one_of_its_name(tmp_path: Path) -> None:
     homes = [tmp_path / "one", tmp_path / "two"]
     add_model(homes[0], "m", "backend: 'x'")
     homes[1].mkdir()
@@ -349,7 +349,7 @@ def test_uploaded_files_are_all_there_is(tmp_path: Path) -> None:
     assert not source.folder.exists()
 
 
-def test_uploaded_files_go_when_their_config_is_refused(
+def test_uploaded_files_are_deleted_when_their_config_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -1,4 +1,4 @@
-"""An instance behind a reshape: shapes differ, everything else is the instance's own."""
+"""An instance behind a reshape differs only in shapes."""
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
@@ -115,7 +115,7 @@ async def test_closing_the_answers_closes_those_of_the_instance() -> None:
     assert echo.open == 0
 
 
-async def test_those_who_disconnect_are_named_as_the_instance_knows_them() -> None:
+async def test_disconnected_requests_are_passed_as_the_instance_received_them() -> None:
     echo = Echo()
     instance = with_reshapes(echo, RESHAPED)
     first, second = asked(1), asked(2)

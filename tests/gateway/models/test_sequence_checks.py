@@ -1,4 +1,4 @@
-"""The texts are Triton's; `m` is the model."""
+"""Checks of sequence batchers; the texts are Triton's, `m` is the model."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Does the table of what is supported fit the schema, and is it kept?"""
+"""The table of supported fields fits the schema and the behaviour."""
 
 from collections.abc import Iterator
 
@@ -50,7 +50,7 @@ def test_every_verdict_is_on_a_field() -> None:
     assert SUPPORT.keys() <= set(paths(field_tree(ModelConfig)))
 
 
-def test_whatever_is_not_honoured_says_why() -> None:
+def test_each_field_that_is_not_honoured_has_a_reason() -> None:
     silent = [
         path
         for path, support in (SUPPORT | PARAMETERS).items()

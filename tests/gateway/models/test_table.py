@@ -1,4 +1,4 @@
-"""What the index lists."""
+"""Rows of the index."""
 
 from gateway.models.repository import ModelId
 from gateway.models.table import IndexRow, ModelTable, VersionState, VersionStatus, rows

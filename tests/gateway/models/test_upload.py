@@ -1,4 +1,4 @@
-"""Where do uploaded files go, and when do they go away?"""
+"""Uploaded files: their folder, and its deletion."""
 
 import gc
 from pathlib import Path
@@ -28,14 +28,14 @@ def test_paths_are_normalised(parameter: str, path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["", ".", "..", "../x", "1/../../x", "/../x", "//..//x", "1/..", "a\0b"]
 )
-def test_paths_that_leave_the_folder_are_refused(path: str) -> None:
+def test_paths_outside_the_folder_are_refused(path: str) -> None:
     with pytest.raises(InferenceError) as caught:
         UploadedFolder({"file:1/x": b"", f"file:{path}": b""})
     assert caught.value.code is Code.INVALID_ARG
     assert caught.value.message.startswith(f"Invalid file parameter 'file:{path}' with normalized")
 
 
-def test_the_last_to_let_go_deletes_the_folder() -> None:
+def test_the_last_release_deletes_the_folder() -> None:
     upload = UploadedFolder({"file:1/deep/model": b"x"})
     assert (upload.path / "1" / "deep" / "model").read_bytes() == b"x"
     upload.hold()
@@ -45,7 +45,7 @@ def test_the_last_to_let_go_deletes_the_folder() -> None:
     assert not upload.path.exists()
 
 
-def test_what_cannot_be_written_leaves_nothing(
+def test_a_failed_upload_deletes_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -64,7 +64,7 @@ def test_without_a_place_for_the_files_there_is_a_clear_error(
     assert caught.value.code is Code.INTERNAL
 
 
-def test_a_folder_that_nobody_knows_any_more_is_deleted() -> None:
+def test_a_folder_without_references_is_deleted() -> None:
     upload = UploadedFolder({"file:1/model": b"x"})
     path = upload.path
     del upload

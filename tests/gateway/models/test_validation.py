@@ -1,4 +1,4 @@
-"""Does a request fit a config? Every text is Triton's, to the letter."""
+"""Requests against a config; every text is Triton's."""
 
 import math
 from dataclasses import replace
@@ -37,7 +37,7 @@ def given(
     datatype: Datatype = Datatype.FP32,
     data: bytes | tuple[bytes, ...] | None = None,
 ) -> Tensor:
-    """A tensor with as many bytes as its shape wants, unless told otherwise."""
+    """A tensor with as many bytes as its shape needs by default."""
     if data is None:
         data = b"\0" * (max(0, math.prod(shape)) * SIZES[datatype])
     return Tensor(name, datatype, shape, data)
@@ -140,7 +140,7 @@ def test_lists_of_names_have_no_blanks() -> None:
     )
 
 
-def test_a_missing_input_beside_optional_ones_gives_the_range() -> None:
+def test_a_missing_input_of_several_optional_ones_gives_the_range() -> None:
     assert refusal(WITH_OPTIONAL) == UNKNOWN + (
         "expected number of inputs between 1 and 4 but got 0 inputs for model 'm'. Got input(s) "
         "[], but missing required input(s) ['A']. Please provide all required input(s)."
@@ -359,5 +359,5 @@ def test_a_cut_string_is_refused_without_the_request_id() -> None:
         (given("X", (1, 16), data=b""), "input byte size mismatch"),
     ],
 )
-def test_the_first_failure_is_told(tensor: Tensor, first: str) -> None:
+def test_the_first_failure_is_reported(tensor: Tensor, first: str) -> None:
     assert first in refusal(BATCHED, tensor)

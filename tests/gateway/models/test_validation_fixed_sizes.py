@@ -1,4 +1,4 @@
-"""What is plain gets the answer of the full checks; what is not is left to them."""
+"""The fast check agrees with the full checks."""
 
 import random
 from collections.abc import Callable
@@ -93,8 +93,8 @@ def disturbed(request: InferRequest, chance: random.Random) -> InferRequest:
     )
 
 
-def test_what_is_plain_has_the_answer_of_every_check() -> None:
-    # What is not plain has its answer from the checks themselves, so only what is can be wrong.
+def test_the_fast_check_agrees_with_every_check() -> None:
+    # A request that fails the fast check gets the full checks, so only a pass can be wrong.
     chance, seen = random.Random(3), 0
     for _ in range(ROUNDS):
         config = chance.choice(CONFIGS)
@@ -109,7 +109,7 @@ def test_what_is_plain_has_the_answer_of_every_check() -> None:
 
 def carefully(config: ModelConfig, request: InferRequest) -> int | None:
     """The answer of the checks one by one; None if they refuse the request."""
-    # An input that is not of one size keeps a model from having plain requests.
+    # A model with an input of variable size has no fast check.
     unlike = ModelInput(name="other", data_type=DataType.TYPE_STRING, dims=(1,), optional=True)
     rules = RequestRules(replace(config, input=(*config.input, unlike)))
     try:
@@ -119,11 +119,11 @@ def carefully(config: ModelConfig, request: InferRequest) -> int | None:
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_a_request_as_the_config_says_is_plain(rows: int) -> None:
+def test_a_request_as_configured_passes_the_fast_check(rows: int) -> None:
     assert plain(TWO, request_for(TWO, rows)) == rows
 
 
-def test_inputs_may_come_in_any_order() -> None:
+def test_inputs_may_have_any_order() -> None:
     request = request_for(TWO)
     assert plain(TWO, replace(request, inputs=request.inputs[::-1])) == 1
 

@@ -1,4 +1,4 @@
-"""What an instance executes before it serves, and what of it counts."""
+"""The execution of warm-up samples, and their statistics."""
 
 import asyncio
 import logging
@@ -45,7 +45,7 @@ class WarmUp:
 
 
 async def finish_next(warmup: WarmUp) -> int:
-    """Answer everybody in the next execution; how many they are."""
+    """Answer all requests of the next execution; returns their number."""
     execution = await warmup.instance.begun()
     for index in range(len(execution.requests)):
         execution.answer(text_response("ok", final=True), index)
@@ -93,7 +93,7 @@ async def test_the_first_sample_that_fails_is_the_last() -> None:
     assert (warmup.statistics.fail.count, warmup.statistics.pending) == (2, 0)
 
 
-async def test_an_exception_fails_everybody_and_is_not_told() -> None:
+async def test_an_exception_fails_all_requests_and_its_text_is_hidden() -> None:
     warmup = WarmUp(config(("s", 1, 0)))
     (await warmup.instance.begun()).crash(RuntimeError("secret"))
     error = await warmup.failure()
@@ -161,7 +161,7 @@ async def test_a_model_is_ready_only_once_every_instance_is_warm(
     assert model.statistics.success.count == 2
 
 
-async def test_what_fails_to_warm_up_is_not_loaded_and_says_why(
+async def test_a_failed_warm_up_fails_the_load_with_its_reason(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1, more=WARMUP)

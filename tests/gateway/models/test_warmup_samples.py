@@ -1,4 +1,4 @@
-"""Requests of a warm-up; the texts of refusals are those that a real Triton gave."""
+"""Requests of a warm-up; the texts of refusals are recorded from Triton."""
 
 import os
 import struct
@@ -56,7 +56,7 @@ def the_input(config: ModelConfig, folder: Path) -> object:
 # What is made.
 
 
-def test_samples_come_in_order_and_none_of_no_requests(tmp_path: Path) -> None:
+def test_samples_are_in_order_and_without_empty_ones(tmp_path: Path) -> None:
     zeros = {"INPUT": given(2, zero_data=True)}
     settings = (
         ModelWarmup(name="twice", batch_size=3, count=2, inputs=zeros),
@@ -74,7 +74,7 @@ def test_samples_come_in_order_and_none_of_no_requests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chosen", [True, False])
-def test_zeros_are_zeros_even_if_the_config_says_false(tmp_path: Path, chosen: bool) -> None:
+def test_zeros_are_zeros_even_if_the_field_is_false(tmp_path: Path, chosen: bool) -> None:
     assert the_input(with_warmup(model(2), INPUT=given(2, zero_data=chosen)), tmp_path) == [0, 0]
 
 
@@ -143,7 +143,7 @@ def test_every_dim_must_be_known(tmp_path: Path, dim: int) -> None:
     )
 
 
-def test_it_must_be_said_where_the_data_comes_from(tmp_path: Path) -> None:
+def test_an_input_without_a_data_source_is_refused(tmp_path: Path) -> None:
     assert refused(with_warmup(model(2), INPUT=given(2)), tmp_path) == (
         f"{ANONYMOUS}warmup setting expects input 'INPUT' to have input_data_type set"
     )
@@ -201,7 +201,7 @@ def test_what_memory_cannot_hold_is_not_made(
     assert "more than the 2147483647 that a sample may have" in refused(config, tmp_path)
 
 
-def test_a_file_that_is_too_short_is_told_as_triton_does(tmp_path: Path) -> None:
+def test_a_file_that_is_too_short_has_tritons_error(tmp_path: Path) -> None:
     provide(tmp_path, "d", b"abc")
     config = with_warmup(model(2), INPUT=given(2, input_data_file="d"))
     assert refused(config, tmp_path) == (
