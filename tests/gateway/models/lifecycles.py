@@ -1,0 +1,45 @@
+"""Answers of a registry, and of its models, for the tests of the lifecycle."""
+
+from typing import Any
+
+import pytest
+
+from gateway.errors import Code, InferenceError
+from gateway.models.registry import ModelRegistry
+from gateway.models.upload import Override
+from gateway.settings import ControlMode
+from tests.builders import ScriptedInstance, read_all, soon, text_request
+
+EXPLICIT: dict[str, Any] = {"control_mode": ControlMode.EXPLICIT}
+NO_WEIGHTS = InferenceError(Code.INTERNAL, "no weights")
+BATCHED = (
+    '{"backend": "scripted", "max_batch_size": 4, '
+    '"input": [{"name": "text_input", "data_type": "TYPE_STRING", "dims": [1]}], '
+    '"output": [{"name": "text_output", "data_type": "TYPE_STRING", "dims": [1]}]}'
+)
+
+
+async def states(registry: ModelRegistry) -> list[tuple[str, str, str, str]]:
+    rows = await registry.index()
+    return [(row.name, row.version, row.state, row.reason) for row in rows]
+
+
+async def refusal(registry: ModelRegistry, name: str, override: Override | None = None) -> str:
+    """The text of the error that a load ends with."""
+    with pytest.raises(InferenceError) as caught:
+        await soon(registry.load(name, override))
+    return caught.value.message
+
+
+def lookup(registry: ModelRegistry, name: str, version: str = "") -> str:
+    """Why a request for the model is refused."""
+    with pytest.raises(InferenceError) as caught:
+        registry.find(name, version)
+    return caught.value.message.removeprefix("Request for unknown model: ")
+
+
+async def answer(registry: ModelRegistry, instance: ScriptedInstance, text: str) -> list[str]:
+    """Ask the model `a`, and have that instance answer."""
+    with registry.find("a", "").submit(text_request()) as stream:
+        (await instance.begun()).finish(text)
+        return await soon(read_all(stream))
