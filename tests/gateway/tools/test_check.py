@@ -171,7 +171,7 @@ def test_a_model_in_two_repositories_is_refused(tmp_path: Path) -> None:
     ]
 
 
-# Those of an ensemble also depend on its members: see test_member_checks.py.
+# Those of an ensemble also depend on its members: see test_ensemble_members_checks.py.
 @pytest.mark.parametrize(
     "name", sorted({path.stem for path in DATA.glob("*.pbtxt")} - {"ensemble"})
 )
