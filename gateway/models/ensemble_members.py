@@ -105,14 +105,14 @@ def dependents(name: str, everything: Iterable[KnownModel]) -> list[KnownModel]:
     return [each for each in everything if name in each.members]
 
 
-def orphans(left: ModelConfig, everything: Iterable[KnownModel]) -> list[KnownModel]:
-    """The models that were loaded only for an ensemble with this config."""
+def orphans(unloaded: ModelConfig, everything: Iterable[KnownModel]) -> list[KnownModel]:
+    """The models that were loaded only for an unloaded ensemble of this config."""
     all_known = list(everything)
     needed = {name for each in all_known if each.source for name in members(each.source.config)}
     return [
         each
         for each in all_known
-        if each.implicit and each.id.name in members(left) and each.id.name not in needed
+        if each.implicit and each.id.name in members(unloaded) and each.id.name not in needed
     ]
 
 
@@ -147,7 +147,7 @@ def check_members(repository: ModelRepository, config: ModelConfig) -> None:
         return
     for problem in (*_missing(repository, config), *_versions_missing(repository, config)):
         raise InferenceError(Code.INVALID_ARG, problem)
-    _refuse_circle(repository, config, (config.name,))
+    _refuse_cycle(repository, config, (config.name,))
     found = {name: _read(repository, name) for name in members(config)}
     if all(each is not None and each.input and each.output for each in found.values()):
         steps = config.ensemble_scheduling.step
@@ -176,13 +176,13 @@ def _versions_missing(repository: ModelRepository, config: ModelConfig) -> Itera
             )
 
 
-def _refuse_circle(repository: ModelRepository, config: ModelConfig, path: tuple[str, ...]) -> None:
+def _refuse_cycle(repository: ModelRepository, config: ModelConfig, path: tuple[str, ...]) -> None:
     for name in members(config):
         if name == path[0]:
             raise DependencyCycle(path)
         member = _read(repository, name) if name not in path else None
         if member is not None:
-            _refuse_circle(repository, member, (*path, name))
+            _refuse_cycle(repository, member, (*path, name))
 
 
 def _read(repository: ModelRepository, name: str) -> ModelConfig | None:

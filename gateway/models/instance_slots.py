@@ -11,7 +11,12 @@ from gateway.errors import Code, InferenceError
 from gateway.models.closings import Closings
 from gateway.schedulers.rate_limiter import RateLimiter, Share
 
+log = logging.getLogger("sluice.loads")
+
 Load = Callable[[], Awaitable[Instance]]
+Policies = Mapping[str, frozenset[int]]
+"""The CPU cores of each host policy, by its name."""
+EVERY_CORE: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +137,6 @@ def match_slots(
         found.append(next(suits, None))
         left = [each for each in left if each is not found[-1]]
     return found
-
-
-log = logging.getLogger("sluice.loads")
-
-Policies = Mapping[str, frozenset[int]]
-EVERY_CORE: frozenset[int] = frozenset()
 
 
 def cores_of(

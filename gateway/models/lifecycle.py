@@ -64,7 +64,7 @@ class Lifecycle:
         self._loads = loads
         self._running = running
         self._notify = notify
-        self._bindings = EnsembleMembers(table, repository, threads)
+        self._members = EnsembleMembers(table, repository, threads)
         self._locks: WeakValueDictionary[ModelId, asyncio.Lock] = WeakValueDictionary()
         self._waits = MemberWaits()
 
@@ -249,14 +249,14 @@ class Lifecycle:
     ) -> LoadedMembers:
         """The members of an ensemble; missing members are loaded. Raises LoadFailure."""
         try:
-            for member in await self._bindings.members(known):
+            for member in await self._members.members(known):
                 needed = self._table.get_or_add(member)
                 try:
                     with self._waits.entered(known.id, member):
                         await self._require_member(needed, changed, again=again)
                 except InferenceError as error:
                     raise member_failed(known.id.name, needed, error) from None
-            return self._bindings.bind(known.id, source.config)
+            return self._members.bind(known.id, source.config)
         except InferenceError as error:
             self._note_invalid(known, error)
             raise
@@ -281,12 +281,12 @@ class Lifecycle:
 
     async def _ripple(self, changed: Iterable[ModelId]) -> None:
         """Reload the ensembles of changed members, and the ensembles that call those."""
-        left = deque(changed)
-        while left:
-            name = left.popleft().name
+        pending = deque(changed)
+        while pending:
+            name = pending.popleft().name
             for needing in dependents(name, self._table):
                 if await self._reconsider(needing.id):
-                    left.append(needing.id)
+                    pending.append(needing.id)
 
     async def _reconsider(self, model: ModelId) -> bool:
         """Reload an ensemble if its members have changed; whether anything changed."""
@@ -296,7 +296,7 @@ class Lifecycle:
             if known is None or source is None:
                 return False
             try:
-                bound = self._bindings.bind(model, source.config)
+                bound = self._members.bind(model, source.config)
                 if known.source is not None and known.bound == frozenset(bound.values()):
                     return False
                 await self._replace(known, source, bound)

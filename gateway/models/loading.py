@@ -47,6 +47,10 @@ LoadedMembers = Mapping[tuple[str, int], Model]
 """The models that an ensemble calls, by the name and version in its steps."""
 NO_MEMBERS: LoadedMembers = MappingProxyType({})
 
+STORED_MODEL = "stored_model"
+"""Parameter of a model: the name under which `sluice fetch` stored its files."""
+RANDOM_BYTES = 16
+
 
 @dataclass(frozen=True, slots=True)
 class InPlaceUpdate:
@@ -246,10 +250,6 @@ def _labels_of_members(config: ModelConfig, members: LoadedMembers) -> Labels:
     return found
 
 
-STORED_MODEL = "stored_model"
-"""Parameter of a model: the name under which `sluice fetch` stored its files."""
-
-
 def files_folder(config: ModelConfig, version: Path, store: Path) -> Path:
     """The folder whose files the backend loads: the version's, or that of a stored model.
 
@@ -282,9 +282,6 @@ def _is_stored(models: ModelStore, name: str) -> bool:
         return models.has(name)
     except StoreError:  # its text names folders of this host; `sluice fetch` shows it
         return False
-
-
-RANDOM_BYTES = 16
 
 
 def private_load(source: LoadSource, config: ModelConfig, folder: Path) -> bytes:

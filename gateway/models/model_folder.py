@@ -10,9 +10,14 @@ from gateway.errors import Code, InferenceError
 
 Snapshot = Mapping[str, tuple[int, int]]
 """Modification time (ns) and size (bytes) of each file by its path; a folder has size -1."""
+Labels = Mapping[str, tuple[str, ...]]
+"""The labels of each output that has a label file; the index of a class is its label's."""
 
 CONFIG_FOLDER = "configs/"
 CONFIG_FILE = "config.pbtxt"
+RESERVED = frozenset({"warmup", "initial_state", "configs"})
+"""Folders of a model that are never versions."""
+HIGHEST = 2**63 - 1
 
 
 def take_snapshot(folder: Path) -> Snapshot:
@@ -69,12 +74,6 @@ def _read_entries(folder: _Folder, found: dict[str, tuple[int, int]]) -> list[_F
     return folders
 
 
-RESERVED = frozenset({"warmup", "initial_state", "configs"})
-"""Folders of a model that are never versions."""
-
-HIGHEST = 2**63 - 1
-
-
 def version_number(folder: str) -> int | None:
     """The version number of a folder's name, or None."""
     if not (folder.isascii() and folder.isdigit()) or int(folder) > HIGHEST:
@@ -93,10 +92,6 @@ def select_versions(policy: VersionPolicy | None, available: Iterable[int]) -> t
         count = policy.latest.num_versions
         return tuple(ascending[len(ascending) - min(count, len(ascending)) :])
     return tuple(ascending)
-
-
-Labels = Mapping[str, tuple[str, ...]]
-"""The labels of each output that has a label file; the index of a class is its label's."""
 
 
 def read_labels(config: ModelConfig, folder: Path) -> Labels:

@@ -9,6 +9,8 @@ from gateway import cgroups
 from gateway.models import busy_poll as module
 from gateway.models.busy_poll import BusyPoll
 
+pytestmark = pytest.mark.quiet
+
 SPAN_US = 100_000
 SPAN_SECS = SPAN_US / 1e6
 
