@@ -34,8 +34,8 @@ class ConversationQueue(Protocol):
 class Turn:
     """A request that waits for its conversation, and the answer of the model.
 
-    Implements `Interceptor`, and `StreamRecorder` in front of the record: it collects the answer where
-    responses are recorded, so the stream needs no other task. All methods are synchronous.
+    Implements `Interceptor`, and `StreamRecorder` in front of the record: it collects the answer
+    where responses are recorded, so the stream needs no other task. All methods are synchronous.
     """
 
     __slots__ = (

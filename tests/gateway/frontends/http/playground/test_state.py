@@ -14,7 +14,7 @@ from gateway.errors import Code, InferenceError
 from gateway.frontends.http.playground.state import ServerState
 from gateway.models.model import Model
 from gateway.models.table import IndexRow
-from gateway.observability.gpus import Gpus
+from gateway.observability.machine import GpuMetrics
 from gateway.settings import ControlMode, MetricsSettings, ModelSettings, Settings
 from tests.builders import (
     DECOUPLED,
