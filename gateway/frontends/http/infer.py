@@ -24,17 +24,17 @@ from gateway.frontends.http.compression import (
 from gateway.frontends.http.errors import JSON, error_response, plain_error, refused
 from gateway.frontends.http.header_forwarding import HeaderFilter
 from gateway.frontends.http.infer_body import HEADER_LENGTH, InferBody, read_infer_body
-from gateway.frontends.http.infer_codec import InferDecoder, Target
-from gateway.frontends.http.one_write import SEND_WHOLE, SendWhole, send_apart
-from gateway.frontends.http.paths import is_version
-from gateway.frontends.http.requested_outputs import OutputForms
-from gateway.frontends.http.response_codec import (
+from gateway.frontends.http.infer_request import InferDecoder, Target
+from gateway.frontends.http.infer_response import (
     Answered,
     EncodedResponse,
     ResponseEncoder,
     takes_long,
 )
-from gateway.frontends.http.resumable import IDEMPOTENCY_KEY, REPLAYED, key_of
+from gateway.frontends.http.one_write import SEND_WHOLE, SendWhole, send_apart
+from gateway.frontends.http.paths import is_version
+from gateway.frontends.http.request_head import IDEMPOTENCY_KEY, REPLAYED, key_of
+from gateway.frontends.http.requested_outputs import OutputForms
 from gateway.frontends.http.tracing import TRACES, infer
 from gateway.messages import InferRequest
 from gateway.models.model import Model

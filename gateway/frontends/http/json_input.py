@@ -3,7 +3,7 @@
 from typing import Any
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.json_data import flatten, pack
+from gateway.frontends.http.json_tensors import flatten, pack
 from gateway.frontends.http.large_json import LargeArray
 from gateway.tensor import LENGTH_BYTES, SIZES, Datatype, Tensor, format_shape, join_elements
 

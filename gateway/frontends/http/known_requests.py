@@ -6,7 +6,7 @@ Only the binary data behind it changes then, and reading the JSON again would te
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.frontends.http.input_reader import Piece
+from gateway.frontends.http.infer_inputs import Piece
 from gateway.frontends.http.request_parameters import RequestParameters
 from gateway.frontends.http.requested_outputs import OutputForms
 from gateway.messages import RequestedOutput

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.json_scan import WINDOW_BYTES, Layout, Span
+from gateway.frontends.http.json_layout import WINDOW_BYTES, Layout, Span
 
 SLICED_BYTES = 1 << 18
 """Texts up to this size are parsed at once."""

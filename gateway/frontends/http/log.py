@@ -10,8 +10,8 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON
+from gateway.frontends.http.json_object import parse_json_object
 from gateway.frontends.http.members import boolean, string, unsigned
-from gateway.frontends.http.request_json import parse_json_object
 from gateway.observability.log import FORMAT, VERBOSE, read_log_settings, show_log_settings
 from gateway.settings import HttpSettings
 

@@ -9,7 +9,7 @@ import orjson
 
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.request_json import parse_generate
+from gateway.frontends.http.json_object import parse_generate
 from gateway.messages import request_prefix
 from gateway.tensor import Buffer
 

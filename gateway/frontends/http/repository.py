@@ -13,8 +13,8 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON
+from gateway.frontends.http.json_object import parse_generate, parse_json_object
 from gateway.frontends.http.large_json import LongString
-from gateway.frontends.http.request_json import parse_generate, parse_json_object
 from gateway.models.index import IndexRow
 from gateway.models.override import FILE_PREFIX, Override
 from gateway.settings import HttpSettings

@@ -5,7 +5,7 @@ from dataclasses import field
 
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http import members
-from gateway.frontends.http.input_reader import read_region
+from gateway.frontends.http.infer_inputs import read_region
 from gateway.frontends.http.members import Members
 from gateway.messages import NO_PARAMETERS, RequestedOutput, SharedRegion
 from gateway.shared_memory.regions import SharedMemory

@@ -12,7 +12,7 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.request_json import parse_json_object
+from gateway.frontends.http.json_object import parse_json_object
 from gateway.settings import HttpSettings
 from gateway.shared_memory.regions import RegionKind
 

@@ -13,7 +13,6 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.errors import UNEXPECTED, InferenceError
 from gateway.frontends.http.body import OnDisconnect
-from gateway.frontends.http.codec import ResponseEncoder
 from gateway.frontends.http.errors import (
     STATUS,
     error_body,
@@ -21,9 +20,10 @@ from gateway.frontends.http.errors import (
     retry_after,
     status_of,
 )
-from gateway.frontends.http.json_data import is_large
+from gateway.frontends.http.generate_codec import ResponseEncoder
+from gateway.frontends.http.json_tensors import is_large
 from gateway.frontends.http.one_write import SEND_PIECE
-from gateway.frontends.http.resumable import id_line, stream_headers
+from gateway.frontends.http.request_head import id_line, stream_headers
 from gateway.messages import InferResponse
 from gateway.resumption.reader import RecordingReader, Responses
 from gateway.settings import HttpSettings

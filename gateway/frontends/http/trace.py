@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request, Response
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON
+from gateway.frontends.http.json_object import parse_json_object
 from gateway.frontends.http.members import ARRAY, STRING, mismatch
 from gateway.frontends.http.paths import MODEL
-from gateway.frontends.http.request_json import parse_json_object
 from gateway.observability.tracer import BOUNDS, LEVEL, read_trace_settings, show_trace_settings
 from gateway.settings import HttpSettings
 

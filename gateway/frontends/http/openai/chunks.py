@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.openai.errors import written
-from gateway.frontends.http.resumable import id_line
+from gateway.frontends.http.request_head import id_line
 from gateway.frontends.http.sse import event
 from gateway.messages import InferResponse
 from gateway.openai_exchange import EVENT, RESPONSE, Endpoint

@@ -16,13 +16,13 @@ from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError
 from gateway.frontends.http.body import OnDisconnect
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.openai.call import Call
 from gateway.frontends.http.openai.embedding_request import (
     EmbeddingRequest,
     Encoding,
     read_embedding_request,
 )
 from gateway.frontends.http.openai.encoders import Encoder, Vector, encoder_of
+from gateway.frontends.http.openai.request import Call
 from gateway.frontends.http.openai.request_id import request_id, request_id_header
 from gateway.frontends.http.openai.window import RequestWindow
 from gateway.frontends.http.tracing import infer

@@ -10,11 +10,11 @@ from starlette.routing import Route
 
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.openai.door import OpenAiDoor
+from gateway.frontends.http.openai.answers import OpenAiDoor
 from gateway.frontends.http.openai.listing import cards
+from gateway.frontends.http.openai.models import ServedModels
 from gateway.frontends.http.openai.paths import V1, paths_of
 from gateway.frontends.http.openai.request_id import request_id_header
-from gateway.frontends.http.openai.served import ServedModels
 from gateway.openai_exchange import Endpoint
 from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings

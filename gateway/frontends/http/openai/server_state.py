@@ -7,7 +7,7 @@ from starlette.responses import Response
 from gateway import __version__
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.openai.served import serves
+from gateway.frontends.http.openai.models import serves
 from gateway.openai_exchange import Endpoint
 
 READY, NOT_READY = 200, 503

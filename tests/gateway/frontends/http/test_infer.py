@@ -210,7 +210,7 @@ async def test_nothing_of_a_defect_reaches_the_client(
     def fail(*_: object) -> None:
         raise ValueError("secret")
 
-    monkeypatch.setattr("gateway.frontends.http.infer_codec.parse_request", fail)
+    monkeypatch.setattr("gateway.frontends.http.infer_request.parse_request", fail)
     status, error = error_of(await soon(client.post(PATH, content=BODY)))
     assert status == 500
     assert "secret" not in error

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http import sse
-from gateway.frontends.http.codec import ResponseEncoder
+from gateway.frontends.http.generate_codec import ResponseEncoder
 from gateway.frontends.http.sse import StreamedResponse, event
 from gateway.messages import InferResponse
 from gateway.settings import HttpSettings

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.openai.call import MAX_PARTS, Call, read_call
+from gateway.frontends.http.openai.request import MAX_PARTS, Call, read_call
 from gateway.openai_exchange import Endpoint, OpenAiRefusal
 from gateway.threads import request_threads
 

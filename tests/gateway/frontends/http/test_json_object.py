@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.request_json import parse_json_object, parse_request
+from gateway.frontends.http.json_object import parse_json_object, parse_request
 
 
 def test_a_body_is_a_json_object() -> None:

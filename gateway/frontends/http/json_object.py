@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.json_scan import scan
+from gateway.frontends.http.json_layout import scan
 from gateway.frontends.http.large_json import SLICED_BYTES, LargeText, Where, plain
 from gateway.tensor import Buffer
 

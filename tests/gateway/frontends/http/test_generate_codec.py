@@ -11,7 +11,7 @@ from gateway.config import ModelConfig, ModelInput
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import SequenceBatching
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.codec import (
+from gateway.frontends.http.generate_codec import (
     ResponseEncoder,
     decode_generate,
     fit_shape,

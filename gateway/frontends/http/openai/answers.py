@@ -9,13 +9,13 @@ from starlette.responses import Response
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.body import OnDisconnect, read_body
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.openai.call import STREAMING, Call, read_call
 from gateway.frontends.http.openai.chunks import ChunkEncoder
 from gateway.frontends.http.openai.embeddings import EmbeddingsDoor
 from gateway.frontends.http.openai.events import ChunkedResponse
+from gateway.frontends.http.openai.models import ServedModels
+from gateway.frontends.http.openai.request import STREAMING, Call, read_call
 from gateway.frontends.http.openai.request_id import own_id, request_id_header
-from gateway.frontends.http.openai.served import ServedModels
-from gateway.frontends.http.resumable import LAST_EVENT_ID, key_of, replay_headers, resumed
+from gateway.frontends.http.request_head import LAST_EVENT_ID, key_of, replay_headers, resumed
 from gateway.frontends.http.sse import first_batch
 from gateway.frontends.http.tracing import infer
 from gateway.messages import InferRequest

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.openai.served import ServedModels, serves
+from gateway.frontends.http.openai.models import ServedModels, serves
 from gateway.models.model import Model
 from gateway.openai_exchange import Endpoint, OpenAiRefusal
 from tests.builders import TEXT, LoadedModels, ScriptedInstance, soon

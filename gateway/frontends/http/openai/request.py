@@ -23,7 +23,8 @@ from gateway.frontends.http.compression import (
     too_large,
 )
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.json_scan import scan
+from gateway.frontends.http.json_layout import scan
+from gateway.frontends.http.json_object import MEMBER_DEPTH
 from gateway.frontends.http.large_json import (
     SLICED_BYTES,
     LargeArray,
@@ -32,7 +33,6 @@ from gateway.frontends.http.large_json import (
     plain,
 )
 from gateway.frontends.http.openai.errors import refusal
-from gateway.frontends.http.request_json import MEMBER_DEPTH
 from gateway.openai_exchange import Endpoint
 from gateway.tensor import Buffer
 from gateway.threads import Threads

@@ -10,7 +10,7 @@ import pytest
 from gateway.config import ModelConfig, ModelInput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.infer_codec import InferDecoder, Target
+from gateway.frontends.http.infer_request import InferDecoder, Target
 from gateway.frontends.http.known_requests import MOST_BYTES, MOST_KNOWN
 from gateway.frontends.http.requested_outputs import OutputForms
 from gateway.messages import InferRequest, SharedRegion

@@ -11,7 +11,7 @@ from gateway.config import ModelConfig, ModelInput
 from gateway.conversations.turn import converses
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.errors import error_body
-from gateway.frontends.http.json_data import pack, values_of, written
+from gateway.frontends.http.json_tensors import pack, values_of, written
 from gateway.frontends.http.large_json import LargeArray, plain
 from gateway.frontends.http.request_parameters import read_parameters
 from gateway.messages import InferRequest, InferResponse, SequenceTag, request_prefix

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from gateway.config import ModelConfig
 from gateway.frontends.http import members
-from gateway.frontends.http.input_reader import InputReader
+from gateway.frontends.http.infer_inputs import InputReader
+from gateway.frontends.http.json_object import parse_request
 from gateway.frontends.http.known_requests import KnownRequest, KnownRequests
 from gateway.frontends.http.raw_input import raw_input
-from gateway.frontends.http.request_json import parse_request
 from gateway.frontends.http.request_parameters import read_parameters, with_headers
 from gateway.frontends.http.requested_outputs import OutputForms, read_outputs
 from gateway.messages import InferRequest

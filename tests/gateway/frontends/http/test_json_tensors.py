@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.json_data import MAX_DEPTH, all_finite, flatten, pack, values_of
+from gateway.frontends.http.json_tensors import MAX_DEPTH, all_finite, flatten, pack, values_of
 from gateway.tensor import NUMPY_TYPES, Datatype, Tensor, array_tensor, text_tensor
 
 INTEGERS = [each for each in Datatype if each.startswith(("INT", "UINT"))]
