@@ -2,31 +2,38 @@
 
 from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from gateway import __version__
 from gateway.dataplane import DataPlane
 from gateway.errors import UNEXPECTED, InferenceError
-from gateway.frontends.http.cancel import CancelRoutes
-from gateway.frontends.http.control import ControlRoutes
+from gateway.frontends.http.control import CancelRoutes, ControlRoutes, LogRoutes, TraceRoutes
 from gateway.frontends.http.errors import error_response, plain_error, refused
 from gateway.frontends.http.generate import GenerateRoutes
 from gateway.frontends.http.infer import InferRoute
-from gateway.frontends.http.log import LogRoutes
 from gateway.frontends.http.openai.errors import error_json, openai_error, openai_refused
-from gateway.frontends.http.openai.paths import is_openai
-from gateway.frontends.http.openai.routes import OpenAiRoutes
-from gateway.frontends.http.openai.server_state import ServerStateRoutes
+from gateway.frontends.http.openai.routes import OpenAiRoutes, ServerStateRoutes, is_openai
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
 from gateway.frontends.http.repository import RepositoryRoutes
 from gateway.frontends.http.shared_memory import SharedMemoryRoutes
-from gateway.frontends.http.trace import TraceRoutes
 from gateway.frontends.http.tracing import TracedApp
+from gateway.metrics_page import (
+    CacheReader,
+    FrontendsReader,
+    MetricsPage,
+    RecordingsReader,
+    no_cache,
+    no_frontends,
+    no_recordings,
+)
+from gateway.observability.exposition import CONTENT_TYPE
 from gateway.resumption.recordings import Recordings
-from gateway.settings import HttpSettings
+from gateway.settings import HttpSettings, MetricsSettings
 
 
 def build_app(
@@ -95,3 +102,34 @@ async def _unexpected(request: Request, error: Exception) -> Response:
     if is_openai(request.url.path):
         return openai_refused(request, UNEXPECTED)
     return error_response(UNEXPECTED)
+
+
+def build_metrics_app(
+    dataplane: DataPlane,
+    settings: MetricsSettings,
+    cache: CacheReader = no_cache,
+    recordings: RecordingsReader = no_recordings,
+    frontends: FrontendsReader = no_frontends,
+) -> Starlette:
+    """An application with one page; what it shows is read when it is asked for.
+
+    Every other path is, as on Triton, an empty page.
+    """
+    page = MetricsPage(dataplane, settings, cache, recordings, frontends)
+
+    async def show(request: Request) -> Response:
+        return Response(await page.render(), media_type=CONTENT_TYPE)
+
+    routes = [Route(path, show, methods=["GET"]) for path in ("/metrics", "/metrics/")]
+    other = Route("/{path:path}", _nothing, methods=["GET"])
+    return Starlette(routes=[*routes, other], exception_handlers={HTTPException: _no_page})
+
+
+async def _nothing(request: Request) -> Response:
+    return Response(media_type=CONTENT_TYPE)
+
+
+async def _no_page(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - what this handler is registered for
+    allowed = dict(error.headers or {})
+    return plain_error(error.status_code, error.detail, allowed)

@@ -1,7 +1,8 @@
 """Reading a request's body within its limits, and noticing that its client has gone."""
 
 import asyncio
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import TypeVar
@@ -10,6 +11,12 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from gateway.errors import Code, InferenceError
+from gateway.frontends.http.compression import (
+    WINDOW_BITS,
+    decompress,
+    most_compressed,
+    too_large,
+)
 from gateway.tensor import Buffer
 from gateway.threads import LARGE_BYTES, Threads
 
@@ -133,3 +140,131 @@ class OnDisconnect:
     ) -> None:
         if self._watch is not None:
             self._watch(None)
+
+
+HEADER_LENGTH = b"inference-header-content-length"
+INTEGER = re.compile(r"[+-]?\d+")
+INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+SHORT_NUMBER = 10
+"""With fewer digits than that no number is too large."""
+
+Headers = Mapping[bytes, bytes]
+"""A request's headers by lower-case name."""
+
+InferBody = tuple[bytes | memoryview | None, memoryview]
+"""The JSON, and what follows it; without JSON all of it is the data of one input (raw request).
+
+Large JSON is a view.
+"""
+
+
+async def read_infer_body(
+    receive: Receive, headers: Headers, encoding: str, limit: int, threads: Threads
+) -> InferBody:
+    """Read a body of that encoding, and divide it.
+
+    `limit` is the most bytes of the JSON, of a raw request, and of a body that is decompressed;
+    binary data behind the JSON has none, as in Triton: the server holds what has arrived, once.
+    Raises INVALID_ARG for what is too large or does not fit its announcements.
+    """
+    length = header_length(headers)
+    announced = _announced(headers)
+    max_chunks = MAX_CHUNKS if announced is None else None
+    if encoding in WINDOW_BITS:
+        compressed = await collect(receive, partial(_check_compressed, limit), max_chunks)
+        return divide(await decompress(encoding, compressed, limit, threads), length, limit)
+    if announced is not None:
+        _check_announced(length, limit, announced)
+    body = await collect(receive, partial(_check_part, length, limit), max_chunks)
+    return divide(body, length, limit)
+
+
+def divide(body: bytes | bytearray, length: int | None, limit: int) -> InferBody:
+    """Divide a body behind its first `length` bytes; None is a body without that header."""
+    view = memoryview(body).toreadonly()
+    if length == 0 or not body:
+        _check_raw(limit, len(body))
+        return None, view
+    if length is None:
+        check_json_size(limit, len(body))
+        return _json(view), view[:0]
+    _check_range(length, len(body))
+    check_json_size(limit, length)
+    return _json(view[:length]), view[length:]
+
+
+def _json(view: memoryview) -> bytes | memoryview:
+    return view if len(view) > LARGE_BYTES else bytes(view)
+
+
+def header_length(headers: Headers) -> int | None:
+    """The number of bytes that are JSON, None if the client does not say; may be negative.
+
+    INVALID_ARG if it is not a number of 32 bits.
+    """
+    value = headers.get(HEADER_LENGTH)
+    if value is None:
+        return None
+    if len(value) < SHORT_NUMBER and value.isdigit():
+        return int(value)
+    text = value.decode("latin-1").strip()
+    if not INTEGER.fullmatch(text) or not text.isascii():
+        raise InferenceError(
+            Code.INVALID_ARG, f"Unable to parse Inference-Header-Content-Length, got: {text}"
+        )
+    number = int(text[:12])
+    if len(text) > 12 or not INT_MIN <= number <= INT_MAX:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            "Unable to parse Inference-Header-Content-Length, value is out of range "
+            f"[ {INT_MIN}, {INT_MAX} ], got: {text}",
+        )
+    return number
+
+
+def _announced(headers: Headers) -> int | None:
+    """The size of the body as its head tells it; 0 for a request that has none."""
+    if b"transfer-encoding" in headers:
+        return None
+    return int(headers.get(b"content-length", b"0"))
+
+
+def _check_announced(length: int | None, limit: int, size: int) -> None:
+    """Refuse a body by its announced size, before any of it is read."""
+    if length:
+        _check_range(length, size)
+        check_json_size(limit, length)
+    else:
+        _check_part(length, limit, size)
+
+
+def _check_part(length: int | None, limit: int, size: int) -> None:
+    """Refuse a body when a part of it is too much already."""
+    if length is None:
+        check_json_size(limit, size)
+    elif length == 0:
+        _check_raw(limit, size)
+    else:
+        check_json_size(limit, length)
+
+
+def _check_range(length: int, size: int) -> None:
+    if not 0 < length <= size:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"inference header size should be in range (0, {size}), got: {length}",
+        )
+
+
+def _check_raw(limit: int, size: int) -> None:
+    if size > limit:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of "
+            f"{limit} bytes. Use --http-max-input-size to increase the limit.",
+        )
+
+
+def _check_compressed(limit: int, size: int) -> None:
+    if size > most_compressed(limit):
+        raise too_large(limit)

@@ -11,7 +11,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from gateway.descriptors import DescriptorReserve
 from gateway.frontends.http.body import WATCH
 from gateway.frontends.http.errors import JSON, error_body
-from gateway.frontends.http.header_forwarding import HEADER_NAMES
 from gateway.frontends.http.one_write import (
     SEND_PIECE,
     SEND_WHOLE,
@@ -20,6 +19,7 @@ from gateway.frontends.http.one_write import (
     send_piece,
     send_whole,
 )
+from gateway.frontends.http.request_head import HEADER_NAMES
 from gateway.frontends.http.time_limits import Deadline, Owed
 from gateway.settings import HttpTimeLimits
 

@@ -17,12 +17,22 @@ from gateway.dataplane import DataPlane
 from gateway.errors import AnsweredError, Code, InferenceError
 from gateway.frontends.http.body import OnDisconnect, decoded, read_body
 from gateway.frontends.http.errors import JSON, error_body
-from gateway.frontends.http.generate_codec import ResponseEncoder, decode_generate
+from gateway.frontends.http.generate_codec import (
+    ResponseEncoder,
+    decode_generate,
+    refuse_repeated_inputs,
+)
 from gateway.frontends.http.json_object import parse_generate
 from gateway.frontends.http.json_tensors import is_large
-from gateway.frontends.http.paths import MODEL, VERSION, version_of
-from gateway.frontends.http.repeated_inputs import refuse_repeated_inputs
-from gateway.frontends.http.request_head import LAST_EVENT_ID, key_of, replay_headers, resumed
+from gateway.frontends.http.request_head import (
+    LAST_EVENT_ID,
+    MODEL,
+    VERSION,
+    key_of,
+    replay_headers,
+    resumed,
+    version_of,
+)
 from gateway.frontends.http.sse import (
     First,
     StreamedResponse,

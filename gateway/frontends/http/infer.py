@@ -13,7 +13,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.dataplane import DataPlane
 from gateway.errors import UNEXPECTED, Code, InferenceError
-from gateway.frontends.http.body import OnDisconnect, off_loop
+from gateway.frontends.http.body import (
+    HEADER_LENGTH,
+    InferBody,
+    OnDisconnect,
+    off_loop,
+    read_infer_body,
+)
 from gateway.frontends.http.compression import (
     IDENTITY,
     SUPPORTED,
@@ -22,9 +28,7 @@ from gateway.frontends.http.compression import (
     compress,
 )
 from gateway.frontends.http.errors import JSON, error_response, plain_error, refused
-from gateway.frontends.http.header_forwarding import HeaderFilter
-from gateway.frontends.http.infer_body import HEADER_LENGTH, InferBody, read_infer_body
-from gateway.frontends.http.infer_request import InferDecoder, Target
+from gateway.frontends.http.infer_request import InferDecoder, OutputForms, Target
 from gateway.frontends.http.infer_response import (
     Answered,
     EncodedResponse,
@@ -32,9 +36,13 @@ from gateway.frontends.http.infer_response import (
     takes_long,
 )
 from gateway.frontends.http.one_write import SEND_WHOLE, SendWhole, send_apart
-from gateway.frontends.http.paths import is_version
-from gateway.frontends.http.request_head import IDEMPOTENCY_KEY, REPLAYED, key_of
-from gateway.frontends.http.requested_outputs import OutputForms
+from gateway.frontends.http.request_head import (
+    IDEMPOTENCY_KEY,
+    REPLAYED,
+    HeaderFilter,
+    is_version,
+    key_of,
+)
 from gateway.frontends.http.tracing import TRACES, infer
 from gateway.messages import InferRequest
 from gateway.models.model import Model

@@ -1,16 +1,24 @@
 """The inputs of a request in order, each from JSON, from the bytes behind it, or shared memory."""
 
+import math
 from typing import Any, NamedTuple
 
-from gateway.config import ModelConfig
+from gateway.config import ModelConfig, ModelInput
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http import members
-from gateway.frontends.http.json_input import read_json_input
+from gateway.frontends.http.json_object import (
+    Members,
+    array_member,
+    members_of,
+    parameters_of,
+    shape_member,
+    string_member,
+    unsigned_member,
+)
+from gateway.frontends.http.json_tensors import read_json_input
 from gateway.frontends.http.large_json import LargeArray
-from gateway.frontends.http.members import Members
 from gateway.messages import SharedRegion, request_prefix
 from gateway.shared_memory.regions import SharedMemory
-from gateway.tensor import Datatype, Tensor
+from gateway.tensor import SIZES, Datatype, Tensor
 
 DATATYPES: Members = {str(datatype): datatype for datatype in Datatype}
 INVALID = "<invalid>"
@@ -47,7 +55,7 @@ class InputReader:
     def read(self, found: Members, request_id: str) -> tuple[Tensor, ...]:
         """The member `inputs` of a request; InferenceError with Triton's texts."""
         tensors = tuple(
-            [self._input(members.of(each), request_id) for each in members.array(found, "inputs")]
+            [self._input(members_of(each), request_id) for each in array_member(found, "inputs")]
         )
         if self._taken != len(self._binary):
             raise InferenceError(
@@ -60,16 +68,16 @@ class InputReader:
         return self._config.name
 
     def _input(self, found: Members, request_id: str) -> Tensor:
-        source = _source(found, parameters := members.parameters(found))
-        name = members.string(found, "name")
-        shape = members.shape(found, "shape")
-        datatype = DATATYPES.get(members.string(found, "datatype"))
+        source = _source(found, parameters := parameters_of(found))
+        name = string_member(found, "name")
+        shape = shape_member(found, "shape")
+        datatype = DATATYPES.get(string_member(found, "datatype"))
         if datatype is None:
             raise self._invalid_datatype(name, source, request_id)
         if source == "data":
             data: Any = found["data"]
             if type(data) is not LargeArray:
-                data = members.array(found, "data")
+                data = array_member(found, "data")
             return read_json_input(name, datatype, shape, data, self._limit)
         if source == "binary_data_size":
             start, taken = self._taken, self._take(name, parameters)
@@ -81,7 +89,7 @@ class InputReader:
     def _take(self, name: str, parameters: Members) -> memoryview:
         """The next bytes behind the JSON, as many as the input says."""
         start = self._taken
-        end = start + members.unsigned(parameters, "binary_data_size")
+        end = start + unsigned_member(parameters, "binary_data_size")
         if end > len(self._binary):
             raise InferenceError(
                 Code.INVALID_ARG,
@@ -110,14 +118,14 @@ class InputReader:
 def read_region(parameters: Members) -> SharedRegion:
     """The part of shared memory that a tensor's parameters name."""
     return SharedRegion(
-        members.string(parameters, "shared_memory_region"),
+        string_member(parameters, "shared_memory_region"),
         _unsigned_or_zero(parameters, "shared_memory_byte_size"),
         _unsigned_or_zero(parameters, "shared_memory_offset"),
     )
 
 
 def _unsigned_or_zero(parameters: Members, key: str) -> int:
-    return members.unsigned(parameters, key) if key in parameters else 0
+    return unsigned_member(parameters, key) if key in parameters else 0
 
 
 def _source(found: Members, parameters: Members) -> str:
@@ -134,3 +142,42 @@ def _source(found: Members, parameters: Members) -> str:
         "'parameters', 'shared_memory_region' in 'parameters'. But "
         + (f"set{fields}" if fields else "no field is set"),
     )
+
+
+def raw_input(config: ModelConfig, body: memoryview) -> Tensor:
+    """The one input of the model with the whole body, as a batch of one.
+
+    What the config leaves open in its shape follows from the size. INVALID_ARG if it cannot.
+    """
+    if len(config.input) != 1:
+        raise _refusal(
+            "Raw request must only have 1 input (found 1) to be deduced but got "
+            f"{len(config.input)} inputs in '{config.name}' model configuration"
+        )
+    expected = config.input[0]
+    batch = (1,) if config.batching else ()
+    if expected.datatype is Datatype.BYTES:
+        if expected.dims != (1,):
+            raise _refusal(
+                f"For BYTE datatype raw input '{expected.name}', the model must have input shape "
+                "[1]"
+            )
+        return Tensor(expected.name, Datatype.BYTES, (*batch, 1), (bytes(body),))
+    shape = (*batch, *_deduced(expected, len(body)))
+    return Tensor(expected.name, expected.datatype, shape, body)
+
+
+def _deduced(expected: ModelInput, byte_size: int) -> tuple[int, ...]:
+    if expected.dims.count(-1) > 1:
+        raise _refusal(
+            f"The shape of the raw input '{expected.name}' can not be deduced because there are "
+            "more than one variable-sized dimension"
+        )
+    fixed = math.prod(dim for dim in expected.dims if dim != -1)
+    left = byte_size // SIZES[expected.datatype] // fixed if fixed else 0
+    return tuple(left if dim == -1 else dim for dim in expected.dims)
+
+
+def _refusal(text: str) -> InferenceError:
+    # Such a request has no room for an id.
+    return InferenceError(Code.INVALID_ARG, request_prefix("") + text)

@@ -1,19 +1,156 @@
 """An infer request of the v2 protocol: its JSON and binary data to the message; no I/O."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
 from typing import NamedTuple
 
 from gateway.config import ModelConfig
-from gateway.frontends.http import members
-from gateway.frontends.http.infer_inputs import InputReader
-from gateway.frontends.http.json_object import parse_request
-from gateway.frontends.http.known_requests import KnownRequest, KnownRequests
-from gateway.frontends.http.raw_input import raw_input
-from gateway.frontends.http.request_parameters import read_parameters, with_headers
-from gateway.frontends.http.requested_outputs import OutputForms, read_outputs
-from gateway.messages import InferRequest
+from gateway.errors import Code, InferenceError
+from gateway.frontends.http.infer_inputs import InputReader, Piece, raw_input, read_region
+from gateway.frontends.http.json_object import (
+    Members,
+    array_member,
+    boolean_member,
+    members_of,
+    parameters_of,
+    parse_request,
+    string_member,
+)
+from gateway.frontends.http.request_parameters import (
+    RequestParameters,
+    read_parameters,
+    with_headers,
+)
+from gateway.messages import NO_PARAMETERS, InferRequest, RequestedOutput, SharedRegion
 from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Tensor
+from gateway.value import value
+
+
+@value
+class OutputForms:
+    """The outputs that are asked for, by name; none means all of them.
+
+    `binary` has the form of each one listed; `default` is the form of the others. `only_binary`
+    if all are to go behind the JSON, and as the model gives them.
+    """
+
+    default: bool = False
+    listed: Mapping[str, RequestedOutput] = field(default_factory=lambda: NO_PARAMETERS)
+    binary: Mapping[str, bool] = field(default_factory=lambda: NO_PARAMETERS)
+    only_binary: bool = False
+
+    def wants(self, name: str) -> bool:
+        """Whether that output is asked for."""
+        return not self.listed or name in self.listed
+
+    def is_binary(self, name: str) -> bool:
+        """Whether that output goes behind the JSON rather than into it."""
+        return self.binary.get(name, self.default)
+
+
+def read_outputs(
+    found: Members, shared_memory: SharedMemory, *, default: bool
+) -> tuple[tuple[RequestedOutput, ...], OutputForms]:
+    """The member `outputs` of a request, which may lack it; `default` for those it does not list.
+
+    InferenceError with Triton's texts. A region is located here, so that it stays.
+    """
+    if not found.get("outputs", ()):
+        if "outputs" in found:
+            array_member(found, "outputs")
+        return (), OutputForms(default, only_binary=default)
+    listed: dict[str, RequestedOutput] = {}
+    binary: dict[str, bool] = {}
+    for each in array_member(found, "outputs"):
+        name = string_member(members_of(each), "name")
+        parameters = parameters_of(each)
+        wants_binary = "binary_data" in parameters and boolean_member(parameters, "binary_data")
+        # Of outputs with one name Triton serves the first, in its form.
+        listed.setdefault(name, _output(name, parameters, shared_memory))
+        binary.setdefault(name, wants_binary)
+    outputs = tuple(listed.values())
+    only_binary = all(binary.values()) and not any(each.classes or each.region for each in outputs)
+    return outputs, OutputForms(default, listed, binary, only_binary)
+
+
+def _output(name: str, parameters: Members, shared_memory: SharedMemory) -> RequestedOutput:
+    if not parameters:
+        return RequestedOutput(name)
+    classes = _classes(parameters)
+    return RequestedOutput(name, classes, _region(parameters, shared_memory, classes))
+
+
+def _classes(parameters: Members) -> int:
+    found = parameters.get("classification", 0)
+    if type(found) is int and found >= 0:
+        return found
+    raise InferenceError(
+        Code.INTERNAL,
+        "Unable to set 'classification': attempt to access JSON non-unsigned-integer as "
+        "unsigned-integer",
+    )
+
+
+def _region(parameters: Members, shared_memory: SharedMemory, classes: int) -> SharedRegion | None:
+    if "shared_memory_region" not in parameters:
+        return None
+    if classes:
+        raise _exclusive("classification")
+    if parameters.get("binary_data"):
+        raise _exclusive("binary_data")
+    return shared_memory.locate(read_region(parameters))
+
+
+def _exclusive(other: str) -> InferenceError:
+    return InferenceError(
+        Code.INVALID_ARG, f"Output can't set both 'shared_memory_region' and '{other}'"
+    )
+
+
+MOST_KNOWN = 256
+MOST_BYTES = 4096
+"""Of one JSON; longer ones take little room in the time that their data takes."""
+
+
+class KnownRequest(NamedTuple):
+    """All that the JSON of a request says, which must not be changed; `size` bytes follow it."""
+
+    size: int
+    id: str
+    parameters: RequestParameters
+    pieces: Sequence[Piece]
+    outputs: tuple[RequestedOutput, ...]
+    forms: OutputForms
+
+    def inputs(self, binary: memoryview) -> tuple[Tensor, ...]:
+        """The inputs with these bytes for data, as views of them."""
+        return tuple(
+            [
+                Tensor(name, datatype, shape, binary[start:end])
+                for name, datatype, shape, start, end in self.pieces
+            ]
+        )
+
+
+class KnownRequests:
+    """The latest of those that have been decoded, by their JSON."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, KnownRequest] = {}
+
+    def get(self, header: bytes, size: int) -> KnownRequest | None:
+        """The one with that JSON and so many bytes behind it, if it is known."""
+        known = self._known.get(header) if len(header) <= MOST_BYTES else None
+        return known if known is not None and known.size == size else None
+
+    def add(self, header: bytes, known: KnownRequest) -> None:
+        """Remember one that was decoded well; in place of the one known longest, if need be."""
+        if len(header) > MOST_BYTES:
+            return
+        if len(self._known) >= MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+        self._known[header] = known
 
 
 class Target(NamedTuple):
@@ -57,7 +194,7 @@ class InferDecoder:
         self, target: Target, header: bytes | memoryview, binary: memoryview
     ) -> tuple[InferRequest, OutputForms]:
         found = parse_request(header)
-        request_id = members.string(found, "id") if "id" in found else ""
+        request_id = string_member(found, "id") if "id" in found else ""
         parameters = read_parameters(found)
         reader = InputReader(target.config, binary, self._shared_memory, self._limit)
         inputs = reader.read(found, request_id)

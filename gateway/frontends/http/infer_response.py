@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.classification import classify
+from gateway.frontends.http.infer_request import OutputForms
 from gateway.frontends.http.json_tensors import all_finite, is_large, written
-from gateway.frontends.http.requested_outputs import OutputForms
 from gateway.messages import InferResponse
 from gateway.models.model import Model
 from gateway.shared_memory.regions import SharedMemory

@@ -11,13 +11,14 @@ import orjson
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.json_layout import scan
 from gateway.frontends.http.large_json import SLICED_BYTES, LargeText, Where, plain
+from gateway.messages import NO_PARAMETERS
 from gateway.tensor import Buffer
 
 LITERAL = re.compile(r'"(?:[^"\\]|\\.)*+"?|-?(?:NaN|Inf(?:inity)?)', re.DOTALL)
 """A string, which stays as it is, or a number of Triton's JSON that the standard's has not."""
 
 LITERALS = (b"-Infinity", b"Infinity", b"-Inf", b"Inf", b"-NaN", b"NaN")
-STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+QUOTED = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 MEMBER_DEPTH = 2
 """Where arrays stand that are members of the text's own object."""
@@ -25,7 +26,7 @@ DATA_DEPTH = 4
 """Where `data` stands: in an input, in `inputs`, in the text's own object."""
 TENSORS = ("inputs", "outputs")
 
-Members = Callable[[Sequence[tuple[str, Any]]], dict[str, Any]]
+MakeObject = Callable[[Sequence[tuple[str, Any]]], dict[str, Any]]
 
 LENGTHENED = {"Inf": "Infinity", "-Inf": "-Infinity", "-NaN": "NaN"}
 """How Python's parser knows those of the literals that it does not."""
@@ -61,7 +62,7 @@ def parse_request(body: Buffer) -> dict[str, Any]:
     found = _object(_parse(body))
     members = _count_members(found)
     # Fewer members than colons outside of strings means that some had the same name.
-    if body.count(b":") != members and STRING.sub(b"", body).count(b":") != members:
+    if body.count(b":") != members and QUOTED.sub(b"", body).count(b":") != members:
         return _object(_parse_patiently(body))
     return found
 
@@ -176,11 +177,11 @@ def _parse_patiently(body: bytes) -> Any:
     return _parse_slowly(body, _first_of_each)
 
 
-def _parse_slowly(body: bytes, members: Members | None = None) -> Any:
+def _parse_slowly(body: bytes, make: MakeObject | None = None) -> Any:
     """Python's parser knows the literals; `members` makes an object of the members it sees."""
     try:
         text = LITERAL.sub(_lengthen, body.decode())
-        return json.loads(text, object_pairs_hook=members, parse_int=_integer)
+        return json.loads(text, object_pairs_hook=make, parse_int=_integer)
     except RecursionError:
         raise _unparsable("The document is nested too deep.", 0) from None
 
@@ -233,3 +234,79 @@ def _kind(value: Any) -> str:
 
 def _unparsable(reason: str, offset: int, code: Code = Code.INTERNAL) -> InferenceError:
     return InferenceError(code, f"failed to parse the request JSON buffer: {reason} at {offset}")
+
+
+STRING = "string as string"
+BOOLEAN = "boolean as boolean"
+UNSIGNED = "unsigned-integer as unsigned-integer"
+ARRAY = "array as array"
+OBJECT = "object as object"
+
+Members = Mapping[str, Any]
+
+
+def string_member(found: Members, key: str) -> str:
+    """The string under that key; InferenceError INTERNAL if there is none."""
+    value = found.get(key)
+    if type(value) is str:
+        return value
+    raise _unusable(found, key, STRING)
+
+
+def boolean_member(found: Members, key: str) -> bool:
+    """The boolean under that key; InferenceError INTERNAL if there is none."""
+    value = found.get(key)
+    if type(value) is bool:
+        return value
+    raise _unusable(found, key, BOOLEAN)
+
+
+def unsigned_member(found: Members, key: str) -> int:
+    """The whole number of at least 0 under that key; InferenceError INTERNAL if there is none."""
+    value = found.get(key)
+    if type(value) is int and value >= 0:
+        return value
+    raise _unusable(found, key, UNSIGNED)
+
+
+def array_member(found: Members, key: str) -> list[Any]:
+    """The array under that key; InferenceError INTERNAL if there is none."""
+    value = found.get(key)
+    if type(value) is list:
+        return value
+    raise _unusable(found, key, ARRAY)
+
+
+def shape_member(found: Members, key: str) -> tuple[int, ...]:
+    """The array of whole numbers of at least 0 under that key; InferenceError INTERNAL if none."""
+    dims = array_member(found, key)
+    for dim in dims:
+        if type(dim) is not int or dim < 0:
+            raise mismatch(key, UNSIGNED)
+    return tuple(dims)
+
+
+def members_of(found: Any) -> Members:
+    """The members of an object; whatever else it is has none, as in Triton."""
+    return found if type(found) is dict else NO_PARAMETERS
+
+
+def parameters_of(found: Members) -> Members:
+    """The parameters of an input or output, which may lack them."""
+    return members_of(found.get("parameters"))
+
+
+def mismatch(key: str, kinds: str) -> InferenceError:
+    """Something of another kind than it must be."""
+    return InferenceError(
+        Code.INTERNAL, f"Unable to parse '{key}': attempt to access JSON non-{kinds}"
+    )
+
+
+def _unusable(found: Members, key: str, kinds: str) -> InferenceError:
+    if key in found:
+        return mismatch(key, kinds)
+    return InferenceError(
+        Code.INTERNAL,
+        f"Unable to parse '{key}': attempt to access non-existing object member '{key}'",
+    )

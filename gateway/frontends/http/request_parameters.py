@@ -5,8 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http import members
-from gateway.frontends.http.members import Members
+from gateway.frontends.http.json_object import (
+    Members,
+    boolean_member,
+    string_member,
+    unsigned_member,
+)
 from gateway.messages import Parameter, SequenceTag
 
 MAX_CORRELATION_ID = 128
@@ -92,7 +96,7 @@ def _read_correlation_id(parameters: RequestParameters, given: Members) -> None:
     if type(found) is int and found >= 0:
         parameters.correlation_id = found
         return
-    found = members.string(given, "sequence_id")
+    found = string_member(given, "sequence_id")
     if len(found) > MAX_CORRELATION_ID:
         raise InferenceError(
             Code.UNSUPPORTED,
@@ -102,23 +106,23 @@ def _read_correlation_id(parameters: RequestParameters, given: Members) -> None:
 
 
 def _read_start(parameters: RequestParameters, given: Members) -> None:
-    parameters.start = members.boolean(given, "sequence_start")
+    parameters.start = boolean_member(given, "sequence_start")
 
 
 def _read_end(parameters: RequestParameters, given: Members) -> None:
-    parameters.end = members.boolean(given, "sequence_end")
+    parameters.end = boolean_member(given, "sequence_end")
 
 
 def _read_priority(parameters: RequestParameters, given: Members) -> None:
-    parameters.priority = members.unsigned(given, "priority")
+    parameters.priority = unsigned_member(given, "priority")
 
 
 def _read_timeout(parameters: RequestParameters, given: Members) -> None:
-    parameters.timeout_us = members.unsigned(given, "timeout")
+    parameters.timeout_us = unsigned_member(given, "timeout")
 
 
 def _read_binary_output(parameters: RequestParameters, given: Members) -> None:
-    parameters.binary_output = members.boolean(given, "binary_data_output")
+    parameters.binary_output = boolean_member(given, "binary_data_output")
 
 
 _KNOWN = {

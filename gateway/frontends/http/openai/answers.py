@@ -1,5 +1,6 @@
 """OpenAI's requests: a body in, the chunks of the model that it names out."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -7,24 +8,115 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.dataplane import DataPlane
+from gateway.errors import Code, InferenceError
 from gateway.frontends.http.body import OnDisconnect, read_body
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.openai.chunks import ChunkEncoder
 from gateway.frontends.http.openai.embeddings import EmbeddingsDoor
-from gateway.frontends.http.openai.events import ChunkedResponse
+from gateway.frontends.http.openai.errors import written
 from gateway.frontends.http.openai.models import ServedModels
 from gateway.frontends.http.openai.request import STREAMING, Call, read_call
 from gateway.frontends.http.openai.request_id import own_id, request_id_header
-from gateway.frontends.http.request_head import LAST_EVENT_ID, key_of, replay_headers, resumed
-from gateway.frontends.http.sse import first_batch
+from gateway.frontends.http.request_head import (
+    LAST_EVENT_ID,
+    id_line,
+    key_of,
+    replay_headers,
+    resumed,
+)
+from gateway.frontends.http.sse import EventStream, First, event, first_batch
 from gateway.frontends.http.tracing import infer
-from gateway.messages import InferRequest
+from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
-from gateway.openai_exchange import Endpoint, request_tensors, serves_openai
-from gateway.resumption.reader import Responses
+from gateway.openai_exchange import EVENT, RESPONSE, Endpoint, request_tensors, serves_openai
+from gateway.resumption.reader import EventId, RecordingReader, Responses
 from gateway.resumption.recording import RecordedRequest
 from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings
+from gateway.stream import INTERRUPTED, Interrupted
+
+DONE = event(b"[DONE]")
+
+
+class ChunkEncoder:
+    """Encodes the responses of one request."""
+
+    def __init__(self, model: str, endpoint: Endpoint) -> None:
+        self._model = model
+        self._named = endpoint is Endpoint.RESPONSES
+
+    @property
+    def end(self) -> bytes:
+        """What tells the client that nothing more comes; streams of named events have none."""
+        return b"" if self._named else DONE
+
+    def whole(self, response: InferResponse) -> bytes:
+        """The JSON in a response; INTERNAL if the model has sent something else."""
+        output = response.output(RESPONSE)
+        elements = () if output is None else output.elements()
+        if len(elements) != 1:
+            raise InferenceError(
+                Code.INTERNAL,
+                f"model '{self._model}' answered with {len(elements)} elements in '{RESPONSE}', "
+                "expected 1",
+            )
+        return elements[0]
+
+    def events(self, responses: Sequence[InferResponse]) -> bytes:
+        """An event for each response with data, each error, and one for an interruption."""
+        return b"".join([self._event(response) for response in responses])
+
+    def numbered_events(self, responses: Iterable[tuple[EventId, InferResponse]]) -> bytes:
+        """The same with their ids."""
+        return b"".join(
+            [(id_line(e) if found.outputs else b"") + self._event(found) for e, found in responses]
+        )
+
+    def failure(self, error: InferenceError) -> bytes:
+        """The event that says that the rest will not come."""
+        _, body = written(error)
+        return (b"event: error\n" if self._named else b"") + event(body)
+
+    def _event(self, response: InferResponse) -> bytes:
+        if response.outputs:
+            return self._chunk(response)
+        if response.error is not None:
+            return self.failure(response.error)
+        # Without a word the answer would look whole.
+        return self.failure(Interrupted()) if response == INTERRUPTED else b""
+
+    def _chunk(self, response: InferResponse) -> bytes:
+        chunk = self.whole(response)
+        if b"\n" in chunk or b"\r" in chunk:
+            # A field of an event is one line; the client puts them together again.
+            chunk = b"\ndata: ".join(chunk.splitlines())
+        name = response.parameters.get(EVENT) if response.parameters else None
+        return event(chunk) if name is None else b"event: %b\n" % str(name).encode() + event(chunk)
+
+
+class ChunkedResponse(EventStream):
+    """The events of one request; an error becomes the last one but `[DONE]`."""
+
+    def __init__(
+        self,
+        stream: Responses,
+        first: First,
+        encoder: ChunkEncoder,
+        settings: HttpSettings,
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(stream, first, settings, headers)
+        self._encoder = encoder
+
+    def encode_batch(self, batch: Sequence[InferResponse]) -> bytes:
+        if isinstance(self._stream, RecordingReader):
+            return self._encoder.numbered_events(self._stream.numbered(batch))
+        return self._encoder.events(batch)
+
+    def encode_failure(self, error: InferenceError) -> bytes:
+        return self._encoder.failure(error)
+
+    def encode_end(self) -> bytes:
+        return self._encoder.end
 
 
 class OpenAiDoor:

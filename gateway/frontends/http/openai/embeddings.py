@@ -3,9 +3,15 @@
 So the model's batcher decides what is executed together, also with the texts of other clients.
 """
 
+import asyncio
 import base64
 import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
+from typing import Any
 
 import numpy as np
 import orjson
@@ -13,21 +19,141 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.dataplane import DataPlane
-from gateway.errors import InferenceError
+from gateway.errors import Code, InferenceError
 from gateway.frontends.http.body import OnDisconnect
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.openai.embedding_request import (
-    EmbeddingRequest,
-    Encoding,
-    read_embedding_request,
-)
 from gateway.frontends.http.openai.encoders import Encoder, Vector, encoder_of
+from gateway.frontends.http.openai.errors import refusal
 from gateway.frontends.http.openai.request import Call
 from gateway.frontends.http.openai.request_id import request_id, request_id_header
-from gateway.frontends.http.openai.window import RequestWindow
 from gateway.frontends.http.tracing import infer
-from gateway.messages import InferResponse
+from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
+from gateway.stream import Leavable, ResponseStream
+
+MOST_TEXTS = 2048
+"""In one request, as at OpenAI."""
+
+
+class Encoding(StrEnum):
+    """How an embedding is written: a list of numbers, or the bytes of its FP32 in base64."""
+
+    FLOAT = "float"
+    BASE64 = "base64"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """What is asked for; `dimensions` are those to keep of each embedding."""
+
+    texts: Sequence[str]
+    encoding: Encoding
+    dimensions: int
+
+
+def read_embedding_request(members: Mapping[str, Any], size: int) -> EmbeddingRequest:
+    """The request to a model whose embeddings have that size; INVALID_ARG says what is wrong."""
+    return EmbeddingRequest(
+        _texts(members.get("input")),
+        _encoding(members.get("encoding_format")),
+        _dimensions(members.get("dimensions"), size),
+    )
+
+
+def _texts(given: Any) -> Sequence[str]:
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not texts:
+        raise _invalid("input", "`input` is no text, and no list of at least one text")
+    if len(texts) > MOST_TEXTS:
+        raise _invalid("input", f"`input` has {len(texts)} texts, expected at most {MOST_TEXTS}")
+    for index, text in enumerate(texts):
+        _check_text(index, text)
+    return texts
+
+
+def _check_text(index: int, text: Any) -> None:
+    if isinstance(text, int | list):
+        raise _invalid("input", "`input` has token ids, which this model does not take: send texts")
+    if not isinstance(text, str):
+        raise _invalid("input", f"`input` has something other than a text at {index}")
+    if not text:
+        raise _invalid("input", f"`input` has an empty text at {index}, expected some characters")
+
+
+def _encoding(given: Any) -> Encoding:
+    if given is None:
+        return Encoding.FLOAT
+    if given not in tuple(Encoding):
+        raise _invalid("encoding_format", "`encoding_format` is neither 'float' nor 'base64'")
+    return Encoding(given)
+
+
+def _dimensions(given: Any, size: int) -> int:
+    if given is None:
+        return size
+    if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= size:
+        raise _invalid(
+            "dimensions",
+            f"`dimensions` is {str(given)[:40]}, expected a number from 1 to {size}, which is what "
+            "the model has",
+        )
+    return given
+
+
+def _invalid(param: str, message: str) -> InferenceError:
+    return refusal(Code.INVALID_ARG, message, param)
+
+
+BURST = 32
+"""So many are submitted in a row before others have their turn."""
+
+
+class RequestWindow(Leavable):
+    """Inside `with`, `take` gives the one response of each request; leaving cancels the rest.
+
+    One task takes. A model that has no room gets as many at once as it took; only if that is
+    none, its error is raised.
+    """
+
+    def __init__(
+        self,
+        submit: Callable[[InferRequest], ResponseStream],
+        requests: Sequence[InferRequest],
+        limit: int,
+    ) -> None:
+        self._submit = submit
+        self._requests = deque(requests)
+        self._limit = limit
+        self._streams: deque[ResponseStream] = deque()
+
+    def cancel(self) -> None:
+        """Say that nobody waits any more; idempotent. Who still takes gets CANCELLED."""
+        self._requests.clear()
+        for stream in self._streams:
+            stream.cancel()
+
+    async def take(self) -> InferResponse | None:
+        """The next response, None after the last; raises what that request has ended with."""
+        await self._fill()
+        if not self._streams:
+            return None
+        response = await self._streams[0].only()
+        self._streams.popleft()
+        return response
+
+    async def _fill(self) -> None:
+        while self._requests and len(self._streams) < self._limit:
+            try:
+                self._streams.append(self._submit(self._requests[0]))
+            except InferenceError as error:
+                if error.code is not Code.UNAVAILABLE or not self._streams:
+                    raise
+                self._limit = len(self._streams)
+                return
+            self._requests.popleft()
+            if len(self._requests) % BURST == 0:
+                await asyncio.sleep(0)
+
 
 AT_ONCE = 256
 """Texts of one request that are in flight: more than the batches of a model's instances hold."""

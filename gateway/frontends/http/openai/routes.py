@@ -1,6 +1,6 @@
 """Under which paths do OpenAI's clients find what: the list of models, and the endpoints."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import orjson
 from fastapi import APIRouter
@@ -8,12 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway import __version__
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.openai.answers import OpenAiDoor
-from gateway.frontends.http.openai.listing import cards
-from gateway.frontends.http.openai.models import ServedModels
-from gateway.frontends.http.openai.paths import V1, paths_of
+from gateway.frontends.http.openai.models import ServedModels, cards, serves
 from gateway.frontends.http.openai.request_id import request_id_header
 from gateway.openai_exchange import Endpoint
 from gateway.resumption.recordings import Recordings
@@ -22,6 +21,18 @@ from gateway.settings import HttpSettings
 Answer = Callable[[Request], Awaitable[Response]]
 
 BODY = {"requestBody": {"content": {JSON: {"schema": {"type": "object"}}}, "required": True}}
+V1 = ("/v1", "/openai/v1")
+"""The second is where clients of KServe look."""
+
+BARE = (Endpoint.TOKENIZE, Endpoint.DETOKENIZE)
+"""vLLM has these without a version."""
+
+BOTH = (Endpoint.SCORE, Endpoint.RERANK)
+"""vLLM has these with and without a version."""
+
+BARE_PATHS = frozenset(f"/{each}" for each in (*BARE, *BOTH))
+
+READY, NOT_READY = 200, 503
 
 
 class OpenAiRoutes:
@@ -88,3 +99,59 @@ class OpenAiRoutes:
 
 def _json(request: Request, found: object) -> Response:
     return Response(orjson.dumps(found), headers=request_id_header(request), media_type=JSON)
+
+
+class ServerStateRoutes:
+    """`/health`, `/ping`, `/version` and `/load`, with the bodies and statuses of vLLM's server."""
+
+    def __init__(self, dataplane: DataPlane) -> None:
+        self._dataplane = dataplane
+
+    def router(self) -> APIRouter:
+        """The routes, as FastAPI documents them at /docs."""
+        router = APIRouter()
+        for path, endpoint, method in (
+            ("/health", self.health, "GET"),
+            ("/ping", self.health, "GET"),
+            ("/ping", self.health, "POST"),
+            ("/version", self.version, "GET"),
+            ("/load", self.load, "GET"),
+        ):
+            router.add_api_route(path, endpoint, methods=[method], response_class=Response)
+        return router
+
+    async def health(self) -> Response:
+        """200 if the server is ready, as by `/v2/health/ready`, else 503; the body is empty."""
+        ready = not self._dataplane.exiting and await self._dataplane.check_ready()
+        return Response(status_code=READY if ready else NOT_READY)
+
+    async def version(self) -> Response:
+        """The version of this server."""
+        return _plain_json({"version": __version__})
+
+    async def load(self) -> Response:
+        """How many requests are in flight on the models that serve OpenAI's endpoints."""
+        counted = [
+            model.in_flight
+            for model in self._dataplane.models()
+            if any(serves(model.config, endpoint) for endpoint in Endpoint)
+        ]
+        return _plain_json({"server_load": sum(counted)})
+
+
+def _plain_json(found: object) -> Response:
+    return Response(orjson.dumps(found), media_type=JSON)
+
+
+def paths_of(endpoint: Endpoint) -> Sequence[str]:
+    """The paths of an endpoint, the usual one first."""
+    bare = f"/{endpoint}"
+    if endpoint in BARE:
+        return (bare,)
+    versioned = [f"{prefix}/{endpoint}" for prefix in V1]
+    return [*versioned, bare] if endpoint in BOTH else versioned
+
+
+def is_openai(path: str) -> bool:
+    """Whether who asks for this path expects OpenAI's answers, also to what is wrong with it."""
+    return path.startswith(tuple(f"{prefix}/" for prefix in V1)) or path in BARE_PATHS

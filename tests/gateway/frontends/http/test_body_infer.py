@@ -7,8 +7,7 @@ import pytest
 from starlette.types import Message
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.body import MAX_CHUNKS
-from gateway.frontends.http.infer_body import HEADER_LENGTH, header_length, read_infer_body
+from gateway.frontends.http.body import HEADER_LENGTH, MAX_CHUNKS, header_length, read_infer_body
 from gateway.threads import request_threads
 from tests.builders import soon
 

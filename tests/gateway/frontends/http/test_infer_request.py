@@ -12,8 +12,7 @@ import pytest
 from gateway.config import ModelConfig, ModelInput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.infer_request import InferDecoder, Target
-from gateway.frontends.http.requested_outputs import OutputForms
+from gateway.frontends.http.infer_request import InferDecoder, OutputForms, Target
 from gateway.messages import InferRequest, RequestedOutput, SequenceTag, SharedRegion
 from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import NUMPY_TYPES, Datatype

@@ -10,9 +10,13 @@ import pytest
 from gateway.config import ModelConfig, ModelInput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.infer_request import InferDecoder, Target
-from gateway.frontends.http.known_requests import MOST_BYTES, MOST_KNOWN
-from gateway.frontends.http.requested_outputs import OutputForms
+from gateway.frontends.http.infer_request import (
+    MOST_BYTES,
+    MOST_KNOWN,
+    InferDecoder,
+    OutputForms,
+    Target,
+)
 from gateway.messages import InferRequest, SharedRegion
 from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Datatype

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gateway.errors import Code, InferenceError
+from gateway.frontends.http.infer_request import OutputForms, read_outputs
 from gateway.frontends.http.infer_response import EncodedResponse, ResponseEncoder
-from gateway.frontends.http.requested_outputs import OutputForms, read_outputs
 from gateway.messages import InferResponse, RequestedOutput, SharedRegion
 from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor

@@ -3,7 +3,7 @@
 import pytest
 from starlette.types import Scope
 
-from gateway.frontends.http.header_forwarding import HEADER_NAMES, HeaderFilter
+from gateway.frontends.http.request_head import HEADER_NAMES, HeaderFilter
 
 WRITTEN = [(b"X-Tenant", b"a"), (b"x-TENANT", b"b"), (b"Accept", b"\xe9")]
 SCOPE: Scope = {

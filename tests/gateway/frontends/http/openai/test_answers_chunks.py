@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.openai.chunks import ChunkEncoder
+from gateway.frontends.http.openai.answers import ChunkEncoder
 from gateway.messages import InferResponse
 from gateway.openai_exchange import Endpoint, OpenAiRefusal
 from gateway.tensor import join_elements, text_tensor

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import InferenceError
-from gateway.frontends.http.openai.embedding_request import (
+from gateway.frontends.http.openai.embeddings import (
     MOST_TEXTS,
     Encoding,
     read_embedding_request,

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.openai.window import BURST, RequestWindow
+from gateway.frontends.http.openai.embeddings import BURST, RequestWindow
 from gateway.messages import InferRequest
 from gateway.stream import ResponseStream
 from tests.builders import soon, text_request, text_response, texts

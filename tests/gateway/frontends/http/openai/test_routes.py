@@ -9,7 +9,7 @@ import pytest
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.app import build_app
-from gateway.frontends.http.openai.paths import paths_of
+from gateway.frontends.http.openai.routes import paths_of
 from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.openai_exchange import ENDPOINT, REQUEST, Endpoint, OpenAiRefusal

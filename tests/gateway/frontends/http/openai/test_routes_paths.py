@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.frontends.http.openai.paths import is_openai, paths_of
+from gateway.frontends.http.openai.routes import is_openai, paths_of
 from gateway.openai_exchange import Endpoint
 
 
