@@ -4,13 +4,13 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from gateway.errors import Code, InferenceError
+from gateway.frontends.http.asgi_extensions import OnDisconnect
 from gateway.frontends.http.compression import (
     WINDOW_BITS,
     decompress,
@@ -24,9 +24,6 @@ T = TypeVar("T")
 
 MAX_CHUNKS = 65536
 """Non-empty chunks of one body, as Triton limits them."""
-
-WATCH = "watch"
-"""Where a request's state has the function that is told whom to tell when the client has gone."""
 
 
 async def read_body(request: Request, limit: int) -> bytes | bytearray:
@@ -111,35 +108,6 @@ def _too_many_chunks(limit: int) -> InferenceError:
         f"Chunked request body exceeds maximum of {limit} non-empty chunks. Send fewer or larger "
         "HTTP chunks.",
     )
-
-
-class OnDisconnect:
-    """Inside `with`, `leave` is called if the client goes away; the body must have been read.
-
-    The connection itself tells (`WATCH` in the request's state), so that no task has to wait for
-    it; where a request has come without a connection, nobody can leave.
-    """
-
-    __slots__ = ("_leave", "_watch")
-
-    def __init__(self, scope: Scope, leave: Callable[[], object]) -> None:
-        self._watch: Callable[[Callable[[], object] | None], None] | None = scope.get(
-            "state", {}
-        ).get(WATCH)
-        self._leave = leave
-
-    def __enter__(self) -> None:
-        if self._watch is not None:
-            self._watch(self._leave)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._watch is not None:
-            self._watch(None)
 
 
 HEADER_LENGTH = b"inference-header-content-length"

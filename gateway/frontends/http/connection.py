@@ -6,20 +6,25 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from gateway.descriptors import DescriptorReserve
-from gateway.frontends.http.body import WATCH
-from gateway.frontends.http.errors import JSON, error_body
-from gateway.frontends.http.one_write import (
+from gateway.frontends.http.asgi_extensions import (
+    HEADER_NAMES,
+    JOINED_BYTES,
+    OK,
     SEND_PIECE,
     SEND_WHOLE,
+    WATCH,
     Headers,
     Parts,
-    send_piece,
-    send_whole,
+    RequestState,
 )
-from gateway.frontends.http.request_head import HEADER_NAMES
+from gateway.frontends.http.errors import JSON, error_body
 from gateway.frontends.http.time_limits import Deadline, Owed
 from gateway.settings import HttpTimeLimits
 
@@ -65,7 +70,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._framing_bytes = 0
         self._header_names: list[bytes] = []
-        self._leave: Callable[[], None] | None = None
+        self._leave: Callable[[], object] | None = None
         self._answered: RequestResponseCycle | None = None
         self._receiving: RequestResponseCycle | None = None
 
@@ -74,7 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """A request has begun to arrive, and its body has not ended."""
         return not self._in_head
 
-    def watch(self, leave: Callable[[], None] | None) -> None:
+    def watch(self, leave: Callable[[], object] | None) -> None:
         """Have `leave` called if the client goes away, at once if it has gone; None ends that."""
         self._leave = leave
         if leave is None:
@@ -92,7 +97,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._state = {
+        self._state: RequestState = {
             SEND_WHOLE: self._send_whole,
             SEND_PIECE: self._send_piece,
             WATCH: self.watch,
@@ -267,3 +272,39 @@ def _without_upgrade(data: bytes) -> bytes:
     head = data if end < 0 else data[:end]
     found = head.lower().find(UPGRADE)
     return data if found < 0 else data[: found + 2] + b"x-" + data[found + 2 :]
+
+
+async def send_whole(cycle: RequestResponseCycle, headers: Headers, parts: Parts) -> None:
+    """Answer that request with status 200: all that ASGI's two messages do, and as they do it.
+
+    `headers` are ours, and not checked; one of them is the length of the body, which `parts` are.
+    """
+    if cycle.flow.write_paused and not cycle.disconnected:
+        await cycle.flow.drain()
+    if cycle.disconnected:
+        return
+    cycle.response_started = cycle.response_complete = True
+    lines = [b"%b: %b\r\n" % header for header in headers]
+    close = b"" if cycle.keep_alive else b"connection: close\r\n"
+    head = b"".join((STATUS_LINE[OK], *lines, close, b"\r\n"))
+    if sum(map(len, parts)) <= JOINED_BYTES:
+        cycle.transport.write(b"".join((head, *parts)))
+    else:
+        cycle.transport.writelines((head, *parts))
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
+
+
+async def send_piece(cycle: RequestResponseCycle, piece: bytes) -> None:
+    """Send a piece of that request's answer, as ASGI's message would; there is room then."""
+    if cycle.flow.write_paused and not cycle.disconnected:
+        await cycle.flow.drain()
+    if cycle.disconnected:
+        return
+    if cycle.chunked_encoding:
+        piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+    else:
+        cycle.expected_content_length -= len(piece)
+    cycle.transport.write(piece)

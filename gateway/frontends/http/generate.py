@@ -15,7 +15,8 @@ from starlette.types import Scope
 
 from gateway.dataplane import DataPlane
 from gateway.errors import AnsweredError, Code, InferenceError
-from gateway.frontends.http.body import OnDisconnect, decoded, read_body
+from gateway.frontends.http.asgi_extensions import OnDisconnect
+from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON, error_body
 from gateway.frontends.http.generate_codec import (
     ResponseEncoder,

@@ -13,13 +13,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.dataplane import DataPlane
 from gateway.errors import UNEXPECTED, Code, InferenceError
-from gateway.frontends.http.body import (
-    HEADER_LENGTH,
-    InferBody,
+from gateway.frontends.http.asgi_extensions import (
+    NO_STATE,
+    SEND_WHOLE,
     OnDisconnect,
-    off_loop,
-    read_infer_body,
+    RequestState,
+    send_apart,
 )
+from gateway.frontends.http.body import HEADER_LENGTH, InferBody, off_loop, read_infer_body
 from gateway.frontends.http.compression import (
     IDENTITY,
     SUPPORTED,
@@ -35,7 +36,6 @@ from gateway.frontends.http.infer_response import (
     ResponseEncoder,
     takes_long,
 )
-from gateway.frontends.http.one_write import SEND_WHOLE, SendWhole, send_apart
 from gateway.frontends.http.request_head import (
     IDEMPOTENCY_KEY,
     REPLAYED,
@@ -82,7 +82,8 @@ class _Answer:
     parts: Sequence[Buffer]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        send_whole: SendWhole | None = scope.get("state", {}).get(SEND_WHOLE)
+        state: RequestState = scope.get("state", NO_STATE)
+        send_whole = state.get(SEND_WHOLE)
         if send_whole is not None and TRACES not in scope:
             await send_whole(self.headers, self.parts)
         else:

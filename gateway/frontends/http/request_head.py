@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Scope
 
+from gateway.frontends.http.asgi_extensions import HEADER_NAMES, NO_STATE, RequestState
 from gateway.resumption.idempotency import Key
 from gateway.resumption.reader import EventId, RecordingReader, Responses
 from gateway.resumption.recordings import Recordings
@@ -75,10 +76,6 @@ def id_line(event: EventId) -> bytes:
     return b"id: %b\n" % str(event).encode()
 
 
-HEADER_NAMES = "header_names"
-"""Where a request's state has the names of its headers as the client wrote them."""
-
-
 class HeaderFilter:
     """Picks headers by a regular expression that is found in their names, whatever their case."""
 
@@ -90,7 +87,8 @@ class HeaderFilter:
         if self._pattern is None:
             return ()
         values = [value for _, value in scope["headers"]]
-        names = scope.get("state", {}).get(HEADER_NAMES) or [name for name, _ in scope["headers"]]
+        state: RequestState = scope.get("state", NO_STATE)
+        names = state.get(HEADER_NAMES) or [name for name, _ in scope["headers"]]
         return [
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in zip(names, values, strict=True)

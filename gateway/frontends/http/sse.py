@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import UNEXPECTED, InferenceError
-from gateway.frontends.http.body import OnDisconnect
+from gateway.frontends.http.asgi_extensions import OnDisconnect, SendPiece, piece_sender
 from gateway.frontends.http.errors import (
     STATUS,
     error_body,
@@ -22,7 +22,6 @@ from gateway.frontends.http.errors import (
 )
 from gateway.frontends.http.generate_codec import ResponseEncoder
 from gateway.frontends.http.json_tensors import is_large
-from gateway.frontends.http.one_write import SEND_PIECE
 from gateway.frontends.http.request_head import id_line, stream_headers
 from gateway.messages import InferResponse
 from gateway.resumption.reader import RecordingReader, Responses
@@ -51,9 +50,6 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 BETWEEN = b"\n\ndata: "
 """What ends the data of an event and begins that of the next one."""
-
-Put = Callable[[bytes], Awaitable[None]]
-"""Sends a piece of the body; returns when there is room for more."""
 
 
 def event(data: bytes) -> bytes:
@@ -149,17 +145,17 @@ class EventStream(Response):
         }
         await send(start)
         if scope["method"] != "HEAD":
-            await self._send_events(_put(scope, send))
+            await self._send_events(piece_sender(scope, send))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_events(self, put: Put) -> None:
+    async def _send_events(self, put: SendPiece) -> None:
         self._sent_at = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as tasks:
             filler = tasks.create_task(self._fill_silence(put))
             await self._send_batches(put)
             filler.cancel()
 
-    async def _fill_silence(self, put: Put) -> None:
+    async def _fill_silence(self, put: SendPiece) -> None:
         """Send comments while nothing else is sent."""
         time = asyncio.get_running_loop().time
         while True:
@@ -169,7 +165,7 @@ class EventStream(Response):
                 left = self._silence_secs
             await asyncio.sleep(left)
 
-    async def _send_batches(self, put: Put) -> None:
+    async def _send_batches(self, put: SendPiece) -> None:
         time = asyncio.get_running_loop().time
         try:
             batch = self._first if self._first is not None else await self._stream.batch()
@@ -242,15 +238,3 @@ def _leave(stay: asyncio.Timeout) -> None:
     """The client has gone, which may be said more than once."""
     if not stay.expired():
         stay.reschedule(0)
-
-
-def _put(scope: Scope, send: Send) -> Put:
-    """How pieces are sent: by the connection itself where it offers that."""
-    direct: Put | None = scope.get("state", {}).get(SEND_PIECE)
-    if direct is not None:
-        return direct
-
-    async def put(piece: bytes) -> None:
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
-
-    return put

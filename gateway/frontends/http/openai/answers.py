@@ -9,7 +9,8 @@ from starlette.responses import Response
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.body import OnDisconnect, read_body
+from gateway.frontends.http.asgi_extensions import OnDisconnect
+from gateway.frontends.http.body import read_body
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.openai.embeddings import EmbeddingsDoor
 from gateway.frontends.http.openai.errors import written

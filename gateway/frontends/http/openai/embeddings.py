@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.body import OnDisconnect
+from gateway.frontends.http.asgi_extensions import OnDisconnect
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.openai.encoders import Encoder, Vector, encoder_of
 from gateway.frontends.http.openai.errors import refusal

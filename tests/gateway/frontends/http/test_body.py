@@ -2,23 +2,16 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from starlette.requests import Request
-from starlette.types import Message, Scope
+from starlette.types import Message
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.body import (
-    MAX_CHUNKS,
-    WATCH,
-    OnDisconnect,
-    collect,
-    decoded,
-    off_loop,
-    read_body,
-)
+from gateway.frontends.http.asgi_extensions import WATCH
+from gateway.frontends.http.body import MAX_CHUNKS, collect, decoded, off_loop, read_body
 from gateway.threads import LARGE_BYTES, Threads
 from tests.builders import soon
 
@@ -97,45 +90,6 @@ async def test_a_large_body_may_have_any_number_of_chunks() -> None:
     found = await soon(collect(Client(chunks).receive, sizes.append, None))
     assert found == b"".join(chunks)
     assert sizes[-1] == len(chunks)
-
-
-class Connection:
-    """Whom a connection would tell."""
-
-    def __init__(self) -> None:
-        self.told: list[Callable[[], None] | None] = []
-
-    @property
-    def scope(self) -> Scope:
-        return {"type": "http", "state": {WATCH: self.told.append}}
-
-
-def test_the_connection_tells_who_waits_that_the_client_has_gone() -> None:
-    connection, left = Connection(), asyncio.Event()
-    with OnDisconnect(connection.scope, left.set):
-        (leave,) = connection.told
-        assert leave is not None
-        leave()
-    assert left.is_set()
-    assert connection.told[1:] == [None]
-
-
-def test_a_connection_tells_nobody_who_has_failed() -> None:
-    connection = Connection()
-
-    def fail() -> None:
-        with OnDisconnect(connection.scope, lambda: None):
-            raise InferenceError(Code.INTERNAL, "failed")
-
-    with pytest.raises(InferenceError):
-        fail()
-    assert connection.told[1:] == [None]
-
-
-@pytest.mark.parametrize("scope", [{"type": "http"}, {"type": "http", "state": {}}])
-def test_without_a_connection_nobody_leaves(scope: Scope) -> None:
-    with OnDisconnect(scope, lambda: None):
-        pass
 
 
 async def test_a_client_that_disconnects_while_its_body_is_decoded_leaves_no_work_behind() -> None:

@@ -3,7 +3,8 @@
 import pytest
 from starlette.types import Scope
 
-from gateway.frontends.http.request_head import HEADER_NAMES, HeaderFilter
+from gateway.frontends.http.asgi_extensions import HEADER_NAMES
+from gateway.frontends.http.request_head import HeaderFilter
 
 WRITTEN = [(b"X-Tenant", b"a"), (b"x-TENANT", b"b"), (b"Accept", b"\xe9")]
 SCOPE: Scope = {
