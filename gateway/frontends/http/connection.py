@@ -25,7 +25,7 @@ from gateway.frontends.http.asgi_extensions import (
     RequestState,
 )
 from gateway.frontends.http.errors import JSON, error_body
-from gateway.frontends.http.time_limits import Deadline, Owed
+from gateway.frontends.http.time_limits import ClientDeadline, Owed
 from gateway.settings import HttpTimeLimits
 
 log = logging.getLogger("sluice.http")
@@ -63,7 +63,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._send_timeout_secs = send_timeout_secs
         self._limits = limits
         self._reserve = reserve
-        self._deadline: Deadline
+        self._deadline: ClientDeadline
         self._watchdog: asyncio.TimerHandle | None = None
         self._in_head = True
         self._has_begun = False
@@ -103,7 +103,7 @@ class BoundedProtocol(HttpToolsProtocol):
             WATCH: self.watch,
         }
         super().connection_made(transport)
-        self._deadline = Deadline(self.loop, self._limits, self._owed, self._expire)
+        self._deadline = ClientDeadline(self.loop, self._limits, self._owed, self._expire)
         self._reserve.drops(transport)
 
     def _owed(self) -> Owed:

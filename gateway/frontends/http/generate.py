@@ -19,7 +19,7 @@ from gateway.frontends.http.asgi_extensions import OnDisconnect
 from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON, error_body
 from gateway.frontends.http.generate_codec import (
-    ResponseEncoder,
+    GenerateEncoder,
     decode_generate,
     refuse_repeated_inputs,
 )
@@ -144,12 +144,12 @@ class GenerateRoutes:
                 # Server-sent events, 9.2.2: who gets this does not come back once more.
                 return Response(status_code=HTTPStatus.NO_CONTENT)
             asked = reader.recorded
-            encoder = ResponseEncoder(asked.request.model, asked.model.version, asked.request.id)
+            encoder = GenerateEncoder(asked.request.model, asked.model.version, asked.request.id)
             response = self._streamed(reader, first, encoder)
             owner.pop_all()
         return response
 
-    def _streamed(self, stream: Responses, first: First, encoder: ResponseEncoder) -> Response:
+    def _streamed(self, stream: Responses, first: First, encoder: GenerateEncoder) -> Response:
         threads = self._dataplane.threads
         return StreamedResponse(stream, first, encoder, self._settings, threads)
 
@@ -178,10 +178,10 @@ def _call(scope: Scope, model: Model, version: str, received_ns: int, body: Buff
     return _Call(model, wanted, key_of(scope, body), resumable)
 
 
-def _encoder(stream: Responses, call: _Call) -> ResponseEncoder:
+def _encoder(stream: Responses, call: _Call) -> GenerateEncoder:
     # Who joins an earlier request gets the answer of the version that it was made to.
     model = stream.recorded.model if isinstance(stream, RecordingReader) else call.model
-    return ResponseEncoder(call.request.model, model.version, call.request.id)
+    return GenerateEncoder(call.request.model, model.version, call.request.id)
 
 
 def _not_a_stream() -> InferenceError:

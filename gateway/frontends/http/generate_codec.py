@@ -206,7 +206,7 @@ SHORT = 4096
 """Bytes of a text that is written in a moment."""
 
 
-class ResponseEncoder:
+class GenerateEncoder:
     """Encodes the responses of one generate request; what never changes is prepared once."""
 
     def __init__(self, model: str, version: str, request_id: str) -> None:

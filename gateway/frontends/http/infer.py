@@ -33,7 +33,7 @@ from gateway.frontends.http.infer_request import InferDecoder, OutputForms, Targ
 from gateway.frontends.http.infer_response import (
     Answered,
     EncodedResponse,
-    ResponseEncoder,
+    InferEncoder,
     takes_long,
 )
 from gateway.frontends.http.request_head import (
@@ -111,7 +111,7 @@ class InferRoute:
         self._filter = HeaderFilter(settings.header_forward_pattern)
         self._app = app
         self._decoder = InferDecoder(dataplane.shared_memory, settings.max_input_size)
-        self._encoder = ResponseEncoder(dataplane.shared_memory)
+        self._encoder = InferEncoder(dataplane.shared_memory)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None

@@ -25,7 +25,7 @@ INVALID = "<invalid>"
 """How Triton calls the datatype of a name that it does not know."""
 
 
-class Piece(NamedTuple):
+class BinaryInput(NamedTuple):
     """An input whose data are those bytes behind the JSON."""
 
     name: str
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
     end: int
 
 
-class InputReader:
+class InferInputReader:
     """Reads the inputs of one request, and counts the binary data off as they take it.
 
     `limit` is the most bytes that an input given in JSON may have.
@@ -49,7 +49,7 @@ class InputReader:
         self._shared_memory = shared_memory
         self._limit = limit
         self._taken = 0
-        self.pieces: list[Piece] = []
+        self.pieces: list[BinaryInput] = []
         """The inputs from the bytes behind the JSON."""
 
     def read(self, found: Members, request_id: str) -> tuple[Tensor, ...]:
@@ -81,7 +81,7 @@ class InputReader:
             return read_json_input(name, datatype, shape, data, self._limit)
         if source == "binary_data_size":
             start, taken = self._taken, self._take(name, parameters)
-            self.pieces.append(Piece(name, datatype, shape, start, self._taken))
+            self.pieces.append(BinaryInput(name, datatype, shape, start, self._taken))
             return Tensor(name, datatype, shape, taken)
         region = read_region(parameters)
         return Tensor(name, datatype, shape, self._shared_memory.read(region, datatype))

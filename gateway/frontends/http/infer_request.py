@@ -6,7 +6,12 @@ from typing import NamedTuple
 
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.infer_inputs import InputReader, Piece, raw_input, read_region
+from gateway.frontends.http.infer_inputs import (
+    BinaryInput,
+    InferInputReader,
+    raw_input,
+    read_region,
+)
 from gateway.frontends.http.json_object import (
     Members,
     array_member,
@@ -17,7 +22,7 @@ from gateway.frontends.http.json_object import (
     string_member,
 )
 from gateway.frontends.http.request_parameters import (
-    RequestParameters,
+    InferParameters,
     read_parameters,
     with_headers,
 )
@@ -118,8 +123,8 @@ class KnownRequest(NamedTuple):
 
     size: int
     id: str
-    parameters: RequestParameters
-    pieces: Sequence[Piece]
+    parameters: InferParameters
+    pieces: Sequence[BinaryInput]
     outputs: tuple[RequestedOutput, ...]
     forms: OutputForms
 
@@ -196,7 +201,7 @@ class InferDecoder:
         found = parse_request(header)
         request_id = string_member(found, "id") if "id" in found else ""
         parameters = read_parameters(found)
-        reader = InputReader(target.config, binary, self._shared_memory, self._limit)
+        reader = InferInputReader(target.config, binary, self._shared_memory, self._limit)
         inputs = reader.read(found, request_id)
         outputs, forms = read_outputs(found, self._shared_memory, default=parameters.binary_output)
         meaning = KnownRequest(len(binary), request_id, parameters, reader.pieces, outputs, forms)

@@ -48,7 +48,7 @@ class EncodedResponse(NamedTuple):
         return any(map(len, self.blobs))
 
 
-class ResponseEncoder:
+class InferEncoder:
     """Encodes responses, and writes what belongs into shared memory."""
 
     def __init__(self, shared_memory: SharedMemory) -> None:

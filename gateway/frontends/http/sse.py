@@ -20,7 +20,7 @@ from gateway.frontends.http.errors import (
     retry_after,
     status_of,
 )
-from gateway.frontends.http.generate_codec import ResponseEncoder
+from gateway.frontends.http.generate_codec import GenerateEncoder
 from gateway.frontends.http.json_tensors import is_large
 from gateway.frontends.http.request_head import id_line, stream_headers
 from gateway.messages import InferResponse
@@ -197,7 +197,7 @@ class StreamedResponse(EventStream):
         self,
         stream: Responses,
         first: First,
-        encoder: ResponseEncoder,
+        encoder: GenerateEncoder,
         settings: HttpSettings,
         threads: Threads,
     ) -> None:

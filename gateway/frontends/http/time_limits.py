@@ -22,7 +22,7 @@ class Owed(Enum):
     """The first byte of a request."""
 
 
-class Deadline:
+class ClientDeadline:
     """Calls `expire` once, when the client has owed the same bytes for too long.
 
     One timer serves a connection for its life. It looks as often as the shortest limit, so a

@@ -15,7 +15,7 @@ from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.openai.embeddings import EmbeddingsDoor
 from gateway.frontends.http.openai.errors import written
 from gateway.frontends.http.openai.models import ServedModels
-from gateway.frontends.http.openai.request import STREAMING, Call, read_call
+from gateway.frontends.http.openai.request import STREAMING, OpenAiCall, read_call
 from gateway.frontends.http.openai.request_id import own_id, request_id_header
 from gateway.frontends.http.request_head import (
     LAST_EVENT_ID,
@@ -175,7 +175,7 @@ class OpenAiDoor:
             owner.pop_all()
         return response
 
-    def _infer(self, request: Request, call: Call, model: Model) -> Responses:
+    def _infer(self, request: Request, call: OpenAiCall, model: Model) -> Responses:
         infer_request = InferRequest(
             model=model.name,
             id=own_id(request, call.members),

@@ -22,9 +22,9 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.asgi_extensions import OnDisconnect
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.openai.encoders import Encoder, Vector, encoder_of
+from gateway.frontends.http.openai.encoders import TextEncoder, Vector, encoder_of
 from gateway.frontends.http.openai.errors import refusal
-from gateway.frontends.http.openai.request import Call
+from gateway.frontends.http.openai.request import OpenAiCall
 from gateway.frontends.http.openai.request_id import request_id, request_id_header
 from gateway.frontends.http.tracing import infer
 from gateway.messages import InferRequest, InferResponse
@@ -165,7 +165,7 @@ class EmbeddingsDoor:
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
 
-    async def answer(self, request: Request, call: Call, model: Model) -> Response:
+    async def answer(self, request: Request, call: OpenAiCall, model: Model) -> Response:
         """The embeddings of all texts; the first error of any is that of the request."""
         encoder = encoder_of(model.config)
         assert encoder is not None  # noqa: S101 - or it would not serve the endpoint
@@ -183,7 +183,7 @@ class EmbeddingsDoor:
 class _Items:
     """The JSON of each embedding, in the order of the texts."""
 
-    def __init__(self, encoder: Encoder, asked: EmbeddingRequest) -> None:
+    def __init__(self, encoder: TextEncoder, asked: EmbeddingRequest) -> None:
         self._encoder = encoder
         self._asked = asked
         self._written: list[bytes] = []

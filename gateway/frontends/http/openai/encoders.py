@@ -23,7 +23,7 @@ Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Encoder:
+class TextEncoder:
     """How a model embeds one text; `size` is how many numbers make an embedding."""
 
     model: str
@@ -62,13 +62,13 @@ class Encoder:
         return 0 if output is None else int(output.array().sum())
 
 
-def encoder_of(config: ModelConfig) -> Encoder | None:
+def encoder_of(config: ModelConfig) -> TextEncoder | None:
     """How a model of this config embeds a text; None if it does not."""
     required = [each for each in config.input if not each.optional]
     vectors = [each for each in config.output if _is_vector(each)]
     if len(required) != 1 or len(vectors) != 1 or not _is_text(required[0]):
         return None
-    return Encoder(
+    return TextEncoder(
         model=config.name,
         input=required[0].name,
         shape=(1,) * len(config.wire_shape(required[0])),

@@ -55,7 +55,7 @@ MAX_SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OpenAiCall:
     """One request: its bytes, their members, the model they name ("" if none), if it streams.
 
     `received_ns` is when it came (`time.perf_counter_ns`).
@@ -69,7 +69,9 @@ class Call:
     stream: bool
 
 
-async def read_call(request: Request, endpoint: Endpoint, limit: int, threads: Threads) -> Call:
+async def read_call(
+    request: Request, endpoint: Endpoint, limit: int, threads: Threads
+) -> OpenAiCall:
     """The request; INVALID_ARG if its body is not declared as JSON, too large, no object, or wrong.
 
     Of members with one name the last counts, as for the models that read the body themselves.
@@ -80,10 +82,12 @@ async def read_call(request: Request, endpoint: Endpoint, limit: int, threads: T
     return await decoded(threads, request.scope, partial(_call, endpoint, received_ns), body)
 
 
-def _call(endpoint: Endpoint, received_ns: int, body: Buffer) -> Call:
+def _call(endpoint: Endpoint, received_ns: int, body: Buffer) -> OpenAiCall:
     body = bytes(body)
     members = _parse(body)
-    return Call(endpoint, received_ns, body, members, _model(members), _stream(members, endpoint))
+    return OpenAiCall(
+        endpoint, received_ns, body, members, _model(members), _stream(members, endpoint)
+    )
 
 
 def _check_type(request: Request) -> None:

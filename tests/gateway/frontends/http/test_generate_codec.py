@@ -12,7 +12,7 @@ from gateway.config.data_type import DataType
 from gateway.config.scheduling import SequenceBatching
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.generate_codec import (
-    ResponseEncoder,
+    GenerateEncoder,
     decode_generate,
     fit_shape,
 )
@@ -315,7 +315,7 @@ def test_json_for_a_bytes_input_travels_as_text(value: object) -> None:
 
 def encoded(*outputs: Tensor, request_id: str = "", **parameters: Any) -> str:
     response = InferResponse(outputs=outputs, parameters=parameters)
-    return ResponseEncoder("m", "1", request_id).encode(response).decode()
+    return GenerateEncoder("m", "1", request_id).encode(response).decode()
 
 
 def numbers(datatype: Datatype, values: list[object], name: str = "Y") -> Tensor:
@@ -324,7 +324,7 @@ def numbers(datatype: Datatype, values: list[object], name: str = "Y") -> Tensor
 
 def test_a_response_is_one_compact_object() -> None:
     response = text_response("hello")
-    assert ResponseEncoder("llm", "1", "r1").encode(response) == (
+    assert GenerateEncoder("llm", "1", "r1").encode(response) == (
         b'{"id":"r1","model_name":"llm","model_version":"1","text_output":"hello"}'
     )
 
@@ -401,7 +401,7 @@ def test_half_precision_does_not_leave_by_json(datatype: Datatype) -> None:
 
 
 def test_an_encoder_serves_many_responses() -> None:
-    encoder = ResponseEncoder("m", "1", "")
+    encoder = GenerateEncoder("m", "1", "")
     found = [encoder.encode(text_response(text)) for text in ("a", "b")]
     assert [json.loads(each)["text_output"] for each in found] == ["a", "b"]
 
@@ -476,5 +476,5 @@ def test_a_tag_of_another_kind_is_refused(tags: dict[str, Any], code: Code) -> N
 
 def test_that_a_request_was_interrupted_is_data() -> None:
     assert has_data(INTERRUPTED)
-    encoded = json.loads(ResponseEncoder("m", "1", "a").encode(INTERRUPTED))
+    encoded = json.loads(GenerateEncoder("m", "1", "a").encode(INTERRUPTED))
     assert encoded == {"cancelled": True, "id": "a", "model_name": "m", "model_version": "1"}

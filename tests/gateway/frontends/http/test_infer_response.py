@@ -12,7 +12,7 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.infer_request import OutputForms, read_outputs
-from gateway.frontends.http.infer_response import EncodedResponse, ResponseEncoder
+from gateway.frontends.http.infer_response import EncodedResponse, InferEncoder
 from gateway.messages import InferResponse, RequestedOutput, SharedRegion
 from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
@@ -53,7 +53,7 @@ def encode(
     parameters: Mapping[str, Any] | None = None,
 ) -> EncodedResponse:
     response = InferResponse(outputs=outputs, parameters=parameters or {}, final=True)
-    encoder = ResponseEncoder(memory or SharedMemory())
+    encoder = InferEncoder(memory or SharedMemory())
     return encoder.encode(Labelled(), request_id, response, forms)  # type: ignore[arg-type]
 
 
@@ -161,7 +161,7 @@ def test_an_output_in_shared_memory_is_only_described() -> None:
 def test_what_is_all_binary_is_told_as_any_other_response() -> None:
     # The quick way is taken only if that is known beforehand: both are asked for each response.
     chance, memory = random.Random(5), SharedMemory()
-    encoder = ResponseEncoder(memory)
+    encoder = InferEncoder(memory)
     for _ in range(500):
         names = chance.sample(["Y", "N", 'with "quotes"', "é"], chance.randrange(4))
         shapes = [(chance.randrange(3), chance.randrange(1, 3)) for _ in names]

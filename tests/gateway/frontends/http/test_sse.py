@@ -7,7 +7,7 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http import sse
-from gateway.frontends.http.generate_codec import ResponseEncoder
+from gateway.frontends.http.generate_codec import GenerateEncoder
 from gateway.frontends.http.sse import StreamedResponse, event
 from gateway.messages import InferResponse
 from gateway.settings import HttpSettings
@@ -35,7 +35,7 @@ def streamed(
     first: list[InferResponse] | None = None,
     settings: HttpSettings = PATIENT,
 ) -> Exchange:
-    encoder = ResponseEncoder("m", "1", "")
+    encoder = GenerateEncoder("m", "1", "")
     return Exchange(StreamedResponse(stream, first, encoder, settings, Threads("encoding", 1)))
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gateway.frontends.http.time_limits import HELD_SECS, Deadline, Owed
+from gateway.frontends.http.time_limits import HELD_SECS, ClientDeadline, Owed
 from gateway.settings import HttpTimeLimits
 from tests.builders import soon
 
@@ -20,7 +20,7 @@ class Debtor:
         loop = asyncio.get_running_loop()
         self.owed = owed
         self.expired: asyncio.Future[tuple[Owed, float]] = loop.create_future()
-        self.deadline = Deadline(
+        self.deadline = ClientDeadline(
             loop, limits, lambda: self.owed, lambda *found: self.expired.set_result(found)
         )
 

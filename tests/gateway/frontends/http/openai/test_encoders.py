@@ -8,7 +8,7 @@ import pytest
 from gateway.config import ModelConfig
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.openai.encoders import Encoder, encoder_of
+from gateway.frontends.http.openai.encoders import TextEncoder, encoder_of
 from gateway.messages import InferResponse
 from gateway.tensor import Datatype, array_tensor
 from tests.gateway.frontends.http.openai.conftest import ENCODER, tensor_in, tensor_out
@@ -17,7 +17,7 @@ FP32, INT64 = DataType.TYPE_FP32, DataType.TYPE_INT64
 TOKENS = tensor_out("num_input_tokens", DataType.TYPE_UINT32)
 
 
-def encoder(config: ModelConfig = ENCODER) -> Encoder:
+def encoder(config: ModelConfig = ENCODER) -> TextEncoder:
     found = encoder_of(config)
     assert found is not None
     return found
