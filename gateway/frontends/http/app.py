@@ -1,4 +1,4 @@
-"""The HTTP application: its routes, and what an error becomes."""
+"""The HTTP applications: all routes of the server, and the page of metrics on its own port."""
 
 from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
@@ -43,9 +43,9 @@ def build_app(
     playground: PlaygroundRoutes | None = None,
     recordings: Recordings | None = None,
 ) -> ASGIApp:
-    """A FastAPI application whose hot routes are plain ones, and infer in front of it.
+    """A FastAPI application with Starlette routes for hot paths, and `infer` in front of it.
 
-    The page at /docs needs nothing from other servers. Without `playground` there is none at /.
+    The page at /docs loads nothing from other servers. Without `playground` there is no page at /.
     """
     app = FastAPIOffline(
         title="Sluice",
@@ -89,7 +89,7 @@ async def _not_routed(request: Request, error: Exception) -> Response:
         answer = openai_error(request, error.status_code, body)
     else:
         answer = plain_error(error.status_code, error.detail)
-    answer.headers.update(error.headers or {})  # of 405 what is allowed
+    answer.headers.update(error.headers or {})  # 405 has Allow
     return answer
 
 
@@ -98,7 +98,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    # Starlette logs the traceback where it catches the exception; the client learns nothing of it.
+    # Starlette logs the traceback where it catches the exception; the client does not get it.
     if is_openai(request.url.path):
         return openai_refused(request, UNEXPECTED)
     return error_response(UNEXPECTED)
@@ -111,9 +111,9 @@ def build_metrics_app(
     recordings: RecordingsReader = no_recordings,
     frontends: FrontendsReader = no_frontends,
 ) -> Starlette:
-    """An application with one page; what it shows is read when it is asked for.
+    """An application with the page `/metrics`, rendered for each request.
 
-    Every other path is, as on Triton, an empty page.
+    Every other path is an empty page, as on Triton.
     """
     page = MetricsPage(dataplane, settings, cache, recordings, frontends)
 

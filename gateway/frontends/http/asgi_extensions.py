@@ -41,7 +41,7 @@ class RequestState(TypedDict, total=False):
 
 
 NO_STATE: RequestState = {}
-"""The state of a request that has come without a connection of ours."""
+"""The state of a request without a connection of ours."""
 
 OK = 200
 JOINED_BYTES = 64 * 1024

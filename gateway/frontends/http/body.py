@@ -1,4 +1,4 @@
-"""Reading a request's body within its limits, and noticing that its client has gone."""
+"""Request bodies: read within limits, decompressed, divided into JSON and binary data."""
 
 import asyncio
 import re
@@ -27,7 +27,7 @@ MAX_CHUNKS = 65536
 
 
 async def read_body(request: Request, limit: int) -> bytes | bytearray:
-    """The whole body, not copied if it is large.
+    """The whole body; a large one is not copied.
 
     INVALID_ARG beyond `limit` bytes or MAX_CHUNKS chunks; CANCELLED if the client disconnects.
     """
@@ -69,9 +69,9 @@ async def off_loop(
 async def collect(
     receive: Receive, check: Callable[[int], None], max_chunks: int | None = MAX_CHUNKS
 ) -> bytes | bytearray:
-    """The whole body, held once; `check` raises for the size of a part that is too much already.
+    """The whole body, held once; `check` raises if the size so far exceeds its limit.
 
-    INVALID_ARG beyond `max_chunks` chunks, CANCELLED if the client leaves before its end.
+    INVALID_ARG beyond `max_chunks` chunks, CANCELLED if the client disconnects before the end.
     """
     message = await receive()
     body = message.get("body", b"")
@@ -89,11 +89,11 @@ async def collect(
         if not message.get("more_body", False):
             return found
         message = await receive()
-    raise InferenceError(Code.CANCELLED, "the client left before its request was whole")
+    raise InferenceError(Code.CANCELLED, "client disconnected before the request body was complete")
 
 
 def check_json_size(limit: int, size: int) -> None:
-    """Raise INVALID_ARG if so many bytes of JSON are too much."""
+    """Raise INVALID_ARG if JSON of `size` bytes exceeds `limit`."""
     if size > limit:
         raise InferenceError(
             Code.INVALID_ARG,
@@ -114,26 +114,26 @@ HEADER_LENGTH = b"inference-header-content-length"
 INTEGER = re.compile(r"[+-]?\d+")
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 SHORT_NUMBER = 10
-"""With fewer digits than that no number is too large."""
+"""A number with fewer digits is in range."""
 
 Headers = Mapping[bytes, bytes]
 """A request's headers by lower-case name."""
 
 InferBody = tuple[bytes | memoryview | None, memoryview]
-"""The JSON, and what follows it; without JSON all of it is the data of one input (raw request).
+"""The JSON and the bytes behind it. None as JSON: all bytes are one input (raw binary request).
 
-Large JSON is a view.
+JSON of more than LARGE_BYTES is a view.
 """
 
 
 async def read_infer_body(
     receive: Receive, headers: Headers, encoding: str, limit: int, threads: Threads
 ) -> InferBody:
-    """Read a body of that encoding, and divide it.
+    """Read and divide a body with that content encoding.
 
-    `limit` is the most bytes of the JSON, of a raw request, and of a body that is decompressed;
-    binary data behind the JSON has none, as in Triton: the server holds what has arrived, once.
-    Raises INVALID_ARG for what is too large or does not fit its announcements.
+    `limit` is the maximum in bytes of the JSON, of a raw request, and of a decompressed body.
+    Binary data behind the JSON has no limit, as in Triton. Raises INVALID_ARG for a part that is
+    too large or contradicts its headers.
     """
     length = header_length(headers)
     announced = _announced(headers)
@@ -148,7 +148,7 @@ async def read_infer_body(
 
 
 def divide(body: bytes | bytearray, length: int | None, limit: int) -> InferBody:
-    """Divide a body behind its first `length` bytes; None is a body without that header."""
+    """Divide a body behind its first `length` bytes; None: the request lacks that header."""
     view = memoryview(body).toreadonly()
     if length == 0 or not body:
         _check_raw(limit, len(body))
@@ -166,9 +166,9 @@ def _json(view: memoryview) -> bytes | memoryview:
 
 
 def header_length(headers: Headers) -> int | None:
-    """The number of bytes that are JSON, None if the client does not say; may be negative.
+    """The length of the JSON in bytes, None without that header; it may be negative.
 
-    INVALID_ARG if it is not a number of 32 bits.
+    INVALID_ARG unless it is a 32-bit integer (binary tensor data extension).
     """
     value = headers.get(HEADER_LENGTH)
     if value is None:
@@ -191,14 +191,14 @@ def header_length(headers: Headers) -> int | None:
 
 
 def _announced(headers: Headers) -> int | None:
-    """The size of the body as its head tells it; 0 for a request that has none."""
+    """The size of the body by its headers; 0 without a body, None if it is chunked."""
     if b"transfer-encoding" in headers:
         return None
     return int(headers.get(b"content-length", b"0"))
 
 
 def _check_announced(length: int | None, limit: int, size: int) -> None:
-    """Refuse a body by its announced size, before any of it is read."""
+    """Refuse a body by its announced size, before reading it."""
     if length:
         _check_range(length, size)
         check_json_size(limit, length)
@@ -207,7 +207,7 @@ def _check_announced(length: int | None, limit: int, size: int) -> None:
 
 
 def _check_part(length: int | None, limit: int, size: int) -> None:
-    """Refuse a body when a part of it is too much already."""
+    """Refuse a body as soon as a part exceeds its limit."""
     if length is None:
         check_json_size(limit, size)
     elif length == 0:

@@ -1,4 +1,4 @@
-"""Health, metadata, configuration and statistics over HTTP."""
+"""Control routes of the v2 protocol: health, metadata, statistics, cancel, logging, traces."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -27,6 +27,18 @@ from gateway.observability.tracer import BOUNDS, LEVEL, read_trace_settings, sho
 from gateway.running_requests import RequestName
 from gateway.settings import HttpSettings
 
+CANCEL = "/requests/{request_id:path}/cancel"
+"""An id may contain slashes."""
+
+LOGGING = "/v2/logging"
+READERS = {
+    "log_info": boolean_member,
+    "log_warning": boolean_member,
+    "log_error": boolean_member,
+    VERBOSE: unsigned_member,
+    FORMAT: string_member,
+}
+
 
 async def _version(request: Request) -> str:
     return version_of(request)
@@ -36,7 +48,7 @@ Version = Annotated[str, Depends(_version)]
 
 
 class ControlRoutes:
-    """The management routes of the v2 protocol."""
+    """Health, metadata, configuration and statistics of the server and its models."""
 
     def __init__(self, dataplane: DataPlane, server_id: str) -> None:
         self._dataplane = dataplane
@@ -66,13 +78,13 @@ class ControlRoutes:
         ]
 
     async def live(self) -> Response:
-        """Whether the process serves requests at all."""
+        """Whether the process serves requests."""
         if self._dataplane.exiting:
             return plain_error(503, "Server exiting")
         return Response()
 
     async def ready(self) -> Response:
-        """Whether every model that should be served is ready; 400 while not, as Triton."""
+        """Whether every model that should be served is ready; if not, 400, as on Triton."""
         if self._dataplane.exiting:
             return plain_error(503, "Server exiting")
         return Response(status_code=200 if await self._dataplane.check_ready() else 400)
@@ -94,7 +106,7 @@ class ControlRoutes:
         return Response()
 
     async def config(self, model: str, version: Version) -> Response:
-        """The model's configuration as it is in force."""
+        """The model's configuration in force."""
         return _json(pbtxt.to_json(self._dataplane.model(model, version).config))
 
     async def statistics(self, model: str, version: Version) -> Response:
@@ -105,14 +117,6 @@ class ControlRoutes:
     async def all_statistics(self) -> Response:
         """Statistics of every ready version of every model."""
         return _json({"model_stats": metadata.statistics(self._dataplane, "", "")})
-
-
-def _json(found: Any) -> Response:
-    return Response(orjson.dumps(found), media_type=JSON)
-
-
-CANCEL = "/requests/{request_id:path}/cancel"
-"""An id may have slashes."""
 
 
 class CancelRoutes:
@@ -131,23 +135,13 @@ class CancelRoutes:
         return router
 
     async def cancel(self, request: Request, model: str, request_id: str) -> Response:
-        """Stop every request of that id on that model; 404 if none runs."""
+        """Cancel every request with that id on that model; 404 if there is none."""
         self._dataplane.cancel(RequestName(model, version_of(request), request_id))
         return Response(b"{}", media_type=JSON)
 
 
-PATH = "/v2/logging"
-READERS = {
-    "log_info": boolean_member,
-    "log_warning": boolean_member,
-    "log_error": boolean_member,
-    VERBOSE: unsigned_member,
-    FORMAT: string_member,
-}
-
-
 class LogRoutes:
-    """Reads and changes what is logged, and how (logging extension)."""
+    """Reads and changes the log settings (logging extension)."""
 
     def __init__(self, dataplane: DataPlane, settings: HttpSettings) -> None:
         self._log = dataplane.log
@@ -157,8 +151,8 @@ class LogRoutes:
     def router(self) -> APIRouter:
         """The routes, as FastAPI documents them at /docs."""
         router = APIRouter()
-        router.add_api_route(PATH, self.show, methods=["GET"], response_class=Response)
-        router.add_api_route(PATH, self.change, methods=["POST"], response_class=Response)
+        router.add_api_route(LOGGING, self.show, methods=["GET"], response_class=Response)
+        router.add_api_route(LOGGING, self.change, methods=["POST"], response_class=Response)
         return router
 
     async def show(self) -> Response:
@@ -166,7 +160,7 @@ class LogRoutes:
         return Response(orjson.dumps(show_log_settings(self._log.settings)), media_type=JSON)
 
     async def change(self, request: Request) -> Response:
-        """Change the settings that the body names; null leaves one as it is."""
+        """Change the settings in the body; null leaves one unchanged."""
         body = await read_body(request, self._max_input_size)
         members = await decoded(self._threads, request.scope, parse_json_object, body)
         given = {name: value for name, value in members.items() if value is not None}
@@ -175,7 +169,7 @@ class LogRoutes:
 
 
 def refused_format(text: str) -> InferenceError:
-    """Triton answers 503 here, and INVALID_ARGUMENT over gRPC."""
+    """The error for a log format: 503, as on Triton; INVALID_ARGUMENT over gRPC."""
     return InferenceError(Code.UNAVAILABLE, f"invalid argument for --log_format, got: {text}")
 
 
@@ -187,7 +181,7 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class TraceRoutes:
-    """Reads and changes what is traced (trace extension)."""
+    """Reads and changes the trace settings, of all models or of one (trace extension)."""
 
     def __init__(self, dataplane: DataPlane, settings: HttpSettings) -> None:
         self._dataplane = dataplane
@@ -207,7 +201,7 @@ class TraceRoutes:
         return self._settings(self._model(request))
 
     async def change(self, request: Request) -> Response:
-        """Change the settings that the body names; null lets one fall back."""
+        """Change the settings in the body; null resets one."""
         model = self._model(request)
         body = await read_body(request, self._max_input_size)
         members = await decoded(self._threads, request.scope, parse_json_object, body)
@@ -216,7 +210,7 @@ class TraceRoutes:
         return self._settings(model)
 
     def _model(self, request: Request) -> str:
-        """The model that is meant, "" for all; InferenceError if there is none of that name."""
+        """The model in the path, "" for all; InferenceError if the model is unknown."""
         name: str = request.path_params.get("model", "")
         return self._dataplane.model(name).name if name else ""
 
@@ -226,7 +220,7 @@ class TraceRoutes:
 
 
 def _texts(name: str, value: Any) -> Sequence[str] | None:
-    """A value as the trace settings take it; InferenceError INTERNAL if it is of another kind."""
+    """A value of a trace setting as texts; InferenceError INTERNAL for one of another kind."""
     if value is None or name not in {LEVEL, *BOUNDS}:
         return None
     if name != LEVEL:
@@ -236,3 +230,7 @@ def _texts(name: str, value: Any) -> Sequence[str] | None:
     if not all(isinstance(each, str) for each in value):
         raise mismatch(name, STRING)
     return [str(each) for each in value]
+
+
+def _json(found: Any) -> Response:
+    return Response(orjson.dumps(found), media_type=JSON)

@@ -1,4 +1,4 @@
-"""JSON to messages and back for the generate extension; no I/O."""
+"""Codec of the generate extension: JSON to messages and back; no I/O."""
 
 import json
 import math
@@ -21,17 +21,28 @@ from gateway.messages import InferRequest, InferResponse, SequenceTag, request_p
 from gateway.tensor import Buffer, Datatype, Tensor
 
 NESTED = "parameters"
-"""The member whose members count as if they stood outside."""
+"""The member whose own members are read as members of the request."""
 STRUCTURED_INPUT = "sampling_parameters"
-"""A model with this input follows the generation contract: its parameters may be any JSON."""
+"""A model with this input has the generation contract: its parameters may be any JSON."""
 TAGS = ("sequence_id", "sequence_start", "sequence_end")
-"""Where a request stands in its conversation; of other models parameters as any, as on Triton."""
+"""The place of a request in a conversation; ordinary parameters of other models, as on Triton."""
+
+LAST_MEMBER = "model_version"
+"""An output whose name sorts after this one can follow the constant members."""
+
+SHORT = 4096
+"""Bytes of a text that is written on the event loop."""
+
+BEFORE_VALUE = rb"(?=[ \t\r\n]*+:)"
+"""Matches behind the name of a member, and behind no other string."""
+MARK = "\u0001sluice\u0001"
+"""A suffix that makes the name of a member unique."""
 
 
 def decode_generate(
     members: Mapping[str, Any], config: ModelConfig, version: str = ""
 ) -> InferRequest:
-    """A generate request (generate extension): inputs by name, all else parameters.
+    """A generate request: inputs by name, all other members are parameters (generate extension).
 
     Raises InferenceError with Triton's texts.
     """
@@ -148,7 +159,7 @@ def _tensor(expected: ModelInput, shape: Sequence[int], value: Any) -> Tensor:
 
 
 def _large_tensor(expected: ModelInput, shape: Sequence[int], value: LargeArray) -> Tensor:
-    """Numbers, packed part by part."""
+    """Numbers, packed in parts."""
     packed, count = [], 0
     for part in value.parts():
         packed.append(pack(expected.datatype, part, expected.name))
@@ -158,7 +169,7 @@ def _large_tensor(expected: ModelInput, shape: Sequence[int], value: LargeArray)
 
 
 def _is_structure(value: Any) -> bool:
-    """JSON that a BYTES input takes as text: an object, or a list that holds objects."""
+    """Whether a BYTES input takes the JSON as text: an object, or a list with objects or lists."""
     return isinstance(value, dict) or (
         isinstance(value, list) and any(isinstance(each, dict | list) for each in value)
     )
@@ -174,7 +185,7 @@ def _as_text(structure: Any, name: str) -> str:
 
 
 def fit_shape(shape: Sequence[int], count: int, name: str) -> tuple[int, ...]:
-    """Distribute `count` elements over a shape: the innermost -1 takes what fixed dims leave."""
+    """A shape for `count` elements: the innermost -1 takes the quotient by all fixed dims."""
     left = count
     fitted: list[int] = []
     taken = False
@@ -198,16 +209,8 @@ def _unfitting(name: str) -> InferenceError:
     )
 
 
-LAST_MEMBER = "model_version"
-"""An output whose name is not after this one is no suffix of what every response begins with."""
-
-
-SHORT = 4096
-"""Bytes of a text that is written in a moment."""
-
-
 class GenerateEncoder:
-    """Encodes the responses of one generate request; what never changes is prepared once."""
+    """Encodes the responses of one generate request; constant members are encoded once."""
 
     def __init__(self, model: str, version: str, request_id: str) -> None:
         self._members = {"model_name": model, "model_version": version}
@@ -217,11 +220,11 @@ class GenerateEncoder:
         self._prefixes: dict[str, bytes] = {}
 
     def encode(self, response: InferResponse) -> bytes:
-        """One JSON object: parameters and outputs, keys sorted by name; or the error."""
+        """One JSON object: parameters and outputs with sorted keys, or the error."""
         return self.encode_text(response) or self._encode_any(response)
 
     def encode_text(self, response: InferResponse) -> bytes | None:
-        """The same of a response that is one short text, as tokens are; None of any other."""
+        """The same for a response with one short text, such as a token; None for any other."""
         if len(response.outputs) == 1 and not response.parameters:
             output = response.outputs[0]
             data, is_last = output.data, output.name > LAST_MEMBER
@@ -255,27 +258,21 @@ def _value(output: Tensor) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """A value of one element or parameter; JSON has no NaN or infinity, Triton writes Python's."""
+    """An element or a parameter; NaN and infinities become Python's literals, as on Triton."""
     if type(value) is float and not math.isfinite(value):
         return orjson.Fragment(json.dumps(value))
     return value
 
 
-BEFORE_VALUE = rb"(?=[ \t\r\n]*+:)"
-"""What follows the name of a member, and no other string."""
-MARK = "\u0001sluice\u0001"
-"""Behind the name of a member that has been made unlike all others."""
-
-
 def refuse_repeated_inputs(body: Buffer, members: Mapping[str, Any], config: ModelConfig) -> None:
-    """Raise INVALID_ARG with Triton's text if an input stands twice in that body.
+    """Raise INVALID_ARG with Triton's text if an input occurs twice in the body.
 
-    `members` is the body parsed, which is parsed again only if the name of an input occurs twice.
-    A name with needless escapes is not found.
+    `members` is the parsed body. It is parsed again only if the name of an input occurs twice.
+    Names with needless escapes are not found.
     """
     text = body if isinstance(body, bytes | bytearray) else bytes(body)
     if text.count(b":") == len(members):
-        return  # each member has a colon, so there is no other member
+        return  # one colon per member: there is no other member
     for each in config.input:
         key = orjson.dumps(each.name)
         if text.count(key) > 1:

@@ -1,4 +1,4 @@
-"""v2 infer over HTTP, in front of the application that has all other routes."""
+"""The route `infer` of the v2 protocol, in front of the application with all other routes."""
 
 import logging
 import re
@@ -64,7 +64,7 @@ AS_BINARY = (b"content-type", b"application/octet-stream")
 
 
 class _Call(NamedTuple):
-    """One request as it came in."""
+    """One request before its body is read."""
 
     scope: Scope
     receive: Receive
@@ -76,7 +76,7 @@ class _Call(NamedTuple):
 
 @dataclass(slots=True)
 class _Answer:
-    """A successful response as it goes out."""
+    """A successful response, encoded."""
 
     headers: list[tuple[bytes, bytes]]
     parts: Sequence[Buffer]
@@ -93,8 +93,8 @@ class _Answer:
 class InferRoute:
     """`POST /v2/models/{model}[/versions/{version}]/infer`; all other requests go to `app`.
 
-    It stands before the application's middleware and its table of routes, because it is the one
-    request that comes thousands of times a second.
+    It stands before the application's middleware and table of routes, since clients send this
+    request thousands of times per second.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class InferRoute:
         except InferenceError as error:
             return refused(call.scope["path"], error)
         except Exception:
-            # Around one request in a frontend: the client learns nothing of what is in the log.
+            # Around one request in a frontend: the log has the traceback, the client a fixed text.
             log.exception("request failed unexpectedly")
             return error_response(UNEXPECTED)
 
@@ -181,7 +181,7 @@ class InferRoute:
     async def _infer_once(
         self, call: _Call, model: Model, request: InferRequest, body: InferBody
     ) -> RecordingReader:
-        """The request, or the one that was made before with its idempotency key."""
+        """The request, or the earlier one with its idempotency key."""
         header, binary = body
         length = b"" if header is None else b"%d" % len(header)
         parts = length, header or b"", binary
@@ -196,7 +196,7 @@ class InferRoute:
     async def _decoded(
         self, call: _Call, model: Model, body: InferBody
     ) -> tuple[InferRequest, OutputForms]:
-        """The request; what takes long is decoded and checked in a thread."""
+        """The request; a large one is decoded and checked in a thread."""
         header, binary = body
         if header is not None and len(header) > LARGE_BYTES:
             return await off_loop(

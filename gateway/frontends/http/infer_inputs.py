@@ -1,4 +1,4 @@
-"""The inputs of a request in order, each from JSON, from the bytes behind it, or shared memory."""
+"""Inputs of an infer request: JSON, binary data behind it, shared memory, or a raw body."""
 
 import math
 from typing import Any, NamedTuple
@@ -22,11 +22,11 @@ from gateway.tensor import SIZES, Datatype, Tensor
 
 DATATYPES: Members = {str(datatype): datatype for datatype in Datatype}
 INVALID = "<invalid>"
-"""How Triton calls the datatype of a name that it does not know."""
+"""Triton's name for an unknown datatype."""
 
 
 class BinaryInput(NamedTuple):
-    """An input whose data are those bytes behind the JSON."""
+    """An input whose data are the bytes `start:end` behind the JSON."""
 
     name: str
     datatype: Datatype
@@ -36,9 +36,9 @@ class BinaryInput(NamedTuple):
 
 
 class InferInputReader:
-    """Reads the inputs of one request, and counts the binary data off as they take it.
+    """Reads the inputs of one request in order; each binary input takes the bytes that follow.
 
-    `limit` is the most bytes that an input given in JSON may have.
+    `limit` is the maximum size in bytes of an input given in JSON.
     """
 
     def __init__(
@@ -49,8 +49,7 @@ class InferInputReader:
         self._shared_memory = shared_memory
         self._limit = limit
         self._taken = 0
-        self.pieces: list[BinaryInput] = []
-        """The inputs from the bytes behind the JSON."""
+        self.binary_inputs: list[BinaryInput] = []
 
     def read(self, found: Members, request_id: str) -> tuple[Tensor, ...]:
         """The member `inputs` of a request; InferenceError with Triton's texts."""
@@ -81,13 +80,13 @@ class InferInputReader:
             return read_json_input(name, datatype, shape, data, self._limit)
         if source == "binary_data_size":
             start, taken = self._taken, self._take(name, parameters)
-            self.pieces.append(BinaryInput(name, datatype, shape, start, self._taken))
+            self.binary_inputs.append(BinaryInput(name, datatype, shape, start, self._taken))
             return Tensor(name, datatype, shape, taken)
         region = read_region(parameters)
         return Tensor(name, datatype, shape, self._shared_memory.read(region, datatype))
 
     def _take(self, name: str, parameters: Members) -> memoryview:
-        """The next bytes behind the JSON, as many as the input says."""
+        """The next bytes behind the JSON, `binary_data_size` of them."""
         start = self._taken
         end = start + unsigned_member(parameters, "binary_data_size")
         if end > len(self._binary):
@@ -116,7 +115,7 @@ class InferInputReader:
 
 
 def read_region(parameters: Members) -> SharedRegion:
-    """The part of shared memory that a tensor's parameters name."""
+    """The part of a shared memory region that a tensor's parameters name."""
     return SharedRegion(
         string_member(parameters, "shared_memory_region"),
         _unsigned_or_zero(parameters, "shared_memory_byte_size"),
@@ -129,7 +128,7 @@ def _unsigned_or_zero(parameters: Members, key: str) -> int:
 
 
 def _source(found: Members, parameters: Members) -> str:
-    """Where the data is: the name of the one member that says so."""
+    """The one member that names the source of the data."""
     has_data, has_size = "data" in found, "binary_data_size" in parameters
     has_region = "shared_memory_region" in parameters
     if has_data + has_size + has_region == 1:
@@ -145,9 +144,9 @@ def _source(found: Members, parameters: Members) -> str:
 
 
 def raw_input(config: ModelConfig, body: memoryview) -> Tensor:
-    """The one input of the model with the whole body, as a batch of one.
+    """The model's only input with the whole body as data, as a batch of one.
 
-    What the config leaves open in its shape follows from the size. INVALID_ARG if it cannot.
+    A variable dim follows from the size of the body. INVALID_ARG if it cannot.
     """
     if len(config.input) != 1:
         raise _refusal(
@@ -179,5 +178,5 @@ def _deduced(expected: ModelInput, byte_size: int) -> tuple[int, ...]:
 
 
 def _refusal(text: str) -> InferenceError:
-    # Such a request has no room for an id.
+    # A raw request has no id.
     return InferenceError(Code.INVALID_ARG, request_prefix("") + text)

@@ -1,4 +1,4 @@
-"""An infer request of the v2 protocol: its JSON and binary data to the message; no I/O."""
+"""Decoding of v2 infer requests: JSON and binary data to the message; no I/O."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
@@ -31,13 +31,17 @@ from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Tensor
 from gateway.value import value
 
+MOST_KNOWN = 256
+MOST_BYTES = 4096
+"""Longest JSON that is kept; decoding a longer one is short in comparison with its data."""
+
 
 @value
 class OutputForms:
-    """The outputs that are asked for, by name; none means all of them.
+    """The requested outputs by name; an empty `listed` requests all.
 
-    `binary` has the form of each one listed; `default` is the form of the others. `only_binary`
-    if all are to go behind the JSON, and as the model gives them.
+    `binary` has the form of each listed output, `default` that of the others. `only_binary`: all
+    go behind the JSON unchanged.
     """
 
     default: bool = False
@@ -46,20 +50,20 @@ class OutputForms:
     only_binary: bool = False
 
     def wants(self, name: str) -> bool:
-        """Whether that output is asked for."""
+        """Whether an output is requested."""
         return not self.listed or name in self.listed
 
     def is_binary(self, name: str) -> bool:
-        """Whether that output goes behind the JSON rather than into it."""
+        """Whether an output is binary data behind the JSON."""
         return self.binary.get(name, self.default)
 
 
 def read_outputs(
     found: Members, shared_memory: SharedMemory, *, default: bool
 ) -> tuple[tuple[RequestedOutput, ...], OutputForms]:
-    """The member `outputs` of a request, which may lack it; `default` for those it does not list.
+    """The optional member `outputs` of a request; `default` is the form of outputs not listed.
 
-    InferenceError with Triton's texts. A region is located here, so that it stays.
+    InferenceError with Triton's texts. Locating a region here keeps it registered.
     """
     if not found.get("outputs", ()):
         if "outputs" in found:
@@ -113,44 +117,39 @@ def _exclusive(other: str) -> InferenceError:
     )
 
 
-MOST_KNOWN = 256
-MOST_BYTES = 4096
-"""Of one JSON; longer ones take little room in the time that their data takes."""
-
-
 class KnownRequest(NamedTuple):
-    """All that the JSON of a request says, which must not be changed; `size` bytes follow it."""
+    """The decoded JSON of a request, not to be changed; `size` bytes follow the JSON."""
 
     size: int
     id: str
     parameters: InferParameters
-    pieces: Sequence[BinaryInput]
+    binary_inputs: Sequence[BinaryInput]
     outputs: tuple[RequestedOutput, ...]
     forms: OutputForms
 
     def inputs(self, binary: memoryview) -> tuple[Tensor, ...]:
-        """The inputs with these bytes for data, as views of them."""
+        """The inputs, as views of these bytes."""
         return tuple(
             [
                 Tensor(name, datatype, shape, binary[start:end])
-                for name, datatype, shape, start, end in self.pieces
+                for name, datatype, shape, start, end in self.binary_inputs
             ]
         )
 
 
 class KnownRequests:
-    """The latest of those that have been decoded, by their JSON."""
+    """Decoded requests by their JSON. Clients repeat the JSON and change the binary data."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, KnownRequest] = {}
 
     def get(self, header: bytes, size: int) -> KnownRequest | None:
-        """The one with that JSON and so many bytes behind it, if it is known."""
+        """The request with that JSON and `size` bytes behind it, if it is known."""
         known = self._known.get(header) if len(header) <= MOST_BYTES else None
         return known if known is not None and known.size == size else None
 
     def add(self, header: bytes, known: KnownRequest) -> None:
-        """Remember one that was decoded well; in place of the one known longest, if need be."""
+        """Keep a valid request; when full, in place of the oldest."""
         if len(header) > MOST_BYTES:
             return
         if len(self._known) >= MOST_KNOWN:
@@ -159,9 +158,9 @@ class KnownRequests:
 
 
 class Target(NamedTuple):
-    """Whom a request is for, and what comes beside its body.
+    """The model of a request, and the parts that are not in its body.
 
-    `version` is as asked for; `headers` are those that the model is to get.
+    `version` is the requested one; `headers` are those that the model gets as parameters.
     """
 
     config: ModelConfig
@@ -171,9 +170,9 @@ class Target(NamedTuple):
 
 
 class InferDecoder:
-    """Decodes requests. What it makes holds views of their bodies, no copies.
+    """Decodes requests; their inputs are views of the body.
 
-    `limit` is the most bytes that an input given in JSON may have.
+    `limit` is the maximum size in bytes of an input given in JSON.
     """
 
     def __init__(self, shared_memory: SharedMemory, limit: int) -> None:
@@ -184,9 +183,9 @@ class InferDecoder:
     def decode(
         self, target: Target, header: bytes | memoryview, binary: memoryview
     ) -> tuple[InferRequest, OutputForms]:
-        """The request whose JSON is `header`, with the bytes behind it (binary tensor extension).
+        """The request with the JSON `header` and binary data (binary tensor data extension).
 
-        Checks what the wire demands, in Triton's order; raises InferenceError.
+        Checks the rules of the wire in Triton's order; raises InferenceError.
         """
         if not isinstance(header, bytes):
             return self._read(target, header, binary)
@@ -204,19 +203,21 @@ class InferDecoder:
         reader = InferInputReader(target.config, binary, self._shared_memory, self._limit)
         inputs = reader.read(found, request_id)
         outputs, forms = read_outputs(found, self._shared_memory, default=parameters.binary_output)
-        meaning = KnownRequest(len(binary), request_id, parameters, reader.pieces, outputs, forms)
+        meaning = KnownRequest(
+            len(binary), request_id, parameters, reader.binary_inputs, outputs, forms
+        )
         request = _request(target, meaning, inputs)
         if (
             isinstance(header, bytes)
             and inputs
-            and len(reader.pieces) == len(inputs)
+            and len(reader.binary_inputs) == len(inputs)
             and not any(each.region for each in outputs)
         ):
             self._known.add(header, meaning)
         return request, forms
 
     def decode_raw(self, target: Target, body: memoryview) -> tuple[InferRequest, OutputForms]:
-        """The request whose body is the data of its only input (raw binary request)."""
+        """The request whose body is the data of the only input (raw binary request)."""
         parameters = with_headers({}, target.headers)
         request = InferRequest(
             model=target.config.name,

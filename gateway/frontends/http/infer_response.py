@@ -1,4 +1,4 @@
-"""An infer response of the v2 protocol: the message to JSON and binary data; no I/O."""
+"""Encoding of v2 infer responses: the message to JSON and binary data; no I/O."""
 
 import json
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Buffer, Tensor
 
 MOST_KNOWN = 256
-"""Shapes of responses whose JSON is kept: while shapes stay, it is the same but for the id."""
+"""Responses whose JSON is kept: it differs only in the id while names and shapes are equal."""
 
 
 class Answered(NamedTuple):
-    """A response to be encoded: of which model, under which id, in which forms."""
+    """A response to encode, with its model, id and forms."""
 
     model: Model
     request_id: str
@@ -29,7 +29,7 @@ class Answered(NamedTuple):
 
 
 def takes_long(answered: Answered) -> bool:
-    """Whether to encode it blocks for more than a moment: large JSON, strings, shared memory."""
+    """Whether encoding needs a thread: large JSON, strings or shared memory."""
     outputs = answered.response.outputs
     if answered.forms.only_binary and all(type(output.data) is not tuple for output in outputs):
         return False
@@ -37,19 +37,19 @@ def takes_long(answered: Answered) -> bool:
 
 
 class EncodedResponse(NamedTuple):
-    """The JSON, and the binary data that follows it, as views of what the model answered."""
+    """The JSON and the binary data behind it, as views of the model's outputs."""
 
     header: bytes
     blobs: tuple[Buffer, ...] = ()
 
     @property
     def has_binary(self) -> bool:
-        """Whether a single byte follows the JSON."""
+        """Whether any byte follows the JSON."""
         return any(map(len, self.blobs))
 
 
 class InferEncoder:
-    """Encodes responses, and writes what belongs into shared memory."""
+    """Encodes responses, and writes outputs into shared memory."""
 
     def __init__(self, shared_memory: SharedMemory) -> None:
         self._shared_memory = shared_memory
@@ -58,9 +58,9 @@ class InferEncoder:
     def encode(
         self, model: Model, request_id: str, response: InferResponse, forms: OutputForms
     ) -> EncodedResponse:
-        """The outputs that were asked for, in the model's order; InferenceError if one cannot be.
+        """The requested outputs, in the model's order.
 
-        Raises INVALID_ARG for what JSON cannot carry, INTERNAL if shared memory is too small.
+        Raises INVALID_ARG for a datatype without a JSON form, INTERNAL if a region is too small.
         """
         if forms.only_binary and not response.parameters:
             return self._encode_binary(model, request_id, response, forms)
@@ -80,7 +80,7 @@ class InferEncoder:
     def _encode_binary(
         self, model: Model, request_id: str, response: InferResponse, forms: OutputForms
     ) -> EncodedResponse:
-        """The same as for any response, where little changes from one to the next."""
+        """The same for binary outputs alone: their JSON is kept."""
         blobs, described = [], []
         for output in response.outputs:
             if forms.wants(output.name):
@@ -114,7 +114,7 @@ def _described(output: Tensor) -> dict[str, Any]:
 def _binary_members(
     model: str, version: str, outputs: tuple[tuple[str, str, tuple[int, ...], int], ...]
 ) -> bytes:
-    """The JSON of a response behind its id: each output is a name, datatype, shape and size."""
+    """The JSON of a response behind its id; an output is its name, datatype, shape and size."""
     found = [
         {
             "name": name,
@@ -130,7 +130,7 @@ def _binary_members(
 def _dump(found: Mapping[str, Any]) -> bytes:
     parameters = found.get("parameters")
     if not all_finite(_floats(parameters)):
-        # JSON has no NaN or infinity; Triton writes Python's literals, and so do we.
+        # JSON has no NaN or infinity; as Triton, the server writes Python's literals.
         text = json.dumps(parameters, ensure_ascii=False, separators=(",", ":"))
         found = {**found, "parameters": orjson.Fragment(text)}
     return orjson.dumps(found)

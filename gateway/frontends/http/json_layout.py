@@ -1,6 +1,6 @@
-"""The layout of a large JSON text: its long strings, its large arrays, and where to cut them.
+"""Layout of a large JSON text: long strings, large arrays, and places to cut those.
 
-The text is examined window by window with numpy, which releases the interpreter lock.
+numpy scans the text window by window and releases the interpreter lock.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from gateway.errors import Code, InferenceError
 
 WINDOW_BYTES = 1 << 16
 LARGE_ARRAY = 4096
-"""Bytes of an array that is parsed apart from the rest of its text."""
+"""Bytes of an array that is parsed apart from the rest."""
 LONG_STRING = 1 << 19
 """Bytes of a string that is parsed in pieces."""
 MOST_VALUES = 1 << 20
-"""Members, objects, arrays and values outside of large arrays, or in one part of such an array."""
+"""Members, objects, arrays and values outside of large arrays, or in one part of a large array."""
 
 QUOTE, BACKSLASH, BLANK = 0x22, b"\\", 0x20
 OPEN_ARRAY, OPEN_OBJECT, CLOSE_ARRAY, CLOSE_OBJECT, COMMA, COLON = range(1, 7)
@@ -31,14 +31,14 @@ Kinds = npt.NDArray[np.uint8]
 
 
 class Cut(NamedTuple):
-    """A comma where an array may be cut, and how many of its nested arrays are open there."""
+    """A comma at which an array may be cut, and the number of nested arrays open there."""
 
     at: int
     open: int
 
 
 class Span(NamedTuple):
-    """A value in the text: its first byte and the byte behind its last one; cuts of an array."""
+    """A value in the text: offsets of its first byte and of the byte behind it; its cuts."""
 
     start: int
     end: int
@@ -49,7 +49,7 @@ class Span(NamedTuple):
 class Layout:
     """`arrays` and `strings` in the order of the text; `colons` outside of both.
 
-    `has_objects` if there is an object in an array at the depth of arrays, large or small.
+    `has_objects`: an array at that depth, large or small, has an object in it.
     """
 
     arrays: list[Span] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Layout:
 
 
 class _Events(NamedTuple):
-    """The brackets, commas and colons of a window outside of strings; `depth` is that behind."""
+    """Brackets, commas and colons of a window outside of strings, with the depth behind each."""
 
     at: Ints
     kind: Kinds
@@ -67,10 +67,10 @@ class _Events(NamedTuple):
 
 
 def scan(body: memoryview, depth: int, *, nested: bool) -> Layout:
-    """The layout of a text; arrays are those at that depth (1 is the text's own object).
+    """The layout of a text, with the arrays at `depth` (the outermost object has depth 1).
 
-    `nested` arrays may be cut inside of the arrays in them. Of text that is no JSON the layout
-    means nothing, but the parts that it names are not JSON either. INVALID_ARG beyond MOST_VALUES.
+    With `nested`, cuts may lie in nested arrays. If the text is not valid JSON, neither are the
+    parts of its layout. INVALID_ARG beyond MOST_VALUES.
     """
     scanner = _Scanner(body, depth, nested=nested)
     at = 0
@@ -80,7 +80,7 @@ def scan(body: memoryview, depth: int, *, nested: bool) -> Layout:
 
 
 class _Scanner:
-    """`_start` is where the container at the depth of arrays begins, while one is open."""
+    """Scans windows in order. `_start`: the offset of an open container at the depth of arrays."""
 
     def __init__(self, body: memoryview, depth: int, *, nested: bool) -> None:
         self.found = Layout()
@@ -97,7 +97,7 @@ class _Scanner:
         self._in_part = 0
 
     def take(self, at: int) -> int:
-        """Examine the window that begins there, and return where the next one begins."""
+        """Scan the window at that offset, and return the offset of the next one."""
         text = bytes(self._body[at : at + WINDOW_BYTES])
         if (len(text) - len(text.rstrip(BACKSLASH))) % 2:
             text = bytes(self._body[at : at + len(text) + 1])
@@ -119,7 +119,7 @@ class _Scanner:
         return _Events(found + at, kind, depth)
 
     def _inside(self, text: Kinds, at: int, quotes: Ints) -> npt.NDArray[np.bool_]:
-        """Which bytes are in strings; a long string that ends is noted."""
+        """A mask of the bytes in strings; notes a long string that ends."""
         begun = self._string
         marks = (text == QUOTE).view(np.uint8)
         inside = np.bitwise_xor.accumulate(marks) ^ np.uint8(begun >= 0)
@@ -136,7 +136,7 @@ class _Scanner:
             self.found.strings.append(Span(start, end))
 
     def _containers(self, events: _Events) -> None:
-        """Note the arrays that end, and cut the one that does not."""
+        """Note the arrays that end, and cut the one that remains open."""
         at, kind, depth = events
         begins = np.flatnonzero((depth == self._depth) & (kind <= OPEN_OBJECT))
         is_end = (kind >= CLOSE_ARRAY) & (kind <= CLOSE_OBJECT)
@@ -154,7 +154,7 @@ class _Scanner:
             self._cut(events)
 
     def _count(self, events: _Events, begins: Ints) -> None:
-        """Count what is outside of arrays."""
+        """Count values and colons outside of arrays."""
         _, kind, depth = events
         order = np.arange(kind.size)
         latest = np.searchsorted(begins, order, "right") - 1
@@ -167,7 +167,7 @@ class _Scanner:
         self.found.has_objects |= bool((~outside & (kind == OPEN_OBJECT)).any())
 
     def _whole(self, events: _Events, begins: Ints, ends: Ints) -> None:
-        """Note the large ones of the arrays that are in this window, and count the others."""
+        """Note the large arrays of this window, and count the values of small ones."""
         at, kind, _ = events
         arrays = kind[begins] == OPEN_ARRAY
         large = arrays & (at[ends] + 1 - at[begins] >= LARGE_ARRAY)
@@ -210,7 +210,7 @@ class _Scanner:
 
 
 def _without_escapes(text: Kinds) -> Kinds:
-    """The text with a blank for each byte that an odd number of backslashes precedes."""
+    """The text with a blank for each escaped byte."""
     others = np.flatnonzero(text != BACKSLASH[0])
     shown = text.copy()
     shown[others[np.diff(others, prepend=-1) % 2 == 0]] = BLANK

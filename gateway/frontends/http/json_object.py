@@ -1,4 +1,4 @@
-"""The JSON of a request: one object, parsed as Triton's parser does."""
+"""JSON objects of requests, parsed as by Triton's parser, and their members by kind."""
 
 import json
 import re
@@ -15,28 +15,35 @@ from gateway.messages import NO_PARAMETERS
 from gateway.tensor import Buffer
 
 LITERAL = re.compile(r'"(?:[^"\\]|\\.)*+"?|-?(?:NaN|Inf(?:inity)?)', re.DOTALL)
-"""A string, which stays as it is, or a number of Triton's JSON that the standard's has not."""
+"""A string, or a number that Triton's JSON has and the standard's lacks."""
 
 LITERALS = (b"-Infinity", b"Infinity", b"-Inf", b"Inf", b"-NaN", b"NaN")
 QUOTED = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 MEMBER_DEPTH = 2
-"""Where arrays stand that are members of the text's own object."""
+"""The depth of arrays that are members of the outermost object."""
 DATA_DEPTH = 4
-"""Where `data` stands: in an input, in `inputs`, in the text's own object."""
+"""The depth of `data`: in an input, in `inputs`, in the outermost object."""
 TENSORS = ("inputs", "outputs")
 
+STRING = "string as string"
+BOOLEAN = "boolean as boolean"
+UNSIGNED = "unsigned-integer as unsigned-integer"
+ARRAY = "array as array"
+OBJECT = "object as object"
+
+Members = Mapping[str, Any]
 MakeObject = Callable[[Sequence[tuple[str, Any]]], dict[str, Any]]
 
 LENGTHENED = {"Inf": "Infinity", "-Inf": "-Infinity", "-NaN": "NaN"}
-"""How Python's parser knows those of the literals that it does not."""
+"""Literals that Python's parser lacks, and those that it has in their place."""
 
 
 def parse_json_object(body: Buffer) -> dict[str, Any]:
     """The body as an object; of members with one name the last counts.
 
-    InferenceError INTERNAL (a 500, as Triton) if it is not one, INVALID_ARG if it is not UTF-8 or
-    has half a surrogate pair. A large body is parsed in a thread.
+    InferenceError INTERNAL (500, as on Triton) if it is not an object, INVALID_ARG if it is not
+    UTF-8 or has half a surrogate pair.
     """
     found: dict[str, Any] = plain(parse_generate(body))
     return found
@@ -52,9 +59,9 @@ def parse_generate(body: Buffer) -> dict[str, Any]:
 def parse_request(body: Buffer) -> dict[str, Any]:
     """The JSON part of an infer request; of members with one name the first counts, as in Triton.
 
-    The `data` of an input may be a LargeArray. InferenceError INTERNAL (a 500, as Triton) if it is
-    not an object, INVALID_ARG if it is not UTF-8 (of which Triton sees nothing) or has half a
-    surrogate pair.
+    The `data` of an input may be a LargeArray. InferenceError INTERNAL (500, as on Triton) if it
+    is not an object, INVALID_ARG if it is not UTF-8 (Triton accepts that) or has half a surrogate
+    pair.
     """
     if len(body) > SLICED_BYTES:
         return _parse_large_request(body)
@@ -65,6 +72,64 @@ def parse_request(body: Buffer) -> dict[str, Any]:
     if body.count(b":") != members and QUOTED.sub(b"", body).count(b":") != members:
         return _object(_parse_patiently(body))
     return found
+
+
+def string_member(found: Members, key: str) -> str:
+    """The string under that key; InferenceError INTERNAL if there is none."""
+    value = found.get(key)
+    if type(value) is str:
+        return value
+    raise _unusable(found, key, STRING)
+
+
+def boolean_member(found: Members, key: str) -> bool:
+    """The boolean under that key; InferenceError INTERNAL if there is none."""
+    value = found.get(key)
+    if type(value) is bool:
+        return value
+    raise _unusable(found, key, BOOLEAN)
+
+
+def unsigned_member(found: Members, key: str) -> int:
+    """The whole number of at least 0 under that key; InferenceError INTERNAL if there is none."""
+    value = found.get(key)
+    if type(value) is int and value >= 0:
+        return value
+    raise _unusable(found, key, UNSIGNED)
+
+
+def array_member(found: Members, key: str) -> list[Any]:
+    """The array under that key; InferenceError INTERNAL if there is none."""
+    value = found.get(key)
+    if type(value) is list:
+        return value
+    raise _unusable(found, key, ARRAY)
+
+
+def shape_member(found: Members, key: str) -> tuple[int, ...]:
+    """The array of whole numbers of at least 0 under that key; InferenceError INTERNAL if none."""
+    dims = array_member(found, key)
+    for dim in dims:
+        if type(dim) is not int or dim < 0:
+            raise mismatch(key, UNSIGNED)
+    return tuple(dims)
+
+
+def members_of(found: Any) -> Members:
+    """The members of an object; any other value has none, as in Triton."""
+    return found if type(found) is dict else NO_PARAMETERS
+
+
+def parameters_of(found: Members) -> Members:
+    """The optional parameters of an input or output."""
+    return members_of(found.get("parameters"))
+
+
+def mismatch(key: str, kinds: str) -> InferenceError:
+    """The error for a member of the wrong kind."""
+    return InferenceError(
+        Code.INTERNAL, f"Unable to parse '{key}': attempt to access JSON non-{kinds}"
+    )
 
 
 def _parse_large(body: Buffer) -> dict[str, Any]:
@@ -86,7 +151,7 @@ def _parse_large_request(body: Buffer) -> dict[str, Any]:
 
 
 def _listed(tensors: Any) -> Any:
-    """Inputs or outputs with their large data as they are, and all else without."""
+    """Inputs or outputs with plain values, except their `data`."""
     if type(tensors) is not list:
         return plain(tensors)
     return [
@@ -157,14 +222,14 @@ def _insist_on_utf8(body: bytes, where: Where) -> None:
 
 def _refusal(error: orjson.JSONDecodeError, where: Where) -> InferenceError:
     if "surrogate" in error.msg:
-        # No more a text than bytes that are not UTF-8 (Triton: the same words, with a 500).
+        # As bytes that are not UTF-8 (Triton: the same words, with a 500).
         text = "The surrogate pair in string is invalid."
         return _unparsable(text, where(error.pos), Code.INVALID_ARG)
     return _unparsable(error.msg, where(error.pos))
 
 
 def _zero(found: re.Match[str]) -> str:
-    # With blanks, or it would become a part of a number that it touches.
+    # With blanks, or it would join an adjacent number.
     return found[0] if found[0].startswith('"') else " 0 "
 
 
@@ -173,12 +238,12 @@ def _lengthen(found: re.Match[str]) -> str:
 
 
 def _parse_patiently(body: bytes) -> Any:
-    """Of members with one name the first counts; the JSON must be known as good."""
+    """Of members with one name the first counts; the JSON must be valid."""
     return _parse_slowly(body, _first_of_each)
 
 
 def _parse_slowly(body: bytes, make: MakeObject | None = None) -> Any:
-    """Python's parser knows the literals; `members` makes an object of the members it sees."""
+    """Python's parser takes the literals; `make` makes an object of its members."""
     try:
         text = LITERAL.sub(_lengthen, body.decode())
         return json.loads(text, object_pairs_hook=make, parse_int=_integer)
@@ -194,13 +259,13 @@ def _first_of_each(members: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(text: str) -> int | float:
-    """An integer of 64 bits; what is larger is a double."""
+    """An integer of 64 bits, or a double if it is larger."""
     found = int(text) if len(text) <= len("-9223372036854775808") else 2**64
     return found if -(2**63) <= found < 2**64 else float(text)
 
 
 def _count_members(found: Mapping[str, Any]) -> int:
-    """How many members the objects have that a request is known to consist of."""
+    """The number of members in the known objects of a request."""
     count = len(found)
     parameters = found.get("parameters")
     if type(parameters) is dict:
@@ -234,73 +299,6 @@ def _kind(value: Any) -> str:
 
 def _unparsable(reason: str, offset: int, code: Code = Code.INTERNAL) -> InferenceError:
     return InferenceError(code, f"failed to parse the request JSON buffer: {reason} at {offset}")
-
-
-STRING = "string as string"
-BOOLEAN = "boolean as boolean"
-UNSIGNED = "unsigned-integer as unsigned-integer"
-ARRAY = "array as array"
-OBJECT = "object as object"
-
-Members = Mapping[str, Any]
-
-
-def string_member(found: Members, key: str) -> str:
-    """The string under that key; InferenceError INTERNAL if there is none."""
-    value = found.get(key)
-    if type(value) is str:
-        return value
-    raise _unusable(found, key, STRING)
-
-
-def boolean_member(found: Members, key: str) -> bool:
-    """The boolean under that key; InferenceError INTERNAL if there is none."""
-    value = found.get(key)
-    if type(value) is bool:
-        return value
-    raise _unusable(found, key, BOOLEAN)
-
-
-def unsigned_member(found: Members, key: str) -> int:
-    """The whole number of at least 0 under that key; InferenceError INTERNAL if there is none."""
-    value = found.get(key)
-    if type(value) is int and value >= 0:
-        return value
-    raise _unusable(found, key, UNSIGNED)
-
-
-def array_member(found: Members, key: str) -> list[Any]:
-    """The array under that key; InferenceError INTERNAL if there is none."""
-    value = found.get(key)
-    if type(value) is list:
-        return value
-    raise _unusable(found, key, ARRAY)
-
-
-def shape_member(found: Members, key: str) -> tuple[int, ...]:
-    """The array of whole numbers of at least 0 under that key; InferenceError INTERNAL if none."""
-    dims = array_member(found, key)
-    for dim in dims:
-        if type(dim) is not int or dim < 0:
-            raise mismatch(key, UNSIGNED)
-    return tuple(dims)
-
-
-def members_of(found: Any) -> Members:
-    """The members of an object; whatever else it is has none, as in Triton."""
-    return found if type(found) is dict else NO_PARAMETERS
-
-
-def parameters_of(found: Members) -> Members:
-    """The parameters of an input or output, which may lack them."""
-    return members_of(found.get("parameters"))
-
-
-def mismatch(key: str, kinds: str) -> InferenceError:
-    """Something of another kind than it must be."""
-    return InferenceError(
-        Code.INTERNAL, f"Unable to parse '{key}': attempt to access JSON non-{kinds}"
-    )
 
 
 def _unusable(found: Members, key: str, kinds: str) -> InferenceError:

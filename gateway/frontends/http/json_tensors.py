@@ -1,4 +1,4 @@
-"""The elements of a tensor as JSON values: what each datatype takes, and how it is written."""
+"""Tensors as JSON values: reading and writing of each datatype."""
 
 import json
 import math
@@ -24,10 +24,13 @@ from gateway.tensor import (
 from gateway.threads import LARGE_BYTES
 
 PART_ELEMENTS = 1 << 15
-"""Elements of a large tensor that are written at once."""
+"""Elements of a large tensor that one call writes."""
 
 MAX_DEPTH = 100
-"""Arrays inside one another that `data` may consist of (protocol: JSON data rules)."""
+"""Levels of nested arrays in `data` (protocol: JSON data rules)."""
+
+MAX_SIZE = 2**63 - 1
+"""Elements, or bytes, of one tensor."""
 
 TYPE_CODES: Mapping[Datatype, str] = {
     Datatype.UINT8: "B",
@@ -41,7 +44,7 @@ TYPE_CODES: Mapping[Datatype, str] = {
     Datatype.FP32: "f",
     Datatype.FP64: "d",
 }
-"""How the standard library names the elements that JSON has numbers for."""
+"""Type codes of the module `array` for the datatypes that JSON has numbers for."""
 
 SIGNED = frozenset({Datatype.INT8, Datatype.INT16, Datatype.INT32, Datatype.INT64})
 FLOATS = frozenset({Datatype.FP32, Datatype.FP64})
@@ -51,7 +54,7 @@ def pack(datatype: Datatype, values: Sequence[Any], name: str) -> bytes | tuple[
     """JSON values as the data of a tensor; integers are stored modulo 2^N, as Triton does.
 
     Raises InferenceError with Triton's texts: INTERNAL for a value of the wrong kind, INVALID_ARG
-    for a datatype that JSON cannot carry.
+    for a datatype without a JSON form.
     """
     kinds = set(map(type, values))
     if datatype is Datatype.BYTES:
@@ -102,7 +105,7 @@ def _expect(fits: bool, text: str) -> None:
 
 
 def flatten(values: list[Any]) -> list[Any]:
-    """The values of nested arrays in order; INVALID_ARG if they are nested too deep."""
+    """The values of nested arrays in order; INVALID_ARG beyond MAX_DEPTH levels."""
     if list not in set(map(type, values)):
         return values
     found: list[Any] = []
@@ -111,7 +114,7 @@ def flatten(values: list[Any]) -> list[Any]:
 
 
 def _flatten_into(found: list[Any], values: list[Any], depth: int) -> None:
-    """Add the values of arrays of at most `depth` levels; each is moved only a few times."""
+    """Add the values of arrays of at most `depth` levels."""
     while list in (kinds := set(map(type, values))):
         depth -= 1
         if depth == 0:
@@ -138,8 +141,8 @@ def _flatten_mixed(found: list[Any], values: list[Any], depth: int) -> None:
 def values_of(tensor: Tensor) -> list[Any]:
     """A tensor's elements as JSON values, flat; an FP32 is the exact double of its value.
 
-    BYTES that are no UTF-8 have the replacement character. INVALID_ARG for a datatype that JSON
-    cannot carry.
+    BYTES that are not UTF-8 have the replacement character. INVALID_ARG for a datatype without a
+    JSON form.
     """
     if tensor.datatype is Datatype.BYTES:
         return [element.decode("utf-8", "replace") for element in tensor.elements()]
@@ -156,7 +159,7 @@ def values_of(tensor: Tensor) -> list[Any]:
 
 
 def is_large(outputs: Sequence[Tensor]) -> bool:
-    """Whether to write these tensors as JSON takes more than a moment."""
+    """Whether these tensors are written as JSON in a thread."""
     size = 0
     for output in outputs:
         data = output.data
@@ -170,7 +173,7 @@ def is_large(outputs: Sequence[Tensor]) -> bool:
 def written(tensor: Tensor) -> orjson.Fragment | list[Any]:
     """A tensor's elements for `orjson.dumps`, with Python's literals for NaN and infinities.
 
-    A large tensor is written part by part: each call holds the interpreter lock.
+    A large tensor is written in parts, since each call holds the interpreter lock.
     """
     if not is_large((tensor,)):
         values = values_of(tensor)
@@ -179,7 +182,7 @@ def written(tensor: Tensor) -> orjson.Fragment | list[Any]:
 
 
 def _parts(tensor: Tensor) -> Iterator[Tensor]:
-    """The elements of a large tensor, some at a time: many objects take long to be freed."""
+    """The elements of a large tensor in parts: freeing many objects at once takes long."""
     data: Any = tensor.data
     if tensor.datatype is not Datatype.BYTES:
         data = memoryview(tensor.raw()).cast("B")
@@ -200,29 +203,25 @@ def _written_part(part: Tensor) -> bytes:
 
 
 def _literals(values: Sequence[Any]) -> bytes:
-    # JSON has no NaN or infinity; Triton writes Python's literals, and so do we.
+    # JSON has no NaN or infinity; as Triton, the server writes Python's literals.
     return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def all_finite(values: Sequence[Any]) -> bool:
-    """Whether JSON itself can write these elements of one tensor: no NaN, no infinity."""
+    """Whether these elements of one tensor have no NaN and no infinity."""
     if not values or type(values[0]) is not float:
         return True
     # A sum that is finite has only finite terms; one that overflows decides nothing.
     return math.isfinite(sum(values)) or all(map(math.isfinite, values))
 
 
-MAX_SIZE = 2**63 - 1
-"""Elements, or bytes, of one tensor."""
-
-
 def read_json_input(
     name: str, datatype: Datatype, shape: tuple[int, ...], data: list[Any] | LargeArray, limit: int
 ) -> Tensor:
-    """An input whose `data` may be nested in any way; `limit` is the most bytes it may have.
+    """An input with flat or nested `data`, of at most `limit` bytes.
 
-    Raises InferenceError with Triton's texts (protocol: JSON data rules). How many elements a
-    BYTES input has is for validation to check.
+    Raises InferenceError with Triton's texts (protocol: JSON data rules). Validation checks the
+    number of elements of BYTES.
     """
     count = _count(name, shape)
     if count == 0:
@@ -241,7 +240,7 @@ def read_json_input(
 def _read_large(
     name: str, datatype: Datatype, shape: tuple[int, ...], data: LargeArray, limit: int
 ) -> Tensor:
-    """The same, packed part by part; BYTES are in the wire form."""
+    """The same, packed in parts; BYTES have their wire form."""
     if datatype is Datatype.BYTES:
         return Tensor(name, datatype, shape, _joined(name, data, limit))
     count = _count(name, shape)
@@ -288,7 +287,7 @@ def _check_count(count: int, found: int) -> None:
 
 
 def _count(name: str, shape: tuple[int, ...]) -> int:
-    """How many elements the shape announces; a product of many large dims is never computed."""
+    """The number of elements of a shape; INVALID_ARG beyond MAX_SIZE."""
     if 0 in shape:
         return 0
     count = 1

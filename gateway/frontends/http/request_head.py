@@ -1,4 +1,7 @@
-"""The headers by which a client comes back, and those that tell it how."""
+"""Heads of requests: model and version, forwarded headers, idempotency keys and event ids.
+
+Next to each header stand those that answer it.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -17,11 +20,18 @@ from gateway.tensor import Buffer
 MODEL = "/v2/models/{model}"
 VERSION = "/v2/models/{model}/versions/{version}"
 
+LAST_EVENT_ID = "last-event-id"
+"""The id of the last event that the client has received (server-sent events, section 9.2.3)."""
+IDEMPOTENCY_KEY = "idempotency-key"
+
+STREAM = "Sluice-Stream"
+REPLAYED = "Idempotency-Replayed"
+
 
 def version_of(request: Request) -> str:
-    """The version in the path, "" if it has none; 404 if it is no number (protocol: HTTP routes).
+    """The version in the path, "" without one; 404 if it is not a number (protocol: HTTP routes).
 
-    It may have more digits than any integer type: whoever looks it up refuses that.
+    It may have more digits than any integer type; its look-up refuses that.
     """
     version: str = request.path_params.get("version", "")
     if not is_version(version):
@@ -30,60 +40,21 @@ def version_of(request: Request) -> str:
 
 
 def is_version(text: str) -> bool:
-    """Whether that is a number, or nothing."""
+    """Whether a text is a number, or empty."""
     return not text or (text.isascii() and text.isdigit())
 
 
-LAST_EVENT_ID = "last-event-id"
-"""Server-sent events, section 9.2.3: the id of the last event that the client has got."""
-IDEMPOTENCY_KEY = "idempotency-key"
-
-STREAM = "Sluice-Stream"
-REPLAYED = "Idempotency-Replayed"
-
-
-def resumed(recordings: Recordings, scope: Scope) -> RecordingReader:
-    """What follows the last event that the client has got.
-
-    The path must be the one the stream was asked for at. NOT_FOUND if there is no such stream.
-    """
-    given = Headers(scope=scope).get(LAST_EVENT_ID, "")
-    return recordings.resume(EventId.parse(given), scope["path"])
-
-
-def key_of(scope: Scope, *body: Buffer) -> Key | None:
-    """The request's idempotency key, if it has one; INVALID_ARG if that is no good."""
-    name = Headers(scope=scope).get(IDEMPOTENCY_KEY)
-    return None if name is None else Key.of(name, scope["path"], body)
-
-
-def replay_headers(responses: Responses) -> Mapping[str, str]:
-    """What an answer says that was made for an earlier request with its key."""
-    return (
-        {REPLAYED: "true"} if isinstance(responses, RecordingReader) and responses.replayed else {}
-    )
-
-
-def stream_headers(responses: Responses) -> Mapping[str, str]:
-    """What a stream of events says that can be resumed."""
-    if not isinstance(responses, RecordingReader):
-        return {}
-    return {STREAM: responses.token, **replay_headers(responses)}
-
-
-def id_line(event: EventId) -> bytes:
-    """The line of an event with its id; it stands before or behind the data."""
-    return b"id: %b\n" % str(event).encode()
-
-
 class HeaderFilter:
-    """Picks headers by a regular expression that is found in their names, whatever their case."""
+    """Picks headers whose names match a regular expression, regardless of case.
+
+    The model gets them as parameters (protocol: header forwarding).
+    """
 
     def __init__(self, pattern: str) -> None:
         self._pattern = re.compile(pattern.encode(), re.IGNORECASE) if pattern else None
 
     def of(self, scope: Scope) -> Iterable[tuple[str, str]]:
-        """Name and value of each header that is to be forwarded; none without a pattern."""
+        """Name, as the client wrote it, and value of each forwarded header."""
         if self._pattern is None:
             return ()
         values = [value for _, value in scope["headers"]]
@@ -94,3 +65,37 @@ class HeaderFilter:
             for name, value in zip(names, values, strict=True)
             if self._pattern.search(name)
         ]
+
+
+def key_of(scope: Scope, *body: Buffer) -> Key | None:
+    """The idempotency key of a request, if it has one; INVALID_ARG if the key is malformed."""
+    name = Headers(scope=scope).get(IDEMPOTENCY_KEY)
+    return None if name is None else Key.of(name, scope["path"], body)
+
+
+def replay_headers(responses: Responses) -> Mapping[str, str]:
+    """The headers of an answer that an earlier request with the same key has produced."""
+    return (
+        {REPLAYED: "true"} if isinstance(responses, RecordingReader) and responses.replayed else {}
+    )
+
+
+def resumed(recordings: Recordings, scope: Scope) -> RecordingReader:
+    """The stream behind the last event that the client has received.
+
+    The path must be that of the request that began the stream. NOT_FOUND without such a stream.
+    """
+    given = Headers(scope=scope).get(LAST_EVENT_ID, "")
+    return recordings.resume(EventId.parse(given), scope["path"])
+
+
+def stream_headers(responses: Responses) -> Mapping[str, str]:
+    """The headers of a stream of events that can be resumed."""
+    if not isinstance(responses, RecordingReader):
+        return {}
+    return {STREAM: responses.token, **replay_headers(responses)}
+
+
+def id_line(event: EventId) -> bytes:
+    """The line of an event with its id, before or behind the lines of data."""
+    return b"id: %b\n" % str(event).encode()

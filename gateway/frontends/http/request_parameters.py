@@ -1,4 +1,4 @@
-"""The `parameters` of an infer request, and the headers that become parameters."""
+"""Parameters of an infer request, and headers that become parameters."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ RESERVED_PREFIX = "triton_"
 
 @dataclass(slots=True)
 class InferParameters:
-    """What the parameters of one request say; `custom` are those that the model gets."""
+    """The parameters of one request; `custom` are those that the model gets."""
 
     custom: dict[str, Parameter] = field(default_factory=dict)
     correlation_id: int | str = 0
@@ -32,14 +32,14 @@ class InferParameters:
 
     @property
     def sequence(self) -> SequenceTag | None:
-        """Where the request stands in its sequence, if it has one."""
+        """The place of the request in its sequence, if it has one."""
         if not self.correlation_id:
             return None
         return SequenceTag(self.correlation_id, self.start, self.end)
 
 
 def read_parameters(found: Members) -> InferParameters:
-    """Read the member `parameters` of a request, which may lack it; InferenceError as Triton."""
+    """Read the optional member `parameters` of a request; InferenceError with Triton's texts."""
     parameters = InferParameters()
     if "parameters" not in found:
         return parameters
@@ -60,7 +60,7 @@ def read_parameters(found: Members) -> InferParameters:
 def with_headers(
     custom: Mapping[str, Parameter], headers: Iterable[tuple[str, str]]
 ) -> Mapping[str, Parameter]:
-    """Parameters and headers that become such; INVALID_ARG for a name of the protocol's own."""
+    """Parameters and forwarded headers together; INVALID_ARG for a header with a reserved name."""
     if not headers:
         return custom
     found = dict(custom)

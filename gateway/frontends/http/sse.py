@@ -1,4 +1,4 @@
-"""Server-sent events: how one is written, and the response that owns the stream it sends."""
+"""Server-sent events, and the responses that send a stream of them."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ from gateway.threads import Threads
 log = logging.getLogger("sluice.http")
 
 First = Sequence[InferResponse] | None
-"""What the model has answered before the headers; None if that is still to come."""
+"""The responses before the headers are sent; None if there are none yet."""
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 HEADERS: Mapping[str, str] = MappingProxyType(
@@ -43,13 +43,13 @@ HEADERS: Mapping[str, str] = MappingProxyType(
         "x-accel-buffering": "no",
     }
 )
-"""Of every stream of events: nobody between may keep it, or gather it before passing it on."""
+"""Headers of every stream of events: proxies must neither cache nor buffer it."""
 
 KEEP_ALIVE = b": keep-alive\n\n"
-"""The comment that fills silence, so that no proxy takes the connection for idle."""
+"""The comment that is sent in silence, so that no proxy closes the connection as idle."""
 
 BETWEEN = b"\n\ndata: "
-"""What ends the data of an event and begins that of the next one."""
+"""The end of one event's data and the begin of the next."""
 
 
 def event(data: bytes) -> bytes:
@@ -58,9 +58,9 @@ def event(data: bytes) -> bytes:
 
 
 async def first_batch(stream: Responses, scope: Scope, within_secs: float) -> First:
-    """What the model answers first, or None if that takes longer than clients should wait.
+    """The first responses of the model, or None after `within_secs`.
 
-    A client that leaves meanwhile has left the stream.
+    If the client disconnects meanwhile, the stream is cancelled.
     """
     try:
         with OnDisconnect(scope, stream.cancel):
@@ -71,13 +71,13 @@ async def first_batch(stream: Responses, scope: Scope, within_secs: float) -> Fi
 
 
 def first_status(responses: Sequence[InferResponse]) -> int:
-    """The status of several responses, as on Triton: that of the first, an error or not."""
+    """The status of the first response, as on Triton."""
     error = responses[0].error if responses else None
     return HTTPStatus.OK if error is None else status_of(error, STATUS)
 
 
 def refused_stream(path: str, error: InferenceError) -> Response:
-    """A stream that is one event, an error in place of the model's first response.
+    """A stream of one event: an error in place of the model's first response.
 
     Triton decides the status of a stream by its first response (generate extension).
     """
@@ -89,9 +89,9 @@ def refused_stream(path: str, error: InferenceError) -> Response:
 class EventStream(Response):
     """Sends a stream as events: the first at once, later ones merged while a write is under way.
 
-    It owns the stream: however sending ends, the stream is left, and so the model stops. Those of
-    a recorded stream can come back to it. A client that reads nothing is dropped by the listener.
-    Subclasses say how events are written.
+    It owns the stream: when sending ends in any way, the stream is closed and the model stops. A
+    recorded stream continues and can be resumed. The connection drops a client that reads nothing.
+    Subclasses encode the events.
     """
 
     def __init__(
@@ -111,21 +111,21 @@ class EventStream(Response):
 
     @abstractmethod
     def encode_batch(self, batch: Sequence[InferResponse]) -> bytes | None:
-        """The events of responses that have come together, with ids if the stream is recorded.
+        """The events of a batch of responses, with ids if the stream is recorded.
 
-        None if they are large together: `encode_large` writes those.
+        None if the batch is large: `encode_large` encodes it.
         """
 
     async def encode_large(self, batch: Sequence[InferResponse]) -> bytes:
-        """The events of large responses, written without blocking the event loop."""
+        """The events of large responses, encoded without blocking the event loop."""
         raise NotImplementedError
 
     @abstractmethod
     def encode_failure(self, error: InferenceError) -> bytes:
-        """The event that says that the rest will not come."""
+        """The event for an error that ends the stream."""
 
     def encode_end(self) -> bytes:
-        """What stands behind the last event, come what may."""
+        """The bytes behind the last event, also after an error."""
         return b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -135,7 +135,7 @@ class EventStream(Response):
                     with OnDisconnect(scope, partial(_leave, stay)):
                         await self._send_all(scope, send)
             except TimeoutError:
-                return  # the client has left
+                return  # the client has disconnected
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
         start = {
@@ -180,7 +180,7 @@ class EventStream(Response):
         except InferenceError as error:
             await put(self.encode_failure(error))
         except Exception:
-            # Around one request in a frontend: the headers are gone, so this is an event, too.
+            # Around one request in a frontend: the headers are sent, so the error is an event.
             log.exception("request failed unexpectedly")
             await put(self.encode_failure(UNEXPECTED))
         if end := self.encode_end():
@@ -190,7 +190,7 @@ class EventStream(Response):
 class StreamedResponse(EventStream):
     """The events of `generate_stream`. An error becomes an event with an `error` member.
 
-    It is the last event if the error has ended the request. Large events are written in a thread.
+    It is the last event if the error has ended the request. Large events are encoded in a thread.
     """
 
     def __init__(
@@ -235,6 +235,6 @@ def _is_large(batch: Sequence[InferResponse]) -> bool:
 
 
 def _leave(stay: asyncio.Timeout) -> None:
-    """The client has gone, which may be said more than once."""
+    """End sending: the client has disconnected. May be called more than once."""
     if not stay.expired():
         stay.reschedule(0)
