@@ -16,7 +16,8 @@ from gateway.frontends.http.control import CancelRoutes, ControlRoutes, LogRoute
 from gateway.frontends.http.errors import error_response, plain_error, refused
 from gateway.frontends.http.generate import GenerateRoutes
 from gateway.frontends.http.infer import InferRoute
-from gateway.frontends.http.openai.errors import error_json, openai_error, openai_refused
+from gateway.frontends.http.openai.answers import openai_error, openai_refused
+from gateway.frontends.http.openai.errors import error_json
 from gateway.frontends.http.openai.routes import OpenAiRoutes, ServerStateRoutes, is_openai
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
 from gateway.frontends.http.repository import RepositoryRoutes

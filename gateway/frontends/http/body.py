@@ -25,6 +25,21 @@ T = TypeVar("T")
 MAX_CHUNKS = 65536
 """Non-empty chunks of one body, as Triton limits them."""
 
+HEADER_LENGTH = b"inference-header-content-length"
+INTEGER = re.compile(r"[+-]?\d+")
+INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+SHORT_NUMBER = 10
+"""A number with fewer digits is in range."""
+
+Headers = Mapping[bytes, bytes]
+"""A request's headers by lower-case name."""
+
+InferBody = tuple[bytes | memoryview | None, memoryview]
+"""The JSON and the bytes behind it. None as JSON: all bytes are one input (raw binary request).
+
+JSON of more than LARGE_BYTES is a view.
+"""
+
 
 async def read_body(request: Request, limit: int) -> bytes | bytearray:
     """The whole body; a large one is not copied.
@@ -36,6 +51,18 @@ async def read_body(request: Request, limit: int) -> bytes | bytearray:
         check_json_size(limit, int(announced))
     body = await collect(request.receive, partial(check_json_size, limit))
     return body if len(body) > LARGE_BYTES else bytes(body)
+
+
+async def read_compressed(
+    receive: Receive,
+    encoding: str,
+    limit: int,
+    threads: Threads,
+    max_chunks: int | None = MAX_CHUNKS,
+) -> bytes:
+    """The whole body, decompressed to at most `limit` bytes; INVALID_ARG if it is larger."""
+    compressed = await collect(receive, partial(_check_compressed, limit), max_chunks)
+    return await decompress(encoding, compressed, limit, threads)
 
 
 async def decoded(threads: Threads, scope: Scope, decode: Callable[[Buffer], T], body: Buffer) -> T:
@@ -92,40 +119,6 @@ async def collect(
     raise InferenceError(Code.CANCELLED, "client disconnected before the request body was complete")
 
 
-def check_json_size(limit: int, size: int) -> None:
-    """Raise INVALID_ARG if JSON of `size` bytes exceeds `limit`."""
-    if size > limit:
-        raise InferenceError(
-            Code.INVALID_ARG,
-            f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} "
-            "bytes. Use --http-max-input-size to increase the limit.",
-        )
-
-
-def _too_many_chunks(limit: int) -> InferenceError:
-    return InferenceError(
-        Code.INVALID_ARG,
-        f"Chunked request body exceeds maximum of {limit} non-empty chunks. Send fewer or larger "
-        "HTTP chunks.",
-    )
-
-
-HEADER_LENGTH = b"inference-header-content-length"
-INTEGER = re.compile(r"[+-]?\d+")
-INT_MIN, INT_MAX = -(2**31), 2**31 - 1
-SHORT_NUMBER = 10
-"""A number with fewer digits is in range."""
-
-Headers = Mapping[bytes, bytes]
-"""A request's headers by lower-case name."""
-
-InferBody = tuple[bytes | memoryview | None, memoryview]
-"""The JSON and the bytes behind it. None as JSON: all bytes are one input (raw binary request).
-
-JSON of more than LARGE_BYTES is a view.
-"""
-
-
 async def read_infer_body(
     receive: Receive, headers: Headers, encoding: str, limit: int, threads: Threads
 ) -> InferBody:
@@ -139,8 +132,8 @@ async def read_infer_body(
     announced = _announced(headers)
     max_chunks = MAX_CHUNKS if announced is None else None
     if encoding in WINDOW_BITS:
-        compressed = await collect(receive, partial(_check_compressed, limit), max_chunks)
-        return divide(await decompress(encoding, compressed, limit, threads), length, limit)
+        found = await read_compressed(receive, encoding, limit, threads, max_chunks)
+        return divide(found, length, limit)
     if announced is not None:
         _check_announced(length, limit, announced)
     body = await collect(receive, partial(_check_part, length, limit), max_chunks)
@@ -236,3 +229,21 @@ def _check_raw(limit: int, size: int) -> None:
 def _check_compressed(limit: int, size: int) -> None:
     if size > most_compressed(limit):
         raise too_large(limit)
+
+
+def check_json_size(limit: int, size: int) -> None:
+    """Raise INVALID_ARG if JSON of `size` bytes exceeds `limit`."""
+    if size > limit:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} "
+            "bytes. Use --http-max-input-size to increase the limit.",
+        )
+
+
+def _too_many_chunks(limit: int) -> InferenceError:
+    return InferenceError(
+        Code.INVALID_ARG,
+        f"Chunked request body exceeds maximum of {limit} non-empty chunks. Send fewer or larger "
+        "HTTP chunks.",
+    )

@@ -1,4 +1,4 @@
-"""OpenAI's requests: a body in, the chunks of the model that it names out."""
+"""Answers of OpenAI's endpoints: whole, as streams of chunks, or as errors."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,12 +11,17 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.asgi_extensions import OnDisconnect
 from gateway.frontends.http.body import read_body
-from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.openai.embeddings import EmbeddingsDoor
+from gateway.frontends.http.errors import JSON, RETRY_AFTER_SECS, log_refusal
+from gateway.frontends.http.openai.embeddings import EmbeddingAnswers
 from gateway.frontends.http.openai.errors import written
 from gateway.frontends.http.openai.models import ServedModels
-from gateway.frontends.http.openai.request import STREAMING, OpenAiCall, read_call
-from gateway.frontends.http.openai.request_id import own_id, request_id_header
+from gateway.frontends.http.openai.request import (
+    STREAMING,
+    OpenAiCall,
+    own_id,
+    read_call,
+    request_id_header,
+)
 from gateway.frontends.http.request_head import (
     LAST_EVENT_ID,
     id_line,
@@ -36,10 +41,11 @@ from gateway.settings import HttpSettings
 from gateway.stream import INTERRUPTED, Interrupted
 
 DONE = event(b"[DONE]")
+SERVICE_UNAVAILABLE = 503
 
 
 class ChunkEncoder:
-    """Encodes the responses of one request."""
+    """Encodes the responses of one request: the model's bytes, framed as events."""
 
     def __init__(self, model: str, endpoint: Endpoint) -> None:
         self._model = model
@@ -47,11 +53,11 @@ class ChunkEncoder:
 
     @property
     def end(self) -> bytes:
-        """What tells the client that nothing more comes; streams of named events have none."""
+        """The event behind the last one; streams of named events have none."""
         return b"" if self._named else DONE
 
     def whole(self, response: InferResponse) -> bytes:
-        """The JSON in a response; INTERNAL if the model has sent something else."""
+        """The JSON in a response; INTERNAL unless it is exactly one element."""
         output = response.output(RESPONSE)
         elements = () if output is None else output.elements()
         if len(elements) != 1:
@@ -67,13 +73,13 @@ class ChunkEncoder:
         return b"".join([self._event(response) for response in responses])
 
     def numbered_events(self, responses: Iterable[tuple[EventId, InferResponse]]) -> bytes:
-        """The same with their ids."""
+        """The same events with their ids."""
         return b"".join(
             [(id_line(e) if found.outputs else b"") + self._event(found) for e, found in responses]
         )
 
     def failure(self, error: InferenceError) -> bytes:
-        """The event that says that the rest will not come."""
+        """The event for an error that ends the stream."""
         _, body = written(error)
         return (b"event: error\n" if self._named else b"") + event(body)
 
@@ -82,20 +88,20 @@ class ChunkEncoder:
             return self._chunk(response)
         if response.error is not None:
             return self.failure(response.error)
-        # Without a word the answer would look whole.
+        # Without an event the answer would look complete.
         return self.failure(Interrupted()) if response == INTERRUPTED else b""
 
     def _chunk(self, response: InferResponse) -> bytes:
         chunk = self.whole(response)
         if b"\n" in chunk or b"\r" in chunk:
-            # A field of an event is one line; the client puts them together again.
+            # A field of an event is one line; the client joins the lines again.
             chunk = b"\ndata: ".join(chunk.splitlines())
         name = response.parameters.get(EVENT) if response.parameters else None
         return event(chunk) if name is None else b"event: %b\n" % str(name).encode() + event(chunk)
 
 
 class ChunkedResponse(EventStream):
-    """The events of one request; an error becomes the last one but `[DONE]`."""
+    """The events of one request; an error is the last one before `[DONE]`."""
 
     def __init__(
         self,
@@ -120,11 +126,11 @@ class ChunkedResponse(EventStream):
         return self._encoder.end
 
 
-class OpenAiDoor:
+class OpenAiAnswers:
     """Answers OpenAI's requests by models that have the contract of `openai_exchange`.
 
-    A request with an idempotency key is recorded: the same once more gets the same answer, and a
-    stream that was cut can be gone on with.
+    A request with an idempotency key is recorded: a repeated one gets the same answer, and an
+    interrupted stream can be resumed.
     """
 
     def __init__(
@@ -134,10 +140,10 @@ class OpenAiDoor:
         self._settings = settings
         self._recordings = recordings
         self._models = ServedModels(dataplane)
-        self._embeddings = EmbeddingsDoor(dataplane)
+        self._embeddings = EmbeddingAnswers(dataplane)
 
     async def answer(self, request: Request, endpoint: Endpoint) -> Response:
-        """Answer one request; InferenceError if there is nothing else to answer it with."""
+        """Answer one request; InferenceError if it fails before any part of the answer."""
         if endpoint in STREAMING and request.headers.get(LAST_EVENT_ID):
             return await self._resume(request, endpoint)
         call = await read_call(
@@ -156,7 +162,7 @@ class OpenAiDoor:
         return Response(body, headers=headers, media_type=JSON)
 
     async def _resume(self, request: Request, endpoint: Endpoint) -> Response:
-        """What follows the last chunk that the client has got; its body says nothing new."""
+        """The stream behind the last chunk that the client has received; the body is ignored."""
         await read_body(request, self._settings.max_input_size)
         reader = resumed(self._recordings, request.scope)
         encoder = ChunkEncoder(reader.recorded.request.model, endpoint)
@@ -165,7 +171,7 @@ class OpenAiDoor:
     async def _stream(
         self, request: Request, responses: Responses, encoder: ChunkEncoder
     ) -> Response:
-        """A chunk for each response; an error before the first has a status of its own."""
+        """A chunk for each response; an error before the first one decides the status."""
         with ExitStack() as owner:
             owner.enter_context(responses)
             limit_secs = self._settings.first_response_secs
@@ -189,3 +195,17 @@ class OpenAiDoor:
         return self._recordings.open(
             RecordedRequest(request.scope["path"], model, infer_request, key), submit
         )
+
+
+def openai_refused(request: Request, error: InferenceError) -> Response:
+    """Log a failed request, and return its response."""
+    log_refusal(request.url.path, error)
+    return openai_error(request, *written(error))
+
+
+def openai_error(request: Request, status: int, body: bytes) -> Response:
+    """The response for an error before any part of an answer was sent."""
+    headers = request_id_header(request)
+    if status == SERVICE_UNAVAILABLE:
+        headers["Retry-After"] = RETRY_AFTER_SECS
+    return Response(body, status, headers, media_type=JSON)

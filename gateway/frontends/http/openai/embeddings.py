@@ -1,6 +1,6 @@
-"""`/v1/embeddings` of a model that has tensors for it: each text is a request of its own.
+"""Embeddings by models without OpenAI's contract: each text is an inference request.
 
-So the model's batcher decides what is executed together, also with the texts of other clients.
+The model's batcher combines texts, also those of other clients.
 """
 
 import asyncio
@@ -24,19 +24,24 @@ from gateway.frontends.http.asgi_extensions import OnDisconnect
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.openai.encoders import TextEncoder, Vector, encoder_of
 from gateway.frontends.http.openai.errors import refusal
-from gateway.frontends.http.openai.request import OpenAiCall
-from gateway.frontends.http.openai.request_id import request_id, request_id_header
+from gateway.frontends.http.openai.request import OpenAiCall, request_id, request_id_header
 from gateway.frontends.http.tracing import infer
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.stream import Leavable, ResponseStream
 
 MOST_TEXTS = 2048
-"""In one request, as at OpenAI."""
+"""Texts of one request, as at OpenAI."""
+
+BURST = 32
+"""Requests submitted in a row before the event loop runs other tasks."""
+
+AT_ONCE = 256
+"""Texts of one request in flight: more than the batches of a model's instances hold."""
 
 
 class Encoding(StrEnum):
-    """How an embedding is written: a list of numbers, or the bytes of its FP32 in base64."""
+    """The form of an embedding: a list of numbers, or its little-endian FP32 in base64."""
 
     FLOAT = "float"
     BASE64 = "base64"
@@ -44,7 +49,7 @@ class Encoding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """What is asked for; `dimensions` are those to keep of each embedding."""
+    """One request; the first `dimensions` of each embedding are kept."""
 
     texts: Sequence[str]
     encoding: Encoding
@@ -52,7 +57,7 @@ class EmbeddingRequest:
 
 
 def read_embedding_request(members: Mapping[str, Any], size: int) -> EmbeddingRequest:
-    """The request to a model whose embeddings have that size; INVALID_ARG says what is wrong."""
+    """Read a request to a model whose embeddings have that size; INVALID_ARG if it is invalid."""
     return EmbeddingRequest(
         _texts(members.get("input")),
         _encoding(members.get("encoding_format")),
@@ -104,15 +109,11 @@ def _invalid(param: str, message: str) -> InferenceError:
     return refusal(Code.INVALID_ARG, message, param)
 
 
-BURST = 32
-"""So many are submitted in a row before others have their turn."""
-
-
 class RequestWindow(Leavable):
-    """Inside `with`, `take` gives the one response of each request; leaving cancels the rest.
+    """Requests submitted a limited number at a time; their responses are taken in order.
 
-    One task takes. A model that has no room gets as many at once as it took; only if that is
-    none, its error is raised.
+    Used inside `with`, whose exit cancels the rest, and by one task. When the model is full, the
+    limit becomes the number of requests that it accepted. If that is 0, its error is raised.
     """
 
     def __init__(
@@ -127,13 +128,13 @@ class RequestWindow(Leavable):
         self._streams: deque[ResponseStream] = deque()
 
     def cancel(self) -> None:
-        """Say that nobody waits any more; idempotent. Who still takes gets CANCELLED."""
+        """Cancel all requests; idempotent. A pending `take` raises CANCELLED."""
         self._requests.clear()
         for stream in self._streams:
             stream.cancel()
 
     async def take(self) -> InferResponse | None:
-        """The next response, None after the last; raises what that request has ended with."""
+        """The next response, None after the last; raises the error of that request."""
         await self._fill()
         if not self._streams:
             return None
@@ -155,20 +156,16 @@ class RequestWindow(Leavable):
                 await asyncio.sleep(0)
 
 
-AT_ONCE = 256
-"""Texts of one request that are in flight: more than the batches of a model's instances hold."""
-
-
-class EmbeddingsDoor:
-    """Answers embeddings requests by encoders."""
+class EmbeddingAnswers:
+    """Answers embeddings requests with encoders."""
 
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
 
     async def answer(self, request: Request, call: OpenAiCall, model: Model) -> Response:
-        """The embeddings of all texts; the first error of any is that of the request."""
+        """The embeddings of all texts; the first error fails the request."""
         encoder = encoder_of(model.config)
-        assert encoder is not None  # noqa: S101 - or it would not serve the endpoint
+        assert encoder is not None  # noqa: S101 - it serves the endpoint
         asked = read_embedding_request(call.members, encoder.size)
         found = request_id(request)
         requests = [encoder.request(text, found, call.received_ns) for text in asked.texts]
@@ -191,11 +188,11 @@ class _Items:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of embeddings."""
         return len(self._written)
 
     def add(self, response: InferResponse) -> None:
-        """Write the next one, as soon as it is there: all at once would hold up everybody else."""
+        """Encode the next one on arrival: encoding all at once would block the event loop."""
         vector = shorten(self._encoder.vector(response), self._asked.dimensions)
         self._written.append(_item(self.count, vector, self._asked.encoding))
         self._tokens += self._encoder.tokens(response)
@@ -223,7 +220,7 @@ async def _read(window: RequestWindow, items: _Items) -> _Items:
 
 
 def shorten(vector: Vector, dimensions: int) -> Vector:
-    """The first dimensions of an embedding, of length 1 again if any were cut off."""
+    """The first dimensions of an embedding, normalised to length 1 if any were cut off."""
     if dimensions == vector.size:
         return vector
     kept = vector[:dimensions]

@@ -1,4 +1,4 @@
-"""Which model does a request of OpenAI's mean, and does it serve that endpoint?"""
+"""Models behind OpenAI's endpoints: look-up by name, and the list at `/v1/models`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -18,20 +18,24 @@ from gateway.openai_exchange import (
     serves_openai,
 )
 
+OWNER = "sluice"
+LENGTH = "max_model_len"
+"""The config parameter with the maximum number of tokens of prompt and answer together."""
+
 
 class ServedModels:
-    """The models that OpenAI's endpoints know: by their own names, and by further ones."""
+    """The models that serve OpenAI's endpoints, by their own and further names."""
 
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
 
     def __iter__(self) -> Iterator[Model]:
-        """Each that is ready and serves any endpoint, by name, in its highest version."""
+        """Each ready model that serves any endpoint, in its highest version, by name."""
         ready = {model.name: model for model in self._dataplane.models() if model.ready}
         return (model for model in ready.values() if any(serves(model.config, e) for e in Endpoint))
 
     def find(self, name: str, endpoint: Endpoint) -> Model:
-        """The model of that name; for "" the only one that serves the endpoint.
+        """The model with that name; for "" the only one that serves the endpoint.
 
         NOT_FOUND if there is none, UNAVAILABLE while it is being loaded, INVALID_ARG if it does
         not serve the endpoint.
@@ -42,7 +46,7 @@ class ServedModels:
         return model
 
     def why_not(self, name: str) -> InferenceError:
-        """Why there is none of that name: it is unknown, serves no endpoint, or is not ready."""
+        """The error for a name that is unknown, serves no endpoint, or is not ready."""
         try:
             model = self._named(name)
         except InferenceError as error:
@@ -74,7 +78,7 @@ class ServedModels:
     def _only(self, endpoint: Endpoint) -> Model:
         found = [model for model in self if serves(model.config, endpoint)]
         if not found:
-            # One that has died may come back: asking it says so.
+            # A model that restarts is named all the same; its request gets the reason.
             down = {model.name: model for model in self._dataplane.models()}
             found = [model for model in down.values() if serves(model.config, endpoint)]
         if len(found) != 1:
@@ -88,7 +92,7 @@ class ServedModels:
 
 
 def serves(config: ModelConfig, endpoint: Endpoint) -> bool:
-    """Whether a model of this config can be asked for that."""
+    """Whether a model with this config serves an endpoint."""
     if serves_openai(config):
         return endpoint is Endpoint.CHAT or declares_endpoint(config)
     return endpoint is Endpoint.EMBEDDINGS and encoder_of(config) is not None
@@ -112,13 +116,8 @@ def _unfit(name: str, config: ModelConfig, endpoint: Endpoint) -> InferenceError
     )
 
 
-OWNER = "sluice"
-LENGTH = "max_model_len"
-"""The config parameter that tells how many tokens prompt and answer may have together."""
-
-
 def cards(models: Iterable[Model]) -> Sequence[dict[str, Any]]:
-    """One for each name: a model's own, then its further ones, unless a model has that name."""
+    """A card for each name: the model's own, then further ones that no model has as its own."""
     listed = list(models)
     own = {model.name for model in listed}
     return [card for model in listed for card in _cards_of(model, own)]
@@ -144,7 +143,7 @@ def _card(model: Model, name: str, parent: str | None) -> dict[str, Any]:
 
 
 def _length(model: Model) -> int | None:
-    """What the runtime says counts; where it says nothing, the config may."""
+    """The length by the runtime, or else by the config."""
     told = model.config.parameter(LENGTH)
     configured = int(told) if told.isdecimal() else None
     return configured if model.max_model_len is None else model.max_model_len

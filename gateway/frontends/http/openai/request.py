@@ -1,9 +1,10 @@
-"""The body of one of OpenAI's requests: read once, and looked at only for what the door must know.
+"""Requests to OpenAI's endpoints: their bodies and their ids.
 
-All else in it is the model's business, which gets the bytes as they came.
+A body is parsed once, for the members that the gateway needs. The model gets its bytes unchanged.
 """
 
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,14 +14,11 @@ import orjson
 from starlette.requests import Request
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.body import collect, decoded, read_body
+from gateway.frontends.http.body import decoded, read_body, read_compressed
 from gateway.frontends.http.compression import (
     IDENTITY,
     SUPPORTED,
     WINDOW_BITS,
-    decompress,
-    most_compressed,
-    too_large,
 )
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.json_layout import scan
@@ -38,27 +36,28 @@ from gateway.tensor import Buffer
 from gateway.threads import Threads
 
 STREAMING = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES})
-"""What may be answered piece by piece; elsewhere `stream` means nothing."""
-
+"""Endpoints that can stream; others ignore the member `stream`."""
 
 COUNTED_BYTES = 1 << 20
 INPUT = "input"
-"""The member that embeddings read here; of all other large ones the model reads its own copy."""
+"""The member that embeddings need; only the model reads other large members."""
 
 MAX_PARTS = 1 << 18
-"""Opening brackets of a body, those in texts too. With more, reading it takes a second or several,
-in which nobody else is served."""
-
+"""Opening brackets of a body, those in texts too. Parsing more blocks the server for seconds."""
 
 MAX_SHOWN = 40
-"""Characters of a wrong value that an error repeats."""
+"""Characters of an invalid value that an error repeats."""
+
+HEADER = "X-Request-Id"
+KEY = "sluice.request_id"
+"""The key of the id in a request's scope, once it is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAiCall:
-    """One request: its bytes, their members, the model they name ("" if none), if it streams.
+    """One request: its body, the parsed members, its `model` ("" without one), and `stream`.
 
-    `received_ns` is when it came (`time.perf_counter_ns`).
+    `received_ns` is the time at which it arrived (`time.perf_counter_ns`).
     """
 
     endpoint: Endpoint
@@ -72,9 +71,9 @@ class OpenAiCall:
 async def read_call(
     request: Request, endpoint: Endpoint, limit: int, threads: Threads
 ) -> OpenAiCall:
-    """The request; INVALID_ARG if its body is not declared as JSON, too large, no object, or wrong.
+    """The request; INVALID_ARG unless its body is declared as JSON, small enough, and an object.
 
-    Of members with one name the last counts, as for the models that read the body themselves.
+    Of members with one name the last counts, as in the models that parse the body.
     """
     received_ns = time.perf_counter_ns()
     _check_type(request)
@@ -91,7 +90,7 @@ def _call(endpoint: Endpoint, received_ns: int, body: Buffer) -> OpenAiCall:
 
 
 def _check_type(request: Request) -> None:
-    """As vLLM: a page of another origin can send any other type without asking its browser."""
+    """Require JSON, as vLLM: a browser sends other types cross-origin without a preflight."""
     found = request.headers.get("content-type", "")
     if found.partition(";")[0].strip().lower() != JSON:
         raise _invalid(
@@ -109,13 +108,7 @@ async def _read(request: Request, limit: int, threads: Threads) -> bytes | bytea
             Code.UNSUPPORTED,
             f"the body's content-encoding is '{encoding}', expected one of {SUPPORTED}, or none",
         )
-    compressed = await collect(request.receive, partial(_check_compressed, limit))
-    return await decompress(encoding, compressed, limit, threads)
-
-
-def _check_compressed(limit: int, size: int) -> None:
-    if size > most_compressed(limit):
-        raise too_large(limit)
+    return await read_compressed(request.receive, encoding, limit, threads)
 
 
 def _parse(body: bytes) -> Mapping[str, Any]:
@@ -146,7 +139,7 @@ def _loads(body: bytes, where: Where = int) -> Any:
 
 
 def _parse_large(body: bytes) -> Any:
-    """Its members, of which only those have their values that are read here."""
+    """The members of a large body; of large arrays only `input` is converted to a list."""
     layout = scan(memoryview(body), depth=MEMBER_DEPTH, nested=False)
     found = LargeText(memoryview(body), layout, _loads, dict.__setitem__).parsed(_loads)
     if not isinstance(found, dict):
@@ -179,9 +172,33 @@ def _stream(members: Mapping[str, Any], endpoint: Endpoint) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value of JSON as it is written there; of a long one the beginning."""
+    """The JSON of a value, shortened."""
     return orjson.dumps(value).decode()[:MAX_SHOWN]
 
 
 def _invalid(message: str) -> InferenceError:
     return InferenceError(Code.INVALID_ARG, message)
+
+
+def request_id(request: Request) -> str:
+    """The id in the client's header, or a new one."""
+    found: str | None = request.scope.get(KEY)
+    if found is None:
+        found = request.scope[KEY] = request.headers.get(HEADER) or uuid.uuid4().hex
+    return found
+
+
+def own_id(request: Request, members: Mapping[str, Any]) -> str:
+    """The id of a request: that of its header, of its body, or a new one.
+
+    An answer's header never has the body's id, since a text may not fit into a header.
+    """
+    named = members.get("request_id")
+    if HEADER in request.headers or not (isinstance(named, str) and named):
+        return request_id(request)
+    return named
+
+
+def request_id_header(request: Request) -> dict[str, str]:
+    """The header of every answer."""
+    return {HEADER: request_id(request)}

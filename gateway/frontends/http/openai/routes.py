@@ -1,4 +1,4 @@
-"""Under which paths do OpenAI's clients find what: the list of models, and the endpoints."""
+"""Routes of OpenAI's endpoints, of the list of models, and of `vllm serve`'s server state."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -11,9 +11,9 @@ from starlette.routing import Route
 from gateway import __version__
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.openai.answers import OpenAiDoor
+from gateway.frontends.http.openai.answers import OpenAiAnswers
 from gateway.frontends.http.openai.models import ServedModels, cards, serves
-from gateway.frontends.http.openai.request_id import request_id_header
+from gateway.frontends.http.openai.request import request_id_header
 from gateway.openai_exchange import Endpoint
 from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings
@@ -22,13 +22,13 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 BODY = {"requestBody": {"content": {JSON: {"schema": {"type": "object"}}}, "required": True}}
 V1 = ("/v1", "/openai/v1")
-"""The second is where clients of KServe look."""
+"""The second prefix is KServe's."""
 
 BARE = (Endpoint.TOKENIZE, Endpoint.DETOKENIZE)
-"""vLLM has these without a version."""
+"""vLLM has these without the prefix."""
 
 BOTH = (Endpoint.SCORE, Endpoint.RERANK)
-"""vLLM has these with and without a version."""
+"""vLLM has these with and without the prefix."""
 
 BARE_PATHS = frozenset(f"/{each}" for each in (*BARE, *BOTH))
 
@@ -36,17 +36,17 @@ READY, NOT_READY = 200, 503
 
 
 class OpenAiRoutes:
-    """The endpoints, and what `/v1/models` tells of those who serve them."""
+    """The endpoints, and `/v1/models`."""
 
     def __init__(
         self, dataplane: DataPlane, settings: HttpSettings, recordings: Recordings | None = None
     ) -> None:
         self._models = ServedModels(dataplane)
-        self._door = OpenAiDoor(dataplane, settings, recordings or Recordings())
+        self._door = OpenAiAnswers(dataplane, settings, recordings or Recordings())
         self._answers = {endpoint: self._answer_of(endpoint) for endpoint in Endpoint}
 
     def routes(self) -> list[Route]:
-        """The plain routes, without FastAPI's per-request models."""
+        """Starlette routes of the endpoints, without FastAPI's per-request models."""
         return [
             Route(path, answer, methods=["POST"])
             for endpoint, answer in self._answers.items()
@@ -54,7 +54,7 @@ class OpenAiRoutes:
         ]
 
     def router(self) -> APIRouter:
-        """The list of models, and for the page at /docs the plain routes, which come before it."""
+        """The list of models; the endpoints are here for the page at /docs only."""
         router = APIRouter()
         for prefix in V1:
             shown = prefix == V1[0]
@@ -74,17 +74,17 @@ class OpenAiRoutes:
                 methods=["POST"],
                 response_class=Response,
                 name=endpoint,
-                description="The body goes to the model that it names, and its answer comes back.",
+                description="The body goes to the model that it names; the answer is the model's.",
                 openapi_extra=BODY,
             )
         return router
 
     async def models(self, request: Request) -> Response:
-        """The models that the other endpoints know."""
+        """The models that serve the other endpoints."""
         return _json(request, {"object": "list", "data": cards(self._models)})
 
     async def model(self, request: Request, model: str) -> Response:
-        """One of them."""
+        """One of these models."""
         for card in cards(self._models):
             if card["id"] == model:
                 return _json(request, card)
@@ -130,7 +130,7 @@ class ServerStateRoutes:
         return _plain_json({"version": __version__})
 
     async def load(self) -> Response:
-        """How many requests are in flight on the models that serve OpenAI's endpoints."""
+        """The number of requests in flight on the models that serve OpenAI's endpoints."""
         counted = [
             model.in_flight
             for model in self._dataplane.models()
@@ -144,7 +144,7 @@ def _plain_json(found: object) -> Response:
 
 
 def paths_of(endpoint: Endpoint) -> Sequence[str]:
-    """The paths of an endpoint, the usual one first."""
+    """The paths of an endpoint, the documented one first."""
     bare = f"/{endpoint}"
     if endpoint in BARE:
         return (bare,)
@@ -153,5 +153,5 @@ def paths_of(endpoint: Endpoint) -> Sequence[str]:
 
 
 def is_openai(path: str) -> bool:
-    """Whether who asks for this path expects OpenAI's answers, also to what is wrong with it."""
+    """Whether requests for a path get answers and errors in OpenAI's form."""
     return path.startswith(tuple(f"{prefix}/" for prefix in V1)) or path in BARE_PATHS

@@ -1,4 +1,4 @@
-"""The playground: one page at `/`, its files, and the state of the server that it shows."""
+"""Routes of the playground: the page at `/`, its files, and the server's state."""
 
 import hashlib
 from dataclasses import dataclass
@@ -28,22 +28,22 @@ HEADERS = {
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    # Kept, but asked for every time: a new release is seen at once, and costs one empty answer.
+    # Cached but revalidated, so that a new release takes effect at once.
     "Cache-Control": "no-cache",
 }
-"""No page frames this one, and nothing on it comes from elsewhere or is written into its text."""
+"""Headers of all files: no framing, no other origins, no inline scripts or styles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One file; `etag` says what it holds."""
+    """One file; its `etag` is a hash of the content."""
 
     content: bytes
     media_type: str
     etag: str
 
     def response(self, request: Request) -> Response:
-        """The file, or 304 for a browser that has it already."""
+        """The file, or 304 for a browser that has it."""
         headers = {**HEADERS, "ETag": self.etag}
         if _names(request.headers.get("if-none-match", ""), self.etag):
             return Response(status_code=304, headers=headers)
@@ -51,7 +51,7 @@ class Asset:
 
 
 def read_assets() -> dict[str, Asset]:
-    """Every file of the package's own, by its name."""
+    """The files of the page, by name."""
     folder = files(__package__).joinpath("assets")
     return {each.name: _asset(each.name, each.read_bytes()) for each in folder.iterdir()}
 
@@ -62,14 +62,14 @@ def _asset(name: str, content: bytes) -> Asset:
 
 
 def _names(given: str, etag: str) -> bool:
-    """Whether a list of entity tags has this one (RFC 9110, 13.1.2)."""
+    """Whether a list of entity tags contains this one (RFC 9110, 13.1.2)."""
     return any(each.strip().removeprefix("W/") in (etag, "*") for each in given.split(","))
 
 
 class PlaygroundRoutes:
     """`GET /`, `/playground/state` and `/playground/{file}`.
 
-    What the page does beyond looking it does by the same requests as every other client.
+    For all other actions the page sends the same requests as any client.
     """
 
     def __init__(self, dataplane: DataPlane, settings: Settings) -> None:
@@ -77,7 +77,7 @@ class PlaygroundRoutes:
         self._assets = read_assets()
 
     def routes(self) -> list[Route]:
-        """The plain routes."""
+        """Starlette routes, not shown at /docs."""
         return [
             Route("/", self.page, methods=["GET"]),
             Route("/playground/state", self.state, methods=["GET"]),
@@ -85,18 +85,18 @@ class PlaygroundRoutes:
         ]
 
     async def page(self, request: Request) -> Response:
-        """The page itself."""
+        """The page."""
         return self._assets[PAGE].response(request)
 
     async def asset(self, request: Request) -> Response:
-        """A style, a script or a picture of the page; 404 for any other name."""
+        """A style, script or icon of the page; 404 for other names."""
         asset = self._assets.get(request.path_params["name"])
         if asset is None:
             raise HTTPException(404)
         return asset.response(request)
 
     async def state(self, request: Request) -> Response:
-        """The server as it is now; nobody may keep it."""
+        """The state of the server, not to be cached."""
         state = await self._state.read()
         headers = {"Cache-Control": "no-store"}
         return Response(orjson.dumps(state), headers=headers, media_type=JSON)

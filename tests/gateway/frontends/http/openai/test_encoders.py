@@ -110,4 +110,4 @@ def test_tokens_are_counted_if_the_model_tells_them() -> None:
 
 def test_a_token_count_that_is_no_integer_is_not_asked_for() -> None:
     odd = replace(ENCODER, output=(*ENCODER.output, tensor_out("num_input_tokens")))
-    assert not encoder(odd).tells_tokens
+    assert not encoder(odd).counts_tokens
