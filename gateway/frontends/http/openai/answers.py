@@ -150,7 +150,8 @@ class OpenAiAnswers:
             request, endpoint, self._settings.max_input_size, self._dataplane.threads
         )
         model = self._models.find(call.model, endpoint)
-        if not serves_openai(model.config):
+        # Without the contract a model serves no other endpoint.
+        if endpoint is Endpoint.EMBEDDINGS and not serves_openai(model.config):
             return await self._embeddings.answer(request, call, model)
         responses = self._infer(request, call, model)
         encoder = ChunkEncoder(model.name, endpoint)
