@@ -77,14 +77,14 @@ def build_app(
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, InferenceError)  # noqa: S101 - what this handler is registered for
+    assert isinstance(error, InferenceError)  # noqa: S101 - registered for these
     if is_openai(request.url.path):
         return openai_refused(request, error)
     return refused(request.url.path, error)
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 - what this handler is registered for
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for these
     if is_openai(request.url.path):
         body = error_json(error.status_code, error.detail)
         answer = openai_error(request, error.status_code, body)
@@ -131,6 +131,6 @@ async def _nothing(request: Request) -> Response:
 
 
 async def _no_page(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 - what this handler is registered for
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for these
     allowed = dict(error.headers or {})
     return plain_error(error.status_code, error.detail, allowed)

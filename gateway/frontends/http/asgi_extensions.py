@@ -49,21 +49,21 @@ JOINED_BYTES = 64 * 1024
 
 
 class OnDisconnect:
-    """Inside `with`, `leave` is called if the client disconnects; the body must have been read.
+    """Inside `with`, `callback` is called if the client disconnects; the body must have been read.
 
     The connection calls it, so that no task has to wait. Without a connection it is never called.
     """
 
-    __slots__ = ("_leave", "_watch")
+    __slots__ = ("_callback", "_watch")
 
-    def __init__(self, scope: Scope, leave: Callable[[], object]) -> None:
+    def __init__(self, scope: Scope, callback: Callable[[], object]) -> None:
         state: RequestState = scope.get("state", NO_STATE)
         self._watch = state.get(WATCH)
-        self._leave = leave
+        self._callback = callback
 
     def __enter__(self) -> None:
         if self._watch is not None:
-            self._watch(self._leave)
+            self._watch(self._callback)
 
     def __exit__(
         self,

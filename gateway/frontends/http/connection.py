@@ -69,7 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._framing_bytes = 0
         self._header_names: list[bytes] = []
-        self._leave: Callable[[], object] | None = None
+        self._on_disconnect: Callable[[], object] | None = None
         self._answered: RequestResponseCycle | None = None
         self._receiving: RequestResponseCycle | None = None
 
@@ -78,21 +78,21 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether a request has arrived without the end of its body."""
         return not self._in_head
 
-    def watch(self, leave: Callable[[], object] | None) -> None:
-        """Call `leave` when the client disconnects, at once if it has; None ends that."""
-        self._leave = leave
-        if leave is None:
+    def watch(self, on_disconnect: Callable[[], object] | None) -> None:
+        """Call `on_disconnect` when the client disconnects, at once if it has; None ends that."""
+        self._on_disconnect = on_disconnect
+        if on_disconnect is None:
             return
         self._read_on()
         if self.transport.is_closing():
             # `connection_lost` is still to come: drop the rest of the answer now.
             if self._answered is not None:
                 self._answered.disconnected = True
-            leave()
+            on_disconnect()
 
     def _read_on(self) -> None:
         """Resume reading while a request is in flight: only a read notices a disconnect."""
-        if self._leave is not None and len(self.pipeline) < MAX_PIPELINED:
+        if self._on_disconnect is not None and len(self.pipeline) < MAX_PIPELINED:
             self.flow.resume_reading()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -166,8 +166,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()
-        if self._leave is not None:
-            self._leave()
+        if self._on_disconnect is not None:
+            self._on_disconnect()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

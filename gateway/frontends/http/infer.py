@@ -148,7 +148,7 @@ class InferRoute:
         body = await read_infer_body(
             call.receive, call.headers, encoding, self._limit, self._threads
         )
-        # Reading can take long: what is asked now decides.
+        # Reading may take long: the model that is ready now gets the request.
         model = self._dataplane.model(call.model, call.version)
         request, forms = await self._decoded(call, model, body)
         if KEY_HEADER in call.headers:

@@ -132,7 +132,7 @@ class EventStream(Response):
         with self._stream:
             try:
                 async with asyncio.timeout(None) as stay:
-                    with OnDisconnect(scope, partial(_leave, stay)):
+                    with OnDisconnect(scope, partial(_end_sending, stay)):
                         await self._send_all(scope, send)
             except TimeoutError:
                 return  # the client has disconnected
@@ -234,7 +234,7 @@ def _is_large(batch: Sequence[InferResponse]) -> bool:
     return is_large([output for response in batch for output in response.outputs])
 
 
-def _leave(stay: asyncio.Timeout) -> None:
+def _end_sending(stay: asyncio.Timeout) -> None:
     """End sending: the client has disconnected. May be called more than once."""
     if not stay.expired():
         stay.reschedule(0)

@@ -1,4 +1,4 @@
-"""The metrics page: what is shown is what is so when it is asked for."""
+"""The metrics page: its values are those of the moment of the request."""
 
 from dataclasses import replace
 
@@ -86,7 +86,7 @@ async def test_tags_of_a_config_are_labels(serve: Serve) -> None:
     assert 'nv_inference_count{_team="search",model="text",version="1"} 0' in found
 
 
-async def test_a_tag_that_is_no_label_leaves_the_page_valid(serve: Serve) -> None:
+async def test_a_tag_that_is_not_a_label_keeps_the_page_valid(serve: Serve) -> None:
     tags = {"cost center": 'a "b"\n', "équipe-1": "x"}
     model = serve(ScriptedInstance(), config=replace(TEXT, metric_tags=tags))
     app = build_metrics_app(DataPlane(LoadedModels(model)), PLAIN)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a connection offers the application beside ASGI, and what is done without it."""
+"""Extensions of ASGI, and their substitutes without a connection."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Reading a body within its limits, and noticing that the client has gone."""
+"""Bodies read within limits, and disconnects."""
 
 import asyncio
 import threading
@@ -47,7 +47,7 @@ async def test_a_body_is_joined_up_to_its_limit(chunks: list[bytes]) -> None:
     assert await soon(read_body(Client(chunks).request(), 10)) == b"0123456789"
 
 
-async def test_a_body_beyond_the_limit_is_refused_before_it_is_whole() -> None:
+async def test_a_body_beyond_the_limit_is_refused_before_it_is_complete() -> None:
     client = Client([b"01234", b"567890", b"never read"])
     with pytest.raises(InferenceError) as caught:
         await soon(read_body(client.request(), 10))
@@ -79,7 +79,7 @@ async def test_a_body_has_at_most_so_many_chunks() -> None:
     )
 
 
-async def test_a_client_that_leaves_before_its_body_is_whole_is_cancelled() -> None:
+async def test_a_disconnect_before_the_end_of_the_body_is_cancelled() -> None:
     with pytest.raises(InferenceError) as caught:
         await soon(read_body(Client([b"half"], leaves_early=True).request(), 10))
     assert caught.value.code is Code.CANCELLED
@@ -92,7 +92,7 @@ async def test_a_large_body_may_have_any_number_of_chunks() -> None:
     assert sizes[-1] == len(chunks)
 
 
-async def test_a_client_that_disconnects_while_its_body_is_decoded_leaves_no_work_behind() -> None:
+async def test_a_disconnect_while_the_body_is_decoded_drops_the_work() -> None:
     threads, gate, ran = Threads("test", 1), threading.Event(), list[str]()
     watched: list[Any] = []
     scope = {"state": {WATCH: watched.append}}

@@ -1,4 +1,4 @@
-"""The body of an infer request: its limits, and where its JSON ends (protocol: size limits)."""
+"""Bodies of infer requests: limits, and the end of their JSON (protocol: size limits)."""
 
 import gzip
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ async def test_a_body_without_json_is_raw(chunked: bool) -> None:
 
 
 @CHUNKED
-async def test_json_has_a_limit_and_what_follows_has_none(chunked: bool) -> None:
+async def test_json_has_a_limit_and_binary_data_has_none(chunked: bool) -> None:
     header = b"x" * LIMIT
     assert await Upload(header, chunked=chunked).read() == (header, b"")
     large = bytes(10 * LIMIT)

@@ -64,7 +64,7 @@ def connection() -> Connection:
 
 
 @pytest.mark.parametrize("keep_alive", [True, False])
-async def test_it_writes_and_leaves_behind_what_uvicorn_would(keep_alive: bool) -> None:
+async def test_a_whole_response_has_the_bytes_and_state_of_uvicorns(keep_alive: bool) -> None:
     whole, apart = Connection(), Connection()
     quick, full = whole.cycle(keep_alive=keep_alive), apart.cycle(keep_alive=keep_alive)
     await send_whole(quick, HEADERS, (BODY,))
@@ -101,7 +101,9 @@ async def test_nothing_is_written_to_a_client_that_has_gone(connection: Connecti
 
 
 @pytest.mark.parametrize("goes", [True, False])
-async def test_it_waits_for_a_client_that_takes_nothing(connection: Connection, goes: bool) -> None:
+async def test_a_write_waits_for_a_client_that_reads_nothing(
+    connection: Connection, goes: bool
+) -> None:
     cycle = connection.cycle()
     connection.flow.pause_writing()
     sending = asyncio.create_task(send_whole(cycle, HEADERS, (BODY,)))

@@ -329,7 +329,7 @@ def test_a_response_is_one_compact_object() -> None:
     )
 
 
-def test_an_id_is_told_only_if_there_was_one() -> None:
+def test_an_id_is_returned_only_if_there_was_one() -> None:
     assert encoded(text_tensor("text_output", ["hi"])) == (
         '{"model_name":"m","model_version":"1","text_output":"hi"}'
     )
@@ -430,7 +430,7 @@ CHAT = replace(
 
 @pytest.mark.parametrize("conversation", [7, "x"])
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_chat_model_is_told_where_a_request_stands_in_its_conversation(
+def test_a_chat_model_gets_the_place_of_a_request_in_its_conversation(
     conversation: int | str, nested: bool
 ) -> None:
     tags = {"sequence_id": conversation, "sequence_start": True, "sequence_end": False}

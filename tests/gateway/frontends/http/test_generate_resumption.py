@@ -1,4 +1,4 @@
-"""Coming back over HTTP: events with ids, Last-Event-ID, and idempotency keys."""
+"""Resumption over HTTP: events with ids, Last-Event-ID, idempotency keys."""
 
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -147,7 +147,7 @@ async def test_wherever_the_connection_is_cut_nothing_is_lost_or_repeated(
     assert door.recordings.reading().resumed == 1
 
 
-async def test_a_client_that_is_back_gets_what_comes(door: Door) -> None:
+async def test_a_resumed_stream_continues_with_later_responses(door: Door) -> None:
     async with door.ask(resumable=True) as exchange:
         execution = await door.llm.begun()
         say(execution, "a")
@@ -162,9 +162,7 @@ async def test_a_client_that_is_back_gets_what_comes(door: Door) -> None:
 
 
 @pytest.mark.parametrize("flag", [False, True])
-async def test_a_client_that_has_everything_is_told_not_to_come_back(
-    door: Door, flag: bool
-) -> None:
+async def test_a_client_that_has_every_event_gets_204(door: Door, flag: bool) -> None:
     async with door.ask(resumable=True) as exchange:
         execution = await door.llm.begun()
         execution.answer(text_response("a", final=not flag))
@@ -184,7 +182,7 @@ async def test_a_stream_without_a_response_is_no_reason_to_stay_away(door: Door)
         assert await exchange.rest() == b""
 
 
-async def test_the_error_of_a_stream_has_no_id_and_is_told_again(door: Door) -> None:
+async def test_the_error_of_a_stream_has_no_id_and_is_repeated(door: Door) -> None:
     async with door.ask(resumable=True) as exchange:
         execution = await door.llm.begun()
         say(execution, "a")
@@ -208,7 +206,7 @@ async def test_an_id_that_is_not_ours_is_not_found(door: Door, event: str) -> No
     "path",
     ["/v2/models/text/generate_stream", "/v2/models/llm/versions/1/generate_stream"],
 )
-async def test_somebody_elses_stream_is_not_found_either(door: Door, path: str) -> None:
+async def test_a_stream_of_another_path_is_not_found(door: Door, path: str) -> None:
     async with door.ask(resumable=True) as exchange:
         execution = await door.llm.begun()
         say(execution, "a")

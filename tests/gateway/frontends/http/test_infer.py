@@ -1,4 +1,4 @@
-"""The infer route over a real data plane: what stands around the codec."""
+"""The infer route over a real data plane."""
 
 import gzip
 import json
@@ -101,7 +101,7 @@ async def test_other_requests_go_elsewhere(client: httpx.AsyncClient, path: str)
     assert (await soon(client.post(path, content=BODY))).text == "elsewhere"
 
 
-async def test_what_is_no_request_goes_elsewhere() -> None:
+async def test_a_scope_other_than_http_goes_to_the_application() -> None:
     seen: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -305,7 +305,7 @@ async def test_headers_are_forwarded_to_the_model(serve: Serve) -> None:
 # Clients that leave.
 
 
-async def test_the_model_stops_when_the_client_leaves(serve: Serve) -> None:
+async def test_the_model_stops_when_the_client_disconnects(serve: Serve) -> None:
     instance = ScriptedInstance()
     exchange = Exchange(route_to(serve(instance, config=ECHO)), PATH, BODY)
     async with exchange:
@@ -315,7 +315,9 @@ async def test_the_model_stops_when_the_client_leaves(serve: Serve) -> None:
     await exchange.ended()
 
 
-async def test_a_request_whose_client_has_left_never_reaches_the_model(serve: Serve) -> None:
+async def test_a_request_whose_client_has_disconnected_never_reaches_the_model(
+    serve: Serve,
+) -> None:
     gate = Gate()
     model = serve(echo(gate=gate), config=ECHO)
     app = route_to(model)

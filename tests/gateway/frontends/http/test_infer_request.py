@@ -1,4 +1,4 @@
-"""The infer request: its JSON and binary data to the message, and every refusal on the way."""
+"""Decoding of infer requests, and every refusal on the way."""
 
 import json
 import struct
@@ -91,7 +91,7 @@ def refusal(found: Mapping[str, Any], binary: bytes = b"") -> tuple[Code, str]:
 # The request as a whole.
 
 
-def test_a_request_says_whom_it_is_for_and_when_it_came() -> None:
+def test_a_request_has_its_model_version_and_time() -> None:
     target = Target(MODEL, version="3", received_ns=7)
     decoder = InferDecoder(Regions(), LIMIT)
     request, forms = decoder.decode(target, b'{"inputs":[]}', memoryview(b""))
@@ -145,7 +145,7 @@ def test_unknown_members_are_ignored() -> None:
     assert [each.name for each in request.inputs] == ["X"]
 
 
-def test_the_first_thing_wrong_is_what_is_refused() -> None:
+def test_the_first_error_decides_the_refusal() -> None:
     bad: dict[str, Any] = {
         "id": 5,
         "parameters": {"triton_x": 1},
@@ -635,7 +635,7 @@ def test_raw_text_is_one_element(batch: int, shape: tuple[int, ...]) -> None:
         ),
     ],
 )
-def test_raw_data_must_tell_its_shape(config: ModelConfig, message: str) -> None:
+def test_raw_data_must_determine_its_shape(config: ModelConfig, message: str) -> None:
     with pytest.raises(InferenceError) as caught:
         raw(config, bytes(16))
     assert (caught.value.code, caught.value.message) == (

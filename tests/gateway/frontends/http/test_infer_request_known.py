@@ -1,4 +1,4 @@
-"""A request whose JSON has come before is what it would be if the JSON were read again."""
+"""Known JSON of a request: decoded as if it were read again."""
 
 import json
 import random
@@ -154,7 +154,7 @@ def test_json_that_is_too_long_to_be_kept_is_read_each_time(decoder: InferDecode
     assert first.id is not again.id
 
 
-def test_what_is_kept_is_not_read_again(decoder: InferDecoder) -> None:
+def test_a_kept_request_is_not_decoded_again(decoder: InferDecoder) -> None:
     header = json.dumps({"id": "i" * (MOST_BYTES // 2), "inputs": [sized()]}).encode()
     first, again = (decoded(decoder, header, b"12345678")[0] for _ in range(2))
     assert first.id is again.id

@@ -73,7 +73,7 @@ def test_a_response_is_compact_json_in_the_order_of_the_protocol() -> None:
     assert found.blobs == ()
 
 
-def test_what_is_not_there_is_not_told() -> None:
+def test_a_response_without_id_and_parameters_has_neither_member() -> None:
     assert encode().header == b'{"model_name":"m","model_version":"3","outputs":[]}'
 
 
@@ -93,7 +93,7 @@ def test_binary_outputs_follow_in_the_order_of_the_outputs_without_a_copy() -> N
     assert found.blobs[0] is FLOATS.data
 
 
-def test_only_what_is_asked_for_is_sent() -> None:
+def test_only_requested_outputs_are_sent() -> None:
     found = encode(FLOATS, COUNTS, forms=asking(RequestedOutput("N")))
     assert [each["name"] for each in json.loads(found.header)["outputs"]] == ["N"]
 
@@ -125,7 +125,7 @@ def test_a_float_that_json_has_not_is_written_as_python_does(value: float) -> No
 
 
 @pytest.mark.parametrize("datatype", [Datatype.FP16, Datatype.BF16])
-def test_half_precision_leaves_as_binary_only(datatype: Datatype) -> None:
+def test_half_precision_is_sent_as_binary_only(datatype: Datatype) -> None:
     half = Tensor("Y", datatype, (1,), b"\0\x3c")
     assert encode(half, forms=OutputForms(default=True)).blobs == (b"\0\x3c",)
     with pytest.raises(InferenceError) as caught:
@@ -158,7 +158,7 @@ def test_an_output_in_shared_memory_is_only_described() -> None:
     assert memory.written == {"r/Y": bytes(FLOATS.raw())}
 
 
-def test_what_is_all_binary_is_told_as_any_other_response() -> None:
+def test_the_json_of_a_binary_response_is_that_of_any_other() -> None:
     # The quick way is taken only if that is known beforehand: both are asked for each response.
     chance, memory = random.Random(5), SharedMemory()
     encoder = InferEncoder(memory)

@@ -68,7 +68,7 @@ def test_a_body_that_is_not_utf8_is_refused_with_the_byte_and_its_place(
         (rb'{"b": NaN, "a": "\ud800"}', 17),
     ],
 )
-def test_half_a_surrogate_pair_is_refused_as_what_is_no_text(body: bytes, place: int) -> None:
+def test_half_a_surrogate_pair_is_refused(body: bytes, place: int) -> None:
     for parse in (parse_json_object, parse_request):
         with pytest.raises(InferenceError) as caught:
             parse(body)

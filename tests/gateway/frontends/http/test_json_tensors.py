@@ -144,7 +144,7 @@ def test_nesting_has_a_limit() -> None:
     )
 
 
-def test_values_beside_deep_nesting_are_not_moved_at_each_level() -> None:
+def test_values_next_to_deep_nesting_are_not_moved_at_each_level() -> None:
     nested: list[Any] = [1]
     for _ in range(MAX_DEPTH - 3):
         nested = [0, nested]

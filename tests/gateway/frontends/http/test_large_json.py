@@ -1,4 +1,4 @@
-"""Large JSON texts: parsed in parts, they mean what they mean at once."""
+"""Large JSON texts: parsed in parts, they have the values of the whole."""
 
 import json
 import random
@@ -76,7 +76,7 @@ def outcome(parse: Any, body: bytes) -> Any:
 
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.usefixtures("small_parts")
-def test_parts_mean_what_the_whole_means(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_have_the_values_of_the_whole(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
     body = text(chance)
     if seed % 2:
@@ -169,5 +169,5 @@ def scan_secs(filling: bytes) -> float:
 
 
 @pytest.mark.parametrize("escapes", [b"\\\\", b'\\"', b'\\n to \\"', b"\\\\\\u0022"])
-def test_a_window_of_escapes_takes_little_longer_than_another(escapes: bytes) -> None:
+def test_a_window_of_escapes_is_about_as_fast_as_another(escapes: bytes) -> None:
     assert scan_secs(escapes) < 4 * scan_secs(b"x")

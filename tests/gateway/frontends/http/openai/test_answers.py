@@ -1,4 +1,4 @@
-"""Requests with an idempotency key: joined, gone on with, and told apart."""
+"""Requests with an idempotency key: joined, resumed, and kept apart."""
 
 import asyncio
 
@@ -68,7 +68,7 @@ async def test_a_key_that_is_too_long_is_refused(client: httpx.AsyncClient) -> N
     assert "256 characters, expected 1 to 255" in found.json()["error"]["message"]
 
 
-async def test_a_stream_that_was_cut_is_gone_on_with_at_every_place(
+async def test_a_stream_can_be_resumed_behind_every_event(
     client: httpx.AsyncClient, instance: ScriptedInstance
 ) -> None:
     whole = await answered(client, instance, STREAM, "{1}", "{2}", "{3}")
@@ -85,7 +85,7 @@ async def test_a_stream_that_was_cut_is_gone_on_with_at_every_place(
 @pytest.mark.parametrize(
     ("path", "last"), [(PATH, "made-up.1"), (PATH, "x"), ("/v1/completions", None)]
 )
-async def test_nobody_goes_on_with_what_is_not_theirs(
+async def test_a_stream_of_another_path_cannot_be_resumed(
     client: httpx.AsyncClient, instance: ScriptedInstance, path: str, last: str | None
 ) -> None:
     whole = await answered(client, instance, STREAM, "{1}")

@@ -1,4 +1,4 @@
-"""A stream of OpenAI's over a real data plane: when it begins, what is in it, and what ends it."""
+"""A stream of OpenAI's over a real data plane: begin, events, and end."""
 
 from dataclasses import replace
 
@@ -83,7 +83,7 @@ async def test_an_error_in_mid_stream_is_an_event_before_done(
     assert model.statistics.fail.count == 1
 
 
-async def test_a_crash_in_mid_stream_tells_the_client_nothing(
+async def test_a_crash_in_mid_stream_is_not_shown_to_the_client(
     serve: Serve, instance: ScriptedInstance
 ) -> None:
     async with Exchange(app_of(serve(instance, config=CHAT)), PATH, ASK) as exchange:
@@ -97,7 +97,7 @@ async def test_a_crash_in_mid_stream_tells_the_client_nothing(
         assert b"secret" not in rest
 
 
-async def test_a_request_that_somebody_cancels_by_its_id_says_so_behind_what_it_had(
+async def test_a_request_cancelled_by_its_id_ends_with_that_error(
     serve: Serve, instance: ScriptedInstance
 ) -> None:
     async with Exchange(app_of(serve(instance, config=CHAT)), PATH, ASK) as exchange:
@@ -125,7 +125,7 @@ async def test_the_headers_wait_no_longer_than_the_limit(
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_a_client_that_leaves_stops_the_model(
+async def test_a_disconnect_stops_the_model(
     serve: Serve, instance: ScriptedInstance, begun: bool
 ) -> None:
     model = serve(instance, config=CHAT)
@@ -141,7 +141,7 @@ async def test_a_client_that_leaves_stops_the_model(
     assert (model.in_flight, model.statistics.fail.count) == (0, 1)
 
 
-async def test_a_slow_client_holds_back_the_model_and_gets_what_waits_in_few_writes(
+async def test_a_slow_client_holds_back_the_model_and_gets_chunks_in_few_writes(
     serve: Serve, instance: ScriptedInstance
 ) -> None:
     async with Exchange(app_of(serve(instance, config=CHAT)), PATH, ASK) as exchange:

@@ -1,4 +1,4 @@
-"""What an embeddings request may say to a model that does not read it itself."""
+"""Members of embeddings requests to models without the contract."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Many requests of one client: how many at once, in which order, and what ends them."""
+"""Many requests of one client: number in flight, order, and end."""
 
 import asyncio
 
@@ -97,7 +97,7 @@ async def test_any_other_refusal_is_raised_at_once() -> None:
         await found.take()
 
 
-async def test_the_error_of_one_leaves_all() -> None:
+async def test_the_error_of_one_request_cancels_all() -> None:
     model = Model()
     with window(model, 3, 3) as found:
         taking = asyncio.ensure_future(found.take())
@@ -109,7 +109,7 @@ async def test_the_error_of_one_leaves_all() -> None:
     assert model.open == 0
 
 
-async def test_who_takes_learns_that_it_was_cancelled() -> None:
+async def test_a_pending_take_raises_cancelled() -> None:
     model = Model()
     with window(model, 3, 2) as found:
         taking = asyncio.ensure_future(found.take())

@@ -1,4 +1,4 @@
-"""Which model a request means, by name and by what it serves."""
+"""Look-up of models by name and endpoint."""
 
 from dataclasses import replace
 
@@ -62,7 +62,7 @@ async def test_an_unknown_model_is_refused_in_vllms_words(every: ServedModels) -
         ("chat_only", Endpoint.COMPLETIONS, "lacks the input 'openai_endpoint'"),
     ],
 )
-async def test_a_model_that_cannot_be_asked_says_what_it_lacks(
+async def test_a_model_without_the_endpoint_is_refused_with_the_reason(
     every: ServedModels, name: str, endpoint: Endpoint, lacks: str
 ) -> None:
     error = refusal(every, name, endpoint)
@@ -121,11 +121,11 @@ async def test_an_ambiguous_name_is_refused_as_everywhere(serve: Serve) -> None:
     assert refusal(models, "twice", Endpoint.CHAT).message == "There are 2 identifiers"
 
 
-async def test_only_models_that_serve_something_are_told(every: ServedModels) -> None:
+async def test_only_models_that_serve_an_endpoint_are_listed(every: ServedModels) -> None:
     assert [each.name for each in every] == ["chat", "chat_only", "encoder", "named"]
 
 
-async def test_a_model_that_has_died_is_not_told(serve: Serve) -> None:
+async def test_a_model_that_has_died_is_not_listed(serve: Serve) -> None:
     instance = ScriptedInstance(None)
     gone: list[str] = []
     config = replace(CHAT, parameters={"restart_tries": "0"})

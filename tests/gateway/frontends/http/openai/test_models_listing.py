@@ -1,4 +1,4 @@
-"""What `/v1/models` tells of each name."""
+"""Cards of `/v1/models`."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ async def test_a_length_that_is_no_number_is_not_known(serve: Serve, length: str
     assert card["max_model_len"] is None
 
 
-async def test_what_an_instance_tells_is_listed(serve: Serve) -> None:
+async def test_the_length_of_an_instance_is_listed(serve: Serve) -> None:
     instance = ScriptedInstance(None)
     instance.adapters, instance.max_model_len = ("odd", "formal"), 512
     parameters = {**NAMED.parameters, "max_model_len": "7"}

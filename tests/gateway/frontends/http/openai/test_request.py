@@ -1,4 +1,4 @@
-"""What the door reads of a body, and which bodies it refuses."""
+"""Bodies of OpenAI's requests: members that are read, and refusals."""
 
 import gzip
 import zlib
@@ -78,7 +78,7 @@ async def test_of_members_with_one_name_the_last_counts() -> None:
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"model":null,"stream":null}', b'{"model":""}'])
-async def test_what_is_not_said_is_left_to_the_door(body: bytes) -> None:
+async def test_a_body_without_model_and_stream_has_defaults(body: bytes) -> None:
     found = await call(body)
     assert (found.model, found.stream) == ("", False)
 
@@ -142,7 +142,7 @@ async def test_a_body_may_be_as_large_as_the_limit(size: int) -> None:
         assert f"size of {size} bytes exceeds" in (await refusal(body)).message
 
 
-async def test_what_takes_long_to_read_is_refused_unread() -> None:
+async def test_a_body_with_too_many_parts_is_refused_unparsed() -> None:
     def body(parts: int) -> bytes:
         return b'{"x":[%b]}' % b",".join([b"{}"] * (parts - 2))
 

@@ -1,4 +1,4 @@
-"""Where OpenAI's endpoints stand, and which paths are theirs."""
+"""Paths of OpenAI's endpoints."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_every_path_is_known_as_openais(endpoint: Endpoint) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/nope", "/openai/v1/models"])
-def test_so_is_whatever_else_somebody_looks_for_there(path: str) -> None:
+def test_unknown_paths_below_the_prefix_are_openais(path: str) -> None:
     assert is_openai(path)
 
 

@@ -1,4 +1,4 @@
-"""Health, version and load as clients of `vllm serve` ask for them."""
+"""Health, version and load, as at `vllm serve`."""
 
 import pytest
 
@@ -36,9 +36,7 @@ async def test_the_version_is_this_servers(connect: Open) -> None:
     assert (found.status_code, found.json()) == (200, {"version": __version__})
 
 
-async def test_the_load_is_what_is_in_flight_on_openais_endpoints(
-    serve: Serve, connect: Open
-) -> None:
+async def test_the_load_is_the_number_of_requests_in_flight(serve: Serve, connect: Open) -> None:
     instance, other = ScriptedInstance(), ScriptedInstance()
     app = app_of(serve(instance, config=CHAT), serve(other))
     client = connect(app)

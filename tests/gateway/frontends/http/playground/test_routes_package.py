@@ -12,8 +12,8 @@ ASSETS = "gateway/frontends/http/playground/assets"
 SOURCES = ("pyproject.toml", "README.md", "gateway", "backends")
 BUILD = "from setuptools import build_meta; build_meta.build_wheel({folder!r})"
 READ = (
-    "from gateway.frontends.http.playground import assets;"
-    "print(assets.__file__, *sorted(assets.read_assets()), sep='\\n')"
+    "from gateway.frontends.http.playground import routes;"
+    "print(routes.__file__, *sorted(routes.read_assets()), sep='\\n')"
 )
 
 
