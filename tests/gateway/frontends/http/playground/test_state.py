@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gateway.observability.gpus import Gpus
 from prometheus_client.core import Metric
 
 from gateway.config import ModelInput, ModelOutput
@@ -15,6 +14,7 @@ from gateway.errors import Code, InferenceError
 from gateway.frontends.http.playground.state import ServerState
 from gateway.models.index import IndexRow
 from gateway.models.model import Model
+from gateway.observability.machine import GpuMetrics
 from gateway.settings import ControlMode, MetricsSettings, ModelSettings, Settings
 from tests.builders import (
     DECOUPLED,
@@ -201,7 +201,7 @@ class TwoGpus:
 
 
 async def test_use_and_memory_of_each_gpu_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Gpus, "found", TwoGpus)
+    monkeypatch.setattr(GpuMetrics, "found", TwoGpus)
     dataplane = DataPlane(IndexedModels([]))  # type: ignore[arg-type]
     machine = (await soon(ServerState(dataplane, Settings()).read()))["machine"]
     assert machine["gpus"] == [
