@@ -17,7 +17,7 @@ from gateway.frontends.http.openai.errors import written
 from gateway.frontends.http.openai.models import ServedModels
 from gateway.frontends.http.openai.request import (
     STREAMING,
-    OpenAiCall,
+    OpenAiRequest,
     own_id,
     read_call,
     request_id_header,
@@ -182,7 +182,7 @@ class OpenAiAnswers:
             owner.pop_all()
         return response
 
-    def _infer(self, request: Request, call: OpenAiCall, model: Model) -> Responses:
+    def _infer(self, request: Request, call: OpenAiRequest, model: Model) -> Responses:
         infer_request = InferRequest(
             model=model.name,
             id=own_id(request, call.members),

@@ -24,7 +24,7 @@ from gateway.frontends.http.asgi_extensions import OnDisconnect
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.openai.encoders import TextEncoder, Vector, encoder_of
 from gateway.frontends.http.openai.errors import refusal
-from gateway.frontends.http.openai.request import OpenAiCall, request_id, request_id_header
+from gateway.frontends.http.openai.request import OpenAiRequest, request_id, request_id_header
 from gateway.frontends.http.tracing import infer
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
@@ -162,7 +162,7 @@ class EmbeddingAnswers:
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
 
-    async def answer(self, request: Request, call: OpenAiCall, model: Model) -> Response:
+    async def answer(self, request: Request, call: OpenAiRequest, model: Model) -> Response:
         """The embeddings of all texts; the first error fails the request."""
         encoder = encoder_of(model.config)
         assert encoder is not None  # noqa: S101 - it serves the endpoint

@@ -54,7 +54,7 @@ KEY = "sluice.request_id"
 
 
 @dataclass(frozen=True, slots=True)
-class OpenAiCall:
+class OpenAiRequest:
     """One request: its body, the parsed members, its `model` ("" without one), and `stream`.
 
     `received_ns` is the time at which it arrived (`time.perf_counter_ns`).
@@ -70,7 +70,7 @@ class OpenAiCall:
 
 async def read_call(
     request: Request, endpoint: Endpoint, limit: int, threads: Threads
-) -> OpenAiCall:
+) -> OpenAiRequest:
     """The request; INVALID_ARG unless its body is declared as JSON, small enough, and an object.
 
     Of members with one name the last counts, as in the models that parse the body.
@@ -81,10 +81,10 @@ async def read_call(
     return await decoded(threads, request.scope, partial(_call, endpoint, received_ns), body)
 
 
-def _call(endpoint: Endpoint, received_ns: int, body: Buffer) -> OpenAiCall:
+def _call(endpoint: Endpoint, received_ns: int, body: Buffer) -> OpenAiRequest:
     body = bytes(body)
     members = _parse(body)
-    return OpenAiCall(
+    return OpenAiRequest(
         endpoint, received_ns, body, members, _model(members), _stream(members, endpoint)
     )
 

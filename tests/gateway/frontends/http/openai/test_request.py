@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.openai.request import MAX_PARTS, OpenAiCall, read_call
+from gateway.frontends.http.openai.request import MAX_PARTS, OpenAiRequest, read_call
 from gateway.openai_exchange import Endpoint, OpenAiRefusal
 from gateway.threads import request_threads
 
@@ -25,7 +25,7 @@ async def call(
     encoding: str | None = None,
     limit: int = LIMIT,
     type_: str | None = "application/json",
-) -> OpenAiCall:
+) -> OpenAiRequest:
     async def receive() -> Message:
         return {"type": "http.request", "body": body, "more_body": False}
 
