@@ -22,7 +22,7 @@ from gateway.frontends.http.json_object import (
     string_member,
 )
 from gateway.frontends.http.request_parameters import (
-    InferParameters,
+    JsonParameters,
     read_parameters,
     with_headers,
 )
@@ -122,7 +122,7 @@ class KnownRequest(NamedTuple):
 
     size: int
     id: str
-    parameters: InferParameters
+    parameters: JsonParameters
     binary_inputs: Sequence[BinaryInput]
     outputs: tuple[RequestedOutput, ...]
     forms: OutputForms

@@ -19,7 +19,7 @@ RESERVED_PREFIX = "triton_"
 
 
 @dataclass(slots=True)
-class InferParameters:
+class JsonParameters:
     """The parameters of one request; `custom` are those that the model gets."""
 
     custom: dict[str, Parameter] = field(default_factory=dict)
@@ -38,9 +38,9 @@ class InferParameters:
         return SequenceTag(self.correlation_id, self.start, self.end)
 
 
-def read_parameters(found: Members) -> InferParameters:
+def read_parameters(found: Members) -> JsonParameters:
     """Read the optional member `parameters` of a request; InferenceError with Triton's texts."""
-    parameters = InferParameters()
+    parameters = JsonParameters()
     if "parameters" not in found:
         return parameters
     given = found["parameters"]
@@ -91,7 +91,7 @@ def _custom(key: str, value: Any) -> Parameter:
     )
 
 
-def _read_correlation_id(parameters: InferParameters, given: Members) -> None:
+def _read_correlation_id(parameters: JsonParameters, given: Members) -> None:
     found = given["sequence_id"]
     if type(found) is int and found >= 0:
         parameters.correlation_id = found
@@ -105,23 +105,23 @@ def _read_correlation_id(parameters: InferParameters, given: Members) -> None:
     parameters.correlation_id = found
 
 
-def _read_start(parameters: InferParameters, given: Members) -> None:
+def _read_start(parameters: JsonParameters, given: Members) -> None:
     parameters.start = boolean_member(given, "sequence_start")
 
 
-def _read_end(parameters: InferParameters, given: Members) -> None:
+def _read_end(parameters: JsonParameters, given: Members) -> None:
     parameters.end = boolean_member(given, "sequence_end")
 
 
-def _read_priority(parameters: InferParameters, given: Members) -> None:
+def _read_priority(parameters: JsonParameters, given: Members) -> None:
     parameters.priority = unsigned_member(given, "priority")
 
 
-def _read_timeout(parameters: InferParameters, given: Members) -> None:
+def _read_timeout(parameters: JsonParameters, given: Members) -> None:
     parameters.timeout_us = unsigned_member(given, "timeout")
 
 
-def _read_binary_output(parameters: InferParameters, given: Members) -> None:
+def _read_binary_output(parameters: JsonParameters, given: Members) -> None:
     parameters.binary_output = boolean_member(given, "binary_data_output")
 
 
