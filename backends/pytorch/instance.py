@@ -16,7 +16,7 @@ from gateway.batches.sequence_tensors import with_sequence_tensors
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Tensor
-from gateway.tensor_runtime.tensor_instance import TensorInstance
+from gateway.tensor_runtime.instance import TensorInstance
 
 
 class PytorchInstance(TensorInstance):

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 
-from gateway.batches.batch_inputs import batch_tensors
 from gateway.batches.cutting import cut, cut_padded, cut_rows
+from gateway.batches.extra_inputs import batch_tensors
 from gateway.batches.joining import join, pad, pad_value
 from gateway.batches.padding import Padding
 from gateway.config import ModelConfig, ModelInput

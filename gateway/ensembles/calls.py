@@ -3,7 +3,7 @@
 import time
 
 from gateway.ensembles.passes import NO_SEQUENCE, Pass
-from gateway.ensembles.stages import Stage
+from gateway.ensembles.steps import Stage
 from gateway.messages import InferRequest, Phases
 from gateway.stream import ResponseStream
 

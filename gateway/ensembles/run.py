@@ -9,8 +9,8 @@ from functools import partial
 from gateway.ensembles.calls import Call
 from gateway.ensembles.graph import Step
 from gateway.ensembles.passes import Pass, Value
-from gateway.ensembles.requests import given, made
-from gateway.ensembles.stages import Stage, Stages
+from gateway.ensembles.steps import Stage, Stages
+from gateway.ensembles.tensors import given, made
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases, request_prefix
 

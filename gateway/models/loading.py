@@ -11,7 +11,7 @@ from gateway.backend import Backend, Instance, ModelContext, ModelControl
 from gateway.backend_loader import IN_PYTHON, BackendLoader
 from gateway.cache.cache import ResponseCache
 from gateway.config import InstanceKind, ModelConfig
-from gateway.ensembles.instance import EnsembleBackend
+from gateway.ensembles.backend import EnsembleBackend
 from gateway.messages import InferRequest
 from gateway.models.closings import Closings
 from gateway.models.completion import completed

@@ -8,9 +8,9 @@ from gateway.batches.padding import Padding
 from gateway.config import ModelConfig
 from gateway.config.scheduling import DynamicBatching
 from gateway.schedulers.batching import Batching, FirstComeBatching
+from gateway.schedulers.calibration import measure
 from gateway.schedulers.costs import DEFAULT_BUDGET, Cost, Point
-from gateway.schedulers.lengths import LengthBatching
-from gateway.schedulers.measuring import measure
+from gateway.schedulers.length_batching import LengthBatching
 
 log = logging.getLogger("sluice.batching")
 

@@ -7,7 +7,7 @@ from gateway.config import ModelConfig
 from gateway.config.scheduling import ControlKind
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag, request_prefix
-from gateway.sequences.controls import controls_of
+from gateway.sequences.inputs import controls_of
 from gateway.tensor import Datatype
 
 

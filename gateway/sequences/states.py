@@ -7,7 +7,7 @@ among its inputs; those that the model answers take their place.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gateway.batches.reshapes import Reshapes
+from gateway.batches.shapes import Reshapes
 from gateway.config import ModelConfig
 from gateway.config.scheduling import State
 from gateway.messages import InferRequest, InferResponse, RequestedOutput

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.batches.reshapes import as_model_sees
+from gateway.batches.shapes import as_model_sees
 from gateway.batches.stacking import Stacking
 from gateway.config import (
     BatchInput,

@@ -9,8 +9,8 @@ import pytest
 
 from gateway.config import ModelConfig
 from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
+from gateway.ensembles.backend import EnsembleInstance
 from gateway.ensembles.calls import MAX_PASSES
-from gateway.ensembles.instance import EnsembleInstance
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse, Phases, RequestedOutput, SequenceTag
 from gateway.models.model import Model

@@ -9,14 +9,14 @@ from functools import partial
 from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.alarm import Alarm
 from gateway.schedulers.execution import Execution, Terms
 from gateway.schedulers.free_instances import FreeInstances, Hold
-from gateway.schedulers.ordering import Order
 from gateway.schedulers.rate_limiter import Share
+from gateway.schedulers.response_order import Order
 from gateway.schedulers.scheduler import Entry
-from gateway.sequences.batches import Ready, Row
-from gateway.sequences.filled import Filling
+from gateway.schedulers.timer import Alarm
+from gateway.sequences.padded_execution import Filling
+from gateway.sequences.ready_requests import Ready, Row
 from gateway.sequences.table import OpenSequence, Slot
 
 Task = asyncio.Task[None]

@@ -8,16 +8,16 @@ from collections.abc import AsyncGenerator, Mapping, Sequence, Set
 from functools import partial
 
 from gateway.backend import Answer, Instance
-from gateway.batches.reshapes import as_model_sees
 from gateway.batches.sequence_tensors import with_sequence_tensors
+from gateway.batches.shapes import as_model_sees
 from gateway.batches.stacking import Stacking
 from gateway.config import ModelConfig
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases
 from gateway.tensor import Tensor
 from gateway.tensor_runtime.device_outputs import delivered, staying
-from gateway.tensor_runtime.own_thread import OwnThread
 from gateway.tensor_runtime.short_runs import LIMIT_NS, ShortRuns
+from gateway.tensor_runtime.thread import OwnThread
 
 log = logging.getLogger("sluice.tensors")
 

@@ -4,7 +4,7 @@ from gateway.config import ModelConfig
 from gateway.ensembles.gate import StepGate
 from gateway.ensembles.graph import Graph, Plan, Step
 from gateway.ensembles.member import Member, Members
-from gateway.ensembles.requests import Answers, StepRequests
+from gateway.ensembles.tensors import Answers, StepRequests
 from gateway.messages import InferRequest
 
 MAX_PLANS = 64

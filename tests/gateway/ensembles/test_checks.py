@@ -6,7 +6,7 @@ import pytest
 
 from gateway.config import ModelConfig, TensorReshape
 from gateway.config.pbtxt import parse
-from gateway.ensembles.wiring import check_wiring
+from gateway.ensembles.checks import check_wiring
 from gateway.errors import Code, InferenceError
 from gateway.models.normalisation import normalise
 from tests.conformance.ensembles import BATCH_4, MEMBERS, SERVED, UNFIT, calls, ensemble, leaf, step

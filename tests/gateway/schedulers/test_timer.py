@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gateway.schedulers.alarm import Alarm
+from gateway.schedulers.timer import Alarm
 from tests.builders import soon
 from tests.gateway.schedulers.queues import MS
 

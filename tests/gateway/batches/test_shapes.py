@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.batches.reshapes import Reshape, Reshapes, as_model_sees
+from gateway.batches.shapes import Reshape, Reshapes, as_model_sees
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError

@@ -5,7 +5,7 @@ from gateway.config import ModelConfig
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import Control, ControlInput, ControlKind, SequenceBatching
 from gateway.messages import SequenceTag
-from gateway.sequences.controls import Controls
+from gateway.sequences.inputs import Controls
 from gateway.tensor import Datatype, Tensor
 
 START = ControlKind.CONTROL_SEQUENCE_START

@@ -9,8 +9,8 @@ from gateway.config import ModelConfig
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.schedulers.scheduler import Entry
-from gateway.sequences.batches import Row
-from gateway.sequences.controls import NOBODY, Controls
+from gateway.sequences.inputs import NOBODY, Controls
+from gateway.sequences.ready_requests import Row
 from gateway.sequences.states import States
 
 

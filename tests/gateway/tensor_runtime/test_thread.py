@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.tensor_runtime.own_thread import OwnThread
+from gateway.tensor_runtime.thread import OwnThread
 from tests.builders import WAIT_SECS, soon
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.schedulers.ordering import Order
+from gateway.schedulers.response_order import Order
 from gateway.stream import ResponseStream
 from tests.builders import read_all, settle, soon, text_response
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from gateway.batches.reshapes import as_model_sees
+from gateway.batches.shapes import as_model_sees
 from gateway.config import ModelConfig
 from gateway.ensembles.graph import Plan, Step
 from gateway.ensembles.passes import NO_SEQUENCE, Value

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.batches.batch_inputs import VALUES, batch_tensors
+from gateway.batches.extra_inputs import VALUES, batch_tensors
 from gateway.config import BatchInput, BatchInputKind
 from gateway.config.data_type import DataType
 from gateway.tensor import Datatype

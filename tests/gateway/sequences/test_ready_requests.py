@@ -2,7 +2,7 @@ import pytest
 
 from gateway.config import ModelConfig
 from gateway.config.scheduling import StrategyDirect, StrategyOldest
-from gateway.sequences.batches import ReadyCandidates, ReadySlots, Row, Rows
+from gateway.sequences.ready_requests import ReadyCandidates, ReadySlots, Row, Rows
 from gateway.sequences.table import OpenSequence, Slot
 from tests.gateway.schedulers.queues import MS, waiting
 from tests.gateway.sequences.parts import part

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.schedulers.batching import Decision
 from gateway.schedulers.costs import Cost
-from gateway.schedulers.lengths import LOOK_AHEAD, LengthBatching, cheapest
+from gateway.schedulers.length_batching import LOOK_AHEAD, LengthBatching, cheapest
 from gateway.schedulers.queue import Waiting
 from tests.gateway.schedulers.queues import MS, TOKENS, dynamic, names, waiting
 

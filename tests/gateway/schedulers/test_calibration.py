@@ -13,9 +13,9 @@ from gateway.config import ModelInput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
-from gateway.schedulers import measuring
+from gateway.schedulers import calibration as measuring
+from gateway.schedulers.calibration import is_enough, measure, sample, sizes
 from gateway.schedulers.costs import Point
-from gateway.schedulers.measuring import is_enough, measure, sample, sizes
 from tests.builders import soon
 from tests.gateway.schedulers.queues import TOKENS
 
