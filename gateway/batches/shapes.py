@@ -1,7 +1,7 @@
 """Shapes of tensors for clients and for the model: `reshape` of the model configuration."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gateway.config import ModelConfig, ModelInput, ModelOutput
@@ -126,3 +126,39 @@ def _output_inside(each: ModelOutput) -> ModelOutput:
     if each.reshape is None:
         return each
     return replace(each, dims=each.reshape.shape, reshape=None)
+
+
+def whole_shape_problems(
+    model: str, tensor: str, found: Sequence[int], dims: Sequence[int]
+) -> Iterator[str]:
+    """Where the model's shape `found` is not the one configured, without a batch dimension."""
+    if not agree(found, dims):
+        yield f"{_difference(model, tensor, found, dims)} (shape {format_shape(dims)})"
+
+
+def batched_shape_problems(
+    model: str, tensor: str, found: Sequence[int], dims: Sequence[int]
+) -> Iterator[str]:
+    """Where the model's shape `found` is not a batch dimension and those configured."""
+    whole = (-1, *dims)
+    if not agree(found, whole):
+        yield (
+            f"{_difference(model, tensor, found, whole)} (an initial batch dimension "
+            "because max_batch_size > 0 followed by the explicit tensor shape, making complete "
+            f"shape {format_shape(whole)})"
+        )
+
+
+def _difference(model: str, tensor: str, found: Sequence[int], dims: Sequence[int]) -> str:
+    return (
+        f"model '{model}', tensor '{tensor}': the model expects {len(found)} dimensions "
+        f"(shape {format_shape(found)}) but the model configuration specifies {len(dims)} "
+        "dimensions"
+    )
+
+
+def agree(dims: Sequence[int], others: Sequence[int]) -> bool:
+    """Whether two shapes may belong to the same tensor; -1 is any size on either side."""
+    return len(dims) == len(others) and all(
+        one == other or ANY_SIZE in (one, other) for one, other in zip(dims, others, strict=True)
+    )

@@ -1,21 +1,35 @@
 """How do the tensors of several requests become one batch, and its outputs theirs again?"""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import repeat
+from itertools import accumulate, repeat
+from typing import Any
 
-from gateway.batches.cutting import cut, cut_padded, cut_rows
+import numpy as np
+import numpy.typing as npt
+
 from gateway.batches.extra_inputs import batch_tensors
-from gateway.batches.joining import join, pad, pad_value
 from gateway.batches.padding import Padding
 from gateway.config import ModelConfig, ModelInput
 from gateway.device_memory import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
-from gateway.tensor import Buffer, Tensor, array_tensor, format_shape
+from gateway.tensor import (
+    BF16_BITS,
+    NUMPY_TYPES,
+    SIZES,
+    Buffer,
+    Datatype,
+    Tensor,
+    array_tensor,
+    format_shape,
+)
 
 Shape = tuple[int, ...]
+LOCK_FREE_BYTES = 65536
+"""From here on numpy copies, which lets other threads run; below, joining bytes is quicker."""
 
 
 class Stacking:
@@ -195,3 +209,101 @@ def _fits(shape: Shape, expected: Shape) -> bool:
         len(shape) == len(expected)
         and all(want in (-1, have) for have, want in zip(shape, expected, strict=True))
     )
+
+
+def join(tensors: Sequence[Tensor]) -> Buffer | tuple[bytes, ...]:
+    """The data of the tensors one after the other: rows below rows, or flat behind flat."""
+    if tensors[0].datatype is Datatype.BYTES and any(
+        isinstance(tensor.data, tuple) for tensor in tensors
+    ):
+        return tuple(itertools.chain.from_iterable(tensor.elements() for tensor in tensors))
+    parts = [tensor.raw() for tensor in tensors]
+    size = sum(map(len, parts))
+    return _copied(parts, size) if size >= LOCK_FREE_BYTES else b"".join(parts)
+
+
+def _copied(parts: Sequence[Buffer], size: int) -> memoryview:
+    whole = np.empty(size, dtype=np.uint8)
+    end = 0
+    for part in parts:
+        start, end = end, end + len(part)
+        whole[start:end] = np.frombuffer(part, dtype=np.uint8)
+    return whole.data
+
+
+def pad(tensors: Sequence[Tensor], length: int, value: Any) -> npt.NDArray[Any]:
+    """The rows of the tensors below each other, each filled up with `value` to `length`.
+
+    The length is the first dimension after the batch; all others must agree.
+    """
+    arrays = [tensor.array() for tensor in tensors]
+    rows = sum(len(array) for array in arrays)
+    whole = np.empty((rows, length, *arrays[0].shape[2:]), dtype=arrays[0].dtype)
+    end = 0
+    for array in arrays:
+        start, end = end, end + len(array)
+        whole[start:end, : array.shape[1]] = array
+        whole[start:end, array.shape[1] :] = value
+    return whole
+
+
+def pad_value(name: str, datatype: Datatype, number: float) -> Any:
+    """The number as an element of an array of that datatype (BF16: as its bits).
+
+    Raises InferenceError INVALID_ARG if the datatype cannot hold it.
+    """
+    dtype = NUMPY_TYPES[Datatype.FP32] if datatype is Datatype.BF16 else NUMPY_TYPES.get(datatype)
+    if dtype is None or not _holds(dtype, number):
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"padded input '{name}' is padded with {number}, which its datatype {datatype} cannot "
+            "hold",
+        )
+    if datatype is Datatype.BF16:
+        return (np.array(number, dtype=dtype).view("<u4") >> 16).astype(BF16_BITS)[()]
+    return dtype.type(number)
+
+
+def _holds(dtype: Any, number: float) -> bool:
+    if dtype.kind == "f":
+        return not float(np.finfo(dtype).max) < abs(number) < math.inf
+    limits = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return limits[0] <= number <= limits[1] and number == int(number)
+
+
+def cut_rows(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
+    """A part of the tensor for each number of rows; they must add up to its first dimension."""
+    below = tensor.shape[1:]
+    shapes = {count: (count, *below) for count in set(rows)}
+    return cut(tensor, [shapes[count] for count in rows])
+
+
+def cut(tensor: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+    """A part of the tensor for each shape, in the order of its data; none of it is copied.
+
+    The elements of the shapes must add up to those of the tensor.
+    """
+    name, datatype = tensor.name, tensor.datatype
+    is_bytes = datatype is Datatype.BYTES
+    data = tensor.elements() if is_bytes else memoryview(tensor.raw())
+    size = 1 if is_bytes else SIZES[datatype]
+    sizes = {shape: math.prod(shape) * size for shape in set(shapes)}
+    parts: list[Tensor] = []
+    end = 0
+    for shape in shapes:
+        start, end = end, end + sizes[shape]
+        parts.append(Tensor(name, datatype, shape, data[start:end]))
+    return parts
+
+
+def cut_padded(tensor: Tensor, rows: Sequence[int], lengths: Sequence[int]) -> list[Tensor]:
+    """Parts as `cut_rows` makes them, each cut back to its length: the dimension after the batch.
+
+    Only a part of several rows that are shorter than the longest is copied.
+    """
+    array = tensor.array()
+    starts = accumulate(rows, initial=0)
+    return [
+        array_tensor(tensor.name, tensor.datatype, array[start : start + count, :length])
+        for start, count, length in zip(starts, rows, lengths, strict=False)
+    ]

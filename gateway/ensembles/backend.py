@@ -7,7 +7,7 @@ from pathlib import Path
 from gateway.backend import Answer, Backend, Instance, ModelContext
 from gateway.config import ModelConfig, TransactionPolicy
 from gateway.ensembles.checks import check_wiring
-from gateway.ensembles.member import Members
+from gateway.ensembles.graph import Members
 from gateway.ensembles.run import Run
 from gateway.ensembles.steps import Stages
 from gateway.errors import InferenceError

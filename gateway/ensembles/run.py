@@ -6,11 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from gateway.ensembles.calls import Call
 from gateway.ensembles.graph import Step
-from gateway.ensembles.passes import Pass, Value
-from gateway.ensembles.steps import Stage, Stages
-from gateway.ensembles.tensors import given, made
+from gateway.ensembles.steps import Call, Pass, Stage, Stages
+from gateway.ensembles.tensors import Value, given, made
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases, request_prefix
 

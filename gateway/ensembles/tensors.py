@@ -1,12 +1,11 @@
 """What does a step ask its member, what does the answer mean, and what does the ensemble say?"""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from gateway.batches.shapes import as_model_sees
+from gateway.batches.shapes import agree, as_model_sees
 from gateway.config import ModelConfig
 from gateway.ensembles.graph import Plan, Step
-from gateway.ensembles.passes import NO_SEQUENCE, Value
-from gateway.ensembles.shapes import converted
 from gateway.errors import Code, InferenceError
 from gateway.messages import (
     NO_PARAMETERS,
@@ -17,6 +16,22 @@ from gateway.messages import (
     SequenceTag,
 )
 from gateway.tensor import Tensor
+
+Shape = tuple[int, ...]
+NO_SEQUENCE = SequenceTag(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of the ensemble, None if there is none: it was optional, or nobody made it.
+
+    `rows` is the batch size of the request that made it, 0 if that had no batch dimension. `tag`
+    is what the response said of the sequence; None for an input of the ensemble.
+    """
+
+    tensor: Tensor | None
+    rows: int = 0
+    tag: SequenceTag | None = None
 
 
 class StepRequests:
@@ -146,3 +161,16 @@ def _shown(tag: SequenceTag) -> dict[str, Parameter]:
         "sequence_start": tag.start,
         "sequence_end": tag.end,
     }
+
+
+def converted(shape: Shape, rows: int, dims: Sequence[int], *, batching: bool) -> Shape:
+    """The shape in which a tensor goes to where `dims` are expected, after a batch if `batching`.
+
+    `rows` is the batch size with which it was made, 0 for none. A batch of one may be added or
+    left out where the shapes do not agree as they are; what then does not fit is refused later.
+    """
+    if batching == bool(rows):
+        return shape
+    if batching:
+        return (1, *shape) if agree(dims, shape) else shape
+    return shape[1:] if rows == 1 and not agree(dims, shape) else shape

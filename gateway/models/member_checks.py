@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from gateway.config import ModelConfig, TransactionPolicy
 from gateway.ensembles.checks import check_wiring
-from gateway.ensembles.member import LATEST
+from gateway.ensembles.graph import LATEST
 from gateway.errors import Code, InferenceError
 from gateway.models.dependencies import Circle, members
 from gateway.models.repository import ModelRepository

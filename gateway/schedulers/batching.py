@@ -6,11 +6,24 @@ queue here, and comes into the same batch.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from gateway.config import ModelConfig
 from gateway.config.scheduling import DynamicBatching
 from gateway.schedulers.queue import NS_PER_US, Waiting
+
+LIMIT_NS = 2_000_000
+"""The longest wait: turns take longer where the loop has much else to do."""
+PATIENCE = 24
+"""So many turns in a row that bring nothing end the wait."""
+TRY_EVERY = 64
+"""One in so many batches waits although the last wait brought nothing."""
+CREDIT = 16
+"""So many waits in a row must bring nothing before the next batches are taken at once."""
+LOOK_AGAIN = 16
+"""After so many waits that ended with as many rows as expected one is not cut short, to see whether
+more would come."""
 
 
 class Decision(NamedTuple):
@@ -86,3 +99,57 @@ def most_rows(config: ModelConfig, batching: DynamicBatching) -> int:
     if batching.preserve_ordering and config.decoupled:
         return 1
     return max(1, config.max_batch_size)
+
+
+@dataclass(slots=True)
+class Gathering:
+    """What the waits before the latest batches have brought.
+
+    `expected` are the rows with which the last wait ended that was not cut short: clients that wait
+    for their answers come in the same number again, and all the turns after the last are lost.
+    """
+
+    taken_at_once: int = 0
+    credit: int = 0
+    expected: int = 0
+    cut_short: int = 0
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether the next batch should wait."""
+        if self.credit:
+            return True
+        self.taken_at_once += 1
+        return self.taken_at_once >= TRY_EVERY
+
+    def enough(self, most: int) -> int:
+        """With how many rows the next wait ends at once; `most` is what a batch may have."""
+        known = self.credit and self.expected > 1 and self.cut_short < LOOK_AGAIN
+        return min(self.expected, most) if known else most
+
+    def waited(self, before: int, rows: int, enough: int) -> None:
+        """A batch has waited: so many rows were there before and after, and so many enough."""
+        self.taken_at_once = 0
+        is_cut_short = rows >= enough == self.expected
+        self.cut_short = self.cut_short + 1 if is_cut_short else 0
+        self.expected = rows
+        if rows > before:
+            self.credit = CREDIT
+        elif not is_cut_short:
+            self.credit = max(0, self.credit - 1)
+
+
+@dataclass(slots=True)
+class Wait:
+    """One wait, begun at `began_ns` with so many rows: for how many more turns?"""
+
+    rows: int
+    began_ns: int
+    quiet: int = -1
+
+    def over(self, rows: int, enough: int, now_ns: int) -> bool:
+        """Whether to wait no more, now that so many rows are there and so many are enough."""
+        self.quiet = self.quiet + 1 if rows == self.rows else 0
+        self.rows = rows
+        late = now_ns - self.began_ns >= LIMIT_NS
+        return rows >= enough or self.quiet >= PATIENCE or late

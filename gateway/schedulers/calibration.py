@@ -13,18 +13,19 @@ import numpy as np
 from gateway.backend import Instance
 from gateway.batches.padding import Padding
 from gateway.config import ModelConfig, ModelInput
+from gateway.config.scheduling import DynamicBatching
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.costs import Point
+from gateway.schedulers.batching import Batching, FirstComeBatching
 from gateway.schedulers.execution import Execution
+from gateway.schedulers.length_batching import DEFAULT_BUDGET, Cost, LengthBatching, Point
 from gateway.schedulers.scheduler import Entry
 from gateway.stream import ResponseStream
 from gateway.tensor import NUMPY_TYPES, Datatype, Tensor, array_tensor
 
-log = logging.getLogger("sluice.measuring")
-
+log = logging.getLogger("sluice.batching")
 LIMIT_SECS = 1.5
 """An instance is measured no longer; an execution that is under way then is cancelled."""
 GROWING_SECS = 0.75
@@ -34,6 +35,68 @@ LENGTH = 64
 LONGEST = 256
 FALLING = 0.75
 """A batch with less than this part of the best throughput is large enough to stop."""
+
+
+class BatchRules:
+    """The rules of a model, with what is known of each of its instances.
+
+    Raises InferenceError INVALID_ARG if the config's padding cannot be.
+    """
+
+    def __init__(self, config: ModelConfig, batching: DynamicBatching) -> None:
+        self.padding = Padding.read(config)
+        self._config = config
+        self._batching = batching
+        self._measured: dict[Instance, Batching] = {}
+        self._usual = self._by_length(Cost.assumed(self.padding.token_budget or DEFAULT_BUDGET))
+        if not self.padding.inputs:
+            self._usual = FirstComeBatching(config, batching)
+
+    def of(self, instance: Instance) -> Batching:
+        """The rules for an instance."""
+        return self._measured.get(instance, self._usual)
+
+    async def prepare(self, instance: Instance) -> None:
+        """Measure the instance, if batches are formed by length and no budget is given."""
+        if self.padding.inputs and not self.padding.token_budget:
+            points = await measure(instance, self._config, self.padding)
+            cost = Cost.measured(points)
+            self._measured[instance] = self._by_length(cost)
+            self._tell(cost, points)
+
+    def forget(self, instance: Instance) -> None:
+        """The instance has died."""
+        self._measured.pop(instance, None)
+
+    def _by_length(self, cost: Cost) -> Batching:
+        return LengthBatching(self._config, self._batching, cost)
+
+    def _tell(self, cost: Cost, points: Sequence[Point]) -> None:
+        log.info(
+            "batches measured",
+            extra={
+                "model": self._config.name,
+                "token_budget": cost.budget,
+                "overhead_tokens": round(cost.overhead),
+                "tokens_per_second": {each.tokens: round(each.rate) for each in points},
+            },
+        )
+
+
+async def measure(instance: Instance, config: ModelConfig, padding: Padding) -> list[Point]:
+    """Times of synthetic batches, in the order of their tokens: the best of a few runs each.
+
+    Sizes grow until batches no longer pay, time is up or one fails (the log says why). Then all
+    are run again, round by round, so that what else the machine does at a moment hits all alike.
+    """
+    probes: list[_Probe] = []
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LIMIT_SECS):
+            await _grow(instance, _samples(config, padding), probes)
+            for _ in range(ROUNDS):
+                for probe in probes:
+                    await probe.run(instance)
+    return [probe.point for probe in probes]
 
 
 @dataclass(slots=True)
@@ -56,22 +119,6 @@ class _Probe:
             return False
         self.seconds = min(self.seconds, seconds)
         return True
-
-
-async def measure(instance: Instance, config: ModelConfig, padding: Padding) -> list[Point]:
-    """Times of synthetic batches, in the order of their tokens: the best of a few runs each.
-
-    Sizes grow until batches no longer pay, time is up or one fails (the log says why). Then all
-    are run again, round by round, so that what else the machine does at a moment hits all alike.
-    """
-    probes: list[_Probe] = []
-    with suppress(TimeoutError):
-        async with asyncio.timeout(LIMIT_SECS):
-            await _grow(instance, _samples(config, padding), probes)
-            for _ in range(ROUNDS):
-                for probe in probes:
-                    await probe.run(instance)
-    return [probe.point for probe in probes]
 
 
 async def _grow(instance: Instance, samples: Iterable[_Probe], probes: list[_Probe]) -> None:

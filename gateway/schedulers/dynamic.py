@@ -14,15 +14,13 @@ from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, request_prefix
 from gateway.observability.statistics import QUEUE_TIMEOUT, ModelStatistics
-from gateway.schedulers.arrivals import Arrivals
-from gateway.schedulers.batching import most_rows
+from gateway.schedulers.batching import Gathering, Wait, most_rows
+from gateway.schedulers.calibration import BatchRules
 from gateway.schedulers.execution import Execution
 from gateway.schedulers.free_instances import FreeInstances, Hold
-from gateway.schedulers.gathering import Gathering, Wait
-from gateway.schedulers.queue import QueueRules, RequestQueue, Waiting
+from gateway.schedulers.queue import Arrivals, QueueRules, RequestQueue, Waiting
 from gateway.schedulers.rate_limiter import Share
 from gateway.schedulers.response_order import Order
-from gateway.schedulers.rules import BatchRules
 from gateway.schedulers.scheduler import Entry, Executing, Scheduler
 from gateway.schedulers.timer import Alarm
 from gateway.stream import ResponseStream

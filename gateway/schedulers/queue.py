@@ -10,14 +10,21 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from gateway.batches.padding import MAX_LENGTH, Padding
+from gateway.config import ModelConfig
 from gateway.config.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest, request_prefix
 from gateway.schedulers.scheduler import Entry
+from gateway.tensor import Tensor
 
 NS_PER_US = 1000
 KEPT_LEVELS = 16
 """A client may name any level: those beyond so many are forgotten once they are empty."""
 SPARE_DEADLINES = 64
 """Deadlines of requests that have gone are swept out once there are more, and more than half."""
+LENGTH_DIMENSION = 1
+"""Of a padded input: the first after the batch."""
 
 
 @dataclass(slots=True, eq=False)
@@ -203,3 +210,104 @@ class RequestQueue:
         if len(self._deadlines) > SPARE_DEADLINES + 2 * self._count:
             self._deadlines = [each for each in self._deadlines if each.waiting is not None]
             heapq.heapify(self._deadlines)
+
+
+class Arrivals:
+    """Makes what waits in the queue out of a request; prepared once per model."""
+
+    def __init__(self, config: ModelConfig, rules: QueueRules, padding: Padding) -> None:
+        self._rules = rules
+        self._padded = frozenset(padding.inputs)
+        self._max_length = padding.max_length
+        compatibility = Compatibility(config, padding)
+        self._key = compatibility.key
+        self.uniform = compatibility.uniform
+        """Whether any two requests may share a batch."""
+
+    def check(self, request: InferRequest) -> None:
+        """Raise INVALID_ARG unless all padded inputs have one length, and one the model takes."""
+        if not self._padded:
+            return
+        found = {
+            each.name: each.shape[LENGTH_DIMENSION]
+            for each in request.inputs
+            if each.name in self._padded
+        }
+        if len(set(found.values())) > 1:
+            lengths = ", ".join(f"'{name}' has {length}" for name, length in found.items())
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"{request_prefix(request.id)}padded inputs of model '{request.model}' must have "
+                f"the same length in dimension {LENGTH_DIMENSION}: {lengths}",
+            )
+        for name, length in found.items():
+            self._check_length(request, name, length)
+
+    def _check_length(self, request: InferRequest, name: str, length: int) -> None:
+        if self._max_length is not None and not 1 <= length <= self._max_length:
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"{request_prefix(request.id)}padded input '{name}' of model '{request.model}' has "
+                f"length {length} in dimension {LENGTH_DIMENSION}, expected 1 to "
+                f"{self._max_length}, its parameter '{MAX_LENGTH}'",
+            )
+
+    def waiting(self, entry: Entry, now_ns: int) -> Waiting:
+        """What the queue takes for a request that comes now."""
+        request = entry.request
+        level = self._rules.level(request.priority)
+        return Waiting(
+            entry,
+            rows=entry.record.batch_size or 1,
+            arrived_ns=now_ns,
+            level=level,
+            deadline_ns=self._rules.deadline_ns(level, request.timeout_us, now_ns),
+            key=None if self.uniform else self._key(request),
+            length=self._length(request) if self._padded else 1,
+        )
+
+    def _length(self, request: InferRequest) -> int:
+        for tensor in request.inputs:
+            if tensor.name in self._padded:
+                return max(1, tensor.shape[LENGTH_DIMENSION])
+        return 1
+
+
+class Compatibility:
+    """Gives each request a key; only requests with equal keys may share a batch.
+
+    Inputs of variable size must have items of one shape unless they are ragged; of a padded one
+    the length may differ. Shape tensors must be equal. If the model has optional inputs, the same
+    ones must be present.
+    """
+
+    def __init__(self, config: ModelConfig, padding: Padding) -> None:
+        self._optional = any(each.optional for each in config.input)
+        first = 1 if config.batching else 0
+        self._variable = {
+            each.name: first + (each.name in padding.inputs)
+            for each in config.input
+            if not each.allow_ragged_batch
+            and -1 in each.dims[1 if each.name in padding.inputs else 0 :]
+        }
+        self._shapes = frozenset(each.name for each in config.input if each.is_shape_tensor)
+        self._uniform = not (self._optional or self._variable or self._shapes)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether any two requests may share a batch."""
+        return self._uniform
+
+    def key(self, request: InferRequest) -> Hashable:
+        """Equal for requests that may share a batch."""
+        if self._uniform:
+            return None
+        return frozenset(part for tensor in request.inputs if (part := self._part(tensor)))
+
+    def _part(self, tensor: Tensor) -> tuple[Hashable, ...]:
+        name = tensor.name
+        if name in self._shapes:
+            return (name, tensor.shape, bytes(tensor.raw()))
+        if name in self._variable:
+            return (name, tensor.shape[self._variable[name] :])
+        return (name,) if self._optional else ()

@@ -1,16 +1,26 @@
 """What do a sequence's control inputs tell the model about each of its requests?"""
 
+import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
-from gateway.batches.sequence_tensors import control_type
+from gateway.batches.extra_inputs import control_type
+from gateway.batches.shapes import Reshapes
 from gateway.config import ModelConfig
-from gateway.config.scheduling import Control, ControlKind
-from gateway.messages import SequenceTag
+from gateway.config.scheduling import Control, ControlKind, InitialState, State
+from gateway.data_files import DataFiles
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest, InferResponse, RequestedOutput, SequenceTag
 from gateway.tensor import SIZES, Datatype, Tensor
 
 NOBODY = SequenceTag(0)
+INITIAL_ANY_SIZE = 1
+"""A dimension of any size in a state that has no value yet."""
+MAX_BYTES = 2**31 - 1
+"""The most bytes of a state's file, as many as a message on gRPC has."""
 
 
 class Controls:
@@ -83,3 +93,130 @@ def _id_data(datatype: Datatype, correlation_id: int | str) -> bytes | tuple[byt
         return (str(correlation_id or "").encode("utf-8", "surrogatepass"),)
     size: int = SIZES[datatype]
     return (int(correlation_id) % (1 << 8 * size)).to_bytes(size, "little")
+
+
+class States:
+    """The states of one model; `initial` are the values its config gives, by the input's name."""
+
+    def __init__(self, config: ModelConfig, initial: Mapping[str, Tensor]) -> None:
+        batching = config.sequence_batching
+        states = batching.state if batching else ()
+        self._inputs = {each.output_name: each.input_name for each in states}
+        self._initial = {
+            each.input_name: initial.get(each.input_name) or _blank(each, batched=config.batching)
+            for each in states
+        }
+        self._shown = frozenset(each.name for each in config.output)
+        self._every = tuple([RequestedOutput(each.name) for each in config.output])
+        self._requested = tuple([RequestedOutput(name) for name in self._inputs])
+        self._reshapes = Reshapes(config)
+        self._variable = tuple([each.input_name for each in states if -1 in each.dims])
+
+    def __bool__(self) -> bool:
+        return bool(self._inputs)
+
+    @property
+    def initial(self) -> Mapping[str, Tensor]:
+        """What a sequence begins with."""
+        return self._initial
+
+    def shapes(self, states: Mapping[str, Tensor]) -> tuple[tuple[int, ...], ...]:
+        """The shapes that may differ: requests with different ones share no batch."""
+        return tuple([states[name].shape for name in self._variable])
+
+    def asked(self, request: InferRequest) -> tuple[RequestedOutput, ...]:
+        """The outputs that the model has to answer, its states among them.
+
+        Where there are states all are named: to some runtimes no name means those of the config.
+        """
+        if not self._inputs:
+            return request.outputs
+        asked = request.outputs or self._every
+        names = {output.name for output in asked}
+        return (*asked, *(each for each in self._requested if each.name not in names))
+
+    def take(
+        self, response: InferResponse, request: InferRequest, *, shared: bool
+    ) -> tuple[InferResponse, dict[str, Tensor]]:
+        """What of a response the client gets, and the states in it by their inputs' names.
+
+        States of an execution that is `shared` are copied: as views they would keep the others'.
+        """
+        asked = {output.name for output in request.outputs} or self._shown
+        found = {
+            self._inputs[tensor.name]: _stored(self._inputs[tensor.name], tensor, shared)
+            for tensor in self._reshapes.as_made(response)
+            if tensor.name in self._inputs
+        }
+        if found and not asked.issuperset(self._inputs):
+            hidden = self._inputs.keys() - asked
+            seen = tuple([each for each in response.outputs if each.name not in hidden])
+            response = replace(response, outputs=seen)
+        return response, found
+
+
+def _blank(state: State, *, batched: bool) -> Tensor:
+    dims = tuple([INITIAL_ANY_SIZE if dim == -1 else dim for dim in state.dims])
+    shape = (1, *dims) if batched else dims
+    return zeros(state.input_name, state.data_type.datatype, shape)
+
+
+def zeros(name: str, datatype: Datatype, shape: Sequence[int]) -> Tensor:
+    """A tensor of zeros, or of empty strings."""
+    found = Tensor(name, datatype, tuple(shape), b"")
+    if datatype is Datatype.BYTES:
+        return replace(found, data=(b"",) * found.count)
+    return replace(found, data=bytes(found.count * SIZES[datatype]))
+
+
+def _stored(name: str, tensor: Tensor, shared: bool) -> Tensor:
+    data = tensor.data
+    if shared and not isinstance(data, tuple):
+        data = bytes(tensor.raw())
+    return Tensor(name, tensor.datatype, tensor.shape, data)
+
+
+def read_initial_states(config: ModelConfig, folder: Path) -> dict[str, Tensor]:
+    """The values that a checked config gives to states, by the names of their inputs.
+
+    `folder` is the model's, with its `initial_state/`. Raises InferenceError with Triton's texts:
+    INVALID_ARG, or INTERNAL for a file that cannot be read.
+    """
+    batching = config.sequence_batching
+    return {
+        state.input_name: _read(config, state, state.initial_state[0], folder)
+        for state in (batching.state if batching else ())
+        if state.initial_state
+    }
+
+
+def _read(config: ModelConfig, state: State, given: InitialState, folder: Path) -> Tensor:
+    datatype = given.data_type.datatype
+    shape = (1, *given.dims) if config.batching else given.dims
+    if given.data_file is None:
+        return zeros(state.input_name, datatype, shape)
+    files = DataFiles(config.name, folder, "initial_state", "initial state")
+    data = files.read(given.data_file, MAX_BYTES)
+    tensor = Tensor(state.input_name, datatype, shape, data)
+    if datatype is Datatype.BYTES:
+        return _strings(tensor, given.data_file)
+    expected = math.prod(shape) * SIZES[datatype]
+    if len(data) < expected:
+        # The missing space is Triton's.
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"initial_state setting expects {expected} bytes, but the data provided from "
+            f"{given.data_file}only has {len(data)} bytes.",
+        )
+    return Tensor(state.input_name, datatype, shape, data[:expected])
+
+
+def _strings(tensor: Tensor, filename: str) -> Tensor:
+    elements = tensor.elements()
+    if len(elements) != tensor.count:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"initial_state setting expects {tensor.count} string elements, but the data provided "
+            f"from {filename} has {len(elements)}",
+        )
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, elements)

@@ -9,9 +9,8 @@ from gateway.config import ModelConfig
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.schedulers.scheduler import Entry
-from gateway.sequences.inputs import NOBODY, Controls
+from gateway.sequences.inputs import NOBODY, Controls, States
 from gateway.sequences.ready_requests import Row
-from gateway.sequences.states import States
 
 
 class Filling:

@@ -21,18 +21,16 @@ from gateway.config.scheduling import DynamicBatching, SequenceBatching, Strateg
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
 from gateway.observability.statistics import SEQUENCE_TIMEOUT, ModelStatistics
-from gateway.schedulers.arrivals import Arrivals
-from gateway.schedulers.queue import QueueRules, Waiting
+from gateway.schedulers.queue import Arrivals, QueueRules, Waiting
 from gateway.schedulers.rate_limiter import Share
 from gateway.schedulers.response_order import Order
 from gateway.schedulers.scheduler import Entry, Executing, Scheduler
 from gateway.schedulers.timer import Alarm
 from gateway.sequences.admission import Admission
-from gateway.sequences.initial_states import read_initial_states
+from gateway.sequences.inputs import States, read_initial_states
 from gateway.sequences.instance_sequences import Course, Lane
 from gateway.sequences.padded_execution import Filling
 from gateway.sequences.ready_requests import Ready, ReadyCandidates, ReadySlots, Row
-from gateway.sequences.states import States
 from gateway.sequences.table import OpenSequence, SequenceTable
 
 log = logging.getLogger("sluice.sequences")

@@ -5,24 +5,24 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import partial
 
 from gateway.backend import Answer, Instance
-from gateway.batches.sequence_tensors import with_sequence_tensors
+from gateway.batches.extra_inputs import with_sequence_tensors
 from gateway.batches.shapes import as_model_sees
 from gateway.batches.stacking import Stacking
 from gateway.config import ModelConfig
+from gateway.device_memory import DeviceMemory, DeviceRegion
 from gateway.errors import InferenceError
-from gateway.messages import InferRequest, InferResponse, Phases
+from gateway.messages import InferRequest, InferResponse, Phases, SharedRegion
 from gateway.tensor import Tensor
-from gateway.tensor_runtime.device_outputs import delivered, staying
-from gateway.tensor_runtime.short_runs import LIMIT_NS, ShortRuns
-from gateway.tensor_runtime.thread import OwnThread
+from gateway.tensor_runtime.thread import LIMIT_NS, OwnThread, ShortRuns
 
 log = logging.getLogger("sluice.tensors")
-
 HOLD_NS = 500_000
 """After so much time on the event loop the next run lets others have their turn first."""
+NONE: Set[str] = frozenset()
 
 
 class TensorInstance(Instance):
@@ -174,3 +174,43 @@ def _duration_ns(answers: Sequence[Answer]) -> int:
 
 def _nothing() -> None:
     """What is called to learn that the thread has come so far."""
+
+
+def staying(gpu: int | None, requests: Sequence[InferRequest]) -> Set[str]:
+    """The names of the outputs that are wanted on that GPU; `gpu` is None on the host."""
+    if gpu is None or len(requests) > 1:
+        return NONE
+    return {name for name, region in _regions(requests[0]).items() if _is_on(gpu, region)}
+
+
+def delivered(
+    outputs: Mapping[str, Tensor], names: Set[str], request: InferRequest
+) -> Mapping[str, Tensor]:
+    """The outputs, with those of these names where the request wants them; blocks.
+
+    One that is larger than its place stays where it is: whoever encodes the response refuses it.
+    """
+    regions = _regions(request)
+    return {
+        name: _placed(tensor, regions[name]) if name in names else tensor
+        for name, tensor in outputs.items()
+    }
+
+
+def _regions(request: InferRequest) -> Mapping[str, SharedRegion]:
+    return {each.name: each.region for each in request.outputs if each.region and not each.classes}
+
+
+def _is_on(gpu: int, region: SharedRegion) -> bool:
+    return isinstance(region.memory, DeviceRegion) and region.memory.gpu == gpu
+
+
+def _placed(tensor: Tensor, region: SharedRegion) -> Tensor:
+    data, memory = tensor.data, region.memory
+    if not isinstance(data, DeviceMemory) or not isinstance(memory, DeviceRegion):
+        return tensor  # a runtime may have made it on the host
+    if len(data) > region.byte_size:
+        return tensor
+    there = memory.part(region.offset, len(data))
+    there.take(data)
+    return replace(tensor, data=there)

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.batches.sequence_tensors import sequence_inputs, with_sequence_tensors
+from gateway.batches.extra_inputs import sequence_inputs, with_sequence_tensors
 from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import Control, ControlInput, ControlKind, SequenceBatching, State

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.batches.shapes import Reshape, Reshapes, as_model_sees
+from gateway.batches.shapes import Reshape, Reshapes, agree, as_model_sees
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
@@ -99,3 +99,10 @@ def test_the_config_of_the_model_has_its_dims_and_no_reshape() -> None:
     inside = as_model_sees(config((4,), (2, 2)))
     assert [(each.dims, each.reshape) for each in inside.input] == [((2, 2), None), ((4,), None)]
     assert [(each.dims, each.reshape) for each in inside.output] == [((2, 2), None), ((4,), None)]
+
+
+def test_any_size_agrees_with_every_size_on_either_side() -> None:
+    assert agree((-1, 2), (3, 2))
+    assert agree((3, 2), (-1, 2))
+    assert not agree((3, 2), (4, 2))
+    assert not agree((3,), (3, 1))

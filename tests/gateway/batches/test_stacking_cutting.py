@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gateway.batches.cutting import cut, cut_padded, cut_rows
+from gateway.batches.stacking import cut, cut_padded, cut_rows
 from gateway.tensor import Datatype, Tensor, array_tensor
 
 ROWS = array_tensor("y", Datatype.INT32, np.arange(12, dtype=np.int32).reshape(4, 3))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gateway.batches.joining import LOCK_FREE_BYTES, join, pad, pad_value
+from gateway.batches.stacking import LOCK_FREE_BYTES, join, pad, pad_value
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Datatype, Tensor, array_tensor
 

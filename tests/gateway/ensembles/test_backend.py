@@ -10,7 +10,7 @@ import pytest
 from gateway.config import ModelConfig
 from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
 from gateway.ensembles.backend import EnsembleInstance
-from gateway.ensembles.calls import MAX_PASSES
+from gateway.ensembles.steps import MAX_PASSES
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse, Phases, RequestedOutput, SequenceTag
 from gateway.models.model import Model

@@ -3,7 +3,7 @@
 import random
 
 from gateway.ensembles.graph import Step
-from gateway.ensembles.passes import Pass, Value
+from gateway.ensembles.steps import Pass, Value
 from tests.gateway.ensembles.test_graph import DIAMOND, graph
 
 THERE = Value(None, 0, None)

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from gateway.ensembles.gate import StepGate
+from gateway.ensembles.steps import StepGate
 
 
 def test_whoever_comes_to_a_full_gate_is_let_in_when_somebody_leaves_in_order() -> None:

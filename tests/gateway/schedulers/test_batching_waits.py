@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.schedulers.gathering import (
+from gateway.schedulers.batching import (
     CREDIT,
     LIMIT_NS,
     LOOK_AGAIN,
@@ -12,7 +12,7 @@ from gateway.schedulers.gathering import (
     Wait,
 )
 from tests.builders import ScriptedInstance, read_all, settle, soon
-from tests.gateway.schedulers.conftest import Start
+from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import Queue, asked, dynamic, finish
 
 

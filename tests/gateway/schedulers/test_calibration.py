@@ -15,7 +15,7 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.schedulers import calibration as measuring
 from gateway.schedulers.calibration import is_enough, measure, sample, sizes
-from gateway.schedulers.costs import Point
+from gateway.schedulers.length_batching import Point
 from tests.builders import soon
 from tests.gateway.schedulers.queues import TOKENS
 

@@ -4,16 +4,15 @@ import logging
 from dataclasses import replace
 
 import pytest
-from tests.gateway.schedulers.test_calibration import Encoder
 
 from gateway.config import ModelConfig
 from gateway.errors import InferenceError
 from gateway.schedulers.batching import FirstComeBatching
-from gateway.schedulers.costs import Cost
-from gateway.schedulers.length_batching import LengthBatching
-from gateway.schedulers.rules import BatchRules
+from gateway.schedulers.calibration import BatchRules
+from gateway.schedulers.length_batching import Cost, LengthBatching
 from tests.builders import soon
 from tests.gateway.schedulers.queues import TOKENS, dynamic
+from tests.gateway.schedulers.test_calibration import Encoder
 
 MEASURED = replace(TOKENS, parameters={"padded_inputs": '{"ids": 0, "mask": 0}'})
 

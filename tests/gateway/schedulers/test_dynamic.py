@@ -22,7 +22,7 @@ from gateway.schedulers.scheduler import Entry
 from gateway.stream import ResponseStream
 from gateway.tensor import Datatype, Tensor, array_tensor
 from tests.builders import DECOUPLED, ScriptedInstance, read_all, settle, soon, text_response
-from tests.gateway.schedulers.conftest import Start
+from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import (
     MS,
     TOKENS,

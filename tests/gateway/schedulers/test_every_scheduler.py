@@ -13,7 +13,7 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.schedulers.rate_limiter import RateLimiter
 from tests.builders import TEXT, Execution, ScriptedInstance, read_all, settle, soon, text_response
-from tests.gateway.schedulers.conftest import Start
+from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import TOKENS, Queue, dynamic, word
 from tests.gateway.sequences.parts import direct, oldest
 

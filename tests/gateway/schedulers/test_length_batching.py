@@ -11,8 +11,7 @@ from itertools import combinations, pairwise
 import pytest
 
 from gateway.schedulers.batching import Decision
-from gateway.schedulers.costs import Cost
-from gateway.schedulers.length_batching import LOOK_AHEAD, LengthBatching, cheapest
+from gateway.schedulers.length_batching import LOOK_AHEAD, Cost, LengthBatching, cheapest
 from gateway.schedulers.queue import Waiting
 from tests.gateway.schedulers.queues import MS, TOKENS, dynamic, names, waiting
 

@@ -2,7 +2,13 @@
 
 import pytest
 
-from gateway.schedulers.costs import DEFAULT_BUDGET, LEAST_BUDGET, LEAST_OVERHEAD, Cost, Point
+from gateway.schedulers.length_batching import (
+    DEFAULT_BUDGET,
+    LEAST_BUDGET,
+    LEAST_OVERHEAD,
+    Cost,
+    Point,
+)
 
 SIZES = (64, 128, 256, 512, 1024, 2048)
 

@@ -9,8 +9,7 @@ from gateway.config.scheduling import DynamicBatching, QueuePolicy
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.arrivals import Arrivals
-from gateway.schedulers.queue import QueueRules
+from gateway.schedulers.queue import Arrivals, QueueRules
 from gateway.tensor import Datatype, Tensor
 from tests.builders import new_entry
 from tests.gateway.schedulers.queues import TOKENS, dynamic, sentence, word

@@ -6,7 +6,7 @@ from gateway.batches.padding import Padding
 from gateway.config import ModelConfig, ModelInput
 from gateway.config.data_type import DataType
 from gateway.messages import InferRequest
-from gateway.schedulers.compatibility import Compatibility
+from gateway.schedulers.queue import Compatibility
 from gateway.tensor import Datatype, Tensor
 
 

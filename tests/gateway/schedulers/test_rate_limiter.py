@@ -11,7 +11,7 @@ from gateway.errors import Code, InferenceError
 from gateway.schedulers.rate_limiter import RateLimiter
 from gateway.settings import ResourceLimit
 from tests.builders import TEXT, Execution, ScriptedInstance, read_all, settle, soon
-from tests.gateway.schedulers.conftest import Start
+from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import Queue, asked, dynamic, finish
 
 BROKEN = InferenceError(Code.INTERNAL, "broken")

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.config import InstanceGroup, RateLimiter, Resource
 from gateway.errors import Code, InferenceError
-from gateway.schedulers.resources import Claim, Needs, Pool, availability, choose, needs_of
+from gateway.schedulers.rate_limiter import Claim, Needs, Pool, availability, choose, needs_of
 from gateway.settings import ResourceLimit
 
 R, S = Pool("R", 0), Pool("S", 0)

@@ -20,7 +20,7 @@ from gateway.messages import InferRequest, InferResponse
 from gateway.schedulers.rate_limiter import RateLimiter
 from gateway.schedulers.scheduler import Entry
 from gateway.tensor import Datatype, array_tensor
-from tests.gateway.schedulers.conftest import Start
+from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import Queue
 from tests.gateway.sequences.parts import direct, oldest, part
 

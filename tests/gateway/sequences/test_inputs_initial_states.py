@@ -6,7 +6,7 @@ from gateway.config import ModelConfig
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import InitialState, SequenceBatching, State
 from gateway.errors import Code, InferenceError
-from gateway.sequences.initial_states import read_initial_states
+from gateway.sequences.inputs import read_initial_states
 
 INT32, STRING = DataType.TYPE_INT32, DataType.TYPE_STRING
 

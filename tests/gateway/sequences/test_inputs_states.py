@@ -7,7 +7,7 @@ from gateway.config import ModelConfig, ModelOutput, TensorReshape
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import SequenceBatching, State
 from gateway.messages import InferRequest, InferResponse, RequestedOutput
-from gateway.sequences.states import States, zeros
+from gateway.sequences.inputs import States, zeros
 from gateway.tensor import Datatype, Tensor, array_tensor
 
 SUM = State(input_name="in", output_name="out", data_type=DataType.TYPE_INT32, dims=(2,))

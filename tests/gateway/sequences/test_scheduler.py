@@ -24,7 +24,7 @@ from tests.builders import (
     text_response,
     texts,
 )
-from tests.gateway.schedulers.conftest import Start
+from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import Queue, finish, word
 from tests.gateway.sequences.parts import (
     HOUR_US,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.tensor_runtime.short_runs import (
+from gateway.tensor_runtime.thread import (
     FIRST_PAUSE,
     LAST_PAUSE,
     LIMIT_NS,
