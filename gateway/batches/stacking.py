@@ -4,21 +4,17 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, repeat
-from typing import Any
+from itertools import repeat
 
 import numpy as np
-import numpy.typing as npt
 
 from gateway.batches.extra_inputs import batch_tensors
-from gateway.batches.padding import Padding
+from gateway.batches.padding import Padding, cut_padded, pad, pad_value
 from gateway.config import ModelConfig, ModelInput
 from gateway.device_memory import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.tensor import (
-    BF16_BITS,
-    NUMPY_TYPES,
     SIZES,
     Buffer,
     Datatype,
@@ -231,46 +227,6 @@ def _copied(parts: Sequence[Buffer], size: int) -> memoryview:
     return whole.data
 
 
-def pad(tensors: Sequence[Tensor], length: int, value: Any) -> npt.NDArray[Any]:
-    """The rows of the tensors below each other, each filled up with `value` to `length`.
-
-    The length is the first dimension after the batch; all others must agree.
-    """
-    arrays = [tensor.array() for tensor in tensors]
-    rows = sum(len(array) for array in arrays)
-    whole = np.empty((rows, length, *arrays[0].shape[2:]), dtype=arrays[0].dtype)
-    end = 0
-    for array in arrays:
-        start, end = end, end + len(array)
-        whole[start:end, : array.shape[1]] = array
-        whole[start:end, array.shape[1] :] = value
-    return whole
-
-
-def pad_value(name: str, datatype: Datatype, number: float) -> Any:
-    """The number as an element of an array of that datatype (BF16: as its bits).
-
-    Raises InferenceError INVALID_ARG if the datatype cannot hold it.
-    """
-    dtype = NUMPY_TYPES[Datatype.FP32] if datatype is Datatype.BF16 else NUMPY_TYPES.get(datatype)
-    if dtype is None or not _holds(dtype, number):
-        raise InferenceError(
-            Code.INVALID_ARG,
-            f"padded input '{name}' is padded with {number}, which its datatype {datatype} cannot "
-            "hold",
-        )
-    if datatype is Datatype.BF16:
-        return (np.array(number, dtype=dtype).view("<u4") >> 16).astype(BF16_BITS)[()]
-    return dtype.type(number)
-
-
-def _holds(dtype: Any, number: float) -> bool:
-    if dtype.kind == "f":
-        return not float(np.finfo(dtype).max) < abs(number) < math.inf
-    limits = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return limits[0] <= number <= limits[1] and number == int(number)
-
-
 def cut_rows(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
     """A part of the tensor for each number of rows; they must add up to its first dimension."""
     below = tensor.shape[1:]
@@ -294,16 +250,3 @@ def cut(tensor: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
         start, end = end, end + sizes[shape]
         parts.append(Tensor(name, datatype, shape, data[start:end]))
     return parts
-
-
-def cut_padded(tensor: Tensor, rows: Sequence[int], lengths: Sequence[int]) -> list[Tensor]:
-    """Parts as `cut_rows` makes them, each cut back to its length: the dimension after the batch.
-
-    Only a part of several rows that are shorter than the longest is copied.
-    """
-    array = tensor.array()
-    starts = accumulate(rows, initial=0)
-    return [
-        array_tensor(tensor.name, tensor.datatype, array[start : start + count, :length])
-        for start, count, length in zip(starts, rows, lengths, strict=False)
-    ]

@@ -9,7 +9,17 @@ from gateway.config.pbtxt import parse
 from gateway.ensembles.checks import check_wiring
 from gateway.errors import Code, InferenceError
 from gateway.models.normalisation import normalise
-from tests.conformance.ensembles import BATCH_4, MEMBERS, SERVED, UNFIT, calls, ensemble, leaf, step
+from tests.conformance.ensembles import (
+    BATCH_4,
+    MEMBERS,
+    SERVED,
+    UNFIT,
+    UNREADABLE,
+    calls,
+    ensemble,
+    leaf,
+    step,
+)
 
 DECOUPLED = {"dec_first", "dec_last", "dec_dec", "dec_fails", "says_not_decoupled"}
 
@@ -82,3 +92,17 @@ def test_what_clients_see_reshaped_is_compared_as_members_see_it() -> None:
             output=tuple(replace(each, reshape=shape) for each in config.output),
         )
     )
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_is_wrong_with_an_ensemble_is_told(name: str) -> None:
+    config, problem = UNREADABLE[name]
+    with pytest.raises(InferenceError) as caught:
+        normalise(parse(config, f"{name}/config.pbtxt"), name)
+    assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, problem)
+
+
+@pytest.mark.parametrize("name", [*SERVED, *UNFIT])
+def test_an_ensemble_whose_data_flows_is_fine_in_itself(name: str) -> None:
+    config = (SERVED | {key: text for key, (text, _) in UNFIT.items()})[name]
+    assert normalise(parse(config, f"{name}/config.pbtxt"), name).platform == "ensemble"

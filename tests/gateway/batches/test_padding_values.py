@@ -1,28 +1,15 @@
-"""The data of several tensors as that of one."""
+"""Padded rows and pad values."""
 
 import math
 
 import numpy as np
 import pytest
 
-from gateway.batches.stacking import LOCK_FREE_BYTES, join, pad, pad_value
+from gateway.batches.padding import cut_padded, pad, pad_value
 from gateway.errors import Code, InferenceError
-from gateway.tensor import Datatype, Tensor, array_tensor
+from gateway.tensor import Datatype, array_tensor
 
-
-@pytest.mark.parametrize("size", [0, 1, LOCK_FREE_BYTES // 2, LOCK_FREE_BYTES])
-def test_bytes_of_any_buffer_follow_each_other(size: int) -> None:
-    parts = [b"a" * size, bytearray(b"b" * size), memoryview(b"-" + b"c" * size)[1:]]
-    joined = join([Tensor("x", Datatype.UINT8, (1, size), part) for part in parts])
-    assert not isinstance(joined, tuple)
-    assert bytes(joined) == b"a" * size + b"b" * size + b"c" * size
-
-
-def test_elements_of_either_form_follow_each_other() -> None:
-    wire = Tensor("x", Datatype.BYTES, (1,), b"\x02\x00\x00\x00hi")
-    split = Tensor("x", Datatype.BYTES, (1,), (b"you",))
-    assert join([wire, split]) == (b"hi", b"you")
-    assert join([wire, wire]) == b"\x02\x00\x00\x00hi" * 2
+ROWS = array_tensor("y", Datatype.INT32, np.arange(12, dtype=np.int32).reshape(4, 3))
 
 
 def test_rows_are_filled_up_to_a_length_that_may_be_more_than_any_has() -> None:
@@ -73,3 +60,8 @@ def test_a_pad_value_that_its_datatype_cannot_hold_is_refused(
     with pytest.raises(InferenceError, match=f"datatype {datatype} cannot hold") as caught:
         pad_value("x", datatype, number)
     assert caught.value.code is Code.INVALID_ARG
+
+
+def test_padded_rows_are_cut_back_to_their_own_length() -> None:
+    parts = cut_padded(ROWS, [1, 2, 1], [3, 2, 0])
+    assert [part.array().tolist() for part in parts] == [[[0, 1, 2]], [[3, 4], [6, 7]], [[]]]
