@@ -8,8 +8,8 @@ from gateway.backend import Answer, Backend, Instance, ModelContext
 from gateway.config import ModelConfig, TransactionPolicy
 from gateway.ensembles.checks import check_wiring
 from gateway.ensembles.graph import Members
-from gateway.ensembles.run import Run
-from gateway.ensembles.steps import Stages
+from gateway.ensembles.run import EnsembleRun
+from gateway.ensembles.steps import LoadedEnsemble
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest
 
@@ -40,15 +40,15 @@ class EnsembleInstance(Instance):
 
     def __init__(self, config: ModelConfig, members: Members) -> None:
         self._name = config.name
-        self._stages = Stages(config, members)
+        self._ensemble = LoadedEnsemble(config, members)
         self._members = list(members.values())
-        self._runs: set[Run] = set()
+        self._runs: set[EnsembleRun] = set()
         for member in self._members:
             member.hold()
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         for index, request in enumerate(requests):
-            run = Run(self._stages, request)
+            run = EnsembleRun(self._ensemble, request)
             self._runs.add(run)
             try:
                 run.begin()

@@ -8,7 +8,7 @@ from gateway.batches.shapes import agree
 from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import EnsembleScheduling
-from gateway.ensembles.graph import Graph, Step
+from gateway.ensembles.graph import EnsembleGraph, Step
 from gateway.errors import Code, InferenceError
 from gateway.tensor import format_shape
 
@@ -32,7 +32,7 @@ def flow_problems(config: ModelConfig) -> Iterator[str]:
     if not scheduling.step:
         yield f"must specify 'step' for ensemble '{name}'"
     yield from _step_problems(name, scheduling)
-    yield from _tensor_problems(config, Graph.of(scheduling))
+    yield from _tensor_problems(config, EnsembleGraph.of(scheduling))
 
 
 def _step_problems(name: str, scheduling: EnsembleScheduling) -> Iterator[str]:
@@ -50,7 +50,7 @@ def _step_problems(name: str, scheduling: EnsembleScheduling) -> Iterator[str]:
             written.add(tensor)
 
 
-def _tensor_problems(config: ModelConfig, graph: Graph) -> Iterator[str]:
+def _tensor_problems(config: ModelConfig, graph: EnsembleGraph) -> Iterator[str]:
     name, inputs = config.name, [each.name for each in config.input]
     outputs = [each.name for each in config.output]
     for tensor in inputs:
@@ -74,7 +74,7 @@ def _tensor_problems(config: ModelConfig, graph: Graph) -> Iterator[str]:
             yield f"ensemble tensor '{tensor}' is unused in ensemble '{name}'"
 
 
-def _reached(graph: Graph, inputs: list[str]) -> set[str]:
+def _reached(graph: EnsembleGraph, inputs: list[str]) -> set[str]:
     """The tensors that can be made from these."""
     ready, before = set(inputs), -1
     while len(ready) > before:
@@ -85,7 +85,7 @@ def _reached(graph: Graph, inputs: list[str]) -> set[str]:
     return ready
 
 
-def _why(graph: Graph, tensor: str, ready: set[str]) -> str:
+def _why(graph: EnsembleGraph, tensor: str, ready: set[str]) -> str:
     """The tensor farthest back that keeps this one from being made."""
     seen = [tensor]
     while (step := graph.writers.get(seen[-1])) is not None:
@@ -127,7 +127,7 @@ def check_wiring(config: ModelConfig, members: MemberConfigs) -> bool:
     Raises INVALID_ARG for the first thing that does not fit. The members' configs are complete.
     """
     assert config.ensemble_scheduling is not None  # noqa: S101 - it is an ensemble
-    graph = Graph.of(config.ensemble_scheduling)
+    graph = EnsembleGraph.of(config.ensemble_scheduling)
     tensors = {each.name: _Inferred.outside(each, config) for each in config.input}
     tensors |= {each.name: _Inferred.outside(each, config) for each in config.output}
     for step in graph.steps:
@@ -207,7 +207,10 @@ def _agree(
 
 
 def _labels(
-    config: ModelConfig, graph: Graph, members: MemberConfigs, tensors: Mapping[str, _Inferred]
+    config: ModelConfig,
+    graph: EnsembleGraph,
+    members: MemberConfigs,
+    tensors: Mapping[str, _Inferred],
 ) -> Mapping[str, int]:
     """From which call of a decoupled member each tensor comes: its responses go together."""
     labels = dict.fromkeys((each.name for each in config.input), NOT_DECOUPLED)

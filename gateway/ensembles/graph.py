@@ -59,13 +59,13 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Graph:
+class EnsembleGraph:
     """The steps of an ensemble, in the order of its config."""
 
     steps: tuple[Step, ...]
 
     @classmethod
-    def of(cls, scheduling: EnsembleScheduling) -> "Graph":
+    def of(cls, scheduling: EnsembleScheduling) -> "EnsembleGraph":
         """The graph that a config describes, whether it makes sense or not."""
         return cls(
             tuple(
@@ -101,7 +101,7 @@ class Graph:
                 wanted += step.reads
         return list(found)
 
-    def plan(self, outputs: Collection[str]) -> "Plan":
+    def plan(self, outputs: Collection[str]) -> "StepPlan":
         """What to run for these outputs: no step that none of them comes from."""
         needed = {step for output in outputs for step in self.ancestry(output)}
         steps = [step for step in self.steps if step in needed]
@@ -109,7 +109,7 @@ class Graph:
         for step in steps:
             for tensor in step.reads:
                 readers.setdefault(tensor, []).append(step)
-        return Plan(
+        return StepPlan(
             outputs=tuple(outputs),
             wanted=frozenset(outputs),
             readers={tensor: tuple(found) for tensor, found in readers.items()},
@@ -118,7 +118,7 @@ class Graph:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """How one choice of outputs is made; `readers` are the steps to run, by what they read.
 
     `reads` is how many tensors each of them needs; `wanted` has the outputs, for looking up.

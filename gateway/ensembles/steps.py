@@ -1,60 +1,66 @@
-"""A loaded ensemble: its steps with the members they call, shared by all its requests."""
+"""Steps of a loaded ensemble: their members, their calls, their limits and the flow between them."""
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
 
 from gateway.config import ModelConfig
-from gateway.ensembles.graph import Graph, Member, Members, Plan, Step
-from gateway.ensembles.tensors import NO_SEQUENCE, Answers, StepRequests, Value
+from gateway.ensembles.graph import EnsembleGraph, Member, Members, Step, StepPlan
+from gateway.ensembles.tensors import (
+    NO_SEQUENCE,
+    EnsembleResponses,
+    EnsembleTensor,
+    StepRequests,
+)
 from gateway.messages import InferRequest, Phases
 from gateway.stream import ResponseStream
 
 MAX_PLANS = 64
-"""Choices of outputs that are kept; clients rarely make more than two."""
-MAX_PASSES = 64
-"""Responses of one call that may be on their way at once; then its member is held back."""
-Origin = TypeVar("Origin")
-Admit = Callable[[], None]
+"""Plans that are kept, one per choice of outputs; clients rarely make more than two choices."""
+MAX_FLOWS = 64
+"""Responses of one call in progress at once; beyond that its member is held back."""
+
+Start = Callable[[], None]
 
 
-class Stage:
-    """A step with its member, ready to be called. It has a gate if its calls are limited."""
+class LoadedStep:
+    """A step with its member, ready to be called; `limit` is None if its calls are not limited."""
 
-    __slots__ = ("decoupled", "gate", "member", "requests", "step")
+    __slots__ = ("decoupled", "limit", "member", "requests", "step")
 
     def __init__(self, step: Step, member: Member, limit: int) -> None:
         self.step = step
         self.member = member
         self.decoupled = member.config.decoupled
         self.requests = StepRequests(step, member.config)
-        self.gate = StepGate(limit) if limit else None
+        self.limit = StepLimit(limit) if limit else None
 
-    def leave(self) -> None:
-        """A call has ended, or did not come about."""
-        if self.gate is not None:
-            self.gate.leave()
+    def release(self) -> None:
+        """End a call, or a call that could not be made."""
+        if self.limit is not None:
+            self.limit.release()
 
 
-class Stages:
-    """All of them, and the plans for what clients ask; `config` is complete."""
+class LoadedEnsemble:
+    """The steps of one ensemble, shared by all of its requests; `config` is complete."""
 
     def __init__(self, config: ModelConfig, members: Members) -> None:
         assert config.ensemble_scheduling is not None  # noqa: S101 - it is an ensemble
         self.config = config
-        self.answers = Answers(config)
-        self._graph = Graph.of(config.ensemble_scheduling)
+        self.responses = EnsembleResponses(config)
+        self._graph = EnsembleGraph.of(config.ensemble_scheduling)
         limit = config.ensemble_scheduling.max_inflight_requests
-        self._of = {step: Stage(step, members[step.member], limit) for step in self._graph.steps}
+        self._loaded = {
+            step: LoadedStep(step, members[step.member], limit) for step in self._graph.steps
+        }
         self._outputs = tuple(each.name for each in config.output)
-        self._plans: dict[tuple[str, ...], Plan] = {}
+        self._plans: dict[tuple[str, ...], StepPlan] = {}
 
-    def of(self, step: Step) -> Stage:
-        """The stage of a step."""
-        return self._of[step]
+    def loaded(self, step: Step) -> LoadedStep:
+        """The step with its member."""
+        return self._loaded[step]
 
-    def plan(self, request: InferRequest) -> Plan:
-        """What to run for the outputs that a request asks for; for all if it names none."""
+    def plan(self, request: InferRequest) -> StepPlan:
+        """The steps for the outputs that a request names; for all outputs if it names none."""
         wanted = [output.name for output in request.outputs]
         names = self._outputs
         if wanted and len(wanted) < len(names):
@@ -66,18 +72,19 @@ class Stages:
         return plan
 
 
-class Pass(Generic[Origin]):
-    """The tensors that are there so far.
+class DataFlow:
+    """The tensors that exist so far, and the steps that they start.
 
-    Each response of a decoupled step begins a pass of its own: what follows from it needs nothing
-    else (that is checked when the ensemble is loaded). `origin` is the call that it came from, the
-    first pass has none; `open` counts calls within it that, or whose passes, have not ended.
+    The inputs of the ensemble begin the first flow. Each response of a decoupled step begins
+    another flow: the steps after it need no tensor of another flow (checked at load time).
+    `origin` is the call of that response, None for the first flow. `open` counts calls of this
+    flow that have not ended, or whose own flows have not.
     """
 
     __slots__ = ("_missing", "_plan", "_unmade", "open", "origin", "values")
 
-    def __init__(self, plan: Plan, origin: Origin | None = None) -> None:
-        self.values: dict[str, Value] = {}
+    def __init__(self, plan: StepPlan, origin: "StepCall | None" = None) -> None:
+        self.values: dict[str, EnsembleTensor] = {}
         self.origin = origin
         self.open = 0
         self._plan = plan
@@ -86,11 +93,11 @@ class Pass(Generic[Origin]):
 
     @property
     def complete(self) -> bool:
-        """Whether every output that was asked for is there."""
+        """Whether every requested output exists."""
         return not self._unmade
 
-    def add(self, found: Iterable[tuple[str, Value]]) -> list[Step]:
-        """Take tensors, each once; the steps that are due with them."""
+    def add(self, found: Iterable[tuple[str, EnsembleTensor]]) -> list[Step]:
+        """Add tensors, each once; return the steps that have all of their inputs now."""
         due = []
         for name, value in found:
             self.values[name] = value
@@ -103,86 +110,83 @@ class Pass(Generic[Origin]):
         return due
 
 
-class Call:
-    """A step that is running within a pass.
+class StepCall:
+    """One call of a member, within a flow.
 
-    `tag` is the place in its sequence that the request has, `rows` its batch size. `passes` have
-    begun with its responses and not ended; `parked` counts steps in them that wait at a gate.
+    `tag` is the request's place in its sequence, `rows` its batch size. `flows` counts flows of
+    its responses that have not ended, `queued` the steps in these flows that wait for a limit.
     """
 
     __slots__ = (
         "_began_ns",
         "answered",
+        "flow",
+        "flows",
         "held_back",
+        "loaded",
         "noted",
-        "parked",
-        "passes",
         "phases",
+        "queued",
         "rows",
-        "stage",
         "stream",
         "tag",
-        "within",
     )
 
     def __init__(
-        self,
-        stage: Stage,
-        within: "Pass[Call]",
-        request: InferRequest,
-        stream: ResponseStream,
+        self, loaded: LoadedStep, flow: DataFlow, request: InferRequest, stream: ResponseStream
     ) -> None:
-        self.stage = stage
-        self.within = within
+        self.loaded = loaded
+        self.flow = flow
         self.stream = stream
-        self.rows = stage.requests.rows(request)
+        self.rows = loaded.requests.rows(request)
         self.tag = request.sequence or NO_SEQUENCE
         self.answered = False
         self.noted = False
         self.held_back = False
-        self.passes = 0
-        self.parked = 0
+        self.flows = 0
+        self.queued = 0
         self.phases: Phases | None = None
         self._began_ns = time.perf_counter_ns()
 
     @property
     def full(self) -> bool:
-        """Whether what it has answered must get on before it may answer more."""
-        return self.parked > 0 or self.passes >= MAX_PASSES
+        """Whether its responses so far must progress before more are read."""
+        return self.queued > 0 or self.flows >= MAX_FLOWS
 
     def spent(self) -> Phases:
         """The phases of its execution; all of its time if the member does not measure them."""
         return self.phases or Phases(infer_ns=time.perf_counter_ns() - self._began_ns)
 
 
-class StepGate:
-    """Shared by all requests of an ensemble: first come, first in. `limit` 0 admits everybody.
+class StepLimit:
+    """`max_inflight_requests` of one step, for all requests of an ensemble together: a FIFO queue.
 
-    Everything is plain. Whoever has entered, or has been admitted later, leaves once.
+    Every call that has acquired the limit, at once or later, releases it once. All methods are
+    synchronous.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._inside = 0
-        self._waiting: dict[Admit, None] = {}
+        self._calls = 0
+        self._queue: dict[Start, None] = {}
 
-    def enter(self, admit: Admit) -> bool:
-        """Whether there is room; otherwise `admit` is called once there is."""
-        if self._limit and self._inside >= self._limit:
-            self._waiting[admit] = None
+    def acquire(self, start: Start) -> bool:
+        """Whether the call may start now; otherwise `start` is called later, in order."""
+        if self._limit and self._calls >= self._limit:
+            self._queue[start] = None
             return False
-        self._inside += 1
+        self._calls += 1
         return True
 
-    def leave(self) -> None:
-        """Make room for the one who waits longest."""
-        if self._waiting:
-            admit = next(iter(self._waiting))
-            del self._waiting[admit]
-            admit()
+    def release(self) -> None:
+        """End a call; the first call in the queue starts."""
+        if self._queue:
+            start = next(iter(self._queue))
+            del self._queue[start]
+            start()
         else:
-            self._inside -= 1
+            self._calls -= 1
 
-    def withdraw(self, admit: Admit) -> None:
-        """Wait no more; no effect on one that does not wait."""
-        self._waiting.pop(admit, None)
+    def cancel(self, start: Start) -> None:
+        """Remove a call from the queue; no effect if it is not queued."""
+        self._queue.pop(start, None)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gateway.batches.shapes import agree, as_model_sees
 from gateway.config import ModelConfig
-from gateway.ensembles.graph import Plan, Step
+from gateway.ensembles.graph import Step, StepPlan
 from gateway.errors import Code, InferenceError
 from gateway.messages import (
     NO_PARAMETERS,
@@ -22,7 +22,7 @@ NO_SEQUENCE = SequenceTag(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class EnsembleTensor:
     """A tensor of the ensemble, None if there is none: it was optional, or nobody made it.
 
     `rows` is the batch size of the request that made it, 0 if that had no batch dimension. `tag`
@@ -43,7 +43,7 @@ class StepRequests:
         self._dims = {each.name: each.dims for each in member.input}
         self._outputs = tuple(RequestedOutput(name) for name, _ in step.outputs)
 
-    def make(self, asked: InferRequest, values: Mapping[str, Value]) -> InferRequest:
+    def make(self, asked: InferRequest, values: Mapping[str, EnsembleTensor]) -> InferRequest:
         """The request of the step, which has all that the ensemble's own request says.
 
         What a response has said of the sequence comes first.
@@ -80,20 +80,20 @@ class StepRequests:
         return Tensor(name, tensor.datatype, shape, tensor.data)
 
 
-def given(config: ModelConfig, request: InferRequest) -> Iterator[tuple[str, Value]]:
+def given(config: ModelConfig, request: InferRequest) -> Iterator[tuple[str, EnsembleTensor]]:
     """The inputs of an ensemble as its steps see them; an optional one may be absent."""
     for each in config.input:
         tensor = request.input(each.name)
         if tensor is None:
-            yield each.name, Value(None)
+            yield each.name, EnsembleTensor(None)
             continue
         rows = tensor.shape[0] if config.batching else 0
-        yield each.name, Value(tensor, rows)
+        yield each.name, EnsembleTensor(tensor, rows)
 
 
 def made(
     step: Step, response: InferResponse, rows: int, tag: SequenceTag
-) -> list[tuple[str, Value]]:
+) -> list[tuple[str, EnsembleTensor]]:
     """The tensors that a response has for the ensemble; one that it lacks counts as left out.
 
     `rows` is the batch size of the request, `tag` its place in its sequence, which parameters of
@@ -102,7 +102,7 @@ def made(
     if response.parameters:
         tag = _told(response.parameters, tag)
     found = {tensor.name: tensor for tensor in response.outputs}
-    return [(tensor, Value(found.get(name), rows, tag)) for name, tensor in step.outputs]
+    return [(tensor, EnsembleTensor(found.get(name), rows, tag)) for name, tensor in step.outputs]
 
 
 def _told(parameters: Mapping[str, Parameter], tag: SequenceTag) -> SequenceTag:
@@ -126,7 +126,7 @@ def _told(parameters: Mapping[str, Parameter], tag: SequenceTag) -> SequenceTag:
     return SequenceTag(sequence_id, start=bool(flags[0]), end=bool(flags[1]))
 
 
-class Answers:
+class EnsembleResponses:
     """Makes the ensemble's own responses, prepared once."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -134,7 +134,7 @@ class Answers:
         self._outputs = {each.name: each for each in as_model_sees(config).output}
         self._cached = config.response_cache is not None and config.response_cache.enable
 
-    def make(self, plan: Plan, values: Mapping[str, Value]) -> InferResponse:
+    def make(self, plan: StepPlan, values: Mapping[str, EnsembleTensor]) -> InferResponse:
         """The outputs that were asked for, as far as somebody made them.
 
         Like Triton it says where in its sequence the request is, unless answers are kept: they

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from gateway.config import ModelConfig
 from gateway.config.scheduling import DynamicBatching
-from gateway.schedulers.queue import NS_PER_US, Waiting
+from gateway.schedulers.queue import NS_PER_US, QueuedRequest
 
 LIMIT_NS = 2_000_000
 """The longest wait: turns take longer where the loop has much else to do."""
@@ -33,7 +33,7 @@ class Decision(NamedTuple):
     ones that wait change nothing before `enough_rows` wait.
     """
 
-    batch: Sequence[Waiting] = ()
+    batch: Sequence[QueuedRequest] = ()
     until_ns: int = 0
     enough_rows: int = 0
 
@@ -43,7 +43,7 @@ class Batching(Protocol):
 
     delay_ns: int
 
-    def decide(self, queue: Iterable[Waiting], now_ns: int) -> Decision:
+    def decide(self, queue: Iterable[QueuedRequest], now_ns: int) -> Decision:
         """What to do for a free instance; `queue` is in the order of execution."""
 
 
@@ -56,7 +56,7 @@ class FirstComeBatching:
         self._preferred = frozenset(batching.preferred_batch_size or (self._max_rows,))
         self._largest_preferred = max(self._preferred)
 
-    def decide(self, queue: Iterable[Waiting], now_ns: int) -> Decision:
+    def decide(self, queue: Iterable[QueuedRequest], now_ns: int) -> Decision:
         pending, marked, complete = self._scan(queue)
         if not pending:
             return Decision()
@@ -72,10 +72,10 @@ class FirstComeBatching:
         enough = min(size for size in self._preferred if size > rows)
         return Decision(until_ns=oldest_ns + self.delay_ns, enough_rows=enough)
 
-    def _scan(self, queue: Iterable[Waiting]) -> tuple[list[Waiting], int, bool]:
+    def _scan(self, queue: Iterable[QueuedRequest]) -> tuple[list[QueuedRequest], int, bool]:
         """Who fits into one batch, how many of them are the best preferred one, and whether
         nobody else can join them."""
-        pending: list[Waiting] = []
+        pending: list[QueuedRequest] = []
         rows, marked = 0, 0
         for waiting in queue:
             if pending:
@@ -102,7 +102,7 @@ def most_rows(config: ModelConfig, batching: DynamicBatching) -> int:
 
 
 @dataclass(slots=True)
-class Gathering:
+class WaitHistory:
     """What the waits before the latest batches have brought.
 
     `expected` are the rows with which the last wait ended that was not cut short: clients that wait
@@ -140,7 +140,7 @@ class Gathering:
 
 
 @dataclass(slots=True)
-class Wait:
+class BatchWait:
     """One wait, begun at `began_ns` with so many rows: for how many more turns?"""
 
     rows: int

@@ -20,7 +20,7 @@ from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.batching import Batching, FirstComeBatching
 from gateway.schedulers.execution import Execution
-from gateway.schedulers.length_batching import DEFAULT_BUDGET, Cost, LengthBatching, Point
+from gateway.schedulers.length_batching import DEFAULT_BUDGET, BatchCost, BatchTime, LengthBatching
 from gateway.schedulers.scheduler import Entry
 from gateway.stream import ResponseStream
 from gateway.tensor import NUMPY_TYPES, Datatype, Tensor, array_tensor
@@ -48,7 +48,9 @@ class BatchRules:
         self._config = config
         self._batching = batching
         self._measured: dict[Instance, Batching] = {}
-        self._usual = self._by_length(Cost.assumed(self.padding.token_budget or DEFAULT_BUDGET))
+        self._usual = self._by_length(
+            BatchCost.assumed(self.padding.token_budget or DEFAULT_BUDGET)
+        )
         if not self.padding.inputs:
             self._usual = FirstComeBatching(config, batching)
 
@@ -60,7 +62,7 @@ class BatchRules:
         """Measure the instance, if batches are formed by length and no budget is given."""
         if self.padding.inputs and not self.padding.token_budget:
             points = await measure(instance, self._config, self.padding)
-            cost = Cost.measured(points)
+            cost = BatchCost.measured(points)
             self._measured[instance] = self._by_length(cost)
             self._tell(cost, points)
 
@@ -68,10 +70,10 @@ class BatchRules:
         """The instance has died."""
         self._measured.pop(instance, None)
 
-    def _by_length(self, cost: Cost) -> Batching:
+    def _by_length(self, cost: BatchCost) -> Batching:
         return LengthBatching(self._config, self._batching, cost)
 
-    def _tell(self, cost: Cost, points: Sequence[Point]) -> None:
+    def _tell(self, cost: BatchCost, points: Sequence[BatchTime]) -> None:
         log.info(
             "batches measured",
             extra={
@@ -83,7 +85,7 @@ class BatchRules:
         )
 
 
-async def measure(instance: Instance, config: ModelConfig, padding: Padding) -> list[Point]:
+async def measure(instance: Instance, config: ModelConfig, padding: Padding) -> list[BatchTime]:
     """Times of synthetic batches, in the order of their tokens: the best of a few runs each.
 
     Sizes grow until batches no longer pay, time is up or one fails (the log says why). Then all
@@ -108,9 +110,9 @@ class _Probe:
     seconds: float = math.inf
 
     @property
-    def point(self) -> Point:
+    def point(self) -> BatchTime:
         """What is known of it."""
-        return Point(self.tokens, self.seconds)
+        return BatchTime(self.tokens, self.seconds)
 
     async def run(self, instance: Instance) -> bool:
         """Run it once more; False if it failed."""
@@ -152,7 +154,7 @@ def sizes(max_rows: int, longest: int = LONGEST) -> Iterator[tuple[int, int]]:
             length *= 2
 
 
-def is_enough(points: Sequence[Point]) -> bool:
+def is_enough(points: Sequence[BatchTime]) -> bool:
     """Whether larger batches would not be better than the best so far."""
     return points[-1].rate < FALLING * max(point.rate for point in points)
 

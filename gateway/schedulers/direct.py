@@ -10,7 +10,7 @@ from gateway.errors import InferenceError
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.execution import Execution
 from gateway.schedulers.free_instances import FreeInstances, Hold
-from gateway.schedulers.rate_limiter import Share
+from gateway.schedulers.rate_limiter import Registration
 from gateway.schedulers.scheduler import Entry, Executing, Scheduler
 
 
@@ -34,7 +34,7 @@ class DirectScheduler(Scheduler):
         if entry in self._queue:  # whoever leaves must not be held on to until an instance is free
             entry.stream.on_cancel(partial(self._left, entry))
 
-    def add(self, instance: Instance, share: Share | None = None) -> None:
+    def add(self, instance: Instance, share: Registration | None = None) -> None:
         self._free.add(instance, share)
         self._dispatch()
 

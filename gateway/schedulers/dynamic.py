@@ -14,18 +14,18 @@ from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, request_prefix
 from gateway.observability.statistics import QUEUE_TIMEOUT, ModelStatistics
-from gateway.schedulers.batching import Gathering, Wait, most_rows
+from gateway.schedulers.batching import BatchWait, WaitHistory, most_rows
 from gateway.schedulers.calibration import BatchRules
 from gateway.schedulers.execution import Execution
 from gateway.schedulers.free_instances import FreeInstances, Hold
-from gateway.schedulers.queue import Arrivals, QueueRules, RequestQueue, Waiting
-from gateway.schedulers.rate_limiter import Share
-from gateway.schedulers.response_order import Order
+from gateway.schedulers.queue import QueueAdmission, QueuedRequest, QueueRules, RequestQueue
+from gateway.schedulers.rate_limiter import Registration
+from gateway.schedulers.response_order import ResponseOrder
 from gateway.schedulers.scheduler import Entry, Executing, Scheduler
-from gateway.schedulers.timer import Alarm
+from gateway.schedulers.timer import Timer
 from gateway.stream import ResponseStream
 
-Batch = Sequence[Waiting]
+Batch = Sequence[QueuedRequest]
 Task = asyncio.Task[None]
 
 
@@ -44,22 +44,22 @@ class DynamicScheduler(Scheduler):
         self._statistics = statistics
         self._batch_rules = BatchRules(config, batching)
         self._rules = QueueRules(batching)
-        self._arrivals = Arrivals(config, self._rules, self._batch_rules.padding)
+        self._admission = QueueAdmission(config, self._rules, self._batch_rules.padding)
         self._queue = RequestQueue(self._rules)
-        self._order = Order() if batching.preserve_ordering else None
+        self._order = ResponseOrder() if batching.preserve_ordering else None
         self._free = FreeInstances(self._consider)
         self._tasks: asyncio.TaskGroup | None = None
         self._starting: tuple[Task, Hold] | None = None
         self._running: dict[Task, tuple[Execution, Batch]] = {}
-        self._delay = Alarm(self._consider)
-        self._timeout = Alarm(self._timed_out)
+        self._delay = Timer(self._consider)
+        self._timeout = Timer(self._timed_out)
         self._enough_rows = 0
-        self._gathering = Gathering()
+        self._waits = WaitHistory()
         self._most_rows = most_rows(config, batching)
         self._may_gather = self._most_rows > 1 and not batching.max_queue_delay_microseconds
 
     def admit(self, request: InferRequest) -> None:
-        self._arrivals.check(request)
+        self._admission.check(request)
         level = self._rules.level(request.priority)
         if not self._queue.full(level):
             return
@@ -70,7 +70,7 @@ class DynamicScheduler(Scheduler):
             )
 
     def submit(self, entry: Entry) -> None:
-        waiting = self._arrivals.waiting(entry, time.monotonic_ns())
+        waiting = self._admission.waiting(entry, time.monotonic_ns())
         self._queue.push(waiting)
         entry.stream.on_cancel(partial(self._left, waiting))
         if self._order is not None:
@@ -89,7 +89,7 @@ class DynamicScheduler(Scheduler):
     async def prepare(self, instance: Instance) -> None:
         await self._batch_rules.prepare(instance)
 
-    def add(self, instance: Instance, share: Share | None = None) -> None:
+    def add(self, instance: Instance, share: Registration | None = None) -> None:
         self._free.add(instance, share)
         self._consider()
 
@@ -130,7 +130,7 @@ class DynamicScheduler(Scheduler):
     def _waits_for_more(self) -> bool:
         """Whether one more request like those that wait for each other changes nothing."""
         return (
-            self._delay.is_set and self._arrivals.uniform and self._queue.rows < self._enough_rows
+            self._delay.is_set and self._admission.uniform and self._queue.rows < self._enough_rows
         )
 
     def _consider(self) -> None:
@@ -168,7 +168,7 @@ class DynamicScheduler(Scheduler):
     async def _serve(self, hold: Hold) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in a task
-        if self._may_gather and self._gathering.worthwhile:
+        if self._may_gather and self._waits.worthwhile:
             await self._let_more_arrive()
         taken = self._running.get(task)
         execution = taken[0] if taken is not None else self._take(task, hold)
@@ -183,11 +183,11 @@ class DynamicScheduler(Scheduler):
 
     async def _let_more_arrive(self) -> None:
         before, clock = self._queue.rows, time.monotonic_ns
-        enough = self._gathering.enough(self._most_rows)
-        wait = Wait(before, clock())
+        enough = self._waits.enough(self._most_rows)
+        wait = BatchWait(before, clock())
         while not wait.over(self._queue.rows, enough, clock()):  # noqa: ASYNC110 - turns
             await asyncio.sleep(0)
-        self._gathering.waited(before, self._queue.rows, enough)
+        self._waits.waited(before, self._queue.rows, enough)
 
     def _take(self, task: Task, hold: Hold) -> Execution | None:
         """The execution that is due for a free instance, if any is."""
@@ -246,7 +246,7 @@ class DynamicScheduler(Scheduler):
 
     # Who leaves the queue otherwise?
 
-    def _left(self, waiting: Waiting) -> None:
+    def _left(self, waiting: QueuedRequest) -> None:
         if waiting.queued:
             self._queue.remove((waiting,))
             self._passed(waiting)
@@ -262,7 +262,7 @@ class DynamicScheduler(Scheduler):
             self._passed(waiting)
             waiting.entry.stream.fail(InferenceError(Code.UNAVAILABLE, QUEUE_TIMEOUT))
 
-    def _passed(self, waiting: Waiting) -> None:
+    def _passed(self, waiting: QueuedRequest) -> None:
         if not self._queue:
             self._free.rest()
         if self._order is not None:

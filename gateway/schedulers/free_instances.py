@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
 from gateway.backend import Instance
-from gateway.schedulers.rate_limiter import RateLimiter, Share
+from gateway.schedulers.rate_limiter import RateLimiter, Registration
 
 
 class FreeInstances:
@@ -19,7 +19,7 @@ class FreeInstances:
         self._free: deque[Instance] = deque()
         self._known: set[Instance] = set()
         self._limiter: RateLimiter | None = None
-        self._shares: dict[Instance, Share] = {}
+        self._shares: dict[Instance, Registration] = {}
         self._executing: Counter[Instance] = Counter()
         self._offered: Instance | None = None
 
@@ -40,7 +40,7 @@ class FreeInstances:
         """The one to be taken next, as far as is known; there must be one."""
         return self._offered or self._free[0]
 
-    def add(self, instance: Instance, share: Share | None = None) -> None:
+    def add(self, instance: Instance, share: Registration | None = None) -> None:
         """An instance has come."""
         self._known.add(instance)
         if share is not None:
@@ -104,7 +104,7 @@ class FreeInstances:
 
     # For the rate limiter.
 
-    def candidates(self) -> Iterator[tuple[Instance, Share]]:
+    def candidates(self) -> Iterator[tuple[Instance, Registration]]:
         """Each free instance that is alive, with its share."""
         free = dict.fromkeys(self._free)
         return ((each, self._shares[each]) for each in free if each.alive)

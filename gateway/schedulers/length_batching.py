@@ -11,7 +11,7 @@ from operator import attrgetter
 from gateway.config import ModelConfig
 from gateway.config.scheduling import DynamicBatching
 from gateway.schedulers.batching import Decision, most_rows
-from gateway.schedulers.queue import NS_PER_US, Waiting
+from gateway.schedulers.queue import NS_PER_US, QueuedRequest
 
 LOOK_AHEAD = 128
 """Requests that are considered for one batch; deciding takes less than a millisecond."""
@@ -26,7 +26,7 @@ NEARLY_BEST = 0.98
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class BatchTime:
     """A batch with that many padded tokens took so long."""
 
     tokens: int
@@ -39,7 +39,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class BatchCost:
     """What a batch costs: its padded tokens and `overhead`, which is counted in tokens too.
 
     `budget` is the most padded tokens that a batch of several requests has.
@@ -49,12 +49,12 @@ class Cost:
     overhead: float
 
     @classmethod
-    def assumed(cls, budget: int = DEFAULT_BUDGET) -> "Cost":
+    def assumed(cls, budget: int = DEFAULT_BUDGET) -> "BatchCost":
         """A budget about which nothing else is known."""
         return cls(budget, budget / BUDGET_PER_OVERHEAD)
 
     @classmethod
-    def measured(cls, points: Sequence[Point]) -> "Cost":
+    def measured(cls, points: Sequence[BatchTime]) -> "BatchCost":
         """The budget with the best throughput, and the overhead that fits the times up to it.
 
         `points` come in the order of their tokens; from fewer than two nothing can be learnt.
@@ -68,7 +68,7 @@ class Cost:
         return cls(max(budget, LEAST_BUDGET), max(overhead, LEAST_OVERHEAD))
 
 
-def _overhead(points: Sequence[Point]) -> float:
+def _overhead(points: Sequence[BatchTime]) -> float:
     """Tokens' worth of the time that a batch of no tokens would take.
 
     A straight line through the times, by least squares of the relative errors.
@@ -97,12 +97,12 @@ class LengthBatching:
     passed over at most once for each request that was before it, whatever comes after it.
     """
 
-    def __init__(self, config: ModelConfig, batching: DynamicBatching, cost: Cost) -> None:
+    def __init__(self, config: ModelConfig, batching: DynamicBatching, cost: BatchCost) -> None:
         self.delay_ns = batching.max_queue_delay_microseconds * NS_PER_US
         self.cost = cost
         self._max_rows = most_rows(config, batching)
 
-    def decide(self, queue: Iterable[Waiting], now_ns: int) -> Decision:
+    def decide(self, queue: Iterable[QueuedRequest], now_ns: int) -> Decision:
         alike = _like_the_first(queue)
         if not alike:
             return Decision()
@@ -112,22 +112,24 @@ class LengthBatching:
         batches = cheapest(alike, self._max_rows, self.cost)
         return Decision(next(batch for batch in batches if alike[0] in batch))
 
-    def _enough(self, alike: Sequence[Waiting]) -> bool:
+    def _enough(self, alike: Sequence[QueuedRequest]) -> bool:
         tokens = sum(waiting.length * waiting.rows for waiting in alike)
         rows = sum(waiting.rows for waiting in alike)
         return tokens >= self.cost.budget or rows >= self._max_rows or len(alike) == LOOK_AHEAD
 
 
-def _like_the_first(queue: Iterable[Waiting]) -> list[Waiting]:
+def _like_the_first(queue: Iterable[QueuedRequest]) -> list[QueuedRequest]:
     """Those that may share a batch with the first; others of lower priority do not delay it."""
-    alike: list[Waiting] = []
+    alike: list[QueuedRequest] = []
     for waiting in islice(queue, LOOK_AHEAD):
         if not alike or (waiting.key == alike[0].key and waiting.level == alike[0].level):
             alike.append(waiting)
     return alike
 
 
-def cheapest(requests: Iterable[Waiting], max_rows: int, cost: Cost) -> list[tuple[Waiting, ...]]:
+def cheapest(
+    requests: Iterable[QueuedRequest], max_rows: int, cost: BatchCost
+) -> list[tuple[QueuedRequest, ...]]:
     """Cut requests, sorted by length, into batches that cost least in all.
 
     A batch costs its longest length times its rows, and the overhead. Each has at most `max_rows`
@@ -135,7 +137,7 @@ def cheapest(requests: Iterable[Waiting], max_rows: int, cost: Cost) -> list[tup
     """
     ranked = sorted(requests, key=attrgetter("length"))
     starts = _starts(ranked, max_rows, cost)
-    batches: list[tuple[Waiting, ...]] = []
+    batches: list[tuple[QueuedRequest, ...]] = []
     end = len(ranked)
     while end:
         batches.append(tuple(ranked[starts[end - 1] : end]))
@@ -143,7 +145,7 @@ def cheapest(requests: Iterable[Waiting], max_rows: int, cost: Cost) -> list[tup
     return batches
 
 
-def _starts(ranked: Sequence[Waiting], max_rows: int, cost: Cost) -> list[int]:
+def _starts(ranked: Sequence[QueuedRequest], max_rows: int, cost: BatchCost) -> list[int]:
     """For each request, where the batch starts that ends with it, in the cheapest cut up to it."""
     least = [0.0]  # the cost of the first n requests
     useful = [0]  # their tokens without padding, less than which they cannot cost

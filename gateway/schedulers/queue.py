@@ -28,7 +28,7 @@ LENGTH_DIMENSION = 1
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class QueuedRequest:
     """A request in the queue, and all that decides when it is executed and with whom.
 
     `rows` is its batch size, at least 1; `level` its priority; `deadline_ns` when its timeout
@@ -44,16 +44,16 @@ class Waiting:
     key: Hashable = None
     length: int = 1
     queued: bool = False
-    deadline: "Deadline | None" = None
+    deadline: "QueueDeadline | None" = None
 
 
 @dataclass(slots=True, order=True)
-class Deadline:
+class QueueDeadline:
     """When a request has waited too long; forgets it once it has left."""
 
     at_ns: int
     number: int
-    waiting: Waiting | None = field(compare=False)
+    waiting: QueuedRequest | None = field(compare=False)
 
 
 class QueueRules:
@@ -102,8 +102,8 @@ class QueueRules:
 class _Level:
     """One priority: requests in the order they came, then those that were delayed."""
 
-    live: OrderedDict[Waiting, None] = field(default_factory=OrderedDict)
-    delayed: OrderedDict[Waiting, None] = field(default_factory=OrderedDict)
+    live: OrderedDict[QueuedRequest, None] = field(default_factory=OrderedDict)
+    delayed: OrderedDict[QueuedRequest, None] = field(default_factory=OrderedDict)
 
     def __len__(self) -> int:
         return len(self.live) + len(self.delayed)
@@ -116,7 +116,7 @@ class RequestQueue:
         self._rules = rules
         self._levels: dict[int, _Level] = {}
         self._order: list[int] = []
-        self._deadlines: list[Deadline] = []
+        self._deadlines: list[QueueDeadline] = []
         self._count = 0
         self._pushed = 0
         self.rows = 0
@@ -124,7 +124,7 @@ class RequestQueue:
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[QueuedRequest]:
         """Everybody, in the order in which they are to be executed."""
         for number in self._order:
             level = self._levels[number]
@@ -144,7 +144,7 @@ class RequestQueue:
         limit = self._rules.limit(level)
         return limit > 0 and level in self._levels and len(self._levels[level]) >= limit
 
-    def push(self, waiting: Waiting) -> None:
+    def push(self, waiting: QueuedRequest) -> None:
         """Take a request; it comes last in its level."""
         self._level(waiting.level).live[waiting] = None
         waiting.queued = True
@@ -153,21 +153,21 @@ class RequestQueue:
         if waiting.deadline_ns:
             self._set_deadline(waiting)
 
-    def put_back(self, waiting: Waiting) -> None:
+    def put_back(self, waiting: QueuedRequest) -> None:
         """Take a request again that no instance has taken, at its place in its level."""
         self.push(waiting)
         level = self._levels[waiting.level]
         level.live = OrderedDict.fromkeys(sorted(level.live, key=lambda each: each.arrived_ns))
 
-    def remove(self, batch: Iterable[Waiting]) -> None:
+    def remove(self, batch: Iterable[QueuedRequest]) -> None:
         """Let requests go; those that have left already are no error."""
         for waiting in batch:
             if waiting.queued:
                 self._remove(waiting)
 
-    def expire(self, now_ns: int) -> list[Waiting]:
+    def expire(self, now_ns: int) -> list[QueuedRequest]:
         """Remove and return those whose timeout has ended; delay those that are not rejected."""
-        rejected: list[Waiting] = []
+        rejected: list[QueuedRequest] = []
         while self._deadlines and self._deadlines[0].at_ns <= now_ns:
             waiting = heapq.heappop(self._deadlines).waiting
             if waiting is None:
@@ -188,7 +188,7 @@ class RequestQueue:
             insort(self._order, number)
         return level
 
-    def _remove(self, waiting: Waiting) -> None:
+    def _remove(self, waiting: QueuedRequest) -> None:
         level = self._levels[waiting.level]
         if waiting in level.live:
             del level.live[waiting]
@@ -203,16 +203,16 @@ class RequestQueue:
             del self._levels[waiting.level]
             self._order.remove(waiting.level)
 
-    def _set_deadline(self, waiting: Waiting) -> None:
+    def _set_deadline(self, waiting: QueuedRequest) -> None:
         self._pushed += 1
-        waiting.deadline = Deadline(waiting.deadline_ns, self._pushed, waiting)
+        waiting.deadline = QueueDeadline(waiting.deadline_ns, self._pushed, waiting)
         heapq.heappush(self._deadlines, waiting.deadline)
         if len(self._deadlines) > SPARE_DEADLINES + 2 * self._count:
             self._deadlines = [each for each in self._deadlines if each.waiting is not None]
             heapq.heapify(self._deadlines)
 
 
-class Arrivals:
+class QueueAdmission:
     """Makes what waits in the queue out of a request; prepared once per model."""
 
     def __init__(self, config: ModelConfig, rules: QueueRules, padding: Padding) -> None:
@@ -252,11 +252,11 @@ class Arrivals:
                 f"{self._max_length}, its parameter '{MAX_LENGTH}'",
             )
 
-    def waiting(self, entry: Entry, now_ns: int) -> Waiting:
+    def waiting(self, entry: Entry, now_ns: int) -> QueuedRequest:
         """What the queue takes for a request that comes now."""
         request = entry.request
         level = self._rules.level(request.priority)
-        return Waiting(
+        return QueuedRequest(
             entry,
             rows=entry.record.batch_size or 1,
             arrived_ns=now_ns,

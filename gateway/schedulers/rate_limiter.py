@@ -15,14 +15,14 @@ from gateway.errors import Code, InferenceError
 from gateway.settings import ResourceLimit
 
 
-class Pool(NamedTuple):
+class ResourcePool(NamedTuple):
     """A resource on one device, or with None the one that all devices share."""
 
     name: str
     device: int | None
 
 
-Needs = Mapping[Pool, int]
+ResourceNeeds = Mapping[ResourcePool, int]
 """How much of each pool an execution holds while it runs."""
 
 
@@ -30,15 +30,15 @@ class Claim(NamedTuple):
     """What an instance that could execute needs; the smallest score goes first."""
 
     score: int
-    needs: Needs
+    needs: ResourceNeeds
 
 
-class Share:
+class Registration:
     """What a place for an instance has in the rate limiter, until it leaves."""
 
     __slots__ = ("executions", "limiter", "needs", "priority")
 
-    def __init__(self, limiter: "RateLimiter", needs: Needs, priority: int) -> None:
+    def __init__(self, limiter: "RateLimiter", needs: ResourceNeeds, priority: int) -> None:
         self.limiter = limiter
         self.needs = needs
         self.priority = max(priority, 1)
@@ -49,15 +49,15 @@ class Share:
         """What it says when it could execute."""
         return Claim(self.executions * self.priority, self.needs)
 
-    def leave(self) -> None:
+    def unregister(self) -> None:
         """Nothing will execute here any more; idempotent."""
-        self.limiter.leave(self)
+        self.limiter.unregister(self)
 
 
-class Applicant(Protocol):
+class RateLimitedInstances(Protocol):
     """Whoever has instances that could execute; one for each model."""
 
-    def candidates(self) -> Iterator[tuple[Instance, Share]]:
+    def candidates(self) -> Iterator[tuple[Instance, Registration]]:
         """Those that are free."""
 
     def offer(self, instance: Instance) -> None:
@@ -73,49 +73,49 @@ class RateLimiter:
 
     def __init__(self, given: Sequence[ResourceLimit] = ()) -> None:
         self._given = tuple(given)
-        self._shares: dict[Share, None] = {}
-        self._available: dict[Pool, int] = {}
-        self._held: Counter[Pool] = Counter()
-        self._asking: dict[Applicant, None] = {}
+        self._shares: dict[Registration, None] = {}
+        self._available: dict[ResourcePool, int] = {}
+        self._held: Counter[ResourcePool] = Counter()
+        self._asking: dict[RateLimitedInstances, None] = {}
         self._decision: asyncio.Handle | None = None
 
-    def enrol(self, group: InstanceGroup, device: int) -> Share:
+    def register(self, group: InstanceGroup, device: int) -> Registration:
         """A share for a place of that group on that device; INVALID_ARG if it could never run."""
         priority = group.rate_limiter.priority if group.rate_limiter is not None else 0
-        share = Share(self, needs_of(group, device), priority)
+        share = Registration(self, needs_of(group, device), priority)
         self._available = self._compute((*self._shares, share))
         self._shares[share] = None
         return share
 
-    def leave(self, share: Share) -> None:
+    def unregister(self, share: Registration) -> None:
         """Forget a share; what is available is reckoned anew from those that stay."""
         if share in self._shares:
             del self._shares[share]
             self._available = self._compute(self._shares)
             self._decide_soon()
 
-    def ask(self, applicant: Applicant) -> None:
+    def ask(self, applicant: RateLimitedInstances) -> None:
         """Have `offer` called once, when it is the turn of a candidate."""
         self._asking.setdefault(applicant)
         self._decide_soon()
 
-    def rest(self, applicant: Applicant) -> None:
+    def rest(self, applicant: RateLimitedInstances) -> None:
         """Do not call `offer`."""
         if applicant in self._asking:
             del self._asking[applicant]
             self._decide_soon()
 
-    def began(self, share: Share) -> None:
+    def began(self, share: Registration) -> None:
         """An execution has begun, and holds what it needs."""
         share.executions += 1
         self._held.update(share.needs)
 
-    def ended(self, share: Share) -> None:
+    def ended(self, share: Registration) -> None:
         """An execution has ended, one way or another."""
         self._held.subtract(share.needs)
         self._decide_soon()
 
-    def _compute(self, shares: Iterable[Share]) -> dict[Pool, int]:
+    def _compute(self, shares: Iterable[Registration]) -> dict[ResourcePool, int]:
         return availability((share.needs for share in shares), self._given)
 
     def _decide_soon(self) -> None:
@@ -140,23 +140,25 @@ class RateLimiter:
             applicant.offer(instance)
 
 
-def needs_of(group: InstanceGroup, device: int) -> Needs:
+def needs_of(group: InstanceGroup, device: int) -> ResourceNeeds:
     """What each execution on that device needs; of a resource named twice the larger count."""
-    needs: dict[Pool, int] = {}
+    needs: dict[ResourcePool, int] = {}
     for each in group.rate_limiter.resources if group.rate_limiter is not None else ():
-        pool = Pool(each.name, None if each.global_ else device)
+        pool = ResourcePool(each.name, None if each.global_ else device)
         needs[pool] = max(each.count, needs.get(pool, 0))
     return needs
 
 
-def availability(everybody: Iterable[Needs], given: Sequence[ResourceLimit]) -> dict[Pool, int]:
+def availability(
+    everybody: Iterable[ResourceNeeds], given: Sequence[ResourceLimit]
+) -> dict[ResourcePool, int]:
     """How much there is of each pool that anybody needs.
 
     It is what was `given`, if anything was (a resource that is not among it cannot be had), or
     else the most that a single execution needs. Raises INVALID_ARG with Triton's texts if that
     is too little for somebody, or if a resource is both on devices and shared.
     """
-    most: dict[Pool, int] = {}
+    most: dict[ResourcePool, int] = {}
     for needs in everybody:
         for pool, count in needs.items():
             most[pool] = max(count, most.get(pool, 0))
@@ -164,7 +166,7 @@ def availability(everybody: Iterable[Needs], given: Sequence[ResourceLimit]) -> 
     for pool, count in most.items():
         if found[pool] < count:
             raise _too_little(pool, found[pool], count)
-        if pool.device is not None and Pool(pool.name, None) in most:
+        if pool.device is not None and ResourcePool(pool.name, None) in most:
             raise InferenceError(
                 Code.INVALID_ARG,
                 f'Resource "{pool.name}" is present as both global and device-specific resource '
@@ -173,7 +175,7 @@ def availability(everybody: Iterable[Needs], given: Sequence[ResourceLimit]) -> 
     return found
 
 
-def choose(claims: Sequence[Claim], left: Mapping[Pool, int]) -> int | None:
+def choose(claims: Sequence[Claim], left: Mapping[ResourcePool, int]) -> int | None:
     """The index of the claim whose instance executes next; None if there is not enough left.
 
     Scores decide, and among equal ones the order. One for which there is not enough is passed
@@ -188,7 +190,7 @@ def choose(claims: Sequence[Claim], left: Mapping[Pool, int]) -> int | None:
     return None
 
 
-def _given(pool: Pool, given: Sequence[ResourceLimit]) -> int:
+def _given(pool: ResourcePool, given: Sequence[ResourceLimit]) -> int:
     """The largest limit that holds for a pool; a shared one has no device, whatever was said."""
     return max(
         (
@@ -201,7 +203,7 @@ def _given(pool: Pool, given: Sequence[ResourceLimit]) -> int:
     )
 
 
-def _too_little(pool: Pool, limit: int, needed: int) -> InferenceError:
+def _too_little(pool: ResourcePool, limit: int, needed: int) -> InferenceError:
     return InferenceError(
         Code.INVALID_ARG,
         f'Resource count for "{pool.name}" is limited to {limit} which will prevent scheduling of '

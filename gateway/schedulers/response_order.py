@@ -16,7 +16,7 @@ class _Stage(Enum):
     ENDED = auto()
 
 
-class Order:
+class ResponseOrder:
     """Holds each stream until every stream before it has ended (`preserve_ordering`).
 
     What leaves the queue without an execution, cancelled or rejected, is not kept in order: it

@@ -9,7 +9,7 @@ from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest
 from gateway.observability.request_record import Record
-from gateway.schedulers.rate_limiter import Share
+from gateway.schedulers.rate_limiter import Registration
 from gateway.stream import ResponseStream
 
 
@@ -62,7 +62,7 @@ class Scheduler(ABC):
         """Learn from an idle instance what scheduling needs; comes before `add`."""
 
     @abstractmethod
-    def add(self, instance: Instance, share: Share | None = None) -> None:
+    def add(self, instance: Instance, share: Registration | None = None) -> None:
         """Let an instance take executions; with a share, each when the rate limiter says so."""
 
     @abstractmethod

@@ -8,7 +8,7 @@ NS_PER_MS = 1_000_000
 MS_PER_SECOND = 1000
 
 
-class Alarm:
+class Timer:
     """Calls back once, at the earliest of the times it was set for.
 
     Event loops wait for whole milliseconds, while batches wait for tens of microseconds: what

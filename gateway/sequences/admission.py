@@ -11,7 +11,7 @@ from gateway.sequences.inputs import controls_of
 from gateway.tensor import Datatype
 
 
-class Admission:
+class SequenceAdmission:
     """The checks one config asks for; `known` tells whether a sequence has begun and not ended."""
 
     def __init__(self, config: ModelConfig, known: Callable[[int | str], bool]) -> None:

@@ -16,14 +16,14 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, RequestedOutput, SequenceTag
 from gateway.tensor import SIZES, Datatype, Tensor
 
-NOBODY = SequenceTag(0)
+NO_SEQUENCE = SequenceTag(0)
 INITIAL_ANY_SIZE = 1
 """A dimension of any size in a state that has no value yet."""
 MAX_BYTES = 2**31 - 1
 """The most bytes of a state's file, as many as a message on gRPC has."""
 
 
-class Controls:
+class ControlInputs:
     """The control tensors of one model (`ModelSequenceBatching.control_input`).
 
     Each has shape [1], behind a batch of one if the model batches.
@@ -47,7 +47,7 @@ class Controls:
         """The tensors for a request of a sequence."""
         return self._flags[tag.start, tag.end, True] + self._id_tensors(tag.correlation_id)
 
-    def of_nobody(self) -> tuple[Tensor, ...]:
+    def of_empty_slot(self) -> tuple[Tensor, ...]:
         """The tensors for a slot that has no request."""
         return self._flags[False, False, False] + self._id_tensors(0)
 
@@ -95,7 +95,7 @@ def _id_data(datatype: Datatype, correlation_id: int | str) -> bytes | tuple[byt
     return (int(correlation_id) % (1 << 8 * size)).to_bytes(size, "little")
 
 
-class States:
+class ImplicitStates:
     """The states of one model; `initial` are the values its config gives, by the input's name."""
 
     def __init__(self, config: ModelConfig, initial: Mapping[str, Tensor]) -> None:
@@ -140,7 +140,7 @@ class States:
     ) -> tuple[InferResponse, dict[str, Tensor]]:
         """What of a response the client gets, and the states in it by their inputs' names.
 
-        States of an execution that is `shared` are copied: as views they would keep the others'.
+        States of a batch are copied: a view would keep the memory of the whole batch.
         """
         asked = {output.name for output in request.outputs} or self._shown
         found = {

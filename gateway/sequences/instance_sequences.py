@@ -11,20 +11,20 @@ from gateway.errors import InferenceError
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.execution import Execution, Terms
 from gateway.schedulers.free_instances import FreeInstances, Hold
-from gateway.schedulers.rate_limiter import Share
-from gateway.schedulers.response_order import Order
+from gateway.schedulers.rate_limiter import Registration
+from gateway.schedulers.response_order import ResponseOrder
 from gateway.schedulers.scheduler import Entry
-from gateway.schedulers.timer import Alarm
-from gateway.sequences.padded_execution import Filling
-from gateway.sequences.ready_requests import Ready, Row
-from gateway.sequences.table import OpenSequence, Slot
+from gateway.schedulers.timer import Timer
+from gateway.sequences.padded_execution import ExecutionInputs
+from gateway.sequences.ready_requests import ReadyRequests, Row
+from gateway.sequences.table import OpenSequence, SequenceSlot
 
 Task = asyncio.Task[None]
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What a lane tells of: sequences that need their slots no more, and rows that it has executed.
+    """What a host tells of: sequences that need their slots no more, and rows that it has executed.
 
     `again` is told of a row whose request is to be executed once more, before it is `executed`;
     None if no request ever is.
@@ -35,7 +35,7 @@ class Course:
     again: Callable[[Row], None] | None = None
 
 
-class Lane:
+class InstanceSequences:
     """Hands what is ready of its sequences to one instance.
 
     As in the dynamic batcher a task is started once the instance is free and something is due,
@@ -45,11 +45,11 @@ class Lane:
     def __init__(
         self,
         instance: Instance,
-        slots: Sequence[Slot],
-        ready: Ready,
+        slots: Sequence[SequenceSlot],
+        ready: ReadyRequests,
         course: Course,
         statistics: ModelStatistics,
-        order: Order | None,
+        order: ResponseOrder | None,
     ) -> None:
         self.slots = slots
         self.tasks: asyncio.TaskGroup | None = None
@@ -58,17 +58,17 @@ class Lane:
         self._course = course
         self._statistics = statistics
         self._order = order
-        self._filling: Filling | None = None
+        self._inputs: ExecutionInputs | None = None
         self._free = FreeInstances(self.consider)
-        self._delay = Alarm(self.consider)
+        self._delay = Timer(self.consider)
         self._starting: Task | None = None
         self._running: dict[Task, tuple[Execution, Sequence[Row]]] = {}
         self._held: dict[Task, Sequence[Row]] = {}
         self._emptied = asyncio.Event()
 
-    def open(self, filling: Filling, share: Share | None) -> None:
+    def open(self, filling: ExecutionInputs, share: Registration | None) -> None:
         """Let the instance take executions."""
-        self._filling = filling
+        self._inputs = filling
         self._free.add(self._instance, share)
 
     def offer(self, sequence: OpenSequence) -> bool:
@@ -183,9 +183,9 @@ class Lane:
                 return
 
     def _execution(self, task: Task, hold: Hold, rows: Sequence[Row | None]) -> Execution:
-        assert self._filling is not None  # noqa: S101 - no task is started before `open`
-        instance, entries = self._filling.execution(self._instance, rows)
-        terms = Terms(len(rows) - len(entries), self._filling.to_the_end)
+        assert self._inputs is not None  # noqa: S101 - no task is started before `open`
+        instance, entries = self._inputs.execution(self._instance, rows)
+        terms = Terms(len(rows) - len(entries), self._inputs.to_the_end)
         make = partial(
             Execution,
             *(instance, entries, self._statistics),

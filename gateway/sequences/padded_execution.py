@@ -9,15 +9,15 @@ from gateway.config import ModelConfig
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.schedulers.scheduler import Entry
-from gateway.sequences.inputs import NOBODY, Controls, States
+from gateway.sequences.inputs import NO_SEQUENCE, ControlInputs, ImplicitStates
 from gateway.sequences.ready_requests import Row
 
 
-class Filling:
+class ExecutionInputs:
     """Adds to requests what a sequence batcher adds; prepared once per model."""
 
-    def __init__(self, config: ModelConfig, states: States) -> None:
-        self._controls = Controls(config)
+    def __init__(self, config: ModelConfig, states: ImplicitStates) -> None:
+        self._controls = ControlInputs(config)
         self._states = states
 
     @property
@@ -30,21 +30,21 @@ class Filling:
     ) -> tuple[Instance, list[Entry]]:
         """Who executes these rows, and what: one entry for each that has a request.
 
-        Rows without one execute beside them, and nobody hears of them.
+        RowDecision without one execute beside them, and nobody hears of them.
         """
         present = [row for row in rows if row is not None]
         entries = [self._filled(row) for row in present]
         if len(present) == len(rows) and not self._states:
             return instance, entries
         requests = iter([entry.request for entry in entries])
-        nobody = self._of_nobody(present[0]) if len(present) < len(rows) else NO_REQUEST
+        nobody = self._empty_slot(present[0]) if len(present) < len(rows) else NO_REQUEST
         whole = [nobody if row is None else next(requests) for row in rows]
-        return FilledInstance(instance, rows, whole, self._states), entries
+        return PaddedInstance(instance, rows, whole, self._states), entries
 
     def _filled(self, row: Row) -> Entry:
         entry = row.waiting.entry
         request, states = entry.request, self._states
-        tag = request.sequence or NOBODY
+        tag = request.sequence or NO_SEQUENCE
         inputs = request.inputs + self._controls.of(tag)
         if states:
             if tag.start or not row.sequence.states:
@@ -57,23 +57,25 @@ class Filling:
             return entry
         return Entry(request, entry.stream, entry.record)
 
-    def _of_nobody(self, row: Row) -> InferRequest:
+    def _empty_slot(self, row: Row) -> InferRequest:
         """What stands in a slot that has no request: inputs like those of one that has."""
         request = row.waiting.entry.request
-        inputs = request.inputs + self._controls.of_nobody() + tuple(row.sequence.states.values())
+        inputs = (
+            request.inputs + self._controls.of_empty_slot() + tuple(row.sequence.states.values())
+        )
         return InferRequest(
             model=request.model,
             version=request.version,
             inputs=inputs,
             outputs=self._states.asked(request),
-            sequence=NOBODY,
+            sequence=NO_SEQUENCE,
         )
 
 
 NO_REQUEST = InferRequest(model="")
 
 
-class FilledInstance(Instance):
+class PaddedInstance(Instance):
     """An instance for one execution with rows of nobody's, or with states in its answers."""
 
     def __init__(
@@ -81,7 +83,7 @@ class FilledInstance(Instance):
         instance: Instance,
         rows: Sequence[Row | None],
         whole: Sequence[InferRequest],
-        states: States,
+        states: ImplicitStates,
     ) -> None:
         self._instance = instance
         self._rows = rows

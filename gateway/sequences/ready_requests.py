@@ -1,4 +1,4 @@
-"""Which requests of a lane's sequences execute together now, or until when do they wait?
+"""Which requests of a host's sequences execute together now, or until when do they wait?
 
 A row is a sequence and the request that is next in it. Times are passed in.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gateway.config import ModelConfig
 from gateway.config.scheduling import DynamicBatching, StrategyDirect, StrategyOldest
 from gateway.schedulers.batching import FirstComeBatching
-from gateway.schedulers.queue import NS_PER_US, Waiting
+from gateway.schedulers.queue import NS_PER_US, QueuedRequest
 from gateway.sequences.table import OpenSequence
 
 
@@ -19,10 +19,10 @@ class Row(NamedTuple):
     """A request of a sequence, as it goes into an execution."""
 
     sequence: OpenSequence
-    waiting: Waiting
+    waiting: QueuedRequest
 
 
-class Rows(NamedTuple):
+class RowDecision(NamedTuple):
     """What to do now: execute these, None for a slot without a request; or if there are none wait.
 
     Then `until_ns` is when to decide again (0: only once more requests come).
@@ -32,7 +32,7 @@ class Rows(NamedTuple):
     until_ns: int = 0
 
 
-class Ready(ABC):
+class ReadyRequests(ABC):
     """The requests of one instance's sequences that may execute: at most one of each."""
 
     delays: bool
@@ -49,7 +49,7 @@ class Ready(ABC):
         """
 
     @abstractmethod
-    def drop(self, sequence: OpenSequence) -> Waiting | None:
+    def drop(self, sequence: OpenSequence) -> QueuedRequest | None:
         """Forget a sequence; the request of it that is not among its waiting ones any more."""
 
     @abstractmethod
@@ -62,7 +62,7 @@ class Ready(ABC):
         """Those that have something ready."""
 
     @abstractmethod
-    def decide(self, now_ns: int) -> Rows:
+    def decide(self, now_ns: int) -> RowDecision:
         """What to do for a free instance, if anything is ready."""
 
     @abstractmethod
@@ -75,7 +75,7 @@ def _is_last(row: Row) -> bool:
     return tag is not None and tag.end
 
 
-class ReadySlots(Ready):
+class ReadySlots(ReadyRequests):
     """The direct strategy: a batch has one row for each slot, up to the last that is ready."""
 
     def __init__(self, config: ModelConfig, strategy: StrategyDirect) -> None:
@@ -106,17 +106,17 @@ class ReadySlots(Ready):
     def sequences(self) -> list[OpenSequence]:
         return [row.sequence for row in self._rows.values()]
 
-    def decide(self, now_ns: int) -> Rows:
+    def decide(self, now_ns: int) -> RowDecision:
         """Those that differ in shape from who is ready for longest are left for later.
 
         Their rows have no request. Triton goes by the lowest slot instead: there a sequence that
         has much queued keeps those of other shapes in higher slots waiting until it has nothing.
         """
         if until_ns := self._wait_until(now_ns):
-            return Rows(until_ns=until_ns)
+            return RowDecision(until_ns=until_ns)
         key = next(iter(self._rows.values())).waiting.key
         found = [self._rows.get(number) for number in range(max(self._rows) + 1)]
-        return Rows([row if row and row.waiting.key == key else None for row in found])
+        return RowDecision([row if row and row.waiting.key == key else None for row in found])
 
     def take(self, rows: Sequence[Row | None]) -> list[OpenSequence]:
         ended: list[OpenSequence] = []
@@ -139,7 +139,7 @@ class ReadySlots(Ready):
         return until_ns if now_ns < until_ns else 0
 
 
-class ReadyCandidates(Ready):
+class ReadyCandidates(ReadyRequests):
     """The oldest strategy: the next requests of all sequences form batches as they come."""
 
     def __init__(self, config: ModelConfig, strategy: StrategyOldest) -> None:
@@ -152,7 +152,7 @@ class ReadyCandidates(Ready):
             ),
         )
         self.delays = bool(self._batching.delay_ns)
-        self._candidates: OrderedDict[Waiting, OpenSequence] = OrderedDict()
+        self._candidates: OrderedDict[QueuedRequest, OpenSequence] = OrderedDict()
 
     def __bool__(self) -> bool:
         return bool(self._candidates)
@@ -163,7 +163,7 @@ class ReadyCandidates(Ready):
         self._candidates[row.waiting] = sequence
         return _is_last(row)
 
-    def drop(self, sequence: OpenSequence) -> Waiting | None:
+    def drop(self, sequence: OpenSequence) -> QueuedRequest | None:
         for waiting, candidate in self._candidates.items():
             if candidate is sequence:
                 del self._candidates[waiting]
@@ -182,10 +182,10 @@ class ReadyCandidates(Ready):
     def sequences(self) -> list[OpenSequence]:
         return list(self._candidates.values())
 
-    def decide(self, now_ns: int) -> Rows:
+    def decide(self, now_ns: int) -> RowDecision:
         decision = self._batching.decide(self._candidates, now_ns)
         rows = [Row(self._candidates[each], each) for each in decision.batch]
-        return Rows(rows, decision.until_ns)
+        return RowDecision(rows, decision.until_ns)
 
     def take(self, rows: Sequence[Row | None]) -> list[OpenSequence]:
         for row in rows:

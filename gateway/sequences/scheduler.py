@@ -21,16 +21,16 @@ from gateway.config.scheduling import DynamicBatching, SequenceBatching, Strateg
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
 from gateway.observability.statistics import SEQUENCE_TIMEOUT, ModelStatistics
-from gateway.schedulers.queue import Arrivals, QueueRules, Waiting
-from gateway.schedulers.rate_limiter import Share
-from gateway.schedulers.response_order import Order
+from gateway.schedulers.queue import QueueAdmission, QueuedRequest, QueueRules
+from gateway.schedulers.rate_limiter import Registration
+from gateway.schedulers.response_order import ResponseOrder
 from gateway.schedulers.scheduler import Entry, Executing, Scheduler
-from gateway.schedulers.timer import Alarm
-from gateway.sequences.admission import Admission
-from gateway.sequences.inputs import States, read_initial_states
-from gateway.sequences.instance_sequences import Course, Lane
-from gateway.sequences.padded_execution import Filling
-from gateway.sequences.ready_requests import Ready, ReadyCandidates, ReadySlots, Row
+from gateway.schedulers.timer import Timer
+from gateway.sequences.admission import SequenceAdmission
+from gateway.sequences.inputs import ImplicitStates, read_initial_states
+from gateway.sequences.instance_sequences import Course, InstanceSequences
+from gateway.sequences.padded_execution import ExecutionInputs
+from gateway.sequences.ready_requests import ReadyCandidates, ReadyRequests, ReadySlots, Row
 from gateway.sequences.table import OpenSequence, SequenceTable
 
 log = logging.getLogger("sluice.sequences")
@@ -66,13 +66,13 @@ class SequenceScheduler(Scheduler):
         # While an iterative sequence is open, its request is under way.
         idle_us = 0 if batching.iterative_sequence else batching.max_sequence_idle_microseconds
         self._table = SequenceTable(idle_us, self._none_open.set, self._busy)
-        self._admission = Admission(config, self._table.knows)
-        self._arrivals = Arrivals(config, QueueRules(DynamicBatching()), Padding.read(config))
-        self._states = States(config, {})
-        self._lanes: dict[object, Lane] = {}
+        self._admission = SequenceAdmission(config, self._table.knows)
+        self._arrivals = QueueAdmission(config, QueueRules(DynamicBatching()), Padding.read(config))
+        self._states = ImplicitStates(config, {})
+        self._hosts: dict[object, InstanceSequences] = {}
         self._tasks: asyncio.TaskGroup | None = None
-        self._idle = Alarm(self._close_idle)
-        self._deadline = Alarm(self._expire)
+        self._idle = Timer(self._close_idle)
+        self._deadline = Timer(self._expire)
         self._own_ids = count(1)
         again = self._again if batching.iterative_sequence else None
         self._course = Course(self._release, self._executed, again)
@@ -102,55 +102,55 @@ class SequenceScheduler(Scheduler):
         """Read what the states begin with; InferenceError with Triton's texts."""
         if any(state.initial_state for state in self._batching.state):
             initial = await asyncio.to_thread(read_initial_states, self._config, self._folder)
-            self._states = States(self._config, initial)
+            self._states = ImplicitStates(self._config, initial)
 
-    def add(self, instance: Instance, share: Share | None = None) -> None:
+    def add(self, instance: Instance, share: Registration | None = None) -> None:
         ready, order = self._strategy()
         slots = self._table.add(instance, self._slot_count)
-        lane = Lane(instance, slots, ready, self._course, self._statistics, order)
-        self._lanes[instance] = lane
-        lane.tasks = self._tasks
-        lane.open(Filling(self._config, self._states), share)
+        host = InstanceSequences(instance, slots, ready, self._course, self._statistics, order)
+        self._hosts[instance] = host
+        host.tasks = self._tasks
+        host.open(ExecutionInputs(self._config, self._states), share)
         self._fill()
 
     def remove(self, instance: Instance, error: InferenceError) -> None:
         """Sequences that have begun on the instance end with it, since it may have held theirs."""
-        lane = self._lanes.pop(instance, None)
-        if lane is None:
+        host = self._hosts.pop(instance, None)
+        if host is None:
             return
-        self._take_back(lane)
-        lane.fail(error)
-        for sequence in lane.sequences:
-            self._give_up(sequence, error, lane)
+        self._take_back(host)
+        host.fail(error)
+        for sequence in host.sequences:
+            self._give_up(sequence, error, host)
         self._fill()
 
     async def withdraw(self, instance: Instance) -> None:
         """Sequences that have begun on the instance may end there, or with it."""
-        lane = self._lanes[instance]
-        self._take_back(lane)
+        host = self._hosts[instance]
+        self._take_back(host)
         self._fill()
-        await lane.emptied()
-        self._lanes.pop(instance, None)  # `remove` may have done so
+        await host.emptied()
+        self._hosts.pop(instance, None)  # `remove` may have done so
 
     @property
     def executions(self) -> Iterable[Executing]:
-        return [each for lane in self._lanes.values() for each in lane.executions]
+        return [each for host in self._hosts.values() for each in host.executions]
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
                 self._watch()
-                for lane in self._lanes.values():
-                    lane.tasks = tasks
-                    lane.consider()
+                for host in self._hosts.values():
+                    host.tasks = tasks
+                    host.consider()
                 await asyncio.Event().wait()
             finally:
                 self._tasks = None
                 self._idle.clear()
                 self._deadline.clear()
-                for lane in self._lanes.values():
-                    lane.rest()
+                for host in self._hosts.values():
+                    host.rest()
 
     # What the config asks for.
 
@@ -161,16 +161,16 @@ class SequenceScheduler(Scheduler):
         candidates = oldest.max_candidate_sequences if oldest else 0
         return candidates if candidates > 0 else max(1, self._config.max_batch_size)
 
-    def _strategy(self) -> tuple[Ready, Order | None]:
+    def _strategy(self) -> tuple[ReadyRequests, ResponseOrder | None]:
         oldest = self._batching.oldest
         if oldest is None:
             return ReadySlots(self._config, self._batching.direct or StrategyDirect()), None
         in_order = oldest.preserve_ordering and not self._batching.iterative_sequence
-        order = Order() if in_order else None
+        order = ResponseOrder() if in_order else None
         return ReadyCandidates(self._config, oldest), order
 
     def _busy(self, instance: object) -> bool:
-        return self._lanes[instance].busy
+        return self._hosts[instance].busy
 
     # Who comes.
 
@@ -217,9 +217,9 @@ class SequenceScheduler(Scheduler):
         """Let the next request of a sequence execute, and of who has its slot after it."""
         while sequence is not None and sequence.waiting and not sequence.busy:
             self._set_key(sequence)
-            lane = self._lanes[sequence.owner]
-            ended = lane.offer(sequence)
-            lane.consider()
+            host = self._hosts[sequence.owner]
+            ended = host.offer(sequence)
+            host.consider()
             sequence = self._table.release(sequence, time.monotonic_ns()) if ended else None
 
     def _set_key(self, sequence: OpenSequence) -> None:
@@ -249,13 +249,13 @@ class SequenceScheduler(Scheduler):
         """Whoever waits for it may have the slot of a sequence, if it has any."""
         if sequence.slot is None:
             return
-        lane = self._lanes.get(sequence.owner)
+        host = self._hosts.get(sequence.owner)
         following = self._table.release(sequence, time.monotonic_ns())
         if following is not None:
             self._watch()
             self._offer(following)
-        if lane is not None:
-            lane.notice_empty()
+        if host is not None:
+            host.notice_empty()
 
     def _fill(self) -> None:
         while (sequence := self._table.fill(time.monotonic_ns())) is not None:
@@ -264,7 +264,7 @@ class SequenceScheduler(Scheduler):
 
     # Who leaves.
 
-    def _left(self, sequence: OpenSequence, waiting: Waiting) -> None:
+    def _left(self, sequence: OpenSequence, waiting: QueuedRequest) -> None:
         """With a request that waits go all behind it, or all if the sequence has no slot yet."""
         if not waiting.queued:
             return
@@ -274,22 +274,24 @@ class SequenceScheduler(Scheduler):
             for each in self._table.cut(sequence, waiting):
                 each.entry.stream.fail(cancelled)
         else:
-            self._give_up(sequence, cancelled, self._lanes.get(sequence.owner))
+            self._give_up(sequence, cancelled, self._hosts.get(sequence.owner))
 
-    def _give_up(self, sequence: OpenSequence, error: InferenceError, lane: Lane | None) -> None:
-        entries = lane.drop(sequence) if lane is not None else []
+    def _give_up(
+        self, sequence: OpenSequence, error: InferenceError, host: InstanceSequences | None
+    ) -> None:
+        entries = host.drop(sequence) if host is not None else []
         entries += [each.entry for each in self._table.give_up(sequence)]
         for entry in entries:
             entry.stream.fail(error)
         if not sequence.busy:
             self._release(sequence)
-        if lane is not None:
-            lane.notice_empty()
+        if host is not None:
+            host.notice_empty()
 
-    def _take_back(self, lane: Lane) -> None:
-        """Nobody new comes into a lane, and who has not begun there may begin elsewhere."""
-        self._table.retire(lane.slots)
-        unbegun = lane.drop_unbegun()
+    def _take_back(self, host: InstanceSequences) -> None:
+        """Nobody new comes into a host, and who has not begun there may begin elsewhere."""
+        self._table.retire(host.slots)
+        unbegun = host.drop_unbegun()
         self._table.send_back(sorted(unbegun, key=_came))
 
     def _watch(self) -> None:

@@ -12,14 +12,14 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.messages import SequenceTag
-from gateway.schedulers.queue import NS_PER_US, Waiting
+from gateway.schedulers.queue import NS_PER_US, QueuedRequest
 from gateway.tensor import Tensor
 
 NO_STATES: Mapping[str, Tensor] = {}
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class SequenceSlot:
     """A place for one sequence at a time; `owner` is whose place it is, its batch row `number`."""
 
     owner: Hashable
@@ -40,9 +40,9 @@ class OpenSequence:
     """
 
     correlation_id: int | str
-    waiting: deque[Waiting] = field(default_factory=deque)
+    waiting: deque[QueuedRequest] = field(default_factory=deque)
     states: Mapping[str, Tensor] = field(default_factory=lambda: NO_STATES)
-    slot: Slot | None = None
+    slot: SequenceSlot | None = None
     owner: Hashable = None
     busy: bool = False
     begun: bool = False
@@ -51,7 +51,7 @@ class OpenSequence:
     deadline_ns: int = 0
 
 
-def _nobody_asks() -> None:
+def _no_callback() -> None:
     """The default: nobody wants to hear of the last sequence."""
 
 
@@ -70,7 +70,7 @@ class SequenceTable:
     def __init__(
         self,
         idle_us: int,
-        on_last: Callable[[], None] = _nobody_asks,
+        on_last: Callable[[], None] = _no_callback,
         busy: Callable[[Hashable], bool] = _never_busy,
     ) -> None:
         self._idle_ns = idle_us * NS_PER_US
@@ -79,7 +79,7 @@ class SequenceTable:
         self._open: dict[int | str, OpenSequence] = {}
         self._resting: OrderedDict[OpenSequence, None] = OrderedDict()
         self._backlog: OrderedDict[OpenSequence, None] = OrderedDict()
-        self._free: dict[Hashable, list[tuple[int, Slot]]] = {}
+        self._free: dict[Hashable, list[tuple[int, SequenceSlot]]] = {}
 
     def knows(self, correlation_id: int | str) -> bool:
         """Whether a request with that id may go on with its sequence."""
@@ -102,7 +102,7 @@ class SequenceTable:
         return min((each.deadline_ns for each in self._backlog if each.deadline_ns), default=0)
 
     def push(
-        self, waiting: Waiting, tag: SequenceTag, timeout_us: int, now_ns: int
+        self, waiting: QueuedRequest, tag: SequenceTag, timeout_us: int, now_ns: int
     ) -> OpenSequence:
         """Take a request, the last of its sequence so far; an unknown sequence begins with it."""
         sequence = self._open.get(tag.correlation_id) or self._begin(tag.correlation_id, now_ns)
@@ -125,7 +125,7 @@ class SequenceTable:
             if not self._open:
                 self._on_last()
 
-    def give_up(self, sequence: OpenSequence) -> list[Waiting]:
+    def give_up(self, sequence: OpenSequence) -> list[QueuedRequest]:
         """Close a sequence, and return what waited of it; its slot is to be released."""
         self.close(sequence)
         self._backlog.pop(sequence, None)
@@ -135,7 +135,7 @@ class SequenceTable:
             each.queued = False
         return waiting
 
-    def cut(self, sequence: OpenSequence, waiting: Waiting) -> list[Waiting]:
+    def cut(self, sequence: OpenSequence, waiting: QueuedRequest) -> list[QueuedRequest]:
         """Close a sequence, and return what waited of it from a request on."""
         self.close(sequence)
         tail = list(sequence.waiting)[sequence.waiting.index(waiting) :]
@@ -156,20 +156,20 @@ class SequenceTable:
             found.append(sequence)
         return found
 
-    def expire(self, now_ns: int) -> list[Waiting]:
+    def expire(self, now_ns: int) -> list[QueuedRequest]:
         """Give up the sequences that waited too long for a slot, and return their requests."""
         late = [each for each in self._backlog if 0 < each.deadline_ns <= now_ns]
         return [waiting for each in late for waiting in self.give_up(each)]
 
     # Slots.
 
-    def add(self, owner: Hashable, count: int) -> tuple[Slot, ...]:
+    def add(self, owner: Hashable, count: int) -> tuple[SequenceSlot, ...]:
         """Free slots of somebody new; the backlog has them once `fill` is called."""
-        slots = tuple([Slot(owner, number) for number in range(count)])
+        slots = tuple([SequenceSlot(owner, number) for number in range(count)])
         self._free[owner] = [(slot.number, slot) for slot in slots]
         return slots
 
-    def retire(self, slots: Sequence[Slot]) -> None:
+    def retire(self, slots: Sequence[SequenceSlot]) -> None:
         """Let no further sequence into these; those inside keep them."""
         self._free.pop(slots[0].owner, None)
         for slot in slots:
@@ -215,19 +215,19 @@ class SequenceTable:
             self._backlog[sequence] = None
         return sequence
 
-    def _take_free(self) -> Slot | None:
+    def _take_free(self) -> SequenceSlot | None:
         owners = [owner for owner, slots in self._free.items() if slots]
         if not owners:
             return None
         owner = min(owners, key=lambda each: (self._busy(each), self._free[each][0][0]))
         return heapq.heappop(self._free[owner])[1]
 
-    def _place(self, sequence: OpenSequence, slot: Slot, now_ns: int) -> None:
+    def _place(self, sequence: OpenSequence, slot: SequenceSlot, now_ns: int) -> None:
         sequence.slot, slot.sequence, sequence.owner = slot, sequence, slot.owner
         sequence.deadline_ns = 0
         self._rest(sequence, now_ns)
 
-    def _leave(self, sequence: OpenSequence) -> Slot | None:
+    def _leave(self, sequence: OpenSequence) -> SequenceSlot | None:
         slot, sequence.slot = sequence.slot, None
         if slot is not None:
             slot.sequence = None
@@ -239,5 +239,5 @@ class SequenceTable:
             self._resting[sequence] = None
             self._resting.move_to_end(sequence)
 
-    def _set_free(self, slot: Slot) -> None:
+    def _set_free(self, slot: SequenceSlot) -> None:
         heapq.heappush(self._free[slot.owner], (slot.number, slot))

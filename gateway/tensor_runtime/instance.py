@@ -17,7 +17,7 @@ from gateway.device_memory import DeviceMemory, DeviceRegion
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases, SharedRegion
 from gateway.tensor import Tensor
-from gateway.tensor_runtime.thread import LIMIT_NS, OwnThread, ShortRuns
+from gateway.tensor_runtime.thread import LIMIT_NS, OwnThread, ShortExecutions
 
 log = logging.getLogger("sluice.tensors")
 HOLD_NS = 500_000
@@ -41,7 +41,7 @@ class TensorInstance(Instance):
     def __init__(self, config: ModelConfig, name: str) -> None:
         self._batching = config.batching
         self._stacking = Stacking(as_model_sees(with_sequence_tensors(config)))
-        self._short_runs = ShortRuns()
+        self._short_executions = ShortExecutions()
         self._held_ns = 0
         self._seemed_long = False
         self._executing: Sequence[InferRequest] | None = None
@@ -73,7 +73,7 @@ class TensorInstance(Instance):
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         rows = self._rows(requests)
         self._executing = requests
-        if self.steady and self._short_runs.on_loop(rows) and self._thread_is_idle():
+        if self.steady and self._short_executions.on_loop(rows) and self._thread_is_idle():
             answers = await self._answer_on_loop(requests, rows)
         else:
             answers = await self._answer_on_thread(requests, rows)
@@ -102,7 +102,7 @@ class TensorInstance(Instance):
                 spent_ns = min(spent_ns, time.thread_time_ns() - processor_began_ns)
             self._held_ns += spent_ns
             if self._seemed_long or spent_ns <= LIMIT_NS:
-                self._short_runs.ran_on_loop(rows, spent_ns)
+                self._short_executions.ran_on_loop(rows, spent_ns)
             self._seemed_long = spent_ns > LIMIT_NS
 
     async def _answer_on_thread(self, requests: Sequence[InferRequest], rows: int) -> list[Answer]:
@@ -115,7 +115,7 @@ class TensorInstance(Instance):
                 self.abort()
                 self._left = self._thread.call(_nothing)
         if duration_ns := _duration_ns(answers):
-            self._short_runs.ran_on_thread(rows, duration_ns)
+            self._short_executions.ran_on_thread(rows, duration_ns)
         return answers
 
     def _rows(self, requests: Sequence[InferRequest]) -> int:

@@ -101,7 +101,7 @@ def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
         future.set_exception(error)
 
 
-class ShortRuns:
+class ShortExecutions:
     """Judges executions by their number of rows, in classes of powers of two.
 
     A class is tried on the thread first, and goes to the loop if the fastest of its trials was

@@ -1,12 +1,12 @@
 """What is there to run for the outputs that a request asks for?"""
 
 from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
-from gateway.ensembles.graph import Graph, Plan
+from gateway.ensembles.graph import EnsembleGraph, StepPlan
 
 
-def graph(*steps: tuple[str, str, str]) -> Graph:
+def graph(*steps: tuple[str, str, str]) -> EnsembleGraph:
     """A step for each model with the tensors that it reads and those that it makes."""
-    return Graph.of(
+    return EnsembleGraph.of(
         EnsembleScheduling(
             step=tuple(
                 EnsembleStep(
@@ -21,7 +21,7 @@ def graph(*steps: tuple[str, str, str]) -> Graph:
     )
 
 
-def models(plan: Plan) -> list[str]:
+def models(plan: StepPlan) -> list[str]:
     """Whom a plan calls."""
     return [step.model for step in plan.reads]
 

@@ -12,13 +12,13 @@ from gateway.schedulers.batching import (
     LOOK_AGAIN,
     PATIENCE,
     TRY_EVERY,
+    BatchWait,
     Decision,
     FirstComeBatching,
-    Gathering,
-    Wait,
+    WaitHistory,
     most_rows,
 )
-from gateway.schedulers.queue import Waiting
+from gateway.schedulers.queue import QueuedRequest
 from tests.builders import DECOUPLED, ScriptedInstance, read_all, settle, soon
 from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import MS, Queue, asked, dynamic, finish, names, waiting
@@ -30,7 +30,7 @@ def batching(max_batch_size: int = 8, **fields: object) -> FirstComeBatching:
     return FirstComeBatching(config, config.dynamic_batching)
 
 
-def rows(*sizes: int, arrived_ms: float = 0) -> list[Waiting]:
+def rows(*sizes: int, arrived_ms: float = 0) -> list[QueuedRequest]:
     names = "abcdefghijklmnop"
     return [waiting(names[index], size, arrived_ms) for index, size in enumerate(sizes)]
 
@@ -147,9 +147,9 @@ def test_whatever_comes_is_executed_once_in_order_and_within_the_limits(seed: in
     preferred = tuple({choice.randint(1, 8) for _ in range(choice.randint(0, 3))})
     delay_us = choice.choice([0, 0, 1, 5])
     rules = batching(8, preferred_batch_size=preferred, max_queue_delay_microseconds=delay_us)
-    queue: list[Waiting] = []
-    came: list[Waiting] = []
-    went: list[Waiting] = []
+    queue: list[QueuedRequest] = []
+    came: list[QueuedRequest] = []
+    went: list[QueuedRequest] = []
     for now in range(0, 400_000, 500):
         for _ in range(choice.choice([0, 0, 1, 3])):
             came.append(waiting(rows=choice.randint(1, 8), key=choice.choice("xxxy")))
@@ -168,7 +168,7 @@ def test_whatever_comes_is_executed_once_in_order_and_within_the_limits(seed: in
     assert went == came
 
 
-def batches_until_worthwhile(gathering: Gathering) -> int:
+def batches_until_worthwhile(gathering: WaitHistory) -> int:
     count = 1
     while not gathering.worthwhile:
         count += 1
@@ -178,19 +178,19 @@ def batches_until_worthwhile(gathering: Gathering) -> int:
 MOST = 1000
 
 
-def vain(gathering: Gathering) -> None:
+def vain(gathering: WaitHistory) -> None:
     gathering.waited(1, 1, MOST)
 
 
 def test_at_first_and_after_a_vain_wait_one_batch_in_so_many_waits() -> None:
-    gathering = Gathering()
+    gathering = WaitHistory()
     for _ in range(3):
         assert batches_until_worthwhile(gathering) == TRY_EVERY
         vain(gathering)
 
 
 def test_waiting_goes_on_while_it_brings_something_now_and_then() -> None:
-    gathering = Gathering()
+    gathering = WaitHistory()
     gathering.waited(1, 2, MOST)
     for _ in range(3):
         for _ in range(CREDIT - 1):
@@ -201,7 +201,7 @@ def test_waiting_goes_on_while_it_brings_something_now_and_then() -> None:
 
 
 def test_waiting_ends_after_a_row_of_vain_waits() -> None:
-    gathering = Gathering()
+    gathering = WaitHistory()
     gathering.waited(1, 2, MOST)
     for _ in range(CREDIT):
         assert gathering.worthwhile
@@ -210,7 +210,7 @@ def test_waiting_ends_after_a_row_of_vain_waits() -> None:
 
 
 def test_no_more_are_waited_for_than_came_the_last_time() -> None:
-    gathering = Gathering()
+    gathering = WaitHistory()
     assert gathering.enough(MOST) == MOST
     gathering.waited(1, 8, MOST)
     assert gathering.enough(MOST) == 8
@@ -224,13 +224,13 @@ def test_no_more_are_waited_for_than_came_the_last_time() -> None:
 
 
 def test_whoever_has_waited_in_vain_looks_for_anybody() -> None:
-    gathering = Gathering()
+    gathering = WaitHistory()
     gathering.waited(8, 8, MOST)  # one client alone, with eight rows
     assert gathering.enough(MOST) == MOST
 
 
 def test_now_and_then_a_wait_is_not_cut_short() -> None:
-    gathering = Gathering()
+    gathering = WaitHistory()
     gathering.waited(1, 8, MOST)
     for _ in range(2):
         for _ in range(LOOK_AGAIN):
@@ -241,7 +241,7 @@ def test_now_and_then_a_wait_is_not_cut_short() -> None:
 
 
 def test_to_find_all_there_at_once_says_nothing_against_waiting() -> None:
-    gathering = Gathering()
+    gathering = WaitHistory()
     gathering.waited(1, 8, MOST)
     for _ in range(LOOK_AGAIN):
         gathering.waited(8, 8, 8)
@@ -250,7 +250,7 @@ def test_to_find_all_there_at_once_says_nothing_against_waiting() -> None:
 
 def turns(arrivals: dict[int, int], enough: int = 1000, turn_ns: int = 1000) -> int:
     """For how many turns a wait goes on, with so many rows from those turns on."""
-    wait, rows, turn = Wait(1, began_ns=7), 1, 0
+    wait, rows, turn = BatchWait(1, began_ns=7), 1, 0
     while not wait.over(rows, enough, 7 + turn * turn_ns):
         turn += 1
         rows = arrivals.get(turn, rows)

@@ -16,7 +16,7 @@ from gateway.messages import InferRequest, InferResponse
 from gateway.schedulers import calibration as measuring
 from gateway.schedulers.batching import FirstComeBatching
 from gateway.schedulers.calibration import BatchRules, is_enough, measure, sample, sizes
-from gateway.schedulers.length_batching import Cost, LengthBatching, Point
+from gateway.schedulers.length_batching import BatchCost, BatchTime, LengthBatching
 from tests.builders import soon
 from tests.gateway.schedulers.queues import TOKENS, dynamic
 
@@ -62,9 +62,9 @@ def test_sizes_are_no_longer_than_the_model_takes() -> None:
 
 
 def test_it_is_enough_when_larger_batches_do_not_pay() -> None:
-    assert not is_enough([Point(64, 1.0)])
-    assert not is_enough([Point(64, 1.0), Point(128, 2.2)])
-    assert is_enough([Point(64, 1.0), Point(128, 2.0), Point(256, 5.5)])
+    assert not is_enough([BatchTime(64, 1.0)])
+    assert not is_enough([BatchTime(64, 1.0), BatchTime(128, 2.2)])
+    assert is_enough([BatchTime(64, 1.0), BatchTime(128, 2.0), BatchTime(256, 5.5)])
 
 
 def test_a_sample_has_ones_in_its_mask_and_zeros_elsewhere() -> None:
@@ -167,7 +167,7 @@ async def test_each_instance_has_the_budget_that_was_measured_for_it(
     batching, assumed = found.of(encoder), found.of(failing)
     assert isinstance(batching, LengthBatching)
     assert isinstance(assumed, LengthBatching)
-    assert assumed.cost == Cost.assumed()
+    assert assumed.cost == BatchCost.assumed()
     lines = [vars(each) for each in caplog.records if each.message == "batches measured"]
     assert [line["token_budget"] for line in lines] == [batching.cost.budget, assumed.cost.budget]
     assert batching.cost.budget in lines[0]["tokens_per_second"]

@@ -66,7 +66,7 @@ async def test_one_that_has_gone_does_not_come_back() -> None:
 async def test_with_a_limiter_an_instance_is_taken_in_its_turn_only() -> None:
     limiter, free = RateLimiter(), Free()
     instance = ScriptedInstance(1)
-    free.instances.add(instance, limiter.enrol(PLAIN, 0))
+    free.instances.add(instance, limiter.register(PLAIN, 0))
     assert free.instances.limited
     assert free.instances.take() is None
     await settle()
@@ -77,7 +77,7 @@ async def test_with_a_limiter_an_instance_is_taken_in_its_turn_only() -> None:
 async def test_a_turn_that_is_not_used_is_lost_and_nothing_is_held() -> None:
     limiter, free = RateLimiter(), Free(wanted=0)
     instance = ScriptedInstance(1)
-    share = limiter.enrol(PLAIN, 0)
+    share = limiter.register(PLAIN, 0)
     free.instances.add(instance, share)
     free.instances.take()
     await settle()
@@ -90,7 +90,7 @@ async def test_a_turn_that_is_not_used_is_lost_and_nothing_is_held() -> None:
 
 async def test_whoever_rests_gets_no_turn() -> None:
     limiter, free = RateLimiter(), Free()
-    free.instances.add(ScriptedInstance(1), limiter.enrol(PLAIN, 0))
+    free.instances.add(ScriptedInstance(1), limiter.register(PLAIN, 0))
     free.instances.take()
     free.instances.rest()
     await settle()
@@ -100,13 +100,13 @@ async def test_whoever_rests_gets_no_turn() -> None:
 async def test_one_that_goes_while_it_waits_gets_no_turn() -> None:
     limiter, free = RateLimiter(), Free()
     instance = ScriptedInstance(1)
-    free.instances.add(instance, limiter.enrol(PLAIN, 0))
+    free.instances.add(instance, limiter.register(PLAIN, 0))
     free.instances.take()
     free.instances.forget(instance)
     await settle()
     assert free.turns == 0
     replacement = ScriptedInstance(1)
-    free.instances.add(replacement, limiter.enrol(PLAIN, 0))
+    free.instances.add(replacement, limiter.register(PLAIN, 0))
     free.instances.take()
     await settle()
     assert free.taken == [replacement]
@@ -115,7 +115,7 @@ async def test_one_that_goes_while_it_waits_gets_no_turn() -> None:
 async def test_a_limiter_keeps_nobody_whose_instances_have_gone() -> None:
     limiter, free = RateLimiter(), Free()
     instance = ScriptedInstance(1)
-    free.instances.add(instance, limiter.enrol(PLAIN, 0))
+    free.instances.add(instance, limiter.register(PLAIN, 0))
     free.instances.take()
     free.instances.forget(instance)
     gone = weakref.ref(free.instances)

@@ -16,28 +16,28 @@ from gateway.schedulers.length_batching import (
     LEAST_BUDGET,
     LEAST_OVERHEAD,
     LOOK_AHEAD,
-    Cost,
+    BatchCost,
+    BatchTime,
     LengthBatching,
-    Point,
     cheapest,
 )
-from gateway.schedulers.queue import Waiting
+from gateway.schedulers.queue import QueuedRequest
 from tests.gateway.schedulers.queues import MS, TOKENS, dynamic, names, waiting
 
-COST = Cost(budget=100, overhead=5)
+COST = BatchCost(budget=100, overhead=5)
 
 
-def queue_of(*lengths: int, **fields: object) -> list[Waiting]:
+def queue_of(*lengths: int, **fields: object) -> list[QueuedRequest]:
     return [waiting(str(index), length=length, **fields) for index, length in enumerate(lengths)]  # type: ignore[arg-type]
 
 
-def batching(cost: Cost = COST, max_batch_size: int = 8, **fields: object) -> LengthBatching:
+def batching(cost: BatchCost = COST, max_batch_size: int = 8, **fields: object) -> LengthBatching:
     config = dynamic(max_batch_size, TOKENS, **fields)
     assert config.dynamic_batching is not None
     return LengthBatching(config, config.dynamic_batching, cost)
 
 
-def padded(batch: Sequence[Waiting]) -> int:
+def padded(batch: Sequence[QueuedRequest]) -> int:
     return max(each.length for each in batch) * sum(each.rows for each in batch)
 
 
@@ -123,7 +123,7 @@ def test_a_cut_is_the_cheapest_there_is(seed: int) -> None:
     assert sum(padded(batch) + COST.overhead for batch in batches) == _least(queue, 4)
 
 
-def _least(queue: Sequence[Waiting], max_rows: int) -> float:
+def _least(queue: Sequence[QueuedRequest], max_rows: int) -> float:
     """The cost of the best of all ways to cut a sorted queue."""
     ranked = sorted(queue, key=lambda each: each.length)
     least = math.inf
@@ -167,8 +167,8 @@ def test_a_long_queue_is_looked_at_only_so_far() -> None:
 # What it is worth: clients that ask again as soon as they are answered, on a runtime of known cost.
 
 TOKEN_SECS = 1e-4
-RUNTIME = Cost(budget=512, overhead=15)
-Policy = Callable[[list[Waiting]], Sequence[Waiting]]
+RUNTIME = BatchCost(budget=512, overhead=15)
+Policy = Callable[[list[QueuedRequest]], Sequence[QueuedRequest]]
 
 
 @dataclass(order=True)
@@ -177,8 +177,8 @@ class Event:
 
     at: float
     number: int
-    came: Waiting | None = dataclass_field(compare=False)
-    ended: Sequence[Waiting] = dataclass_field(compare=False, default=())
+    came: QueuedRequest | None = dataclass_field(compare=False)
+    ended: Sequence[QueuedRequest] = dataclass_field(compare=False, default=())
 
 
 class Simulation:
@@ -189,7 +189,7 @@ class Simulation:
         self._random = random.Random(7)
         self._idle = instances
         self._events: list[Event] = []
-        self._queue: list[Waiting] = []
+        self._queue: list[QueuedRequest] = []
         self.waits: list[float] = []
         self.now = 0.0
         for _ in range(clients):
@@ -225,25 +225,27 @@ class Simulation:
         at = self.now + self._random.uniform(0.0005, 0.002)
         self._push(at, waiting(arrived_ms=at * 1000, length=length))
 
-    def _start(self, batch: Sequence[Waiting]) -> None:
+    def _start(self, batch: Sequence[QueuedRequest]) -> None:
         self._idle -= 1
         self._queue = [each for each in self._queue if each not in batch]
         seconds = (padded(batch) + RUNTIME.overhead) * TOKEN_SECS
         self._push(self.now + seconds, None, batch)
 
-    def _push(self, at: float, came: Waiting | None, ended: Sequence[Waiting] = ()) -> None:
+    def _push(
+        self, at: float, came: QueuedRequest | None, ended: Sequence[QueuedRequest] = ()
+    ) -> None:
         heapq.heappush(self._events, Event(at, len(self._events) + len(self.waits), came, ended))
 
 
-def by_length(queue: list[Waiting]) -> Sequence[Waiting]:
+def by_length(queue: list[QueuedRequest]) -> Sequence[QueuedRequest]:
     return batching(RUNTIME, max_batch_size=64).decide(queue, 0).batch
 
 
-def one_by_one(queue: list[Waiting]) -> Sequence[Waiting]:
+def one_by_one(queue: list[QueuedRequest]) -> Sequence[QueuedRequest]:
     return queue[:1]
 
 
-def in_the_order_they_came(queue: list[Waiting]) -> Sequence[Waiting]:
+def in_the_order_they_came(queue: list[QueuedRequest]) -> Sequence[QueuedRequest]:
     count = 1
     while count < len(queue) and padded(queue[: count + 1]) <= RUNTIME.budget:
         count += 1
@@ -269,53 +271,53 @@ def test_batches_by_length_serve_more_and_keep_the_slowest_near_to_the_order(
 SIZES = (64, 128, 256, 512, 1024, 2048)
 
 
-def points(overhead: float, per_token: float, slower_from: int = 10**9) -> list[Point]:
+def points(overhead: float, per_token: float, slower_from: int = 10**9) -> list[BatchTime]:
     """Times of a runtime whose tokens cost half as much again beyond a size."""
     return [
-        Point(size, per_token * (overhead + size + max(0, size - slower_from) / 2))
+        BatchTime(size, per_token * (overhead + size + max(0, size - slower_from) / 2))
         for size in SIZES
     ]
 
 
 def test_a_runtime_that_slows_down_gets_the_size_before() -> None:
-    cost = Cost.measured(points(15, 1e-4, slower_from=512))
+    cost = BatchCost.measured(points(15, 1e-4, slower_from=512))
     assert cost.budget == 512
     assert cost.overhead == pytest.approx(15)
 
 
 def test_a_runtime_that_gets_faster_and_faster_gets_the_largest_size() -> None:
-    cost = Cost.measured(points(4000, 1e-7))
+    cost = BatchCost.measured(points(4000, 1e-7))
     assert cost.budget == SIZES[-1]
     assert cost.overhead == pytest.approx(SIZES[-1])
 
 
 def test_the_smallest_of_nearly_equal_sizes_is_enough() -> None:
-    assert Cost.measured(points(10, 1e-4)).budget == 512
+    assert BatchCost.measured(points(10, 1e-4)).budget == 512
 
 
 def test_times_that_do_not_grow_are_all_overhead() -> None:
-    flat = [Point(size, 0.001) for size in SIZES]
-    assert Cost.measured(flat) == Cost(SIZES[-1], float(SIZES[-1]))
+    flat = [BatchTime(size, 0.001) for size in SIZES]
+    assert BatchCost.measured(flat) == BatchCost(SIZES[-1], float(SIZES[-1]))
 
 
 def test_noise_moves_the_overhead_but_little() -> None:
     noisy = [
-        Point(each.tokens, each.seconds * factor)
+        BatchTime(each.tokens, each.seconds * factor)
         for each, factor in zip(points(15, 1e-4), (1.05, 0.97, 1.02, 0.99, 1.1, 1.1), strict=True)
     ]
-    assert 5 < Cost.measured(noisy).overhead < 40
+    assert 5 < BatchCost.measured(noisy).overhead < 40
 
 
 def test_what_was_measured_on_a_busy_machine_does_not_forbid_batches() -> None:
-    busy = [Point(64, 0.05), Point(128, 0.15), Point(256, 0.31)]
-    assert Cost.measured(busy) == Cost(LEAST_BUDGET, LEAST_OVERHEAD)
+    busy = [BatchTime(64, 0.05), BatchTime(128, 0.15), BatchTime(256, 0.31)]
+    assert BatchCost.measured(busy) == BatchCost(LEAST_BUDGET, LEAST_OVERHEAD)
 
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_too_few_measurements_teach_nothing(count: int) -> None:
-    assert Cost.measured(points(15, 1e-4)[:count]) == Cost.assumed()
+    assert BatchCost.measured(points(15, 1e-4)[:count]) == BatchCost.assumed()
 
 
 def test_an_assumed_cost_has_some_overhead() -> None:
-    assert Cost.assumed().budget == DEFAULT_BUDGET
-    assert 0 < Cost.assumed(64).overhead < 64
+    assert BatchCost.assumed().budget == DEFAULT_BUDGET
+    assert 0 < BatchCost.assumed(64).overhead < 64

@@ -16,11 +16,11 @@ from gateway.messages import InferRequest
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.queue import (
     NS_PER_US,
-    Arrivals,
     Compatibility,
+    QueueAdmission,
+    QueuedRequest,
     QueueRules,
     RequestQueue,
-    Waiting,
 )
 from gateway.tensor import Datatype, Tensor
 from tests.builders import new_entry
@@ -34,7 +34,9 @@ def rules(policy: QueuePolicy | None = None, **fields: object) -> QueueRules:
     return QueueRules(DynamicBatching(default_queue_policy=policy, **fields))  # type: ignore[arg-type]
 
 
-def queue_of(*members: Waiting, policy: QueuePolicy | None = None, levels: int = 0) -> RequestQueue:
+def queue_of(
+    *members: QueuedRequest, policy: QueuePolicy | None = None, levels: int = 0
+) -> RequestQueue:
     queue = RequestQueue(rules(policy, priority_levels=levels, default_priority_level=1))
     for each in members:
         queue.push(each)
@@ -177,8 +179,8 @@ def test_a_client_that_names_many_levels_leaves_nothing_behind() -> None:
 def test_nobody_is_lost_and_nobody_comes_twice() -> None:
     choice = random.Random(5)
     queue = queue_of(policy=REJECT, levels=3)
-    pushed: list[Waiting] = []
-    gone: list[Waiting] = []
+    pushed: list[QueuedRequest] = []
+    gone: list[QueuedRequest] = []
     for now in range(3000):
         if choice.random() < 0.6:
             deadline_ns = choice.choice([0, now + choice.randint(1, 40)])
@@ -202,8 +204,8 @@ BATCHING = DynamicBatching(
 )
 
 
-def arrivals() -> Arrivals:
-    return Arrivals(TOKENS, QueueRules(BATCHING), Padding.read(TOKENS))
+def arrivals() -> QueueAdmission:
+    return QueueAdmission(TOKENS, QueueRules(BATCHING), Padding.read(TOKENS))
 
 
 def test_level_deadline_rows_and_length_come_from_the_request() -> None:
@@ -224,7 +226,7 @@ def test_an_empty_sequence_counts_as_one_token() -> None:
 
 
 def test_without_padded_inputs_there_is_no_length() -> None:
-    found = Arrivals(dynamic(), QueueRules(BATCHING), Padding())
+    found = QueueAdmission(dynamic(), QueueRules(BATCHING), Padding())
     found.check(word("a"))
     assert found.waiting(new_entry(ModelStatistics(), word("a")), 0).length == 1
 
@@ -246,7 +248,7 @@ LIMITED = replace(TOKENS, parameters={**TOKENS.parameters, "max_padded_length": 
 
 @pytest.mark.parametrize("length", [0, 6, 2**40])
 def test_a_length_that_the_model_does_not_take_is_refused(length: int) -> None:
-    found = Arrivals(LIMITED, QueueRules(BATCHING), Padding.read(LIMITED))
+    found = QueueAdmission(LIMITED, QueueRules(BATCHING), Padding.read(LIMITED))
     tensors = [Tensor(name, Datatype.INT64, (1, length), b"") for name in ("ids", "mask")]
     request = InferRequest(model="tokens", inputs=tuple(tensors), id="seven")
     with pytest.raises(InferenceError) as caught:
@@ -260,7 +262,7 @@ def test_a_length_that_the_model_does_not_take_is_refused(length: int) -> None:
 
 @pytest.mark.parametrize("length", [1, 5])
 def test_every_length_up_to_the_limit_is_fine(length: int) -> None:
-    Arrivals(LIMITED, QueueRules(BATCHING), Padding.read(LIMITED)).check(sentence(length))
+    QueueAdmission(LIMITED, QueueRules(BATCHING), Padding.read(LIMITED)).check(sentence(length))
 
 
 @pytest.mark.parametrize("length", [0, 10_000])

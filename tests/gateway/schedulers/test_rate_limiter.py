@@ -250,15 +250,15 @@ async def test_the_end_of_a_model_lets_the_others_go(two: Models) -> None:
 async def test_what_is_available_follows_those_that_are_loaded(
     start: Start, config: ModelConfig, limiter: RateLimiter
 ) -> None:
-    large = limiter.enrol(group(3), 0)
+    large = limiter.register(group(3), 0)
     queue = start(config, limiter)
     models = Models(queue, queue, queue)
     models.employ(group(), group(), group())
     queue.submit(*"abcdef")
     running = await models.running()
     assert len(running) == 3
-    large.leave()
-    large.leave()
+    large.unregister()
+    large.unregister()
     for execution in running[:2]:
         finish(execution)
     assert await models.running() == running[2:]
@@ -272,19 +272,19 @@ async def test_devices_have_resources_of_their_own(
     queues = [start(config, limiter) for _ in range(2)]
     instances = [ScriptedInstance(1) for _ in range(2)]
     for device, (queue, instance) in enumerate(zip(queues, instances, strict=True)):
-        queue.scheduler.add(instance, limiter.enrol(group(), device))
+        queue.scheduler.add(instance, limiter.register(group(), device))
         queue.submit("x")
     for instance in instances:
         finish(await instance.begun())
 
 
 async def test_a_share_that_cannot_be_leaves_no_trace(limiter: RateLimiter) -> None:
-    limiter.enrol(group(2), 0)
+    limiter.register(group(2), 0)
     shared = Resource(name="R", count=9, global_=True)
     for _ in range(2):
         with pytest.raises(InferenceError, match="present as both global and device-specific"):
-            limiter.enrol(InstanceGroup(rate_limiter=RateLimiterConfig(resources=(shared,))), 0)
-    limiter.enrol(group(1), 0)
+            limiter.register(InstanceGroup(rate_limiter=RateLimiterConfig(resources=(shared,))), 0)
+    limiter.register(group(1), 0)
 
 
 async def test_a_batch_is_taken_when_its_turn_comes(start: Start, limiter: RateLimiter) -> None:
@@ -321,7 +321,7 @@ async def test_a_model_that_waits_for_more_requests_leaves_its_turn(
 
 async def test_priorities_of_zero_and_one_are_the_same() -> None:
     limiter = RateLimiter()
-    shares = [limiter.enrol(replace(group(priority=priority)), 0) for priority in (0, 1, 2)]
+    shares = [limiter.register(replace(group(priority=priority)), 0) for priority in (0, 1, 2)]
     for share in shares:
         share.limiter.began(share)
     assert [share.claim.score for share in shares] == [1, 1, 2]

@@ -4,21 +4,28 @@ import pytest
 
 from gateway.config import InstanceGroup, RateLimiter, Resource
 from gateway.errors import Code, InferenceError
-from gateway.schedulers.rate_limiter import Claim, Needs, Pool, availability, choose, needs_of
+from gateway.schedulers.rate_limiter import (
+    Claim,
+    ResourceNeeds,
+    ResourcePool,
+    availability,
+    choose,
+    needs_of,
+)
 from gateway.settings import ResourceLimit
 
-R, S = Pool("R", 0), Pool("S", 0)
-SHARED = Pool("R", None)
-ONE: Needs = {R: 1}
-TWO: Needs = {R: 2}
-BOTH: Needs = {R: 1, S: 1}
+R, S = ResourcePool("R", 0), ResourcePool("S", 0)
+SHARED = ResourcePool("R", None)
+ONE: ResourceNeeds = {R: 1}
+TWO: ResourceNeeds = {R: 2}
+BOTH: ResourceNeeds = {R: 1, S: 1}
 
 
 def group(*resources: Resource) -> InstanceGroup:
     return InstanceGroup(rate_limiter=RateLimiter(resources=resources))
 
 
-def refused(needs: list[Needs], *given: ResourceLimit) -> str:
+def refused(needs: list[ResourceNeeds], *given: ResourceLimit) -> str:
     with pytest.raises(InferenceError) as caught:
         availability(needs, given)
     assert caught.value.code is Code.INVALID_ARG
@@ -27,7 +34,7 @@ def refused(needs: list[Needs], *given: ResourceLimit) -> str:
 
 def test_a_resource_is_of_its_device_or_shared_by_all() -> None:
     both = group(Resource(name="R", count=2), Resource(name="S", global_=True, count=1))
-    assert needs_of(both, 3) == {Pool("R", 3): 2, Pool("S", None): 1}
+    assert needs_of(both, 3) == {ResourcePool("R", 3): 2, ResourcePool("S", None): 1}
     assert needs_of(InstanceGroup(), 3) == {}
 
 
@@ -107,6 +114,6 @@ def test_a_resource_cannot_be_shared_and_of_a_device() -> None:
     ],
 )
 def test_the_smallest_score_goes_first_and_is_not_starved(
-    claims: list[Claim], left: dict[Pool, int], chosen: int | None
+    claims: list[Claim], left: dict[ResourcePool, int], chosen: int | None
 ) -> None:
     assert choose(claims, left) == chosen

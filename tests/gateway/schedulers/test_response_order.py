@@ -2,19 +2,19 @@
 
 import asyncio
 
-from gateway.schedulers.response_order import Order
+from gateway.schedulers.response_order import ResponseOrder
 from gateway.stream import ResponseStream
 from tests.builders import read_all, settle, soon, text_response
 
 
-def arrived(order: Order, count: int) -> list[ResponseStream]:
+def arrived(order: ResponseOrder, count: int) -> list[ResponseStream]:
     streams = [ResponseStream() for _ in range(count)]
     for stream in streams:
         order.arrived(stream)
     return streams
 
 
-def execute(order: Order, *streams: ResponseStream) -> None:
+def execute(order: ResponseOrder, *streams: ResponseStream) -> None:
     order.started(streams)
     for stream in streams:
         stream.put(text_response("answer", final=True))
@@ -31,7 +31,7 @@ async def readable(stream: ResponseStream) -> bool:
 
 
 async def test_a_response_waits_for_those_before_it() -> None:
-    order = Order()
+    order = ResponseOrder()
     first, second, third = arrived(order, 3)
     execute(order, third)
     execute(order, second)
@@ -42,7 +42,7 @@ async def test_a_response_waits_for_those_before_it() -> None:
 
 
 async def test_the_first_is_not_held_while_it_is_executed() -> None:
-    order = Order()
+    order = ResponseOrder()
     first, second = arrived(order, 2)
     order.started([first, second])
     first.put(text_response("one of many"))
@@ -54,7 +54,7 @@ async def test_the_first_is_not_held_while_it_is_executed() -> None:
 
 
 async def test_whoever_leaves_the_queue_is_not_waited_for() -> None:
-    order = Order()
+    order = ResponseOrder()
     first, second, third = arrived(order, 3)
     execute(order, third)
     order.left(first)
@@ -65,7 +65,7 @@ async def test_whoever_leaves_the_queue_is_not_waited_for() -> None:
 
 
 async def test_what_comes_into_an_idle_model_is_not_held() -> None:
-    order = Order()
+    order = ResponseOrder()
     (first,) = arrived(order, 1)
     execute(order, first)
     (second,) = arrived(order, 1)
@@ -74,7 +74,7 @@ async def test_what_comes_into_an_idle_model_is_not_held() -> None:
 
 
 def test_executions_pause_when_too_many_answers_wait_for_one() -> None:
-    order = Order(limit=2)
+    order = ResponseOrder(limit=2)
     streams = arrived(order, 4)
     order.started(streams[:1])
     execute(order, streams[1])
@@ -86,7 +86,7 @@ def test_executions_pause_when_too_many_answers_wait_for_one() -> None:
 
 
 def test_executions_do_not_pause_while_the_first_is_in_the_queue() -> None:
-    order = Order(limit=1)
+    order = ResponseOrder(limit=1)
     streams = arrived(order, 3)
     execute(order, streams[1])
     execute(order, streams[2])

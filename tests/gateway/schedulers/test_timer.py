@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gateway.schedulers.timer import Alarm
+from gateway.schedulers.timer import Timer
 from tests.builders import soon
 from tests.gateway.schedulers.queues import MS
 
@@ -13,7 +13,7 @@ from tests.gateway.schedulers.queues import MS
 @pytest.mark.parametrize("after_ms", [-1, 0, 0.2, 1, 3.5])
 async def test_it_rings_when_the_time_has_come(after_ms: float) -> None:
     rang = asyncio.Event()
-    alarm = Alarm(rang.set)
+    alarm = Timer(rang.set)
     at_ns = time.monotonic_ns() + int(after_ms * MS)
     alarm.set(at_ns)
     assert alarm.is_set
@@ -30,7 +30,7 @@ async def test_the_earliest_time_counts_and_it_rings_once() -> None:
         rang.append(time.monotonic_ns())
         ringing.set()
 
-    alarm = Alarm(ring)
+    alarm = Timer(ring)
     now_ns = time.monotonic_ns()
     alarm.set(now_ns + 10_000 * MS)
     alarm.set(now_ns + 2 * MS)
@@ -43,7 +43,7 @@ async def test_the_earliest_time_counts_and_it_rings_once() -> None:
 
 async def test_a_cleared_alarm_does_not_ring_and_can_be_set_again() -> None:
     rang = asyncio.Event()
-    alarm = Alarm(rang.set)
+    alarm = Timer(rang.set)
     alarm.clear()
     alarm.set(time.monotonic_ns())
     alarm.clear()

@@ -16,7 +16,7 @@ from gateway.config.scheduling import (
 )
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, RequestedOutput, SequenceTag
-from gateway.sequences.inputs import Controls, States, read_initial_states, zeros
+from gateway.sequences.inputs import ControlInputs, ImplicitStates, read_initial_states, zeros
 from gateway.tensor import Datatype, Tensor, array_tensor
 
 START = ControlKind.CONTROL_SEQUENCE_START
@@ -30,12 +30,12 @@ FLAGS = (
 )
 
 
-def controls(*given: Control, max_batch_size: int = 4) -> Controls:
+def controls(*given: Control, max_batch_size: int = 4) -> ControlInputs:
     named = tuple(
         ControlInput(name=str(number), control=(each,)) for number, each in enumerate(given)
     )
     batching = SequenceBatching(control_input=named)
-    return Controls(ModelConfig(max_batch_size=max_batch_size, sequence_batching=batching))
+    return ControlInputs(ModelConfig(max_batch_size=max_batch_size, sequence_batching=batching))
 
 
 def values(tensors: tuple[Tensor, ...]) -> list[object]:
@@ -61,9 +61,9 @@ def test_flags_have_the_values_that_the_config_gives_them(
 
 def test_of_a_slot_without_a_request_nothing_is_true() -> None:
     identity = Control(kind=ID, data_type=DataType.TYPE_UINT64)
-    assert values(controls(*FLAGS, identity).of_nobody()) == [-1, 0.5, True, 0]
+    assert values(controls(*FLAGS, identity).of_empty_slot()) == [-1, 0.5, True, 0]
     text = Control(kind=ID, data_type=DataType.TYPE_STRING)
-    assert controls(text).of_nobody()[0].elements() == (b"",)
+    assert controls(text).of_empty_slot()[0].elements() == (b"",)
 
 
 @pytest.mark.parametrize(("max_batch_size", "shape"), [(0, (1,)), (1, (1, 1)), (8, (1, 1))])
@@ -71,7 +71,7 @@ def test_controls_have_one_element(max_batch_size: int, shape: tuple[int, ...]) 
     identity = Control(kind=ID, data_type=DataType.TYPE_INT64)
     found = controls(*FLAGS, identity, max_batch_size=max_batch_size)
     assert {each.shape for each in found.of(SequenceTag(1))} == {shape}
-    assert {each.shape for each in found.of_nobody()} == {shape}
+    assert {each.shape for each in found.of_empty_slot()} == {shape}
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,10 @@ SUM = State(input_name="in", output_name="out", data_type=DataType.TYPE_INT32, d
 TEXT = State(input_name="was", output_name="is", data_type=DataType.TYPE_STRING, dims=(2, -1))
 
 
-def states(*given: State, batched: bool = True, outputs: tuple[str, ...] = ("y",)) -> States:
-    return States(
+def states(
+    *given: State, batched: bool = True, outputs: tuple[str, ...] = ("y",)
+) -> ImplicitStates:
+    return ImplicitStates(
         ModelConfig(
             max_batch_size=4 if batched else 0,
             output=tuple(ModelOutput(name=name) for name in outputs),
@@ -147,7 +149,7 @@ def test_zeros_have_the_size_of_their_shape(datatype: Datatype, size: int) -> No
 def test_given_values_come_first() -> None:
     config = ModelConfig(sequence_batching=SequenceBatching(state=(SUM,)))
     given = number("in", 5, 6)
-    assert States(config, {"in": given}).initial == {"in": given}
+    assert ImplicitStates(config, {"in": given}).initial == {"in": given}
 
 
 @pytest.mark.parametrize(
@@ -222,7 +224,7 @@ def test_a_state_that_clients_see_reshaped_keeps_the_shape_of_its_model() -> Non
         max_batch_size=4, output=(shown,), sequence_batching=SequenceBatching(state=(state,))
     )
     given = InferResponse(outputs=(number("out", 3, 4),))
-    response, found = States(config, {}).take(given, asking(), shared=False)
+    response, found = ImplicitStates(config, {}).take(given, asking(), shared=False)
     assert response.outputs[0].shape == (1, 2)
     assert found["in"].shape == (1, 2, 1)
 

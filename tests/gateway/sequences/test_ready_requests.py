@@ -2,8 +2,8 @@ import pytest
 
 from gateway.config import ModelConfig
 from gateway.config.scheduling import StrategyDirect, StrategyOldest
-from gateway.sequences.ready_requests import ReadyCandidates, ReadySlots, Row, Rows
-from gateway.sequences.table import OpenSequence, Slot
+from gateway.sequences.ready_requests import ReadyCandidates, ReadySlots, Row, RowDecision
+from gateway.sequences.table import OpenSequence, SequenceSlot
 from tests.gateway.schedulers.queues import MS, waiting
 from tests.gateway.sequences.parts import part
 
@@ -14,7 +14,7 @@ def sequence(
     number: int, key: object = None, arrived_ms: float = 0, flags: str = "", begun: bool = True
 ) -> OpenSequence:
     """One that has a request, in the slot of its number."""
-    found = OpenSequence(number, slot=Slot("owner", number), begun=begun)
+    found = OpenSequence(number, slot=SequenceSlot("owner", number), begun=begun)
     request = waiting(str(number), arrived_ms=arrived_ms, key=key)
     entry = request.entry
     request.entry = type(entry)(part(number, str(number), flags), entry.stream, entry.record)
@@ -29,7 +29,7 @@ def slots(delay_ms: int = 0, utilization: float = 0) -> ReadySlots:
     return ReadySlots(MODEL, strategy)
 
 
-def numbers(found: Rows) -> list[object]:
+def numbers(found: RowDecision) -> list[object]:
     return [row and row.sequence.correlation_id for row in found.rows]
 
 

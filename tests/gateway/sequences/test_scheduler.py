@@ -895,7 +895,7 @@ async def test_only_iterative_sequences_are_executed_again(
     assert "not configured to handle such a flag" in message
 
 
-# States.
+# ImplicitStates.
 
 
 def keeping(text: str, kept: str, shape: tuple[int, int] = (1, 1)) -> InferResponse:

@@ -1,5 +1,5 @@
 from gateway.messages import SequenceTag
-from gateway.schedulers.queue import Waiting
+from gateway.schedulers.queue import QueuedRequest
 from gateway.sequences.table import OpenSequence, SequenceTable
 from tests.gateway.schedulers.queues import MS, waiting
 
@@ -27,7 +27,7 @@ def done(sequence: OpenSequence) -> None:
     sequence.waiting.clear()
 
 
-def texts(requests: list[Waiting]) -> list[str]:
+def texts(requests: list[QueuedRequest]) -> list[str]:
     return [each.entry.request.id for each in requests]
 
 

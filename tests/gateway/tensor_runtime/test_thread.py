@@ -14,7 +14,7 @@ from gateway.tensor_runtime.thread import (
     TOLERATED,
     TRIALS,
     OwnThread,
-    ShortRuns,
+    ShortExecutions,
 )
 from tests.builders import WAIT_SECS, soon
 
@@ -117,20 +117,20 @@ SHORT, LONG = LIMIT_NS // 4, LIMIT_NS + 1
 AGES = 5 * LIMIT_NS + 1
 
 
-def tried(*wall_ns: int, rows: int = 1, runs: ShortRuns | None = None) -> ShortRuns:
-    runs = runs or ShortRuns()
+def tried(*wall_ns: int, rows: int = 1, runs: ShortExecutions | None = None) -> ShortExecutions:
+    runs = runs or ShortExecutions()
     for each in wall_ns:
         runs.ran_on_thread(rows, each)
     return runs
 
 
-def on_loop() -> ShortRuns:
+def on_loop() -> ShortExecutions:
     runs = tried(*[SHORT] * TRIALS)
     assert runs.on_loop(1)
     return runs
 
 
-def pause(runs: ShortRuns) -> int:
+def pause(runs: ShortExecutions) -> int:
     """How many runs on the thread it takes until one is on the loop again."""
     for count in range(2 * LAST_PAUSE):
         if runs.on_loop(1):
@@ -140,7 +140,7 @@ def pause(runs: ShortRuns) -> int:
 
 
 def test_nothing_runs_on_the_loop_untried() -> None:
-    assert not ShortRuns().on_loop(1)
+    assert not ShortExecutions().on_loop(1)
     assert not tried(*[SHORT] * (TRIALS - 1)).on_loop(1)
     assert tried(*[SHORT] * TRIALS).on_loop(1)
 
