@@ -118,11 +118,6 @@ class Instance(ABC):
     adapters: Sequence[str] = ()
     max_model_len: int | None = None
 
-    @property
-    def origin(self) -> "Instance":
-        """The loaded instance: this one, unless it was made for one execution only."""
-        return self
-
     @abstractmethod
     def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         """Answer the requests: in any order, any number of responses each.

@@ -34,7 +34,7 @@ class EnsembleRun:
         self._waiter: asyncio.Future[None] | None = None
 
     def begin(self) -> None:
-        """Start the steps that need only the ensemble's inputs; InferenceError if one cannot start."""
+        """Start the steps that need only the ensemble's inputs. Raises InferenceError."""
         self._advance(DataFlow(self._plan), given(self._ensemble.config, self.request))
 
     @property
@@ -48,9 +48,10 @@ class EnsembleRun:
         yield from (queued.loaded.step.model for queued in self._queued)
 
     def work(self) -> list[InferResponse]:
-        """Handle all events; return the ensemble's responses since the last call, the last one final.
+        """Handle all events; return the ensemble's responses since the last call.
 
-        Raises the error of the first step that fails, after the responses before it.
+        The last response is final. Raises the error of the first step that fails, after the
+        responses before it.
         """
         if self._failure is not None:
             raise self._failure

@@ -1,4 +1,4 @@
-"""Steps of a loaded ensemble: their members, their calls, their limits and the flow between them."""
+"""Steps of a loaded ensemble: members, calls, limits and the flow of tensors between them."""
 
 import time
 from collections.abc import Callable, Iterable

@@ -19,9 +19,8 @@ from gateway.messages import InferRequest
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.batching import Batching, FirstComeBatching
-from gateway.schedulers.execution import Execution
+from gateway.schedulers.execution import Entry, Execution
 from gateway.schedulers.length_batching import DEFAULT_BUDGET, BatchCost, BatchTime, LengthBatching
-from gateway.schedulers.scheduler import Entry
 from gateway.stream import ResponseStream
 from gateway.tensor import NUMPY_TYPES, Datatype, Tensor, array_tensor
 

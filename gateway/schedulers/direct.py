@@ -8,10 +8,10 @@ from functools import partial
 from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.execution import Execution
-from gateway.schedulers.free_instances import FreeInstances, Hold
+from gateway.schedulers.execution import Entry, Execution
+from gateway.schedulers.free_instances import FreeInstances, Lease
 from gateway.schedulers.rate_limiter import Registration
-from gateway.schedulers.scheduler import Entry, Executing, Scheduler
+from gateway.schedulers.scheduler import Scheduler
 
 
 class DirectScheduler(Scheduler):
@@ -39,19 +39,19 @@ class DirectScheduler(Scheduler):
         self._dispatch()
 
     def remove(self, instance: Instance, error: InferenceError) -> None:
-        self._free.forget(instance)
+        self._free.remove(instance)
         for execution in tuple(self._running.values()):
             if execution.instance is instance and not execution.refuse():
                 execution.entries[0].stream.abandon(error)
 
     async def withdraw(self, instance: Instance) -> None:
-        self._free.forget(instance)
+        self._free.remove(instance)
         running = self._running.items()
         if executing := [task for task, each in running if each.instance is instance]:
             await asyncio.wait(executing)
 
     @property
-    def executions(self) -> Iterable[Executing]:
+    def executions(self) -> Iterable[Execution]:
         return tuple(self._running.values())
 
     async def run(self) -> None:
@@ -70,21 +70,20 @@ class DirectScheduler(Scheduler):
 
     def _dispatch(self) -> None:
         while self._tasks is not None and self._queue:
-            instance = self._free.take()
-            if instance is None:
+            lease = self._free.take()
+            if lease is None:
                 return
             entry, _ = self._queue.popitem(last=False)
-            hold = Hold(self._free, instance, self._dispatch)
-            execution = Execution(instance, [entry], self._statistics, freed=hold.end)
+            execution = Execution(lease.instance, [entry], self._statistics, freed=lease.release)
             task = self._tasks.create_task(execution.attempt())
             self._running[task] = execution
-            task.add_done_callback(partial(self._finished, hold))
+            task.add_done_callback(partial(self._finished, lease))
 
-    def _finished(self, hold: Hold, task: asyncio.Task[None]) -> None:
+    def _finished(self, lease: Lease, task: asyncio.Task[None]) -> None:
         execution = self._running.pop(task)
         if execution.unsent:
             self._put_back(execution.entries[0])
-        hold.end()
+        lease.release()
 
     def _put_back(self, entry: Entry) -> None:
         """Queue a request that its instance has not taken, at its place in the order."""

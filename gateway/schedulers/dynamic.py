@@ -16,12 +16,12 @@ from gateway.messages import InferRequest, request_prefix
 from gateway.observability.statistics import QUEUE_TIMEOUT, ModelStatistics
 from gateway.schedulers.batching import BatchWait, WaitHistory, most_rows
 from gateway.schedulers.calibration import BatchRules
-from gateway.schedulers.execution import Execution
-from gateway.schedulers.free_instances import FreeInstances, Hold
+from gateway.schedulers.execution import Entry, Execution
+from gateway.schedulers.free_instances import FreeInstances, Lease
 from gateway.schedulers.queue import QueueAdmission, QueuedRequest, QueueRules, RequestQueue
 from gateway.schedulers.rate_limiter import Registration
 from gateway.schedulers.response_order import ResponseOrder
-from gateway.schedulers.scheduler import Entry, Executing, Scheduler
+from gateway.schedulers.scheduler import Scheduler
 from gateway.schedulers.timer import Timer
 from gateway.stream import ResponseStream
 
@@ -49,7 +49,7 @@ class DynamicScheduler(Scheduler):
         self._order = ResponseOrder() if batching.preserve_ordering else None
         self._free = FreeInstances(self._consider)
         self._tasks: asyncio.TaskGroup | None = None
-        self._starting: tuple[Task, Hold] | None = None
+        self._starting: tuple[Task, Lease] | None = None
         self._running: dict[Task, tuple[Execution, Batch]] = {}
         self._delay = Timer(self._consider)
         self._timeout = Timer(self._timed_out)
@@ -107,11 +107,11 @@ class DynamicScheduler(Scheduler):
             await asyncio.wait(executing)
 
     def _forget(self, instance: Instance) -> None:
-        self._free.forget(instance)
+        self._free.remove(instance)
         self._batch_rules.forget(instance)
 
     @property
-    def executions(self) -> Iterable[Executing]:
+    def executions(self) -> Iterable[Execution]:
         return [execution for execution, _ in self._running.values()]
 
     async def run(self) -> None:
@@ -139,13 +139,12 @@ class DynamicScheduler(Scheduler):
             return
         if not self._queue or self._blocked or not self._batch_is_due(self._free.first):
             return
-        instance = self._free.take()
-        if instance is None:
+        lease = self._free.take()
+        if lease is None:
             return
-        hold = Hold(self._free, instance, self._consider)
-        task = self._tasks.create_task(self._serve(hold))
-        task.add_done_callback(partial(self._finished, hold))
-        self._starting = (task, hold)
+        task = self._tasks.create_task(self._serve(lease))
+        task.add_done_callback(partial(self._finished, lease))
+        self._starting = (task, lease)
 
     @property
     def _blocked(self) -> bool:
@@ -165,21 +164,21 @@ class DynamicScheduler(Scheduler):
 
     # What a task does.
 
-    async def _serve(self, hold: Hold) -> None:
+    async def _serve(self, lease: Lease) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in a task
         if self._may_gather and self._waits.worthwhile:
             await self._let_more_arrive()
         taken = self._running.get(task)
-        execution = taken[0] if taken is not None else self._take(task, hold)
+        execution = taken[0] if taken is not None else self._take(task, lease)
         while execution is not None:
             try:
                 await execution.attempt()
             finally:
                 self._ended(task)
-            if hold.ended or self._free.limited:  # the next execution needs another turn
+            if lease.ended or self._free.limited:  # the next execution needs another turn
                 return
-            execution = self._take(task, hold)
+            execution = self._take(task, lease)
 
     async def _let_more_arrive(self) -> None:
         before, clock = self._queue.rows, time.monotonic_ns
@@ -189,10 +188,10 @@ class DynamicScheduler(Scheduler):
             await asyncio.sleep(0)
         self._waits.waited(before, self._queue.rows, enough)
 
-    def _take(self, task: Task, hold: Hold) -> Execution | None:
+    def _take(self, task: Task, lease: Lease) -> Execution | None:
         """The execution that is due for a free instance, if any is."""
-        instance = hold.instance
-        if self._starting == (task, hold):
+        instance = lease.instance
+        if self._starting == (task, lease):
             self._starting = None
         now_ns = time.monotonic_ns()
         self._reject_expired(now_ns)
@@ -204,7 +203,7 @@ class DynamicScheduler(Scheduler):
             self._delay.clear()
             self._queue.remove(batch)
             entries = [each.entry for each in batch]
-            execution = Execution(instance, entries, self._statistics, freed=hold.end)
+            execution = Execution(instance, entries, self._statistics, freed=lease.release)
             self._running[task] = (execution, batch)
             if self._order is not None:
                 self._order.started(each.stream for each in entries)
@@ -239,10 +238,10 @@ class DynamicScheduler(Scheduler):
                 self._timeout.set(waiting.deadline_ns)
         self._consider()
 
-    def _finished(self, hold: Hold, task: Task) -> None:
-        if self._starting == (task, hold):
+    def _finished(self, lease: Lease, task: Task) -> None:
+        if self._starting == (task, lease):
             self._starting = None
-        hold.end()
+        lease.release()
 
     # Who leaves the queue otherwise?
 

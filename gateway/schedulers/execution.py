@@ -3,16 +3,16 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway.backend import Instance, Note, NotSent
+from gateway.backend import Answer, Instance, Note, NotSent
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases
-from gateway.observability.request_record import within
+from gateway.observability.request_record import Record, within
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.scheduler import Entry
 from gateway.stream import ResponseStream
 
 log = logging.getLogger("sluice.execution")
@@ -28,18 +28,29 @@ NOT_ITERATIVE = (
 )
 
 
-class Terms(NamedTuple):
-    """Properties of an execution that most do not have.
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A request on its way to an instance; it carries its own stream and account."""
 
-    `unheard` are the rows that the instance adds to those of the entries; no stream gets them.
-    `to_the_end`: it continues after every reader has disconnected, because it changes states.
+    request: InferRequest
+    stream: ResponseStream
+    record: Record
+
+
+class SequenceCall(NamedTuple):
+    """How an execution of sequences differs from others.
+
+    `execute` is called instead of the instance's, with the same arguments. `padding_rows` are rows
+    without a request. `runs_to_end`: it continues after every reader has disconnected, because it
+    changes the states of sequences.
     """
 
-    unheard: int = 0
-    to_the_end: bool = False
+    execute: Callable[[Sequence[InferRequest]], AsyncGenerator[Answer, None]] | None = None
+    padding_rows: int = 0
+    runs_to_end: bool = False
 
 
-PLAIN = Terms()
+NO_SEQUENCES = SequenceCall()
 
 
 def _not_freed() -> None:
@@ -55,13 +66,14 @@ class Execution:
     """One call of an instance with one or more entries; runs once, in one task.
 
     Entries whose streams are done are left out. It stops once every stream is done and a reader has
-    disconnected, unless its terms say otherwise. Stopping it cancels its own wait only: its task
+    disconnected, unless its call runs to the end. Stopping it cancels its own wait only: its task
     goes on after it. `freed` is called if the instance takes another execution before this one has
     ended, `rescheduled` with an entry to execute again: the callee then ends its stream.
     """
 
     __slots__ = (
         "_began_ns",
+        "_call",
         "_freed",
         "_interrupted",
         "_lags",
@@ -71,7 +83,6 @@ class Execution:
         "_statistics",
         "_stopped",
         "_task",
-        "_terms",
         "_told",
         "entries",
         "instance",
@@ -86,7 +97,7 @@ class Execution:
         *,
         freed: Callable[[], None] = _not_freed,
         rescheduled: Callable[[Entry], None] = _not_rescheduled,
-        terms: Terms = PLAIN,
+        call: SequenceCall = NO_SEQUENCES,
     ) -> None:
         self.instance = instance
         self.entries = entries
@@ -95,7 +106,7 @@ class Execution:
         self._statistics = statistics
         self._freed = freed
         self._rescheduled = rescheduled
-        self._terms = terms
+        self._call = call
         self._open: dict[int, Entry] = {}
         self._lags: dict[ResponseStream, int] = {}
         self._told: set[int] | None = None
@@ -153,7 +164,7 @@ class Execution:
             self._end()
             if not self._statistics.composed and (batch_size or not self.unsent):
                 elapsed_ns = time.perf_counter_ns() - self._began_ns
-                rows = batch_size + self._terms.unheard
+                rows = batch_size + self._call.padding_rows
                 self._statistics.executed(rows, within(phases, elapsed_ns))
 
     def refuse(self) -> bool:
@@ -182,14 +193,15 @@ class Execution:
         left = self._left
         for entry in self._open.values():
             entry.record.started()
-            if not self._terms.to_the_end:
+            if not self._call.runs_to_end:
                 entry.stream.on_cancel(left, may_stop=True)
 
     async def _deliver(self) -> Phases | None:
         """The execution's phases, if the backend has measured them."""
         phases: Phases | None = None
         requests = [entry.request for entry in self._open.values()]
-        async with aclosing(self.instance.execute(requests)) as answers:
+        execute = self._call.execute or self.instance.execute
+        async with aclosing(execute(requests)) as answers:
             async for index, answer in answers:
                 if isinstance(answer, Note):
                     self._take_note(index, answer)

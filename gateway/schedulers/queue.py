@@ -15,7 +15,7 @@ from gateway.config import ModelConfig
 from gateway.config.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, request_prefix
-from gateway.schedulers.scheduler import Entry
+from gateway.schedulers.execution import Entry
 from gateway.tensor import Tensor
 
 NS_PER_US = 1000

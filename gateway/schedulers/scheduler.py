@@ -1,40 +1,14 @@
 """What decides which requests execute together, and when."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable
 
 from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest
-from gateway.observability.request_record import Record
+from gateway.schedulers.execution import Entry, Execution
 from gateway.schedulers.rate_limiter import Registration
 from gateway.stream import ResponseStream
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A request on its way to an instance; it carries its own stream and account."""
-
-    request: InferRequest
-    stream: ResponseStream
-    record: Record
-
-
-class Executing(Protocol):
-    """An execution that has not ended, as other parts of the server see it."""
-
-    instance: Instance
-    entries: Sequence[Entry]
-
-    @property
-    def progress_ns(self) -> int:
-        """The time of its latest response, or else of its start; 0 before it has begun."""
-
-    @property
-    def held_back(self) -> bool:
-        """Whether it waits until a reader has taken responses."""
 
 
 class Scheduler(ABC):
@@ -78,7 +52,7 @@ class Scheduler(ABC):
 
     @property
     @abstractmethod
-    def executions(self) -> Iterable[Executing]:
+    def executions(self) -> Iterable[Execution]:
         """Those that have not ended."""
 
     @abstractmethod

@@ -9,11 +9,10 @@ from functools import partial
 from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.execution import Execution, Terms
-from gateway.schedulers.free_instances import FreeInstances, Hold
+from gateway.schedulers.execution import Entry, Execution
+from gateway.schedulers.free_instances import FreeInstances, Lease
 from gateway.schedulers.rate_limiter import Registration
 from gateway.schedulers.response_order import ResponseOrder
-from gateway.schedulers.scheduler import Entry
 from gateway.schedulers.timer import Timer
 from gateway.sequences.padded_execution import ExecutionInputs
 from gateway.sequences.ready_requests import ReadyRequests, Row
@@ -122,17 +121,16 @@ class InstanceSequences:
             return
         if self._blocked or not self._is_due():
             return
-        instance = self._free.take()
-        if instance is None:
+        lease = self._free.take()
+        if lease is None:
             return
-        hold = Hold(self._free, instance, self.consider)
-        task = self.tasks.create_task(self._serve(hold))
-        task.add_done_callback(partial(self._finished, hold))
+        task = self.tasks.create_task(self._serve(lease))
+        task.add_done_callback(partial(self._finished, lease))
         self._starting = task
 
     def fail(self, error: InferenceError) -> None:
         """The instance has died: what it executes gets the error, and it takes nothing more."""
-        self._free.forget(self._instance)
+        self._free.remove(self._instance)
         self._delay.clear()
         for execution, rows in tuple(self._running.values()):
             for row in rows:
@@ -143,7 +141,7 @@ class InstanceSequences:
         """Wait until no slot has a sequence and nothing is executed; then take nothing more."""
         self.notice_empty()
         await self._emptied.wait()
-        self._free.forget(self._instance)
+        self._free.remove(self._instance)
 
     def notice_empty(self) -> None:
         """A slot may have lost its sequence."""
@@ -171,33 +169,32 @@ class InstanceSequences:
 
     # What a task does.
 
-    async def _serve(self, hold: Hold) -> None:
+    async def _serve(self, lease: Lease) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in a task
-        while (execution := self._take(task, hold)) is not None:
+        while (execution := self._take(task, lease)) is not None:
             try:
                 await execution.run()
             finally:
                 self._ended(task)
-            if hold.ended or self._free.limited:  # the next execution needs another turn
+            if lease.ended or self._free.limited:  # the next execution needs another turn
                 return
 
-    def _execution(self, task: Task, hold: Hold, rows: Sequence[Row | None]) -> Execution:
+    def _execution(self, task: Task, lease: Lease, rows: Sequence[Row | None]) -> Execution:
         assert self._inputs is not None  # noqa: S101 - no task is started before `open`
-        instance, entries = self._inputs.execution(self._instance, rows)
-        terms = Terms(len(rows) - len(entries), self._inputs.to_the_end)
+        entries, call = self._inputs.prepare(self._instance, rows)
         make = partial(
             Execution,
-            *(instance, entries, self._statistics),
-            freed=partial(self._freed, hold, task),
-            terms=terms,
+            *(self._instance, entries, self._statistics),
+            freed=partial(self._freed, lease, task),
+            call=call,
         )
         if self._course.again is None:
             return make()
         by_stream: dict[object, Row] = {row.waiting.entry.stream: row for row in rows if row}
         return make(rescheduled=partial(self._again, by_stream))
 
-    def _take(self, task: Task, hold: Hold) -> Execution | None:
+    def _take(self, task: Task, lease: Lease) -> Execution | None:
         """The execution that is due for the free instance, if any is."""
         if self._starting is task:
             self._starting = None
@@ -207,7 +204,7 @@ class InstanceSequences:
         execution: Execution | None = None
         if rows:
             self._delay.clear()
-            execution = self._execution(task, hold, rows)
+            execution = self._execution(task, lease, rows)
             self._begin(task, execution, rows)
         self.consider()
         return execution
@@ -228,10 +225,10 @@ class InstanceSequences:
         assert self._course.again is not None  # noqa: S101 - only then is this asked for
         self._course.again(rows[entry.stream])
 
-    def _freed(self, hold: Hold, task: Task) -> None:
+    def _freed(self, lease: Lease, task: Task) -> None:
         """The instance is done with them, though not all is answered: their sequences may go on."""
         self._course.executed(self._held.pop(task, ()))
-        hold.end()
+        lease.release()
 
     def _ended(self, task: Task) -> None:
         _, rows = self._running.pop(task)
@@ -240,7 +237,7 @@ class InstanceSequences:
         self._course.executed(self._held.pop(task, ()))
         self.notice_empty()
 
-    def _finished(self, hold: Hold, task: Task) -> None:
+    def _finished(self, lease: Lease, task: Task) -> None:
         if self._starting is task:
             self._starting = None
-        hold.end()
+        lease.release()

@@ -21,10 +21,11 @@ from gateway.config.scheduling import DynamicBatching, SequenceBatching, Strateg
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
 from gateway.observability.statistics import SEQUENCE_TIMEOUT, ModelStatistics
+from gateway.schedulers.execution import Entry, Execution
 from gateway.schedulers.queue import QueueAdmission, QueuedRequest, QueueRules
 from gateway.schedulers.rate_limiter import Registration
 from gateway.schedulers.response_order import ResponseOrder
-from gateway.schedulers.scheduler import Entry, Executing, Scheduler
+from gateway.schedulers.scheduler import Scheduler
 from gateway.schedulers.timer import Timer
 from gateway.sequences.admission import SequenceAdmission
 from gateway.sequences.inputs import ImplicitStates, read_initial_states
@@ -133,7 +134,7 @@ class SequenceScheduler(Scheduler):
         self._hosts.pop(instance, None)  # `remove` may have done so
 
     @property
-    def executions(self) -> Iterable[Executing]:
+    def executions(self) -> Iterable[Execution]:
         return [each for host in self._hosts.values() for each in host.executions]
 
     async def run(self) -> None:

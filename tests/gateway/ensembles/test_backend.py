@@ -10,7 +10,7 @@ import pytest
 from gateway.config import ModelConfig
 from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
 from gateway.ensembles.backend import EnsembleInstance
-from gateway.ensembles.steps import MAX_PASSES
+from gateway.ensembles.steps import MAX_FLOWS
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse, Phases, RequestedOutput, SequenceTag
 from gateway.models.model import Model
@@ -441,21 +441,21 @@ async def test_a_decoupled_step_that_fails_late_ends_the_stream(serve: Serve) ->
 
 async def test_a_fast_step_is_held_back_by_a_slow_one_behind_it(serve: Serve) -> None:
     ensemble = chain(serve, configs=decoupled("a"), model_transaction_policy=DECOUPLED)
-    most = MAX_PASSES + 2 * DEFAULT_LIMIT
+    most = MAX_FLOWS + 2 * DEFAULT_LIMIT
     with ensemble.ask() as stream:
         a = await ensemble["a"].begun()
         for number in range(2 * most):
             a.answer(text_response(str(number)))
         a.answer(FLAG)
         a.end()
-        for _ in range(MAX_PASSES):
+        for _ in range(MAX_FLOWS):
             await ensemble["b"].begun()
         for _ in range(10):
             await settle()
         assert a.taken <= most
         for execution in tuple(ensemble["b"].executions):
             execution.finish("done")
-        answers = MAX_PASSES
+        answers = MAX_FLOWS
         while not stream.done:
             for execution in ensemble["b"].executions[answers:]:
                 execution.finish("done")

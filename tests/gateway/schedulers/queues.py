@@ -15,9 +15,9 @@ from gateway.config.scheduling import DynamicBatching
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.choice import build_scheduler
 from gateway.observability.statistics import ModelStatistics
+from gateway.schedulers.execution import Entry
 from gateway.schedulers.queue import QueuedRequest
 from gateway.schedulers.rate_limiter import RateLimiter
-from gateway.schedulers.scheduler import Entry
 from gateway.tensor import Datatype, Tensor, array_tensor
 from tests.builders import TEXT, Execution, ScriptedInstance, new_entry, soon, text_response
 

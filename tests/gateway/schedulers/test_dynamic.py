@@ -18,7 +18,7 @@ from gateway.config.scheduling import QueuePolicy, TimeoutAction
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.observability.statistics import FailureReason
-from gateway.schedulers.scheduler import Entry
+from gateway.schedulers.execution import Entry
 from gateway.stream import ResponseStream
 from gateway.tensor import Datatype, Tensor, array_tensor
 from tests.builders import DECOUPLED, ScriptedInstance, read_all, settle, soon, text_response

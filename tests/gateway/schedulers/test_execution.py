@@ -11,8 +11,7 @@ from gateway.errors import AnsweredError, Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.observability.statistics import FailureReason, ModelStatistics
 from gateway.schedulers import execution as schedulers
-from gateway.schedulers.execution import LAG_BYTES, Terms
-from gateway.schedulers.scheduler import Entry
+from gateway.schedulers.execution import LAG_BYTES, Entry, SequenceCall
 from gateway.stream import DEFAULT_LIMIT, SHARED_LIMIT_BYTES, ResponseStream
 from tests.builders import (
     FLAG,
@@ -411,7 +410,7 @@ async def test_rows_that_nobody_hears_of_count_in_the_batch_and_nowhere_else(
     instance: ScriptedInstance, statistics: ModelStatistics
 ) -> None:
     entry = new_entry(statistics, text_request("only"))
-    padded = schedulers.Execution(instance, [entry], statistics, terms=Terms(unheard=2))
+    padded = schedulers.Execution(instance, [entry], statistics, call=SequenceCall(padding_rows=2))
     task = asyncio.create_task(padded.run())
     (await instance.begun()).finish("done")
     assert await soon(read_all(entry.stream)) == ["done"]

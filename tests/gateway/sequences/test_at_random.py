@@ -17,8 +17,8 @@ from gateway.config.data_type import DataType
 from gateway.config.scheduling import State
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
+from gateway.schedulers.execution import Entry
 from gateway.schedulers.rate_limiter import RateLimiter
-from gateway.schedulers.scheduler import Entry
 from gateway.tensor import Datatype, array_tensor
 from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import Queue

@@ -11,7 +11,7 @@ from gateway.config.data_type import DataType
 from gateway.config.scheduling import Control, ControlInput, ControlKind, State
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse, RequestedOutput, SequenceTag
-from gateway.schedulers.scheduler import Entry
+from gateway.schedulers.execution import Entry
 from gateway.stream import DEFAULT_LIMIT
 from gateway.tensor import text_tensor
 from tests.builders import (
