@@ -1,4 +1,4 @@
-"""Which values does a model want to be told about its batch (`batch_input` of its config)?"""
+"""Inputs that no client sends: batch inputs, and those of the sequence batcher."""
 
 import itertools
 import math
@@ -18,10 +18,10 @@ Shape = tuple[int, ...]
 
 
 def batch_tensors(batch_input: BatchInput, shapes: Sequence[Shape]) -> list[Tensor]:
-    """The inputs to be made for one batch: the same values under every target name.
+    """The tensors of a `batch_input` for one batch: the same values under every target name.
 
-    `shapes` are those of the source input, of each request, as clients sent them: their first
-    dimension is the request's batch. Counts are per request, item shapes per item of its batch.
+    `shapes` are those of the source input in each request; the first dimension is the batch size
+    of the request. Counts are per request, item shapes per item of the batch.
     """
     datatype = batch_input.data_type.datatype
     values = VALUES[batch_input.kind](shapes).astype(NUMPY_TYPES[datatype])
@@ -64,7 +64,10 @@ VALUES: Mapping[BatchInputKind, Callable[[Sequence[Shape]], npt.NDArray[Any]]] =
 
 
 def with_sequence_tensors(config: ModelConfig) -> ModelConfig:
-    """The config with controls and states among its inputs and outputs; itself if it has none."""
+    """The config with control inputs and states among its inputs and outputs.
+
+    To the model they are tensors like others (`ModelSequenceBatching`).
+    """
     batching = config.sequence_batching
     if batching is None:
         return config
@@ -78,7 +81,7 @@ def with_sequence_tensors(config: ModelConfig) -> ModelConfig:
 
 
 def sequence_inputs(batching: SequenceBatching) -> tuple[ModelInput, ...]:
-    """What the batcher adds to the inputs of each request: controls first, then states."""
+    """The inputs that the sequence batcher adds to each request: controls, then states."""
     controls = (
         ModelInput(name=each.name, data_type=control_type(control), dims=(1,))
         for each in batching.control_input

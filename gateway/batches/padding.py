@@ -1,7 +1,4 @@
-"""Which inputs of a model are sequences that may be padded to one length?
-
-A model says so in the `parameters` of its config, because config.pbtxt has no field for it.
-"""
+"""Padding of inputs to one length, declared in the `parameters` of a config."""
 
 import json
 import math
@@ -29,11 +26,11 @@ MOST_DIGITS = 18
 class Padding:
     """The padded sequences of one model; none by default.
 
-    `inputs` maps each padded input to the value it is padded with: a number. Its first dimension
-    after the batch is its length. `outputs` are those whose first dimension after the batch is the
-    padded length, to be cut back. `token_budget` is the most padded tokens of a batch of several
-    requests; 0 to find out for each instance what serves it best. A request's padded length is
-    1 to `max_length`; None if any is fine.
+    `inputs` maps each padded input to its pad value, a number; its length is the first dimension
+    after the batch. `outputs` have the padded length as first dimension after the batch, and are
+    cut to the length of each request. `token_budget` is the most padded tokens of a batch of
+    several requests; 0 to measure it for each instance. The length of a request is 1 to
+    `max_length`; None for any.
     """
 
     inputs: Mapping[str, float] = field(default_factory=lambda: NO_PARAMETERS)
@@ -47,7 +44,7 @@ class Padding:
         `padded_outputs` a JSON list of names, by default every output whose first dim is -1,
         `batch_token_budget` and `max_padded_length` numbers of at least 1.
 
-        Raises InferenceError INVALID_ARG for what is not of that form or names no tensor.
+        Raises InferenceError INVALID_ARG for another form and for unknown tensors.
         """
         if INPUTS not in config.parameters:
             return cls()
@@ -107,9 +104,9 @@ def _malformed(config: ModelConfig, key: str, expected: str) -> InferenceError:
 
 
 def pad(tensors: Sequence[Tensor], length: int, value: Any) -> npt.NDArray[Any]:
-    """The rows of the tensors below each other, each filled up with `value` to `length`.
+    """The rows of all tensors, each padded with `value` to `length`.
 
-    The length is the first dimension after the batch; all others must agree.
+    The length is the first dimension after the batch; all others are equal.
     """
     arrays = [tensor.array() for tensor in tensors]
     rows = sum(len(array) for array in arrays)
@@ -123,7 +120,7 @@ def pad(tensors: Sequence[Tensor], length: int, value: Any) -> npt.NDArray[Any]:
 
 
 def pad_value(name: str, datatype: Datatype, number: float) -> Any:
-    """The number as an element of an array of that datatype (BF16: as its bits).
+    """The number as an array element of that datatype (BF16: its bits).
 
     Raises InferenceError INVALID_ARG if the datatype cannot hold it.
     """
@@ -147,9 +144,9 @@ def _holds(dtype: Any, number: float) -> bool:
 
 
 def cut_padded(tensor: Tensor, rows: Sequence[int], lengths: Sequence[int]) -> list[Tensor]:
-    """Parts as `cut_rows` makes them, each cut back to its length: the dimension after the batch.
+    """Parts as of `cut_rows`, each cut to its length: the first dimension after the batch.
 
-    Only a part of several rows that are shorter than the longest is copied.
+    Only parts of several rows that are shorter than the longest are copied.
     """
     array = tensor.array()
     starts = accumulate(rows, initial=0)

@@ -1,4 +1,4 @@
-"""Shapes of tensors for clients and for the model: `reshape` of the model configuration."""
+"""Shapes of tensors: `reshape` of a config, and agreement of a config with its model."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,9 @@ ANY_SIZE = -1
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """The way of a tensor's shape from `before` to `after`, behind a batch dimension if `batching`.
+    """A reshape of tensors from `before` to `after`, after a batch dimension if `batching`.
 
-    Variable-size dimensions keep their sizes in their order.
+    Variable dimensions keep their sizes in their order.
     """
 
     before: Shape
@@ -26,11 +26,11 @@ class Reshape:
 
     @property
     def reverse(self) -> "Reshape":
-        """The way back."""
+        """The reshape from `after` to `before`."""
         return Reshape(self.after, self.before, self.batching)
 
     def shape(self, found: Shape) -> Shape | None:
-        """The shape afterwards; None if it would have another number of elements.
+        """The new shape; None if it has another number of elements.
 
         As on Triton, fixed dimensions of `before` are not compared with those found.
         """
@@ -64,22 +64,22 @@ class Reshapes:
         return bool(self._inputs or self._outputs)
 
     def towards_model(self, request: InferRequest) -> InferRequest:
-        """The request with inputs in the shapes of the model; the data is not copied."""
+        """The request with the model's shapes; data is not copied."""
         if not self._inputs:
             return request
         return replace(request, inputs=self._reshaped(request.inputs, self._inputs))
 
     def towards_client(self, response: InferResponse) -> InferResponse:
-        """The response with outputs in the shapes of the config; the data is not copied.
+        """The response with the config's shapes; data is not copied.
 
-        Raises INTERNAL for an output whose elements do not fit the config's shape.
+        Raises INTERNAL for an output with another number of elements than the config's shape.
         """
         if not (self._outputs and response.outputs):
             return response
         return replace(response, outputs=self._reshaped(response.outputs, self._outputs))
 
     def as_made(self, response: InferResponse) -> tuple[Tensor, ...]:
-        """The outputs of a client's response in the shapes of the model: a state has these."""
+        """The outputs of a response with the model's shapes, which states have."""
         if not self._outputs:
             return response.outputs
         back = {name: each.reverse for name, each in self._outputs.items()}
@@ -108,7 +108,7 @@ class Reshapes:
 
 
 def as_model_sees(config: ModelConfig) -> ModelConfig:
-    """The config with the dims of the model itself, and without reshapes."""
+    """The config with the model's dims, without reshapes."""
     return replace(
         config,
         input=tuple([_input_inside(each) for each in config.input]),
@@ -131,7 +131,7 @@ def _output_inside(each: ModelOutput) -> ModelOutput:
 def whole_shape_problems(
     model: str, tensor: str, found: Sequence[int], dims: Sequence[int]
 ) -> Iterator[str]:
-    """Where the model's shape `found` is not the one configured, without a batch dimension."""
+    """The difference of the model's shape `found` from the dims of a model without batching."""
     if not agree(found, dims):
         yield f"{_difference(model, tensor, found, dims)} (shape {format_shape(dims)})"
 
@@ -139,7 +139,7 @@ def whole_shape_problems(
 def batched_shape_problems(
     model: str, tensor: str, found: Sequence[int], dims: Sequence[int]
 ) -> Iterator[str]:
-    """Where the model's shape `found` is not a batch dimension and those configured."""
+    """The difference of the model's shape `found` from a batch dimension and configured dims."""
     whole = (-1, *dims)
     if not agree(found, whole):
         yield (

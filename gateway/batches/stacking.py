@@ -1,4 +1,4 @@
-"""How do the tensors of several requests become one batch, and its outputs theirs again?"""
+"""Stacking: inputs of several requests as one batch, and its outputs as those of each request."""
 
 import itertools
 import math
@@ -25,17 +25,16 @@ from gateway.tensor import (
 
 Shape = tuple[int, ...]
 LOCK_FREE_BYTES = 65536
-"""From here on numpy copies, which lets other threads run; below, joining bytes is quicker."""
+"""From this size on numpy copies, without the interpreter lock; below, joining bytes is faster."""
 
 
 class Stacking:
-    """Gathers the inputs of an execution, and scatters its outputs; prepared once per model.
+    """Gathers the inputs of an execution, and scatters its outputs; one per model.
 
-    The requests of an execution have passed the checks of the data plane, and the batcher has
-    seen to it that they fit together: the same inputs, and where these are neither ragged nor
-    padded the same shapes. Requests of several are one batch only if the model batches. The config
-    has the dims that the model sees (`as_model_sees`).
-    Raises InferenceError INVALID_ARG if the config's padding cannot be.
+    The requests have passed the checks of the data plane. The batcher puts only compatible
+    requests together: the same inputs, of equal shapes unless ragged or padded; several requests
+    only if the model batches. The config has the dims of the model (`as_model_sees`).
+    Raises InferenceError INVALID_ARG if the config's padding is invalid.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -56,9 +55,9 @@ class Stacking:
         )
 
     def gather(self, requests: Sequence[InferRequest]) -> dict[str, Tensor]:
-        """The inputs of one execution as the runtime sees them, by name.
+        """The inputs of one execution for the runtime, by name.
 
-        Those of a single request are its own, without a copy.
+        The inputs of a single request are not copied.
         """
         if len(requests) == 1 and self._as_sent:
             return {tensor.name: tensor for tensor in requests[0].inputs}
@@ -73,7 +72,7 @@ class Stacking:
         return found
 
     def wanted(self, requests: Sequence[InferRequest]) -> tuple[str, ...]:
-        """The outputs that any of the requests asks for, in the config's order."""
+        """The outputs that any of the requests names, in the order of the config."""
         names = set()
         for request in requests:
             if not request.outputs:
@@ -86,10 +85,9 @@ class Stacking:
     def scatter(
         self, outputs: Mapping[str, Tensor], requests: Sequence[InferRequest]
     ) -> Iterable[tuple[Tensor, ...]]:
-        """Each request's own outputs: views of the batch's, which must outlive them.
+        """The outputs of each request, as views of the batch's outputs.
 
-        Raises InferenceError INTERNAL if an output is not what the config says of it, or does
-        not divide over the batch.
+        Raises InferenceError INTERNAL if an output contradicts the config or the batch.
         """
         rows = [self._rows(request) for request in requests]
         columns = [self._split(tensor, rows, requests) for tensor in outputs.values()]
@@ -180,7 +178,7 @@ def _data(tensors: Sequence[Tensor]) -> Buffer | DeviceMemory | tuple[bytes, ...
 
 
 def _inputs(requests: Sequence[InferRequest], name: str) -> list[Tensor]:
-    """The input of that name of each request: most have it at the same place."""
+    """The input of that name of each request, usually at the same index."""
     place = [tensor.name for tensor in requests[0].inputs].index(name)
     return [
         request.inputs[place]
@@ -192,7 +190,7 @@ def _inputs(requests: Sequence[InferRequest], name: str) -> list[Tensor]:
 
 def _input(request: InferRequest, name: str) -> Tensor:
     tensor = request.input(name)
-    if tensor is None:  # optional, and yet the rest of the batch or a batch input needs it
+    if tensor is None:  # optional, but the batch or a batch input needs it
         raise InferenceError(
             Code.INVALID_ARG,
             f"input '{name}' of model '{request.model}' is missing, and its batch needs it",
@@ -208,7 +206,7 @@ def _fits(shape: Shape, expected: Shape) -> bool:
 
 
 def join(tensors: Sequence[Tensor]) -> Buffer | tuple[bytes, ...]:
-    """The data of the tensors one after the other: rows below rows, or flat behind flat."""
+    """The data of tensors one after the other, in one allocation."""
     if tensors[0].datatype is Datatype.BYTES and any(
         isinstance(tensor.data, tuple) for tensor in tensors
     ):
@@ -228,16 +226,16 @@ def _copied(parts: Sequence[Buffer], size: int) -> memoryview:
 
 
 def cut_rows(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
-    """A part of the tensor for each number of rows; they must add up to its first dimension."""
+    """A part of the tensor for each number of rows; their sum is its first dimension."""
     below = tensor.shape[1:]
     shapes = {count: (count, *below) for count in set(rows)}
     return cut(tensor, [shapes[count] for count in rows])
 
 
 def cut(tensor: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
-    """A part of the tensor for each shape, in the order of its data; none of it is copied.
+    """A part of the tensor for each shape, in the order of its data, without a copy.
 
-    The elements of the shapes must add up to those of the tensor.
+    The number of elements of all shapes is that of the tensor.
     """
     name, datatype = tensor.name, tensor.datatype
     is_bytes = datatype is Datatype.BYTES

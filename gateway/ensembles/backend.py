@@ -1,4 +1,4 @@
-"""Ensembles behind the seam: a backend whose one instance calls other models."""
+"""Ensembles as a backend: its instance calls other models."""
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import replace
@@ -15,13 +15,13 @@ from gateway.messages import InferRequest
 
 
 class EnsembleBackend(Backend):
-    """Of one ensemble: it has the members that are loaded at this moment."""
+    """The backend of one ensemble, with the currently loaded members."""
 
     def __init__(self, members: Members) -> None:
         self._members = members
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
-        """Check that the members fit; an ensemble is decoupled if any of them is."""
+        """Check the members; the ensemble is decoupled if any member is."""
         configs = {key: member.config for key, member in self._members.items()}
         decoupled = check_wiring(config, configs)
         return replace(config, model_transaction_policy=TransactionPolicy(decoupled=decoupled))
@@ -31,9 +31,9 @@ class EnsembleBackend(Backend):
 
 
 class EnsembleInstance(Instance):
-    """Holds on to its members until it is closed, also when they have been replaced.
+    """Holds its members until it is closed, also if they are replaced meanwhile.
 
-    So a request ends with the models that it began with.
+    A request ends with the versions with which it began.
     """
 
     concurrency = None

@@ -1,4 +1,4 @@
-"""Do the models that an ensemble calls fit it, and one another? Triton's checks and texts."""
+"""Checks of an ensemble's config and of its members, with Triton's order and texts."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from gateway.errors import Code, InferenceError
 from gateway.tensor import format_shape
 
 MemberConfigs = Mapping[tuple[str, int], ModelConfig]
-"""The configs of the members, by the name and the version that the steps ask for."""
+"""The configs of the members, by the name and version in the steps."""
 NOT_DECOUPLED = 0
 
 
 def flow_problems(config: ModelConfig) -> Iterator[str]:
-    """What is wrong with an ensemble that its own config shows, the first thing first."""
+    """The problems of an ensemble's own config, in Triton's order."""
     name = config.name
     if config.instance_group:
         yield f"instance group should not be specified for ensemble '{name}'"
@@ -75,7 +75,7 @@ def _tensor_problems(config: ModelConfig, graph: EnsembleGraph) -> Iterator[str]
 
 
 def _reached(graph: EnsembleGraph, inputs: list[str]) -> set[str]:
-    """The tensors that can be made from these."""
+    """All tensors that steps can write from these."""
     ready, before = set(inputs), -1
     while len(ready) > before:
         before = len(ready)
@@ -86,7 +86,7 @@ def _reached(graph: EnsembleGraph, inputs: list[str]) -> set[str]:
 
 
 def _why(graph: EnsembleGraph, tensor: str, ready: set[str]) -> str:
-    """The tensor farthest back that keeps this one from being made."""
+    """The most distant tensor that blocks this one."""
     seen = [tensor]
     while (step := graph.writers.get(seen[-1])) is not None:
         unready = [name for _, name in step.inputs if name not in ready and name not in seen]
@@ -100,7 +100,7 @@ def _why(graph: EnsembleGraph, tensor: str, ready: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Inferred:
-    """What is known of a tensor of the ensemble, and from which model."""
+    """The properties of an ensemble's tensor, and the model that they come from."""
 
     model: str
     datatype: DataType
@@ -122,9 +122,9 @@ class _Inferred:
 
 
 def check_wiring(config: ModelConfig, members: MemberConfigs) -> bool:
-    """Whether the ensemble is decoupled: any of its members is, so a request has many answers.
+    """Check the members' completed configs; return whether the ensemble is decoupled.
 
-    Raises INVALID_ARG for the first thing that does not fit. The members' configs are complete.
+    It is decoupled if any member is. Raises INVALID_ARG for the first problem.
     """
     assert config.ensemble_scheduling is not None  # noqa: S101 - it is an ensemble
     graph = EnsembleGraph.of(config.ensemble_scheduling)
@@ -190,7 +190,7 @@ def _output_problems(config: ModelConfig, step: Step, member: ModelConfig) -> It
 def _agree(
     config: ModelConfig, tensor: str, found: _Inferred, tensors: dict[str, _Inferred]
 ) -> None:
-    """Note what a model says of a tensor, or raise if another has said something else."""
+    """Record the properties of a tensor; raise if another model has different ones."""
     known = tensors.setdefault(tensor, found)
     what = ""
     if known.datatype is not found.datatype:
@@ -212,7 +212,7 @@ def _labels(
     members: MemberConfigs,
     tensors: Mapping[str, _Inferred],
 ) -> Mapping[str, int]:
-    """From which call of a decoupled member each tensor comes: its responses go together."""
+    """For each tensor the decoupled step that it depends on."""
     labels = dict.fromkeys((each.name for each in config.input), NOT_DECOUPLED)
     left, decoupled = list(graph.steps), NOT_DECOUPLED
     while left:

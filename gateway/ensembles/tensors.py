@@ -1,4 +1,4 @@
-"""What does a step ask its member, what does the answer mean, and what does the ensemble say?"""
+"""Tensors of an ensemble: requests of its steps, their responses, and its own responses."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ NO_SEQUENCE = SequenceTag(0)
 
 @dataclass(frozen=True, slots=True)
 class EnsembleTensor:
-    """A tensor of the ensemble, None if there is none: it was optional, or nobody made it.
+    """A tensor of the ensemble; None for an optional input or output that is missing.
 
-    `rows` is the batch size of the request that made it, 0 if that had no batch dimension. `tag`
-    is what the response said of the sequence; None for an input of the ensemble.
+    `rows` is the batch size of its request, 0 without a batch dimension. `tag` is the sequence tag
+    of its response; None for an input of the ensemble.
     """
 
     tensor: Tensor | None
@@ -35,7 +35,7 @@ class EnsembleTensor:
 
 
 class StepRequests:
-    """Makes the requests of one step, prepared once; tensors travel as views."""
+    """Requests of one step; tensors are views."""
 
     def __init__(self, step: Step, member: ModelConfig) -> None:
         self._step = step
@@ -44,9 +44,9 @@ class StepRequests:
         self._outputs = tuple(RequestedOutput(name) for name, _ in step.outputs)
 
     def make(self, asked: InferRequest, values: Mapping[str, EnsembleTensor]) -> InferRequest:
-        """The request of the step, which has all that the ensemble's own request says.
+        """The request of the step, with id, parameters and priority of the ensemble's request.
 
-        What a response has said of the sequence comes first.
+        The sequence tag of a response takes precedence over that of the request.
         """
         step, tag = self._step, asked.sequence
         inputs = []
@@ -74,14 +74,14 @@ class StepRequests:
         return next((tensor.shape[0] for tensor in request.inputs if tensor.shape), 1)
 
     def _input(self, name: str, tensor: Tensor, rows: int) -> Tensor:
-        # A name that the member does not know is left for it to refuse.
+        # The member refuses an unknown name.
         dims = self._dims.get(name, tensor.shape)
         shape = converted(tensor.shape, rows, dims, batching=self._batching)
         return Tensor(name, tensor.datatype, shape, tensor.data)
 
 
 def given(config: ModelConfig, request: InferRequest) -> Iterator[tuple[str, EnsembleTensor]]:
-    """The inputs of an ensemble as its steps see them; an optional one may be absent."""
+    """The inputs of an ensemble's request; an optional one may be missing."""
     for each in config.input:
         tensor = request.input(each.name)
         if tensor is None:
@@ -94,19 +94,19 @@ def given(config: ModelConfig, request: InferRequest) -> Iterator[tuple[str, Ens
 def made(
     step: Step, response: InferResponse, rows: int, tag: SequenceTag
 ) -> list[tuple[str, EnsembleTensor]]:
-    """The tensors that a response has for the ensemble; one that it lacks counts as left out.
+    """The tensors that a step's response adds to the ensemble.
 
-    `rows` is the batch size of the request, `tag` its place in its sequence, which parameters of
-    the response may change. Raises INVALID_ARG for such a parameter of another type.
+    `rows` is the batch size of the request and `tag` its sequence tag, which parameters of the
+    response may change. Raises INVALID_ARG if such a parameter has another type.
     """
     if response.parameters:
-        tag = _told(response.parameters, tag)
+        tag = _changed_tag(response.parameters, tag)
     found = {tensor.name: tensor for tensor in response.outputs}
     return [(tensor, EnsembleTensor(found.get(name), rows, tag)) for name, tensor in step.outputs]
 
 
-def _told(parameters: Mapping[str, Parameter], tag: SequenceTag) -> SequenceTag:
-    """What a response says of the sequence; flags that it does not set are off then."""
+def _changed_tag(parameters: Mapping[str, Parameter], tag: SequenceTag) -> SequenceTag:
+    """The sequence tag that a response sets; flags that it omits are then off."""
     sequence_id = parameters.get("sequence_id", tag.correlation_id)
     if isinstance(sequence_id, bool) or not isinstance(sequence_id, int | str):
         raise InferenceError(
@@ -127,7 +127,7 @@ def _told(parameters: Mapping[str, Parameter], tag: SequenceTag) -> SequenceTag:
 
 
 class EnsembleResponses:
-    """Makes the ensemble's own responses, prepared once."""
+    """Responses of the ensemble."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._batching = config.batching
@@ -135,10 +135,10 @@ class EnsembleResponses:
         self._cached = config.response_cache is not None and config.response_cache.enable
 
     def make(self, plan: StepPlan, values: Mapping[str, EnsembleTensor]) -> InferResponse:
-        """The outputs that were asked for, as far as somebody made them.
+        """A response with the requested outputs that exist.
 
-        Like Triton it says where in its sequence the request is, unless answers are kept: they
-        are given to other requests.
+        As on Triton it has the sequence's parameters, unless responses are cached for other
+        requests.
         """
         outputs, tag = [], None
         for name in plan.outputs:
@@ -146,7 +146,7 @@ class EnsembleResponses:
             tag = value.tag or tag
             if value.tensor is not None:
                 outputs.append(self._output(name, value.tensor, value.rows))
-        parameters = NO_PARAMETERS if tag is None or self._cached else _shown(tag)
+        parameters = NO_PARAMETERS if tag is None or self._cached else _parameters(tag)
         return InferResponse(outputs=tuple(outputs), parameters=parameters)
 
     def _output(self, name: str, tensor: Tensor, rows: int) -> Tensor:
@@ -155,7 +155,7 @@ class EnsembleResponses:
         return Tensor(name, tensor.datatype, shape, tensor.data)
 
 
-def _shown(tag: SequenceTag) -> dict[str, Parameter]:
+def _parameters(tag: SequenceTag) -> dict[str, Parameter]:
     return {
         "sequence_id": tag.correlation_id,
         "sequence_start": tag.start,
@@ -164,10 +164,10 @@ def _shown(tag: SequenceTag) -> dict[str, Parameter]:
 
 
 def converted(shape: Shape, rows: int, dims: Sequence[int], *, batching: bool) -> Shape:
-    """The shape in which a tensor goes to where `dims` are expected, after a batch if `batching`.
+    """The shape of a tensor for a reader of `dims`, after a batch dimension if `batching`.
 
-    `rows` is the batch size with which it was made, 0 for none. A batch of one may be added or
-    left out where the shapes do not agree as they are; what then does not fit is refused later.
+    `rows` is the batch size of its writer, 0 without a batch dimension. A batch dimension of 1 is
+    added or removed if the shapes do not agree; other mismatches are refused later.
     """
     if batching == bool(rows):
         return shape

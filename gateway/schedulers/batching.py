@@ -1,8 +1,8 @@
-"""Which requests of the queue execute together now, or until when do they wait for others?
+"""Rules for forming batches of a queue, and for waiting until more requests arrive.
 
-Triton's dynamic batcher (`ModelDynamicBatching` of the model configuration). A batch is chosen
-when an instance is free, so what Triton adds to a batch that still waits for an instance is in the
-queue here, and comes into the same batch.
+Triton's dynamic batcher (`ModelDynamicBatching` of the model configuration). A batch is formed
+when an instance is free. Triton forms it earlier, and adds requests while it waits for an instance.
+All decisions are functions of the queue and the time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,23 +14,22 @@ from gateway.config.scheduling import DynamicBatching
 from gateway.schedulers.queue import NS_PER_US, QueuedRequest
 
 LIMIT_NS = 2_000_000
-"""The longest wait: turns take longer where the loop has much else to do."""
+"""The longest wait; turns of a busy loop are long."""
 PATIENCE = 24
-"""So many turns in a row that bring nothing end the wait."""
+"""Number of consecutive turns without a new request that end a wait."""
 TRY_EVERY = 64
-"""One in so many batches waits although the last wait brought nothing."""
+"""Number of batches after which one waits although the last wait was useless."""
 CREDIT = 16
-"""So many waits in a row must bring nothing before the next batches are taken at once."""
+"""Number of consecutive useless waits after which batches no longer wait."""
 LOOK_AGAIN = 16
-"""After so many waits that ended with as many rows as expected one is not cut short, to see whether
-more would come."""
+"""Number of waits that ended at the expected rows, after which one wait is not cut short."""
 
 
 class Decision(NamedTuple):
-    """What to do now: execute `batch`, or if it is empty wait for more.
+    """A batch to execute now; if it is empty, wait.
 
-    Then `until_ns` is when to decide again (0: only once more requests come); requests like the
-    ones that wait change nothing before `enough_rows` wait.
+    `until_ns` is the time of the next decision (0: at the next request). Further compatible
+    requests do not change the decision before `enough_rows` rows are queued.
     """
 
     batch: Sequence[QueuedRequest] = ()
@@ -39,16 +38,16 @@ class Decision(NamedTuple):
 
 
 class Batching(Protocol):
-    """A way to form batches. `delay_ns` is the longest time a request waits for others."""
+    """Rules for forming batches; `delay_ns` is the longest time a request waits for others."""
 
     delay_ns: int
 
     def decide(self, queue: Iterable[QueuedRequest], now_ns: int) -> Decision:
-        """What to do for a free instance; `queue` is in the order of execution."""
+        """The decision for a free instance; `queue` is in the order of execution."""
 
 
 class FirstComeBatching:
-    """Batches from the head of the queue, never past a request that does not fit."""
+    """Batches of requests at the head of the queue, up to the first that does not fit."""
 
     def __init__(self, config: ModelConfig, batching: DynamicBatching) -> None:
         self.delay_ns = batching.max_queue_delay_microseconds * NS_PER_US
@@ -73,8 +72,8 @@ class FirstComeBatching:
         return Decision(until_ns=oldest_ns + self.delay_ns, enough_rows=enough)
 
     def _scan(self, queue: Iterable[QueuedRequest]) -> tuple[list[QueuedRequest], int, bool]:
-        """Who fits into one batch, how many of them are the best preferred one, and whether
-        nobody else can join them."""
+        """The requests that fit into one batch, how many of them form the largest preferred
+        batch, and whether no further request can join."""
         pending: list[QueuedRequest] = []
         rows, marked = 0, 0
         for waiting in queue:
@@ -93,8 +92,8 @@ class FirstComeBatching:
 def most_rows(config: ModelConfig, batching: DynamicBatching) -> int:
     """The most rows of a batch.
 
-    Responses kept in order have to wait for each other, and a decoupled model may give any number
-    of them: its requests are executed one by one, so that no execution waits for itself.
+    With `preserve_ordering` responses wait for earlier requests. A decoupled model may give any
+    number of responses: its requests execute one by one, so that no execution waits for itself.
     """
     if batching.preserve_ordering and config.decoupled:
         return 1
@@ -103,10 +102,12 @@ def most_rows(config: ModelConfig, batching: DynamicBatching) -> int:
 
 @dataclass(slots=True)
 class WaitHistory:
-    """What the waits before the latest batches have brought.
+    """The results of earlier waits, which decide whether and how long the next batch waits.
 
-    `expected` are the rows with which the last wait ended that was not cut short: clients that wait
-    for their answers come in the same number again, and all the turns after the last are lost.
+    Requests of several clients arrive in consecutive turns of the event loop, so a batch that is
+    taken immediately often has a single request. With one client a wait is useless: a wait is
+    tried now and then, and repeated while it pays. `expected` are the rows of the last wait that
+    was not cut short: clients that wait for answers send about as many requests again.
     """
 
     taken_at_once: int = 0
@@ -116,19 +117,19 @@ class WaitHistory:
 
     @property
     def worthwhile(self) -> bool:
-        """Whether the next batch should wait."""
+        """Whether the next batch waits."""
         if self.credit:
             return True
         self.taken_at_once += 1
         return self.taken_at_once >= TRY_EVERY
 
     def enough(self, most: int) -> int:
-        """With how many rows the next wait ends at once; `most` is what a batch may have."""
+        """The number of rows that ends the next wait; `most` is the largest batch."""
         known = self.credit and self.expected > 1 and self.cut_short < LOOK_AGAIN
         return min(self.expected, most) if known else most
 
     def waited(self, before: int, rows: int, enough: int) -> None:
-        """A batch has waited: so many rows were there before and after, and so many enough."""
+        """Record a wait: the rows before and after it, and the rows that would have ended it."""
         self.taken_at_once = 0
         is_cut_short = rows >= enough == self.expected
         self.cut_short = self.cut_short + 1 if is_cut_short else 0
@@ -141,14 +142,14 @@ class WaitHistory:
 
 @dataclass(slots=True)
 class BatchWait:
-    """One wait, begun at `began_ns` with so many rows: for how many more turns?"""
+    """One wait of a batch, started at `began_ns` with `rows` queued rows."""
 
     rows: int
     began_ns: int
     quiet: int = -1
 
     def over(self, rows: int, enough: int, now_ns: int) -> bool:
-        """Whether to wait no more, now that so many rows are there and so many are enough."""
+        """Whether the wait ends, with `rows` queued rows of which `enough` end it."""
         self.quiet = self.quiet + 1 if rows == self.rows else 0
         self.rows = rows
         late = now_ns - self.began_ns >= LIMIT_NS

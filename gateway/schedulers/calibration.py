@@ -1,4 +1,4 @@
-"""How long does an instance take for batches of growing padded length? Measured, not assumed."""
+"""Measured costs of padded batches, and the batch rules of each instance."""
 
 import asyncio
 import logging
@@ -26,20 +26,20 @@ from gateway.tensor import NUMPY_TYPES, Datatype, Tensor, array_tensor
 
 log = logging.getLogger("sluice.batching")
 LIMIT_SECS = 1.5
-"""An instance is measured no longer; an execution that is under way then is cancelled."""
+"""Limit of one measurement; the execution under way is then cancelled."""
 GROWING_SECS = 0.75
-"""After this no larger batches are tried; the rest is for measuring the same ones again."""
+"""Time for trying larger batches; the remaining time repeats the same ones."""
 ROUNDS = 5
 LENGTH = 64
 LONGEST = 256
 FALLING = 0.75
-"""A batch with less than this part of the best throughput is large enough to stop."""
+"""A batch with less than this fraction of the best throughput ends the trials."""
 
 
 class BatchRules:
-    """The rules of a model, with what is known of each of its instances.
+    """The batch rules of a model, measured for each instance where they depend on lengths.
 
-    Raises InferenceError INVALID_ARG if the config's padding cannot be.
+    Raises InferenceError INVALID_ARG if the config's padding is invalid.
     """
 
     def __init__(self, config: ModelConfig, batching: DynamicBatching) -> None:
@@ -54,25 +54,25 @@ class BatchRules:
             self._usual = FirstComeBatching(config, batching)
 
     def of(self, instance: Instance) -> Batching:
-        """The rules for an instance."""
+        """The rules of an instance."""
         return self._measured.get(instance, self._usual)
 
     async def prepare(self, instance: Instance) -> None:
-        """Measure the instance, if batches are formed by length and no budget is given."""
+        """Measure the instance, if batches are formed by length and no budget is configured."""
         if self.padding.inputs and not self.padding.token_budget:
             points = await measure(instance, self._config, self.padding)
             cost = BatchCost.measured(points)
             self._measured[instance] = self._by_length(cost)
-            self._tell(cost, points)
+            self._log(cost, points)
 
     def forget(self, instance: Instance) -> None:
-        """The instance has died."""
+        """Delete the rules of an instance."""
         self._measured.pop(instance, None)
 
     def _by_length(self, cost: BatchCost) -> Batching:
         return LengthBatching(self._config, self._batching, cost)
 
-    def _tell(self, cost: BatchCost, points: Sequence[BatchTime]) -> None:
+    def _log(self, cost: BatchCost, points: Sequence[BatchTime]) -> None:
         log.info(
             "batches measured",
             extra={
@@ -85,10 +85,10 @@ class BatchRules:
 
 
 async def measure(instance: Instance, config: ModelConfig, padding: Padding) -> list[BatchTime]:
-    """Times of synthetic batches, in the order of their tokens: the best of a few runs each.
+    """The best times of synthetic batches, in the order of their tokens.
 
-    Sizes grow until batches no longer pay, time is up or one fails (the log says why). Then all
-    are run again, round by round, so that what else the machine does at a moment hits all alike.
+    Sizes grow until larger batches are slower, the time is over or a batch fails (logged). Then
+    all sizes are repeated in rounds, so that other load on the machine affects all of them.
     """
     probes: list[_Probe] = []
     with suppress(TimeoutError):
@@ -102,7 +102,7 @@ async def measure(instance: Instance, config: ModelConfig, padding: Padding) -> 
 
 @dataclass(slots=True)
 class _Probe:
-    """A batch of zeros, and its best time so far."""
+    """A synthetic batch and its best time."""
 
     request: InferRequest
     tokens: int
@@ -110,11 +110,11 @@ class _Probe:
 
     @property
     def point(self) -> BatchTime:
-        """What is known of it."""
+        """The measured time."""
         return BatchTime(self.tokens, self.seconds)
 
     async def run(self, instance: Instance) -> bool:
-        """Run it once more; False if it failed."""
+        """Execute it; False if it failed."""
         seconds = await _run(instance, self.request)
         if seconds is None:
             return False
@@ -125,7 +125,7 @@ class _Probe:
 async def _grow(instance: Instance, samples: Iterable[_Probe], probes: list[_Probe]) -> None:
     began = time.perf_counter()
     for probe in samples:
-        if await _run(instance, probe.request) is None:  # may allocate or compile: not counted
+        if await _run(instance, probe.request) is None:  # may allocate or compile: not measured
             return
         if not await probe.run(instance):
             return
@@ -143,7 +143,7 @@ def _samples(config: ModelConfig, padding: Padding) -> Iterator[_Probe]:
 
 
 def sizes(max_rows: int, longest: int = LONGEST) -> Iterator[tuple[int, int]]:
-    """Rows and lengths to measure: twice as many tokens each time."""
+    """Rows and lengths to measure; each has twice the tokens of the previous one."""
     rows, length = 1, min(LENGTH, longest)
     while rows <= max_rows and length <= longest:
         yield rows, length
@@ -154,14 +154,14 @@ def sizes(max_rows: int, longest: int = LONGEST) -> Iterator[tuple[int, int]]:
 
 
 def is_enough(points: Sequence[BatchTime]) -> bool:
-    """Whether larger batches would not be better than the best so far."""
+    """Whether larger batches are not worth a trial."""
     return points[-1].rate < FALLING * max(point.rate for point in points)
 
 
 def sample(config: ModelConfig, padding: Padding, rows: int, length: int) -> InferRequest:
     """A request with padded inputs of that length: ones in masks, zeros elsewhere.
 
-    Dims of any size are 1 but for the length; optional inputs are left out.
+    Variable dims other than the length are 1; optional inputs are omitted.
     """
     inputs = []
     for each in config.input:
@@ -169,11 +169,11 @@ def sample(config: ModelConfig, padding: Padding, rows: int, length: int) -> Inf
             dims = [1 if dim == -1 else dim for dim in each.dims]
             if each.name in padding.inputs:
                 dims[0] = length
-            inputs.append(_filled(each, (rows, *dims)))
+            inputs.append(_constant(each, (rows, *dims)))
     return InferRequest(model=config.name, inputs=tuple(inputs))
 
 
-def _filled(model_input: ModelInput, shape: tuple[int, ...]) -> Tensor:
+def _constant(model_input: ModelInput, shape: tuple[int, ...]) -> Tensor:
     name, datatype = model_input.name, model_input.datatype
     if datatype is Datatype.BYTES:
         return Tensor(name, datatype, shape, (b"",) * int(np.prod(shape)))

@@ -1,4 +1,4 @@
-"""Hand requests over one by one, at once: the default, and for engines that batch in flight."""
+"""The default scheduler: each request is an execution of its own."""
 
 import asyncio
 from collections import OrderedDict
@@ -15,10 +15,10 @@ from gateway.schedulers.scheduler import Scheduler
 
 
 class DirectScheduler(Scheduler):
-    """First in, first out, each request an execution of its own.
+    """A FIFO queue of requests.
 
-    An instance with a `concurrency` takes that many executions at once and later requests wait;
-    one without takes every request as it comes.
+    An instance takes as many executions at once as its `concurrency` says. An instance without a
+    `concurrency`, such as an engine that batches in flight, takes every request immediately.
     """
 
     def __init__(self, statistics: ModelStatistics) -> None:
@@ -31,11 +31,11 @@ class DirectScheduler(Scheduler):
     def submit(self, entry: Entry) -> None:
         self._queue[entry] = None
         self._dispatch()
-        if entry in self._queue:  # whoever leaves must not be held on to until an instance is free
-            entry.stream.on_cancel(partial(self._left, entry))
+        if entry in self._queue:  # a cancelled request leaves the queue immediately
+            entry.stream.on_cancel(partial(self._cancelled, entry))
 
-    def add(self, instance: Instance, share: Registration | None = None) -> None:
-        self._free.add(instance, share)
+    def add(self, instance: Instance, registration: Registration | None = None) -> None:
+        self._free.add(instance, registration)
         self._dispatch()
 
     def remove(self, instance: Instance, error: InferenceError) -> None:
@@ -63,7 +63,7 @@ class DirectScheduler(Scheduler):
             finally:
                 self._tasks = None
 
-    def _left(self, entry: Entry) -> None:
+    def _cancelled(self, entry: Entry) -> None:
         self._queue.pop(entry, None)
         if not self._queue:
             self._free.rest()
@@ -86,9 +86,9 @@ class DirectScheduler(Scheduler):
         lease.release()
 
     def _put_back(self, entry: Entry) -> None:
-        """Queue a request that its instance has not taken, at its place in the order."""
+        """Queue a request that its instance did not receive, at its place in the order."""
         if entry.stream.done:
             return
         waiting = sorted((entry, *self._queue), key=lambda each: each.record.submitted_ns)
         self._queue = OrderedDict.fromkeys(waiting)
-        entry.stream.on_cancel(partial(self._left, entry))
+        entry.stream.on_cancel(partial(self._cancelled, entry))

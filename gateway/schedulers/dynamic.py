@@ -1,6 +1,7 @@
-"""The dynamic batcher: requests that wait for an instance, or a little for each other, share it.
+"""The dynamic batcher: a queue of requests, and the tasks that execute its batches.
 
-Which requests these are is decided in `batching.py` and `lengths.py`; who waits, in `queue.py`.
+The rules for forming batches are in `batching.py` and `length_batching.py`, those of the queue in
+`queue.py`.
 """
 
 import asyncio
@@ -32,10 +33,10 @@ Task = asyncio.Task[None]
 class DynamicScheduler(Scheduler):
     """Batches by the rules of `dynamic_batching`, and by length where inputs are padded.
 
-    A task is started once an instance is free and a batch is due. It takes its batch when it runs,
-    so that whatever came in the same turn of the loop is in it (where that pays, in a few more:
-    `gathering.py`), and goes on while batches are due.
-    Raises InferenceError INVALID_ARG if the config's padding cannot be.
+    A task starts when an instance is free and a batch is due. It forms its batch when it runs, so
+    that requests of the same turn of the loop are in it; where that pays, it waits for some more
+    turns (`WaitHistory`). It continues while batches are due.
+    Raises InferenceError INVALID_ARG if the config's padding is invalid.
     """
 
     def __init__(
@@ -72,12 +73,12 @@ class DynamicScheduler(Scheduler):
     def submit(self, entry: Entry) -> None:
         waiting = self._admission.waiting(entry, time.monotonic_ns())
         self._queue.push(waiting)
-        entry.stream.on_cancel(partial(self._left, waiting))
+        entry.stream.on_cancel(partial(self._cancelled, waiting))
         if self._order is not None:
             self._order.arrived(entry.stream)
         if waiting.deadline_ns:
             self._timeout.set(waiting.deadline_ns)
-        if self._starting is None and self._free and not self._waits_for_more():
+        if self._starting is None and self._free and not self._batch_incomplete():
             self._consider()
 
     def answered(self, stream: ResponseStream) -> None:
@@ -89,8 +90,8 @@ class DynamicScheduler(Scheduler):
     async def prepare(self, instance: Instance) -> None:
         await self._batch_rules.prepare(instance)
 
-    def add(self, instance: Instance, share: Registration | None = None) -> None:
-        self._free.add(instance, share)
+    def add(self, instance: Instance, registration: Registration | None = None) -> None:
+        self._free.add(instance, registration)
         self._consider()
 
     def remove(self, instance: Instance, error: InferenceError) -> None:
@@ -125,10 +126,10 @@ class DynamicScheduler(Scheduler):
                 self._delay.clear()
                 self._timeout.clear()
 
-    # When is a task started?
+    # Starting tasks.
 
-    def _waits_for_more(self) -> bool:
-        """Whether one more request like those that wait for each other changes nothing."""
+    def _batch_incomplete(self) -> bool:
+        """Whether one more request cannot complete the batch that is waiting."""
         return (
             self._delay.is_set and self._admission.uniform and self._queue.rows < self._enough_rows
         )
@@ -162,7 +163,7 @@ class DynamicScheduler(Scheduler):
             self._delay.set(decision.until_ns)
         return bool(decision.batch)
 
-    # What a task does.
+    # Tasks.
 
     async def _serve(self, lease: Lease) -> None:
         task = asyncio.current_task()
@@ -189,7 +190,7 @@ class DynamicScheduler(Scheduler):
         self._waits.waited(before, self._queue.rows, enough)
 
     def _take(self, task: Task, lease: Lease) -> Execution | None:
-        """The execution that is due for a free instance, if any is."""
+        """The execution that is due on the instance, if any."""
         instance = lease.instance
         if self._starting == (task, lease):
             self._starting = None
@@ -211,7 +212,7 @@ class DynamicScheduler(Scheduler):
         return execution
 
     def _take_for_starting(self) -> None:
-        """Have tasks that are about to start take their batches now, to make room."""
+        """Form the batches of tasks that are about to start, to make room in the queue."""
         while self._starting is not None:
             self._take(*self._starting)
 
@@ -223,7 +224,7 @@ class DynamicScheduler(Scheduler):
             self._order.ended(each.entry.stream for each in batch)
 
     def _put_back(self, batch: Batch) -> None:
-        """Queue requests that their instance has not taken, at their places in the order."""
+        """Queue requests that their instance did not receive, at their places in the order."""
         for waiting in batch:
             stream = waiting.entry.stream
             if stream.done:
@@ -231,7 +232,7 @@ class DynamicScheduler(Scheduler):
                     self._order.ended((stream,))
                 continue
             self._queue.put_back(waiting)
-            stream.on_cancel(partial(self._left, waiting))
+            stream.on_cancel(partial(self._cancelled, waiting))
             if self._order is not None:
                 self._order.returned(stream)
             if waiting.deadline_ns:
@@ -243,12 +244,12 @@ class DynamicScheduler(Scheduler):
             self._starting = None
         lease.release()
 
-    # Who leaves the queue otherwise?
+    # Requests that leave the queue without an execution.
 
-    def _left(self, waiting: QueuedRequest) -> None:
+    def _cancelled(self, waiting: QueuedRequest) -> None:
         if waiting.queued:
             self._queue.remove((waiting,))
-            self._passed(waiting)
+            self._dropped(waiting)
 
     def _timed_out(self) -> None:
         self._reject_expired(time.monotonic_ns())
@@ -258,10 +259,10 @@ class DynamicScheduler(Scheduler):
 
     def _reject_expired(self, now_ns: int) -> None:
         for waiting in self._queue.expire(now_ns):
-            self._passed(waiting)
+            self._dropped(waiting)
             waiting.entry.stream.fail(InferenceError(Code.UNAVAILABLE, QUEUE_TIMEOUT))
 
-    def _passed(self, waiting: QueuedRequest) -> None:
+    def _dropped(self, waiting: QueuedRequest) -> None:
         if not self._queue:
             self._free.rest()
         if self._order is not None:

@@ -1,6 +1,6 @@
-"""Which requests of different lengths execute together, padded to the longest of them?
+"""Rules for forming batches of padded inputs, by the costs of their lengths.
 
-Triton's batcher never rearranges its queue; this one does, for models that declare padded inputs.
+Triton's batcher never reorders its queue; this one does, for models that declare padded inputs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,20 +14,20 @@ from gateway.schedulers.batching import Decision, most_rows
 from gateway.schedulers.queue import NS_PER_US, QueuedRequest
 
 LOOK_AHEAD = 128
-"""Requests that are considered for one batch; deciding takes less than a millisecond."""
+"""Number of requests considered for one batch; a decision takes less than a millisecond."""
 DEFAULT_BUDGET = 512
 BUDGET_PER_OVERHEAD = 16
-"""Tokens of budget for each token of overhead, where nothing has been measured."""
+"""Budget divided by overhead, without a measurement."""
 LEAST_BUDGET = 256
 LEAST_OVERHEAD = 8.0
-"""Measured beside other work, times may mislead: less than these would cost more than it gains."""
+"""Lower limits of measured values, which other load may distort."""
 NEARLY_BEST = 0.98
-"""The smallest batch with this part of the best throughput is enough, and answers sooner."""
+"""The budget is the smallest batch with this fraction of the best throughput."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTime:
-    """A batch with that many padded tokens took so long."""
+    """The measured time of a batch with that many padded tokens."""
 
     tokens: int
     seconds: float
@@ -40,9 +40,9 @@ class BatchTime:
 
 @dataclass(frozen=True, slots=True)
 class BatchCost:
-    """What a batch costs: its padded tokens and `overhead`, which is counted in tokens too.
+    """The cost of a batch: its padded tokens plus `overhead`, also in tokens.
 
-    `budget` is the most padded tokens that a batch of several requests has.
+    `budget` is the most padded tokens of a batch of several requests.
     """
 
     budget: int
@@ -50,14 +50,14 @@ class BatchCost:
 
     @classmethod
     def assumed(cls, budget: int = DEFAULT_BUDGET) -> "BatchCost":
-        """A budget about which nothing else is known."""
+        """The cost for a configured budget, without a measurement."""
         return cls(budget, budget / BUDGET_PER_OVERHEAD)
 
     @classmethod
     def measured(cls, points: Sequence[BatchTime]) -> "BatchCost":
         """The budget with the best throughput, and the overhead that fits the times up to it.
 
-        `points` come in the order of their tokens; from fewer than two nothing can be learnt.
+        `points` are in the order of their tokens. Fewer than two yield the default.
         """
         if len(points) < 2:
             return cls.assumed()
@@ -69,7 +69,7 @@ class BatchCost:
 
 
 def _overhead(points: Sequence[BatchTime]) -> float:
-    """Tokens' worth of the time that a batch of no tokens would take.
+    """The time of a batch without tokens, in tokens.
 
     A straight line through the times, by least squares of the relative errors.
     """
@@ -90,11 +90,11 @@ def _overhead(points: Sequence[BatchTime]) -> float:
 
 
 class LengthBatching:
-    """The cheapest way to cut the queue into batches; the one with the first request goes.
+    """Cuts the queue into the cheapest batches; the batch with the first request executes.
 
-    The requests are cut by length, so that each batch has near lengths, at most `cost.budget`
-    padded tokens and at most `max_batch_size` rows. Because the first always goes, a request is
-    passed over at most once for each request that was before it, whatever comes after it.
+    The requests are cut by length, so that a batch has similar lengths, at most `cost.budget`
+    padded tokens and at most `max_batch_size` rows. Since the first request always executes, a
+    request is overtaken at most once per request that was ahead of it.
     """
 
     def __init__(self, config: ModelConfig, batching: DynamicBatching, cost: BatchCost) -> None:
@@ -119,7 +119,7 @@ class LengthBatching:
 
 
 def _like_the_first(queue: Iterable[QueuedRequest]) -> list[QueuedRequest]:
-    """Those that may share a batch with the first; others of lower priority do not delay it."""
+    """The requests of the same key and priority as the first."""
     alike: list[QueuedRequest] = []
     for waiting in islice(queue, LOOK_AHEAD):
         if not alike or (waiting.key == alike[0].key and waiting.level == alike[0].level):
@@ -130,7 +130,7 @@ def _like_the_first(queue: Iterable[QueuedRequest]) -> list[QueuedRequest]:
 def cheapest(
     requests: Iterable[QueuedRequest], max_rows: int, cost: BatchCost
 ) -> list[tuple[QueuedRequest, ...]]:
-    """Cut requests, sorted by length, into batches that cost least in all.
+    """Cut requests, sorted by length, into batches of the least total cost.
 
     A batch costs its longest length times its rows, and the overhead. Each has at most `max_rows`
     rows and, unless it is a single request, at most `cost.budget` padded tokens.
@@ -146,9 +146,9 @@ def cheapest(
 
 
 def _starts(ranked: Sequence[QueuedRequest], max_rows: int, cost: BatchCost) -> list[int]:
-    """For each request, where the batch starts that ends with it, in the cheapest cut up to it."""
-    least = [0.0]  # the cost of the first n requests
-    useful = [0]  # their tokens without padding, less than which they cannot cost
+    """For each request the start of the batch that ends with it, in the cheapest cut up to it."""
+    least = [0.0]  # costs of the first n requests
+    useful = [0]  # their tokens without padding: a lower bound of the cost
     starts: list[int] = []
     for end, last in enumerate(ranked):
         best, best_start, rows = float("inf"), end, 0

@@ -1,7 +1,8 @@
-"""Who waits, in which order, and for how long? Priorities, timeouts and limits; times passed in.
+"""Queues of requests: admission, priorities, timeouts and limits.
 
-Triton's queue policies (`ModelQueuePolicy`, `priority_levels`): level 1 goes first, a level is
-first in first out, and those that a timeout has delayed come after the rest of their level.
+Triton's queue policies (`ModelQueuePolicy`, `priority_levels`): level 1 executes first, a level is
+first in first out, and requests delayed by a timeout follow the rest of their level. The time is
+an argument.
 """
 
 import heapq
@@ -20,20 +21,20 @@ from gateway.tensor import Tensor
 
 NS_PER_US = 1000
 KEPT_LEVELS = 16
-"""A client may name any level: those beyond so many are forgotten once they are empty."""
+"""Number of levels kept; clients may name any level, and further ones are deleted when empty."""
 SPARE_DEADLINES = 64
-"""Deadlines of requests that have gone are swept out once there are more, and more than half."""
+"""Number of stale deadlines that are kept, if they are less than half of all."""
 LENGTH_DIMENSION = 1
-"""Of a padded input: the first after the batch."""
+"""The dimension of a padded input that is its length: the first after the batch."""
 
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """A request in the queue, and all that decides when it is executed and with whom.
+    """A request in the queue, with the properties that decide about its batch.
 
-    `rows` is its batch size, at least 1; `level` its priority; `deadline_ns` when its timeout
-    ends, 0 if never. Requests of different `key` never share a batch. `length` is that of its
-    padded inputs. `queued` and `deadline` are kept by the queue.
+    `rows` is its batch size, at least 1; `level` its priority; `deadline_ns` the end of its
+    timeout, 0 without one. Requests with different `key` never share a batch. `length` is that of
+    its padded inputs. `queued` and `deadline` are set by the queue.
     """
 
     entry: Entry
@@ -49,7 +50,7 @@ class QueuedRequest:
 
 @dataclass(slots=True, order=True)
 class QueueDeadline:
-    """When a request has waited too long; forgets it once it has left."""
+    """The end of a request's timeout; `waiting` is None once the request has left the queue."""
 
     at_ns: int
     number: int
@@ -57,7 +58,7 @@ class QueueDeadline:
 
 
 class QueueRules:
-    """What `dynamic_batching` says of priorities, timeouts and limits."""
+    """Priorities, timeouts and limits of `dynamic_batching`."""
 
     def __init__(self, batching: DynamicBatching) -> None:
         self._levels = batching.priority_levels
@@ -67,24 +68,24 @@ class QueueRules:
         self._policies = batching.priority_queue_policy if self._levels else {}
 
     def level(self, priority: int) -> int:
-        """The level of a request of that priority: the default for 0 and for unknown levels."""
+        """The level of a request with that priority: the default for 0 and for unknown levels."""
         if not self._levels:
             return 0
         return priority if 0 < priority <= self._levels else self._default_level
 
     def limit(self, level: int) -> int:
-        """How many requests may wait in a level; 0 for any number."""
+        """The most requests of a level; 0 for any number."""
         return self._policy(level).max_queue_size
 
     def rejects(self, level: int) -> bool:
-        """Whether a request that waited too long is rejected; otherwise it is delayed."""
+        """Whether a timeout rejects the request; otherwise it is delayed."""
         return self._policy(level).timeout_action is TimeoutAction.REJECT
 
     def deadline_ns(self, level: int, timeout_us: int, now_ns: int) -> int:
-        """When a request that comes now, with this `timeout`, has waited too long; 0 if never.
+        """The end of the timeout of a request that arrives now; 0 without one.
 
-        A request can only shorten the model's default, and only if the policy allows it. Nobody
-        is delayed where responses keep their order: those that passed would wait for them.
+        A request can only shorten the model's default, and only if the policy allows it. With
+        `preserve_ordering` no request is delayed, since later responses would wait for it.
         """
         policy = self._policy(level)
         if self._in_order and policy.timeout_action is TimeoutAction.DELAY:
@@ -100,7 +101,7 @@ class QueueRules:
 
 @dataclass(slots=True)
 class _Level:
-    """One priority: requests in the order they came, then those that were delayed."""
+    """One priority: requests in order of arrival, then those delayed by a timeout."""
 
     live: OrderedDict[QueuedRequest, None] = field(default_factory=OrderedDict)
     delayed: OrderedDict[QueuedRequest, None] = field(default_factory=OrderedDict)
@@ -110,7 +111,7 @@ class _Level:
 
 
 class RequestQueue:
-    """The requests of one model that wait; a request leaves it from any place, at once."""
+    """The queued requests of one model; any request can be removed immediately."""
 
     def __init__(self, rules: QueueRules) -> None:
         self._rules = rules
@@ -125,7 +126,7 @@ class RequestQueue:
         return self._count
 
     def __iter__(self) -> Iterator[QueuedRequest]:
-        """Everybody, in the order in which they are to be executed."""
+        """All requests in the order of execution."""
         for number in self._order:
             level = self._levels[number]
             yield from level.live
@@ -133,19 +134,19 @@ class RequestQueue:
 
     @property
     def nearest_deadline_ns(self) -> int:
-        """When the queue is to be asked for what has expired; 0 if nothing will."""
+        """The next time at which a timeout ends; 0 if there is none."""
         deadlines = self._deadlines
         while deadlines and deadlines[0].waiting is None:
             heapq.heappop(deadlines)
         return deadlines[0].at_ns if deadlines else 0
 
     def full(self, level: int) -> bool:
-        """Whether a level has as many requests as it may have."""
+        """Whether a level has reached its limit."""
         limit = self._rules.limit(level)
         return limit > 0 and level in self._levels and len(self._levels[level]) >= limit
 
     def push(self, waiting: QueuedRequest) -> None:
-        """Take a request; it comes last in its level."""
+        """Append a request to its level."""
         self._level(waiting.level).live[waiting] = None
         waiting.queued = True
         self._count += 1
@@ -154,19 +155,19 @@ class RequestQueue:
             self._set_deadline(waiting)
 
     def put_back(self, waiting: QueuedRequest) -> None:
-        """Take a request again that no instance has taken, at its place in its level."""
+        """Insert a request that no instance received, at its place in its level."""
         self.push(waiting)
         level = self._levels[waiting.level]
         level.live = OrderedDict.fromkeys(sorted(level.live, key=lambda each: each.arrived_ns))
 
     def remove(self, batch: Iterable[QueuedRequest]) -> None:
-        """Let requests go; those that have left already are no error."""
+        """Remove requests; those that are not queued are ignored."""
         for waiting in batch:
             if waiting.queued:
                 self._remove(waiting)
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
-        """Remove and return those whose timeout has ended; delay those that are not rejected."""
+        """Remove and return requests rejected by their timeout; delay the other expired ones."""
         rejected: list[QueuedRequest] = []
         while self._deadlines and self._deadlines[0].at_ns <= now_ns:
             waiting = heapq.heappop(self._deadlines).waiting
@@ -213,7 +214,7 @@ class RequestQueue:
 
 
 class QueueAdmission:
-    """Makes what waits in the queue out of a request; prepared once per model."""
+    """Checks requests and prepares them for the queue; one per model."""
 
     def __init__(self, config: ModelConfig, rules: QueueRules, padding: Padding) -> None:
         self._rules = rules
@@ -225,7 +226,7 @@ class QueueAdmission:
         """Whether any two requests may share a batch."""
 
     def check(self, request: InferRequest) -> None:
-        """Raise INVALID_ARG unless all padded inputs have one length, and one the model takes."""
+        """Raise INVALID_ARG unless all padded inputs have one length that the model accepts."""
         if not self._padded:
             return
         found = {
@@ -253,7 +254,7 @@ class QueueAdmission:
             )
 
     def waiting(self, entry: Entry, now_ns: int) -> QueuedRequest:
-        """What the queue takes for a request that comes now."""
+        """The queued form of a request that arrives now."""
         request = entry.request
         level = self._rules.level(request.priority)
         return QueuedRequest(
@@ -274,11 +275,11 @@ class QueueAdmission:
 
 
 class Compatibility:
-    """Gives each request a key; only requests with equal keys may share a batch.
+    """Keys of requests; only requests with equal keys may share a batch.
 
-    Inputs of variable size must have items of one shape unless they are ragged; of a padded one
-    the length may differ. Shape tensors must be equal. If the model has optional inputs, the same
-    ones must be present.
+    Inputs of variable size must have equal shapes after the batch, unless they are ragged; the
+    lengths of padded inputs may differ. Shape tensors must be equal. If the model has optional
+    inputs, the same inputs must be present.
     """
 
     def __init__(self, config: ModelConfig, padding: Padding) -> None:

@@ -1,7 +1,6 @@
-"""Gives instances of all models their turns, if executions need resources that are limited.
+"""The rate limiter: turns of the instances of all models, by the resources they need.
 
-Triton's rate limiter. What is decided stands in `resources.py`; this keeps count. Without a
-limiter no instance has a share, and none waits for its turn.
+Triton's rate limiter (`ModelRateLimiter` of the model configuration).
 """
 
 import asyncio
@@ -16,25 +15,25 @@ from gateway.settings import ResourceLimit
 
 
 class ResourcePool(NamedTuple):
-    """A resource on one device, or with None the one that all devices share."""
+    """A resource of one device; None for a resource that all devices registration."""
 
     name: str
     device: int | None
 
 
 ResourceNeeds = Mapping[ResourcePool, int]
-"""How much of each pool an execution holds while it runs."""
+"""How much of each pool an execution holds."""
 
 
 class Claim(NamedTuple):
-    """What an instance that could execute needs; the smallest score goes first."""
+    """The needs of an instance that could execute; the lowest score has the first turn."""
 
     score: int
     needs: ResourceNeeds
 
 
 class Registration:
-    """What a place for an instance has in the rate limiter, until it leaves."""
+    """An instance's entry in the rate limiter, until `unregister`."""
 
     __slots__ = ("executions", "limiter", "needs", "priority")
 
@@ -46,77 +45,77 @@ class Registration:
 
     @property
     def claim(self) -> Claim:
-        """What it says when it could execute."""
+        """Its claim for a turn."""
         return Claim(self.executions * self.priority, self.needs)
 
     def unregister(self) -> None:
-        """Nothing will execute here any more; idempotent."""
+        """Remove it from the limiter; idempotent."""
         self.limiter.unregister(self)
 
 
 class RateLimitedInstances(Protocol):
-    """Whoever has instances that could execute; one for each model."""
+    """The instances of one model, as the rate limiter sees them."""
 
     def candidates(self) -> Iterator[tuple[Instance, Registration]]:
-        """Those that are free."""
+        """The free instances with their registrations."""
 
     def offer(self, instance: Instance) -> None:
-        """It is this one's turn: take it within this call, or leave it."""
+        """Give an instance its turn, which ends with this call."""
 
 
 class RateLimiter:
-    """Gives the instances of all models their turns, and counts what they hold.
+    """Gives the instances of all models their turns, and counts the resources they hold.
 
-    Turns are given in a turn of the event loop of their own, so that all who ask in one turn are
-    compared. Nobody holds anything while they wait, so nobody waits for each other.
+    Turns are given in a separate turn of the event loop, so that all requests for turns of one
+    loop turn are compared. A waiting instance holds no resources, so there is no deadlock.
     """
 
     def __init__(self, given: Sequence[ResourceLimit] = ()) -> None:
         self._given = tuple(given)
-        self._shares: dict[Registration, None] = {}
+        self._registrations: dict[Registration, None] = {}
         self._available: dict[ResourcePool, int] = {}
         self._held: Counter[ResourcePool] = Counter()
         self._asking: dict[RateLimitedInstances, None] = {}
         self._decision: asyncio.Handle | None = None
 
     def register(self, group: InstanceGroup, device: int) -> Registration:
-        """A share for a place of that group on that device; INVALID_ARG if it could never run."""
+        """Register an instance of a group on a device; INVALID_ARG if it could never execute."""
         priority = group.rate_limiter.priority if group.rate_limiter is not None else 0
-        share = Registration(self, needs_of(group, device), priority)
-        self._available = self._compute((*self._shares, share))
-        self._shares[share] = None
-        return share
+        registration = Registration(self, needs_of(group, device), priority)
+        self._available = self._compute((*self._registrations, registration))
+        self._registrations[registration] = None
+        return registration
 
-    def unregister(self, share: Registration) -> None:
-        """Forget a share; what is available is reckoned anew from those that stay."""
-        if share in self._shares:
-            del self._shares[share]
-            self._available = self._compute(self._shares)
+    def unregister(self, registration: Registration) -> None:
+        """Remove a registration, and recompute the available resources."""
+        if registration in self._registrations:
+            del self._registrations[registration]
+            self._available = self._compute(self._registrations)
             self._decide_soon()
 
-    def ask(self, applicant: RateLimitedInstances) -> None:
-        """Have `offer` called once, when it is the turn of a candidate."""
-        self._asking.setdefault(applicant)
+    def ask(self, model: RateLimitedInstances) -> None:
+        """Call `offer` once, in the turn of one of its candidates."""
+        self._asking.setdefault(model)
         self._decide_soon()
 
-    def rest(self, applicant: RateLimitedInstances) -> None:
-        """Do not call `offer`."""
-        if applicant in self._asking:
-            del self._asking[applicant]
+    def rest(self, model: RateLimitedInstances) -> None:
+        """Withdraw `ask`."""
+        if model in self._asking:
+            del self._asking[model]
             self._decide_soon()
 
-    def began(self, share: Registration) -> None:
-        """An execution has begun, and holds what it needs."""
-        share.executions += 1
-        self._held.update(share.needs)
+    def began(self, registration: Registration) -> None:
+        """Count an execution, and the resources that it holds."""
+        registration.executions += 1
+        self._held.update(registration.needs)
 
-    def ended(self, share: Registration) -> None:
-        """An execution has ended, one way or another."""
-        self._held.subtract(share.needs)
+    def ended(self, registration: Registration) -> None:
+        """Release the resources of an execution."""
+        self._held.subtract(registration.needs)
         self._decide_soon()
 
-    def _compute(self, shares: Iterable[Registration]) -> dict[ResourcePool, int]:
-        return availability((share.needs for share in shares), self._given)
+    def _compute(self, registrations: Iterable[Registration]) -> dict[ResourcePool, int]:
+        return availability((registration.needs for registration in registrations), self._given)
 
     def _decide_soon(self) -> None:
         if self._asking and self._decision is None:
@@ -126,22 +125,22 @@ class RateLimiter:
         self._decision = None
         while True:
             found = [
-                (applicant, instance, share)
-                for applicant in self._asking
-                for instance, share in applicant.candidates()
-                if share in self._shares
+                (model, instance, registration)
+                for model in self._asking
+                for instance, registration in model.candidates()
+                if registration in self._registrations
             ]
             left = {pool: count - self._held[pool] for pool, count in self._available.items()}
-            index = choose([share.claim for _, _, share in found], left)
+            index = choose([registration.claim for _, _, registration in found], left)
             if index is None:
                 return
-            applicant, instance, _ = found[index]
-            del self._asking[applicant]
-            applicant.offer(instance)
+            model, instance, _ = found[index]
+            del self._asking[model]
+            model.offer(instance)
 
 
 def needs_of(group: InstanceGroup, device: int) -> ResourceNeeds:
-    """What each execution on that device needs; of a resource named twice the larger count."""
+    """The needs of each execution on a device; the larger count of a resource named twice."""
     needs: dict[ResourcePool, int] = {}
     for each in group.rate_limiter.resources if group.rate_limiter is not None else ():
         pool = ResourcePool(each.name, None if each.global_ else device)
@@ -150,16 +149,16 @@ def needs_of(group: InstanceGroup, device: int) -> ResourceNeeds:
 
 
 def availability(
-    everybody: Iterable[ResourceNeeds], given: Sequence[ResourceLimit]
+    all_needs: Iterable[ResourceNeeds], given: Sequence[ResourceLimit]
 ) -> dict[ResourcePool, int]:
-    """How much there is of each pool that anybody needs.
+    """The available count of each pool that is needed.
 
-    It is what was `given`, if anything was (a resource that is not among it cannot be had), or
-    else the most that a single execution needs. Raises INVALID_ARG with Triton's texts if that
-    is too little for somebody, or if a resource is both on devices and shared.
+    If limits are `given`, a resource without one has a count of 0. Otherwise the count is the
+    most that a single execution needs. Raises INVALID_ARG with Triton's texts if the count is too
+    low for an execution, or if a resource is both global and of a device.
     """
     most: dict[ResourcePool, int] = {}
-    for needs in everybody:
+    for needs in all_needs:
         for pool, count in needs.items():
             most[pool] = max(count, most.get(pool, 0))
     found = {pool: _given(pool, given) for pool in most} if given else dict(most)
@@ -176,10 +175,10 @@ def availability(
 
 
 def choose(claims: Sequence[Claim], left: Mapping[ResourcePool, int]) -> int | None:
-    """The index of the claim whose instance executes next; None if there is not enough left.
+    """The index of the claim that executes next; None if no claim can.
 
-    Scores decide, and among equal ones the order. One for which there is not enough is passed
-    over, but only by those who leave it all that it waits for: who needs much is not starved.
+    Claims are in the order of their scores, then of their indices. A claim that has to wait is
+    overtaken only by claims that do not use what it waits for, so that it is not starved.
     """
     remaining = Counter(left)
     for index in sorted(range(len(claims)), key=lambda index: claims[index].score):
@@ -191,7 +190,7 @@ def choose(claims: Sequence[Claim], left: Mapping[ResourcePool, int]) -> int | N
 
 
 def _given(pool: ResourcePool, given: Sequence[ResourceLimit]) -> int:
-    """The largest limit that holds for a pool; a shared one has no device, whatever was said."""
+    """The largest limit of a pool; for a shared resource the device of a limit is ignored."""
     return max(
         (
             each.count

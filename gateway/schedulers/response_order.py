@@ -1,4 +1,4 @@
-"""In which order do responses leave? As their requests came, where the config asks for that."""
+"""The order of responses: that of their requests, with `preserve_ordering`."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from enum import Enum, auto
 from gateway.stream import ResponseStream
 
 HELD_LIMIT = 1024
-"""Requests answered before an earlier one: with so many, later ones wait in the queue."""
+"""Limit of requests whose responses wait for an earlier one; then no more are executed."""
 
 
 class _Stage(Enum):
@@ -17,10 +17,10 @@ class _Stage(Enum):
 
 
 class ResponseOrder:
-    """Holds each stream until every stream before it has ended (`preserve_ordering`).
+    """Holds each stream until every stream before it has ended.
 
-    What leaves the queue without an execution, cancelled or rejected, is not kept in order: it
-    has no response. A stream that is held keeps its responses itself, within its own limit.
+    Requests that leave the queue without an execution, cancelled or rejected, have no place in the
+    order. A held stream keeps its responses itself, within its own limit.
     """
 
     def __init__(self, limit: int = HELD_LIMIT) -> None:
@@ -29,36 +29,36 @@ class ResponseOrder:
         self._held = 0
 
     def arrived(self, stream: ResponseStream) -> None:
-        """The next stream in the order."""
+        """Append a stream to the order."""
         if self._stages:
             stream.hold()
         self._stages[stream] = _Stage.QUEUED
 
     def started(self, streams: Iterable[ResponseStream]) -> None:
-        """An execution has taken these."""
+        """Their execution started."""
         for stream in streams:
             self._stages[stream] = _Stage.EXECUTING
 
     def returned(self, stream: ResponseStream) -> None:
-        """The execution that took it has not begun: the stream is in the queue again."""
+        """Its execution did not begin: the stream is queued again."""
         self._stages[stream] = _Stage.QUEUED
 
     def ended(self, streams: Iterable[ResponseStream]) -> None:
-        """Their execution has ended."""
+        """Their execution ended."""
         for stream in streams:
             self._stages[stream] = _Stage.ENDED
             self._held += 1
         self._settle()
 
     def left(self, stream: ResponseStream) -> None:
-        """The stream has left the queue without an execution."""
+        """The stream left the queue without an execution."""
         if self._stages.pop(stream, None) is not None:
             stream.release()
             self._settle()
 
     @property
     def blocked(self) -> bool:
-        """Whether no more should be executed until the first has ended."""
+        """Whether no more may be executed until the first stream has ended."""
         return self._held >= self._limit and self._first() is _Stage.EXECUTING
 
     def _settle(self) -> None:

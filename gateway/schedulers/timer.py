@@ -1,4 +1,4 @@
-"""Call back when a time has come, to less than a millisecond."""
+"""Timers with a resolution below a millisecond."""
 
 import asyncio
 import time
@@ -9,11 +9,11 @@ MS_PER_SECOND = 1000
 
 
 class Timer:
-    """Calls back once, at the earliest of the times it was set for.
+    """Calls back once, at the earliest time that was set.
 
-    Event loops wait for whole milliseconds, while batches wait for tens of microseconds: what
-    remains below a millisecond is waited for turn by turn of the loop, which serves others
-    meanwhile. Times are those of `time.monotonic_ns`.
+    Event loops wait for whole milliseconds, but batches wait for tens of microseconds: below a
+    millisecond the timer takes one turn of the loop after the other. Times are those of
+    `time.monotonic_ns`.
     """
 
     def __init__(self, callback: Callable[[], None]) -> None:
@@ -22,7 +22,7 @@ class Timer:
         self._handle: asyncio.Handle | None = None
 
     def set(self, at_ns: int) -> None:
-        """Call back at that time, unless an earlier one is set."""
+        """Call back at that time, unless an earlier time is set."""
         if self._handle is not None:
             if self._at_ns <= at_ns:
                 return
@@ -36,7 +36,7 @@ class Timer:
         return self._handle is not None
 
     def clear(self) -> None:
-        """Do not call back."""
+        """Cancel the call."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

@@ -1,4 +1,4 @@
-"""What do a sequence's control inputs tell the model about each of its requests?"""
+"""Control inputs and implicit states that sequences add to requests."""
 
 import math
 import struct
@@ -18,15 +18,15 @@ from gateway.tensor import SIZES, Datatype, Tensor
 
 NO_SEQUENCE = SequenceTag(0)
 INITIAL_ANY_SIZE = 1
-"""A dimension of any size in a state that has no value yet."""
+"""The size of a variable dimension in an initial state."""
 MAX_BYTES = 2**31 - 1
-"""The most bytes of a state's file, as many as a message on gRPC has."""
+"""Limit of an initial state's file, in bytes: that of a gRPC message."""
 
 
 class ControlInputs:
     """The control tensors of one model (`ModelSequenceBatching.control_input`).
 
-    Each has shape [1], behind a batch of one if the model batches.
+    Each has shape [1], after a batch dimension of 1 if the model batches.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -44,11 +44,11 @@ class ControlInputs:
             self._flags[flags] = tuple([self._signal(*each, flags) for each in signals])
 
     def of(self, tag: SequenceTag) -> tuple[Tensor, ...]:
-        """The tensors for a request of a sequence."""
+        """The control tensors of a request."""
         return self._flags[tag.start, tag.end, True] + self._id_tensors(tag.correlation_id)
 
     def of_empty_slot(self) -> tuple[Tensor, ...]:
-        """The tensors for a slot that has no request."""
+        """The control tensors of an empty slot."""
         return self._flags[False, False, False] + self._id_tensors(0)
 
     def _signal(self, name: str, control: Control, flags: tuple[bool, bool, bool]) -> Tensor:
@@ -88,7 +88,7 @@ def _value(control: Control, truth: bool) -> bytes:
 
 
 def _id_data(datatype: Datatype, correlation_id: int | str) -> bytes | tuple[bytes, ...]:
-    """The id as the tensor holds it: of numbers that are too long the low bytes, as in Triton."""
+    """The id as tensor data; as in Triton, the low bytes of a number that is too long."""
     if datatype is Datatype.BYTES:
         return (str(correlation_id or "").encode("utf-8", "surrogatepass"),)
     size: int = SIZES[datatype]
@@ -96,7 +96,11 @@ def _id_data(datatype: Datatype, correlation_id: int | str) -> bytes | tuple[byt
 
 
 class ImplicitStates:
-    """The states of one model; `initial` are the values its config gives, by the input's name."""
+    """The implicit states of one model (`ModelSequenceBatching.state`).
+
+    Each request has the stored states among its inputs; the states in its response replace them.
+    `initial` has the values of the config, by names of inputs.
+    """
 
     def __init__(self, config: ModelConfig, initial: Mapping[str, Tensor]) -> None:
         batching = config.sequence_batching
@@ -117,17 +121,18 @@ class ImplicitStates:
 
     @property
     def initial(self) -> Mapping[str, Tensor]:
-        """What a sequence begins with."""
+        """The states at the start of a sequence."""
         return self._initial
 
     def shapes(self, states: Mapping[str, Tensor]) -> tuple[tuple[int, ...], ...]:
-        """The shapes that may differ: requests with different ones share no batch."""
+        """The shapes of variable states; requests with different shapes share no batch."""
         return tuple([states[name].shape for name in self._variable])
 
     def asked(self, request: InferRequest) -> tuple[RequestedOutput, ...]:
-        """The outputs that the model has to answer, its states among them.
+        """The outputs to request from the model, with its states.
 
-        Where there are states all are named: to some runtimes no name means those of the config.
+        All outputs are named if there are states: without names some runtimes compute only those
+        of the config.
         """
         if not self._inputs:
             return request.outputs
@@ -138,9 +143,9 @@ class ImplicitStates:
     def take(
         self, response: InferResponse, request: InferRequest, *, shared: bool
     ) -> tuple[InferResponse, dict[str, Tensor]]:
-        """What of a response the client gets, and the states in it by their inputs' names.
+        """The client's part of a response, and the states in it by names of inputs.
 
-        States of a batch are copied: a view would keep the memory of the whole batch.
+        With `shared`, states are copied: a view would keep the memory of the whole batch.
         """
         asked = {output.name for output in request.outputs} or self._shown
         found = {
@@ -177,7 +182,7 @@ def _stored(name: str, tensor: Tensor, shared: bool) -> Tensor:
 
 
 def read_initial_states(config: ModelConfig, folder: Path) -> dict[str, Tensor]:
-    """The values that a checked config gives to states, by the names of their inputs.
+    """The initial states of a checked config, by names of inputs. Blocks on files.
 
     `folder` is the model's, with its `initial_state/`. Raises InferenceError with Triton's texts:
     INVALID_ARG, or INTERNAL for a file that cannot be read.

@@ -1,4 +1,4 @@
-"""One instance and the sequences in its slots: when does it execute, and what?"""
+"""The sequences of one instance, and the tasks that execute their requests."""
 
 import asyncio
 import time
@@ -22,23 +22,23 @@ Task = asyncio.Task[None]
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """What a host tells of: sequences that need their slots no more, and rows that it has executed.
+class SequenceEvents:
+    """Callbacks for sequences that no longer need their slots, and for executed rows.
 
-    `again` is told of a row whose request is to be executed once more, before it is `executed`;
-    None if no request ever is.
+    `rescheduled` is called before `executed`, with a row whose request is to be executed again;
+    None if the model is not iterative.
     """
 
-    ended: Callable[[OpenSequence], None]
+    slot_unneeded: Callable[[OpenSequence], None]
     executed: Callable[[Sequence[Row]], None]
-    again: Callable[[Row], None] | None = None
+    rescheduled: Callable[[Row], None] | None = None
 
 
 class InstanceSequences:
-    """Hands what is ready of its sequences to one instance.
+    """Executes the ready requests of its sequences on one instance.
 
-    As in the dynamic batcher a task is started once the instance is free and something is due,
-    takes its rows when it runs, and goes on while more is due. `tasks` owns the executions.
+    As in the dynamic batcher, a task starts when the instance is free and a batch is due, forms
+    its batch when it runs, and continues while batches are due. `tasks` owns the tasks.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class InstanceSequences:
         instance: Instance,
         slots: Sequence[SequenceSlot],
         ready: ReadyRequests,
-        course: Course,
+        events: SequenceEvents,
         statistics: ModelStatistics,
         order: ResponseOrder | None,
     ) -> None:
@@ -54,7 +54,7 @@ class InstanceSequences:
         self.tasks: asyncio.TaskGroup | None = None
         self._instance = instance
         self._ready = ready
-        self._course = course
+        self._events = events
         self._statistics = statistics
         self._order = order
         self._inputs: ExecutionInputs | None = None
@@ -65,22 +65,22 @@ class InstanceSequences:
         self._held: dict[Task, Sequence[Row]] = {}
         self._emptied = asyncio.Event()
 
-    def open(self, filling: ExecutionInputs, share: Registration | None) -> None:
-        """Let the instance take executions."""
+    def open(self, filling: ExecutionInputs, registration: Registration | None) -> None:
+        """Start using the instance."""
         self._inputs = filling
-        self._free.add(self._instance, share)
+        self._free.add(self._instance, registration)
 
     def offer(self, sequence: OpenSequence) -> bool:
-        """Take note that a request of a sequence may execute, which is not busy.
+        """Make the next request of a sequence ready, which is not busy.
 
-        True if the sequence needs its slot no more.
+        True if the sequence no longer needs its slot.
         """
         if self._order is not None:
             self._order.arrived(sequence.waiting[0].entry.stream)
         return self._ready.offer(sequence)
 
     def drop(self, sequence: OpenSequence) -> list[Entry]:
-        """Forget what is ready of a sequence; its request that waited nowhere else, if any."""
+        """Remove the ready request of a sequence; return it unless it is in `waiting`."""
         waiting = self._ready.drop(sequence)
         if not self._ready:
             self._free.rest()
@@ -92,7 +92,7 @@ class InstanceSequences:
         return [waiting.entry]
 
     def drop_unbegun(self) -> list[OpenSequence]:
-        """Forget the sequences of which nothing has been executed; they are as they came."""
+        """Remove and return the sequences without any execution, with all of their requests."""
         found = self._ready.drop_unbegun()
         if self._order is not None:
             for sequence in found:
@@ -106,17 +106,17 @@ class InstanceSequences:
 
     @property
     def executions(self) -> list[Execution]:
-        """Those that have not ended."""
+        """The executions that have not ended."""
         return [execution for execution, _ in self._running.values()]
 
     @property
     def sequences(self) -> list[OpenSequence]:
-        """All that have a slot, or something ready."""
+        """All sequences that have a slot or a ready request."""
         inside = [slot.sequence for slot in self.slots if slot.sequence is not None]
         return list(dict.fromkeys([*inside, *self._ready.sequences]))
 
     def consider(self) -> None:
-        """Start a task if the instance is free and something is due; else look again when it is."""
+        """Start a task if the instance is free and a batch is due; else set the timer."""
         if self.tasks is None or self._starting is not None or not self._ready or not self._free:
             return
         if self._blocked or not self._is_due():
@@ -129,7 +129,7 @@ class InstanceSequences:
         self._starting = task
 
     def fail(self, error: InferenceError) -> None:
-        """The instance has died: what it executes gets the error, and it takes nothing more."""
+        """Stop using a dead instance: the requests that it was executing get the error."""
         self._free.remove(self._instance)
         self._delay.clear()
         for execution, rows in tuple(self._running.values()):
@@ -138,20 +138,20 @@ class InstanceSequences:
             execution.stop()
 
     async def emptied(self) -> None:
-        """Wait until no slot has a sequence and nothing is executed; then take nothing more."""
+        """Wait until no slot has a sequence and nothing executes; then stop using the instance."""
         self.notice_empty()
         await self._emptied.wait()
         self._free.remove(self._instance)
 
     def notice_empty(self) -> None:
-        """A slot may have lost its sequence."""
+        """Update `emptied`: a slot may have become free."""
         if not self._running and not self._ready and all(not each.sequence for each in self.slots):
             self._emptied.set()
         else:
             self._emptied.clear()
 
     def rest(self) -> None:
-        """The scheduler ends."""
+        """Start no further tasks: the scheduler ends."""
         self.tasks = None
         self._delay.clear()
 
@@ -167,7 +167,7 @@ class InstanceSequences:
             self._delay.set(decision.until_ns)
         return bool(decision.rows)
 
-    # What a task does.
+    # Tasks.
 
     async def _serve(self, lease: Lease) -> None:
         task = asyncio.current_task()
@@ -189,13 +189,13 @@ class InstanceSequences:
             freed=partial(self._freed, lease, task),
             call=call,
         )
-        if self._course.again is None:
+        if self._events.rescheduled is None:
             return make()
         by_stream: dict[object, Row] = {row.waiting.entry.stream: row for row in rows if row}
-        return make(rescheduled=partial(self._again, by_stream))
+        return make(rescheduled=partial(self._reschedule, by_stream))
 
     def _take(self, task: Task, lease: Lease) -> Execution | None:
-        """The execution that is due for the free instance, if any is."""
+        """The execution that is due on the instance, if any."""
         if self._starting is task:
             self._starting = None
         if not self._ready or self._blocked or not self._free.knows(self._instance):
@@ -219,22 +219,22 @@ class InstanceSequences:
         if self._order is not None:
             self._order.started(row.waiting.entry.stream for row in present)
         for sequence in self._ready.take(rows):
-            self._course.ended(sequence)
+            self._events.slot_unneeded(sequence)
 
-    def _again(self, rows: dict[object, Row], entry: Entry) -> None:
-        assert self._course.again is not None  # noqa: S101 - only then is this asked for
-        self._course.again(rows[entry.stream])
+    def _reschedule(self, rows: dict[object, Row], entry: Entry) -> None:
+        assert self._events.rescheduled is not None  # noqa: S101 - else it is not called
+        self._events.rescheduled(rows[entry.stream])
 
     def _freed(self, lease: Lease, task: Task) -> None:
-        """The instance is done with them, though not all is answered: their sequences may go on."""
-        self._course.executed(self._held.pop(task, ()))
+        """The instance takes another execution: the sequences of these rows may continue."""
+        self._events.executed(self._held.pop(task, ()))
         lease.release()
 
     def _ended(self, task: Task) -> None:
         _, rows = self._running.pop(task)
         if self._order is not None:
             self._order.ended(row.waiting.entry.stream for row in rows)
-        self._course.executed(self._held.pop(task, ()))
+        self._events.executed(self._held.pop(task, ()))
         self.notice_empty()
 
     def _finished(self, lease: Lease, task: Task) -> None:

@@ -1,6 +1,6 @@
-"""Which requests of a host's sequences execute together now, or until when do they wait?
+"""Ready requests of an instance's sequences, and rules for forming batches of them.
 
-A row is a sequence and the request that is next in it. Times are passed in.
+A row is a sequence and its next request. The time is an argument.
 """
 
 from abc import ABC, abstractmethod
@@ -16,16 +16,16 @@ from gateway.sequences.table import OpenSequence
 
 
 class Row(NamedTuple):
-    """A request of a sequence, as it goes into an execution."""
+    """A request of a sequence, as one row of an execution."""
 
     sequence: OpenSequence
     waiting: QueuedRequest
 
 
 class RowDecision(NamedTuple):
-    """What to do now: execute these, None for a slot without a request; or if there are none wait.
+    """Rows to execute now, None for an empty slot; if there are none, wait.
 
-    Then `until_ns` is when to decide again (0: only once more requests come).
+    `until_ns` is the time of the next decision (0: at the next request).
     """
 
     rows: Sequence[Row | None] = ()
@@ -33,41 +33,41 @@ class RowDecision(NamedTuple):
 
 
 class ReadyRequests(ABC):
-    """The requests of one instance's sequences that may execute: at most one of each."""
+    """The requests of one instance's sequences that may execute: at most one per sequence."""
 
     delays: bool
-    """Whether what is ready may have to wait for more."""
+    """Whether ready requests may wait for others."""
 
     @abstractmethod
     def __bool__(self) -> bool: ...
 
     @abstractmethod
     def offer(self, sequence: OpenSequence) -> bool:
-        """Take note of the next request of a sequence that is not busy; again is fine.
+        """Add the next request of a sequence that is not busy; idempotent.
 
-        True if the sequence needs its slot no more.
+        True if the sequence no longer needs its slot.
         """
 
     @abstractmethod
     def drop(self, sequence: OpenSequence) -> QueuedRequest | None:
-        """Forget a sequence; the request of it that is not among its waiting ones any more."""
+        """Remove a sequence; return its request that is no longer in its `waiting`, if any."""
 
     @abstractmethod
     def drop_unbegun(self) -> list[OpenSequence]:
-        """Forget the sequences of which nothing has been executed; they are as they came."""
+        """Remove and return the sequences without any execution, with all of their requests."""
 
     @property
     @abstractmethod
     def sequences(self) -> list[OpenSequence]:
-        """Those that have something ready."""
+        """The sequences that have a ready request."""
 
     @abstractmethod
     def decide(self, now_ns: int) -> RowDecision:
-        """What to do for a free instance, if anything is ready."""
+        """The decision for a free instance; at least one request is ready."""
 
     @abstractmethod
     def take(self, rows: Sequence[Row | None]) -> list[OpenSequence]:
-        """Let rows into an execution; the sequences that need their slots no more."""
+        """Remove rows that execute; return the sequences that no longer need their slots."""
 
 
 def _is_last(row: Row) -> bool:
@@ -88,7 +88,7 @@ class ReadySlots(ReadyRequests):
         return bool(self._rows)
 
     def offer(self, sequence: OpenSequence) -> bool:
-        assert sequence.slot is not None  # noqa: S101 - who waits for a slot is not offered
+        assert sequence.slot is not None  # noqa: S101 - only sequences with a slot are offered
         self._rows[sequence.slot.number] = Row(sequence, sequence.waiting[0])
         return False
 
@@ -107,10 +107,10 @@ class ReadySlots(ReadyRequests):
         return [row.sequence for row in self._rows.values()]
 
     def decide(self, now_ns: int) -> RowDecision:
-        """Those that differ in shape from who is ready for longest are left for later.
+        """All rows that are compatible with the longest ready request; the others are padding.
 
-        Their rows have no request. Triton goes by the lowest slot instead: there a sequence that
-        has much queued keeps those of other shapes in higher slots waiting until it has nothing.
+        Triton takes the lowest slot instead of the longest ready request. There a sequence with
+        many queued requests blocks sequences of other shapes in higher slots.
         """
         if until_ns := self._wait_until(now_ns):
             return RowDecision(until_ns=until_ns)
@@ -131,7 +131,7 @@ class ReadySlots(ReadyRequests):
         return ended
 
     def _wait_until(self, now_ns: int) -> int:
-        """Until when to wait for more slots to be ready; 0 to execute now."""
+        """The time until which to wait for more slots; 0 to execute now."""
         if not self.delays or len(self._rows) >= self._enough:
             return 0
         oldest_ns = min(row.waiting.arrived_ns for row in self._rows.values())
@@ -140,7 +140,7 @@ class ReadySlots(ReadyRequests):
 
 
 class ReadyCandidates(ReadyRequests):
-    """The oldest strategy: the next requests of all sequences form batches as they come."""
+    """The oldest strategy: the next requests of all sequences form batches in order of arrival."""
 
     def __init__(self, config: ModelConfig, strategy: StrategyOldest) -> None:
         self._batching = FirstComeBatching(

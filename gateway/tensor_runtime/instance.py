@@ -1,4 +1,4 @@
-"""What a runtime of tensors in, tensors out implements: one blocking method."""
+"""Instances of runtimes that compute output tensors from input tensors."""
 
 import asyncio
 import logging
@@ -21,22 +21,22 @@ from gateway.tensor_runtime.thread import LIMIT_NS, OwnThread, ShortExecutions
 
 log = logging.getLogger("sluice.tensors")
 HOLD_NS = 500_000
-"""After so much time on the event loop the next run lets others have their turn first."""
+"""Time on the event loop after which the next execution yields a turn first."""
 NONE: Set[str] = frozenset()
 
 
 class TensorInstance(Instance):
-    """Stacks the inputs of an execution, runs it on a thread of its own, splits the outputs.
+    """Stacks the inputs of an execution, computes on a thread of its own, splits the outputs.
 
-    Subclasses write `run`, `abort` if a run can be cut short, and `release` if they hold what
-    must be freed. Those with `steady` set may also run on the event loop, while that is measured
-    to be so short that a thread would cost more (see `short_runs.py`).
+    Subclasses implement `run`, `abort` if a run can be aborted, and `release` if they hold
+    memory or handles. With `steady`, executions that are shorter than the switch to the thread
+    run on the event loop (`ShortExecutions`).
     """
 
     steady = False
-    """Whether a run only computes, never waits, and takes as long as others of as many rows."""
+    """Whether `run` only computes, never waits, and takes the same time for the same rows."""
     gpu: int | None = None
-    """The GPU that runs compute on, if inputs may lie there and outputs may be left there."""
+    """The GPU of the runtime, if inputs and outputs may be in its memory."""
 
     def __init__(self, config: ModelConfig, name: str) -> None:
         self._batching = config.batching
@@ -52,23 +52,23 @@ class TensorInstance(Instance):
     def run(
         self, inputs: Mapping[str, Tensor], outputs: Sequence[str], staying: Set[str]
     ) -> Mapping[str, Tensor]:
-        """Compute the named outputs, in that order; blocks, without the interpreter's lock.
+        """Compute the named outputs, in that order; blocks, without the interpreter lock.
 
-        The data of those `staying` is to be left on the GPU, as DeviceMemory: it is copied before
+        The data of outputs in `staying` remains on the GPU, as DeviceMemory: it is copied before
         the next run. Shapes have the leading batch dimension if the model batches.
 
-        Raises InferenceError. The data of one request may be what made a batch fail: its halves
-        are run again, and theirs, until only requests that fail alone are left with the error.
+        Raises InferenceError. A batch that fails is halved and run again, and its halves, until
+        only requests that fail alone have the error.
         """
 
     def abort(self) -> None:
-        """Ask the run under way, if there is one, to end early: nobody waits for it any more.
+        """Ask the current run, if any, to end early: its execution was cancelled.
 
-        Called on the event loop, beside `run`. Without it a run just goes on to its end.
+        Called on the event loop during `run`. By default the run continues to its end.
         """
 
     def release(self) -> None:
-        """Free what `run` uses; called once, on the same thread, after the last run."""
+        """Free memory and handles; called once, on the same thread, after the last run."""
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         rows = self._rows(requests)
@@ -81,17 +81,17 @@ class TensorInstance(Instance):
             yield answer
 
     async def close(self) -> None:
-        """Wait for the last run, and free everything."""
+        """Wait for the last run, then release."""
         released = self._thread.call(self.release)
         self._thread.stop()
         await released
 
     async def _answer_on_loop(self, requests: Sequence[InferRequest], rows: int) -> list[Answer]:
-        if self._held_ns > HOLD_NS:  # a backlog of short runs must not keep all others waiting
+        if self._held_ns > HOLD_NS:  # a backlog of short executions must not block the loop
             self._held_ns = 0
             await asyncio.sleep(0)
-        # The processor's clock is dear, and asked only once a run has seemed long: others may have
-        # had the processor meanwhile.
+        # The thread's clock is slow: it is read only after an execution that seemed long, since
+        # other threads may have used the processor meanwhile.
         processor_began_ns = time.thread_time_ns() if self._seemed_long else 0
         began_ns = time.perf_counter_ns()
         try:
@@ -124,7 +124,7 @@ class TensorInstance(Instance):
         return sum(request.inputs[0].shape[0] for request in requests if request.inputs)
 
     def _thread_is_idle(self) -> bool:
-        """Whether no run that somebody left is still under way: two at once there must not be."""
+        """Whether no cancelled run is still in progress; runs must not overlap."""
         return self._left is None or self._left.done()
 
     def _answer(self, requests: Sequence[InferRequest]) -> list[Answer]:
@@ -137,7 +137,7 @@ class TensorInstance(Instance):
     def _divided(
         self, part: Sequence[InferRequest], execution: Sequence[InferRequest]
     ) -> list[InferResponse | InferenceError]:
-        """Answers to a part of an execution; unless that was left, what fails is halved."""
+        """Answers to a part of an execution; a part that fails is halved, unless cancelled."""
         try:
             return [*self._responses(part)]
         except InferenceError as error:
@@ -166,18 +166,21 @@ class TensorInstance(Instance):
 
 
 def _duration_ns(answers: Sequence[Answer]) -> int:
-    """How long the execution took, from its first answer; 0 if that failed."""
+    """The duration in the first answer; 0 if that is an error."""
     _, response = answers[0]
     phases = response.phases if isinstance(response, InferResponse) else None
     return phases.input_ns + phases.infer_ns + phases.output_ns if phases else 0
 
 
 def _nothing() -> None:
-    """What is called to learn that the thread has come so far."""
+    """A call that ends after all earlier calls of the thread."""
 
 
 def staying(gpu: int | None, requests: Sequence[InferRequest]) -> Set[str]:
-    """The names of the outputs that are wanted on that GPU; `gpu` is None on the host."""
+    """The names of the outputs requested in regions on that GPU; `gpu` is None on the host.
+
+    Outputs of a single request are copied within the GPU. Those of a batch are split on the host.
+    """
     if gpu is None or len(requests) > 1:
         return NONE
     return {name for name, region in _regions(requests[0]).items() if _is_on(gpu, region)}
@@ -186,9 +189,9 @@ def staying(gpu: int | None, requests: Sequence[InferRequest]) -> Set[str]:
 def delivered(
     outputs: Mapping[str, Tensor], names: Set[str], request: InferRequest
 ) -> Mapping[str, Tensor]:
-    """The outputs, with those of these names where the request wants them; blocks.
+    """The outputs, with the named ones copied into the request's regions; blocks.
 
-    One that is larger than its place stays where it is: whoever encodes the response refuses it.
+    An output that is larger than its region is not copied: encoding the response refuses it.
     """
     regions = _regions(request)
     return {
@@ -208,7 +211,7 @@ def _is_on(gpu: int, region: SharedRegion) -> bool:
 def _placed(tensor: Tensor, region: SharedRegion) -> Tensor:
     data, memory = tensor.data, region.memory
     if not isinstance(data, DeviceMemory) or not isinstance(memory, DeviceRegion):
-        return tensor  # a runtime may have made it on the host
+        return tensor  # the runtime may have computed it on the host
     if len(data) > region.byte_size:
         return tensor
     there = memory.part(region.offset, len(data))

@@ -178,7 +178,7 @@ def test_a_sequence_that_is_given_up_leaves_the_backlog() -> None:
     first = push(found, 1, "start end")
     second, third = push(found, 2, "start"), push(found, 3, "start")
     push(found, 2)
-    assert texts(found.give_up(second)) == ["2", "2"]
+    assert texts(found.drop(second)) == ["2", "2"]
     assert not found.knows(2)
     assert found.release(first, 0) is third
 
@@ -215,7 +215,7 @@ def test_to_close_twice_is_to_close_once() -> None:
     push(found, 1, "start")
     found.close(sequence)
     assert found.knows(1)
-    assert found.give_up(sequence)
+    assert found.drop(sequence)
     assert found.knows(1)
 
 
