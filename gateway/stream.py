@@ -1,10 +1,8 @@
 """Response streams: the responses to one request, from a backend to one reader."""
 
 import asyncio
-from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from types import TracebackType
 from typing import Protocol, Self
 
 from gateway.errors import Code, InferenceError
@@ -62,28 +60,7 @@ class StreamRecorder(Protocol):
         """The stream ended: complete, failed or cancelled. Called exactly once."""
 
 
-class Leavable:
-    """What is left by `cancel` at the end of a `with` block, however that ends."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.cancel()
-
-    @abstractmethod
-    def cancel(self) -> None:
-        """Say that nobody waits any more; idempotent."""
-
-
-class ResponseStream(Leavable):
+class ResponseStream:
     """Bounded queue of the responses to one request; read by one task inside `with`.
 
     Producers call `put`, `fail` and `end`, which never wait; while the stream is `full`, a
@@ -134,6 +111,12 @@ class ResponseStream(Leavable):
         self._listener: Callable[[], None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._on_cancel: Callable[[], None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
 
     # For producers.
 

@@ -144,7 +144,7 @@ class TensorInstance(Instance):
             if self._executing is not execution:
                 raise
             if part is execution:
-                log.warning("batch failed, its halves are tried", extra={"reason": error.reason})
+                log.warning("batch failed, halves retried", extra={"reason": error.reason})
             if len(part) == 1:
                 return [error]
         middle = len(part) // 2

@@ -179,7 +179,7 @@ async def test_bad_data_of_one_request_leaves_its_batch_alone(
     assert isinstance(found[1][1], InferenceError)
     assert found[1][1].message == "negative"
     assert runtime.batches == [[1, -1, 2, 3], [1, -1], [1], [-1], [2, 3]]
-    assert [each.message for each in caplog.records] == ["batch failed, its halves are tried"]
+    assert [each.message for each in caplog.records] == ["batch failed, halves retried"]
 
 
 async def test_an_output_that_does_not_divide_over_the_batch_is_an_error() -> None:

@@ -3,16 +3,17 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
-from gateway.stream import Leavable, ResponseStream
+from gateway.stream import ResponseStream
 
 BURST = 32
 """So many are submitted in a row before others have their turn."""
 
 
-class RequestWindow(Leavable):
+class RequestWindow(AbstractContextManager["RequestWindow"]):
     """Inside `with`, `take` gives the one response of each request; leaving cancels the rest.
 
     One task takes. A model that has no room gets as many at once as it took; only if that is
@@ -29,6 +30,9 @@ class RequestWindow(Leavable):
         self._requests = deque(requests)
         self._limit = limit
         self._streams: deque[ResponseStream] = deque()
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
 
     def cancel(self) -> None:
         """Say that nobody waits any more; idempotent. Who still takes gets CANCELLED."""
