@@ -88,7 +88,7 @@ def test_a_shape_that_lacks_a_variable_dimension_does_not_fit() -> None:
     assert Reshape((-1,), (-1,), batching=True).shape((0,)) is None
 
 
-def test_what_has_nothing_to_reshape_is_passed_as_it_is() -> None:
+def test_tensors_without_a_reshape_are_unchanged() -> None:
     plain = ModelConfig(name="m", input=(ModelInput(name="X", data_type=FP32, dims=(4,)),))
     assert not Reshapes(plain)
     flag = InferResponse(final=True)

@@ -25,7 +25,7 @@ def test_elements_of_either_form_follow_each_other() -> None:
 ROWS = array_tensor("y", Datatype.INT32, np.arange(12, dtype=np.int32).reshape(4, 3))
 
 
-def test_rows_are_dealt_out_in_order() -> None:
+def test_rows_are_split_in_order() -> None:
     parts = cut_rows(ROWS, [1, 0, 3])
     assert [part.shape for part in parts] == [(1, 3), (0, 3), (3, 3)]
     assert [part.array().tolist() for part in parts] == [
@@ -35,12 +35,12 @@ def test_rows_are_dealt_out_in_order() -> None:
     ]
 
 
-def test_elements_are_dealt_out_by_shapes() -> None:
+def test_elements_are_split_by_shapes() -> None:
     parts = cut(ROWS, [(2, 2), (8,)])
     assert [part.array().tolist() for part in parts] == [[[0, 1], [2, 3]], list(range(4, 12))]
 
 
-def test_strings_are_dealt_out_by_number_whatever_their_form() -> None:
+def test_strings_are_split_by_number_in_either_form() -> None:
     words = (b"a", b"bc", b"", b"d")
     wire = b"\x01\x00\x00\x00a\x02\x00\x00\x00bc\x00\x00\x00\x00\x01\x00\x00\x00d"
     for data in (words, wire):

@@ -132,7 +132,7 @@ async def test_steps_start_once_their_inputs_are_there_and_side_by_side(serve: S
     assert ensemble["join"].asked == ["from b", "from c"]
 
 
-async def test_steps_that_nobody_asked_for_do_not_run(serve: Serve) -> None:
+async def test_steps_without_requested_outputs_do_not_run(serve: Serve) -> None:
     steps = (call("a", "text_input", "Y"), call("b", "text_input", "Z"))
     ensemble = Ensemble(serve, *steps, outputs="Y Z")
     with ensemble.ask(outputs=(RequestedOutput("Z"),)) as stream:
@@ -147,7 +147,7 @@ async def test_steps_that_nobody_asked_for_do_not_run(serve: Serve) -> None:
     assert [output.name for output in answer.outputs] == ["Y", "Z"]
 
 
-async def test_a_step_inherits_what_the_request_says(serve: Serve) -> None:
+async def test_a_step_has_the_id_and_parameters_of_the_request(serve: Serve) -> None:
     ensemble = chain(serve)
     said = {
         "id": "r1",
@@ -170,7 +170,7 @@ async def test_a_step_inherits_what_the_request_says(serve: Serve) -> None:
     assert answer.parameters == {"sequence_id": 9, "sequence_start": True, "sequence_end": False}
 
 
-async def test_a_response_may_say_of_which_sequence_what_follows_is(serve: Serve) -> None:
+async def test_a_response_may_change_the_sequence_of_later_steps(serve: Serve) -> None:
     ensemble = chain(serve)
     with ensemble.ask(sequence=SequenceTag(9, start=True)) as stream:
         told = {"sequence_id": "other", "sequence_end": True, "foo": "bar"}
@@ -206,7 +206,7 @@ async def test_a_response_may_say_of_which_sequence_what_follows_is(serve: Serve
         ),
     ],
 )
-async def test_what_a_response_says_of_the_sequence_must_be_of_the_right_type(
+async def test_sequence_parameters_of_a_response_must_have_the_right_type(
     serve: Serve, parameters: dict[str, Any], problem: str
 ) -> None:
     ensemble = chain(serve)
@@ -216,7 +216,7 @@ async def test_what_a_response_says_of_the_sequence_must_be_of_the_right_type(
         assert await error_of(stream) == (Code.INVALID_ARG, f"in ensemble 'e', {problem}")
 
 
-async def test_a_tensor_that_nobody_made_counts_as_left_out(serve: Serve) -> None:
+async def test_a_missing_tensor_is_an_omitted_input(serve: Serve) -> None:
     steps = (call("a", "text_input", "m"), join("b", "text_input", "m"))
     ensemble = Ensemble(serve, *steps, configs={"b": joining(2, optional=True)})
     with ensemble.ask("x") as stream:
@@ -229,7 +229,7 @@ async def test_a_tensor_that_nobody_made_counts_as_left_out(serve: Serve) -> Non
         assert await soon(read_all(stream)) == ["made"]
 
 
-async def test_what_the_members_took_is_added_up(serve: Serve) -> None:
+async def test_the_phases_of_members_are_summed(serve: Serve) -> None:
     ensemble = chain(serve)
     with ensemble.ask() as stream:
         for name in "ab":
@@ -282,7 +282,7 @@ async def test_a_request_that_a_member_refuses_ends_the_ensemble_s(serve: Serve)
         )
 
 
-async def test_a_member_that_never_answers_leaves_nothing_to_run(serve: Serve) -> None:
+async def test_a_member_without_a_response_is_a_deadlock(serve: Serve) -> None:
     ensemble = chain(serve)
     with ensemble.ask() as stream:
         (await ensemble["a"].begun()).end()
@@ -318,7 +318,7 @@ async def test_a_final_flag_behind_the_answer_is_fine(serve: Serve) -> None:
         assert await soon(read_all(stream)) == ["b"]
 
 
-async def test_a_crash_of_a_member_is_told_without_its_insides(
+async def test_a_crash_of_a_member_is_reported_without_its_text(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     ensemble = chain(serve)
@@ -334,7 +334,7 @@ async def test_a_crash_of_a_member_is_told_without_its_insides(
 # Whoever leaves.
 
 
-async def test_a_client_that_leaves_stops_every_step(serve: Serve) -> None:
+async def test_a_disconnect_cancels_every_step(serve: Serve) -> None:
     ensemble = fork(serve)
     with ensemble.ask():
         (await ensemble["a"].begun()).finish("m")
@@ -346,7 +346,7 @@ async def test_a_client_that_leaves_stops_every_step(serve: Serve) -> None:
     assert [model.in_flight for model in ensemble.models.values()] == [0, 0, 0, 0]
 
 
-async def test_a_client_that_leaves_before_anything_begins_is_nobody_s_work(serve: Serve) -> None:
+async def test_a_request_cancelled_before_its_start_starts_no_step(serve: Serve) -> None:
     ensemble = chain(serve)
     ensemble.ask().cancel()
     await settle()
@@ -379,7 +379,7 @@ def decoupled(*names: str) -> dict[str, ModelConfig]:
     return {name: replace(TEXT, model_transaction_policy=DECOUPLED) for name in names}
 
 
-async def test_each_response_of_a_decoupled_step_goes_its_own_way(serve: Serve) -> None:
+async def test_each_response_of_a_decoupled_step_begins_its_own_flow(serve: Serve) -> None:
     ensemble = chain(serve, configs=decoupled("a"), model_transaction_policy=DECOUPLED)
     with ensemble.ask() as stream:
         a = await ensemble["a"].begun()
@@ -439,7 +439,7 @@ async def test_a_decoupled_step_that_fails_late_ends_the_stream(serve: Serve) ->
         assert await error_of(stream) == (Code.INTERNAL, "in ensemble 'e', too late")
 
 
-async def test_a_fast_step_is_held_back_by_a_slow_one_behind_it(serve: Serve) -> None:
+async def test_a_fast_step_is_blocked_by_a_slow_one_behind_it(serve: Serve) -> None:
     ensemble = chain(serve, configs=decoupled("a"), model_transaction_policy=DECOUPLED)
     most = MAX_FLOWS + 2 * DEFAULT_LIMIT
     with ensemble.ask() as stream:
@@ -529,7 +529,7 @@ async def test_a_step_at_its_limit_holds_back_the_one_before_it(serve: Serve) ->
     assert ensemble["b"].asked == [str(number) for number in range(200)]
 
 
-async def test_whoever_was_let_in_and_leaves_makes_room(serve: Serve) -> None:
+async def test_a_cancelled_call_makes_room_in_the_limit(serve: Serve) -> None:
     ensemble = chain(serve, max_inflight_requests=1)
     first, second = ensemble.ask("1"), ensemble.ask("2")
     await ensemble["a"].begun()

@@ -47,7 +47,7 @@ def test_members_that_fit_are_accepted_and_a_decoupled_one_makes_the_ensemble_so
 
 
 @pytest.mark.parametrize("name", [name for name in UNFIT if not name.startswith("x_version")])
-def test_members_that_do_not_fit_are_told(name: str) -> None:
+def test_members_that_do_not_fit_are_refused(name: str) -> None:
     text, problem = UNFIT[name]
     with pytest.raises(InferenceError) as caught:
         wired(config_of(name, text))
@@ -80,7 +80,7 @@ def test_a_decoupled_call_behind_another_is_one_of_its_own() -> None:
     )
 
 
-def test_what_clients_see_reshaped_is_compared_as_members_see_it() -> None:
+def test_reshaped_tensors_are_compared_with_the_members_shapes() -> None:
     config = config_of("e", ensemble(calls("bat4", "X", "Y"), kind="INT32 1, 2", more=BATCH_4))
     with pytest.raises(InferenceError):
         wired(config)
@@ -95,7 +95,7 @@ def test_what_clients_see_reshaped_is_compared_as_members_see_it() -> None:
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_what_is_wrong_with_an_ensemble_is_told(name: str) -> None:
+def test_an_invalid_ensemble_is_refused(name: str) -> None:
     config, problem = UNREADABLE[name]
     with pytest.raises(InferenceError) as caught:
         normalise(parse(config, f"{name}/config.pbtxt"), name)
@@ -103,6 +103,6 @@ def test_what_is_wrong_with_an_ensemble_is_told(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*SERVED, *UNFIT])
-def test_an_ensemble_whose_data_flows_is_fine_in_itself(name: str) -> None:
+def test_a_valid_ensemble_has_no_problems(name: str) -> None:
     config = (SERVED | {key: text for key, (text, _) in UNFIT.items()})[name]
     assert normalise(parse(config, f"{name}/config.pbtxt"), name).platform == "ensemble"

@@ -17,7 +17,7 @@ def add(flow: DataFlow, *names: str) -> list[str]:
     return [step.model for step in flow.add((name, THERE) for name in names)]
 
 
-def test_a_step_is_due_once_all_that_it_reads_is_there() -> None:
+def test_a_step_is_due_once_all_of_its_inputs_exist() -> None:
     flow = DataFlow(DIAMOND.plan(("Y", "Z")))
     assert add(flow, "X") == ["a"]
     assert add(flow, "m") == ["b", "c"]
@@ -30,12 +30,12 @@ def test_a_step_is_due_once_all_that_it_reads_is_there() -> None:
     assert flow.complete
 
 
-def test_tensors_that_come_together_make_a_step_due_once() -> None:
+def test_tensors_added_together_make_a_step_due_once() -> None:
     flow = DataFlow(DIAMOND.plan(("Y", "Z")))
     assert add(flow, "l", "r") == ["d", "e"]
 
 
-def test_steps_that_nobody_asked_for_are_never_due() -> None:
+def test_steps_without_requested_outputs_are_never_due() -> None:
     flow = DataFlow(DIAMOND.plan(("Z",)))
     assert add(flow, "m") == ["c"]
     assert add(flow, "l") == []
@@ -48,7 +48,7 @@ def test_an_output_that_is_an_input_is_there_at_once() -> None:
     assert flow.complete
 
 
-def test_every_step_of_a_random_graph_runs_once_and_after_what_it_reads() -> None:
+def test_every_step_of_a_random_graph_runs_once_and_after_its_inputs() -> None:
     chance = random.Random(7)
     for _ in range(200):
         steps = [("s0", "A", "B")]
@@ -70,7 +70,7 @@ def test_every_step_of_a_random_graph_runs_once_and_after_what_it_reads() -> Non
         assert flow.complete
 
 
-def test_whoever_comes_to_a_full_gate_is_started_when_somebody_leaves_in_order() -> None:
+def test_calls_beyond_the_limit_start_in_order_when_others_end() -> None:
     limit, started = StepLimit(2), list[str]()
     starts = {name: partial(started.append, name) for name in "abcde"}
     assert [limit.acquire(starts[name]) for name in "abcde"] == [True, True, False, False, False]

@@ -19,7 +19,7 @@ from gateway.ensembles.tensors import converted
         ((4,), 0, (-1,), True, (1, 4)),
     ],
 )
-def test_a_batch_of_one_is_added_or_left_out_where_shapes_do_not_agree_as_they_are(
+def test_a_batch_dimension_of_one_is_added_or_removed_where_shapes_disagree(
     shape: tuple[int, ...],
     rows: int,
     dims: tuple[int, ...],

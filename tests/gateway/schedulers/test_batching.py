@@ -62,14 +62,14 @@ def test_nothing_is_due_in_an_empty_queue() -> None:
     ],
     ids=str,
 )
-def test_without_a_delay_the_best_preferred_size_goes_or_else_what_there_is(
+def test_without_a_delay_the_largest_preferred_size_executes_or_else_all(
     preferred: tuple[int, ...], sizes: tuple[int, ...], expected: str
 ) -> None:
     decision = batching(preferred_batch_size=preferred).decide(rows(*sizes), 0)
     assert sent(decision) == expected
 
 
-def test_a_backlog_of_seven_goes_as_four_and_three() -> None:
+def test_a_backlog_of_seven_executes_as_four_and_three() -> None:
     rules, queue, batches = batching(preferred_batch_size=(4,)), rows(*(1,) * 7), []
     while queue:
         batches.append(sent(rules.decide(queue, 0)))
@@ -91,12 +91,12 @@ def test_requests_wait_for_a_preferred_size_until_the_delay_is_over(now_ms: floa
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 7])
-def test_once_the_delay_is_over_all_go_whatever_their_number(count: int) -> None:
+def test_after_the_delay_all_requests_execute(count: int) -> None:
     decision = batching(**DELAY).decide(rows(*(1,) * count), 5 * MS)
     assert len(decision.batch) == count
 
 
-def test_a_preferred_size_goes_before_the_delay_is_over() -> None:
+def test_a_preferred_size_executes_before_the_delay_ends() -> None:
     rules = batching(**DELAY)
     assert sent(rules.decide(rows(1, 1, 1, 1), 0)) == "abcd"
     assert sent(rules.decide(rows(*(1,) * 6), 0)) == "abcd"
@@ -112,13 +112,13 @@ def test_the_oldest_counts_for_the_delay_even_if_it_is_not_the_first() -> None:
     assert names(batching(**DELAY).decide(queue, 5 * MS).batch) == ["urgent", "old"]
 
 
-def test_the_next_preferred_size_is_what_waiting_is_for() -> None:
+def test_a_batch_waits_for_the_next_preferred_size() -> None:
     rules = batching(max_batch_size=16, preferred_batch_size=(3, 9), max_queue_delay_microseconds=9)
     assert rules.decide(rows(2), 0).enough_rows == 3
     assert rules.decide(rows(2, 2), 0).enough_rows == 9
 
 
-def test_requests_that_do_not_fit_together_end_the_batch_and_nobody_overtakes() -> None:
+def test_an_incompatible_request_ends_the_batch_and_is_not_overtaken() -> None:
     keys = ["x", "x", "y", "x"]
     queue = [waiting(name, key=key) for name, key in zip("abcd", keys, strict=True)]
     rules, batches = batching(**DELAY), []
@@ -142,7 +142,7 @@ def test_responses_in_order_of_a_decoupled_model_need_executions_of_one() -> Non
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_comes_is_executed_once_in_order_and_within_the_limits(seed: int) -> None:
+def test_random_requests_execute_once_in_order_and_within_the_limits(seed: int) -> None:
     choice = random.Random(seed)
     preferred = tuple({choice.randint(1, 8) for _ in range(choice.randint(0, 3))})
     delay_us = choice.choice([0, 0, 1, 5])
@@ -189,7 +189,7 @@ def test_at_first_and_after_a_vain_wait_one_batch_in_so_many_waits() -> None:
         vain(gathering)
 
 
-def test_waiting_goes_on_while_it_brings_something_now_and_then() -> None:
+def test_batches_wait_while_waits_bring_requests_now_and_then() -> None:
     gathering = WaitHistory()
     gathering.waited(1, 2, MOST)
     for _ in range(3):
@@ -223,7 +223,7 @@ def test_no_more_are_waited_for_than_came_the_last_time() -> None:
     assert gathering.enough(MOST) == MOST  # nobody came: the next wait looks for anybody
 
 
-def test_whoever_has_waited_in_vain_looks_for_anybody() -> None:
+def test_after_a_useless_wait_the_next_wait_is_not_cut_short() -> None:
     gathering = WaitHistory()
     gathering.waited(8, 8, MOST)  # one client alone, with eight rows
     assert gathering.enough(MOST) == MOST
@@ -302,15 +302,15 @@ async def one_by_one(start: Start, patient: bool) -> list[list[str]]:
     return found
 
 
-async def test_a_batch_that_waits_has_what_comes_a_few_turns_later(start: Start) -> None:
+async def test_a_batch_that_waits_contains_requests_of_the_next_turns(start: Start) -> None:
     assert await one_by_one(start, patient=True) == [["a", "b", "c"]]
 
 
-async def test_a_batch_that_does_not_wait_has_what_is_there(start: Start) -> None:
+async def test_a_batch_that_does_not_wait_contains_the_queued_requests(start: Start) -> None:
     assert await one_by_one(start, patient=False) == [["a"], ["b", "c"]]
 
 
-async def test_an_instance_that_goes_while_its_batch_waits_takes_nothing(start: Start) -> None:
+async def test_an_instance_removed_while_its_batch_waits_executes_nothing(start: Start) -> None:
     queue, leaving = await after_batches(start, TRY_EVERY - 1)
     (entry,) = queue.submit("a")
     await settle()
@@ -321,7 +321,7 @@ async def test_an_instance_that_goes_while_its_batch_waits_takes_nothing(start: 
     assert "a" not in leaving.asked
 
 
-async def test_whoever_leaves_while_its_batch_waits_is_not_executed(start: Start) -> None:
+async def test_a_request_cancelled_while_its_batch_waits_is_not_executed(start: Start) -> None:
     queue, instance = await after_batches(start, TRY_EVERY - 1)
     gone, staying = queue.submit("gone", "staying")
     await settle()

@@ -65,7 +65,7 @@ def test_nothing_is_due_in_an_empty_queue() -> None:
     ],
     ids=str,
 )
-def test_the_first_goes_with_those_of_near_lengths(
+def test_the_first_request_executes_with_those_of_similar_lengths(
     queue: tuple[int, ...], expected: list[int]
 ) -> None:
     assert lengths(batching().decide(queue_of(*queue), 0)) == expected
@@ -85,11 +85,11 @@ def test_rows_count_as_often_as_they_are() -> None:
     assert len(batching(max_batch_size=64).decide(queue, 0).batch) in (1, 2)
 
 
-def test_a_request_beyond_the_budget_goes_alone() -> None:
+def test_a_request_beyond_the_budget_executes_alone() -> None:
     assert len(batching().decide(queue_of(400, 400), 0).batch) == 1
 
 
-def test_only_those_that_fit_the_first_in_key_and_level_join_it() -> None:
+def test_only_requests_of_the_same_key_and_level_join_the_first() -> None:
     queue = [
         waiting("first", level=1, key="x", length=10),
         waiting("other shape", level=1, key="y", length=10),
@@ -308,7 +308,7 @@ def test_noise_moves_the_overhead_but_little() -> None:
     assert 5 < BatchCost.measured(noisy).overhead < 40
 
 
-def test_what_was_measured_on_a_busy_machine_does_not_forbid_batches() -> None:
+def test_measurements_of_a_busy_machine_do_not_prevent_batches() -> None:
     busy = [BatchTime(64, 0.05), BatchTime(128, 0.15), BatchTime(256, 0.31)]
     assert BatchCost.measured(busy) == BatchCost(LEAST_BUDGET, LEAST_OVERHEAD)
 

@@ -75,7 +75,7 @@ def test_a_request_can_only_shorten_the_timeout_and_only_if_allowed(
     assert deadline_ns == (7 + expected_us * NS_PER_US if expected_us else 0)
 
 
-def test_nobody_is_delayed_where_responses_keep_their_order() -> None:
+def test_no_request_is_delayed_with_preserve_ordering() -> None:
     assert rules(DELAY, preserve_ordering=True).deadline_ns(0, 0, now_ns=7) == 0
     assert rules(REJECT, preserve_ordering=True).deadline_ns(0, 0, now_ns=7) > 0
     assert rules(DELAY).deadline_ns(0, 0, now_ns=7) > 0
@@ -94,14 +94,14 @@ def test_a_level_has_its_own_policy_or_the_default() -> None:
     assert [found.rejects(level) for level in (1, 2)] == [True, False]
 
 
-def test_level_one_goes_first_and_a_level_is_first_in_first_out() -> None:
+def test_level_one_executes_first_and_a_level_is_first_in_first_out() -> None:
     order = [("a", 2), ("b", 1), ("c", 2), ("d", 1), ("e", 3)]
     queue = queue_of(*(waiting(name, level=level) for name, level in order), levels=3)
     assert names(queue) == ["b", "d", "a", "c", "e"]
     assert (len(queue), queue.rows) == (5, 5)
 
 
-def test_a_request_leaves_from_any_place() -> None:
+def test_a_request_is_removed_from_any_place() -> None:
     members = [waiting(name, rows=2) for name in "abc"]
     queue = queue_of(*members)
     queue.remove([members[1]])
@@ -130,7 +130,7 @@ def test_a_queue_without_a_limit_is_never_full() -> None:
     assert not queue_of(*(waiting() for _ in range(1000))).full(0)
 
 
-def test_what_waited_too_long_is_rejected_at_its_deadline_and_not_before() -> None:
+def test_an_expired_request_is_rejected_at_its_deadline_and_not_before() -> None:
     members = [waiting("a", deadline_ns=10), waiting("b", deadline_ns=20), waiting("c")]
     queue = queue_of(*members, policy=REJECT)
     assert queue.expire(9) == []
@@ -140,7 +140,7 @@ def test_what_waited_too_long_is_rejected_at_its_deadline_and_not_before() -> No
     assert names(queue) == ["c"]
 
 
-def test_what_waited_too_long_is_delayed_behind_its_level_but_before_the_next() -> None:
+def test_an_expired_request_is_delayed_behind_its_level_but_before_the_next() -> None:
     members = [
         waiting("a", level=1, deadline_ns=10),
         waiting("b", level=1, deadline_ns=10),
@@ -155,7 +155,7 @@ def test_what_waited_too_long_is_delayed_behind_its_level_but_before_the_next() 
     assert len(queue) == 3
 
 
-def test_the_nearest_deadline_is_that_of_somebody_who_still_waits() -> None:
+def test_the_nearest_deadline_is_that_of_a_queued_request() -> None:
     early, late = waiting("a", deadline_ns=10), waiting("b", deadline_ns=20)
     queue = queue_of(late, early, policy=REJECT)
     assert queue.nearest_deadline_ns == 10
@@ -165,7 +165,7 @@ def test_the_nearest_deadline_is_that_of_somebody_who_still_waits() -> None:
     assert queue.nearest_deadline_ns == 0
 
 
-def test_a_client_that_names_many_levels_leaves_nothing_behind() -> None:
+def test_empty_levels_are_deleted_after_a_client_named_many() -> None:
     queue = queue_of(levels=10**9)
     for level in range(1, 5000):
         each = waiting(level=level)
@@ -176,7 +176,7 @@ def test_a_client_that_names_many_levels_leaves_nothing_behind() -> None:
     assert names(queue) == ["last"]
 
 
-def test_nobody_is_lost_and_nobody_comes_twice() -> None:
+def test_every_request_leaves_the_queue_exactly_once() -> None:
     choice = random.Random(5)
     queue = queue_of(policy=REJECT, levels=3)
     pushed: list[QueuedRequest] = []
@@ -208,7 +208,7 @@ def arrivals() -> QueueAdmission:
     return QueueAdmission(TOKENS, QueueRules(BATCHING), Padding.read(TOKENS))
 
 
-def test_level_deadline_rows_and_length_come_from_the_request() -> None:
+def test_level_deadline_rows_and_length_are_those_of_the_request() -> None:
     request = sentence(12, rows=3, priority=1)
     found = arrivals().waiting(new_entry(ModelStatistics(), request, batch_size=3), now_ns=5000)
     assert (found.level, found.rows, found.length) == (1, 3, 12)
@@ -285,7 +285,7 @@ def request(data: bytes = b"", **shapes: tuple[int, ...]) -> InferRequest:
     return InferRequest(model="m", inputs=inputs)
 
 
-def test_fixed_shapes_always_fit_together_whatever_their_batch() -> None:
+def test_fixed_shapes_are_compatible_with_any_batch_size() -> None:
     found = compatibility(model_input("a", 4), model_input("b", 2, 2))
     assert found.uniform
     first, second = request(a=(1, 4), b=(1, 2, 2)), request(a=(3, 4), b=(3, 2, 2))

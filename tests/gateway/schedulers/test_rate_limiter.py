@@ -66,14 +66,14 @@ async def two(start: Start, config: ModelConfig, limiter: RateLimiter) -> Models
     return Models(start(config, limiter), start(config, limiter))
 
 
-async def test_what_needs_the_same_resource_executes_one_after_the_other(two: Models) -> None:
+async def test_executions_with_the_same_resource_are_sequential(two: Models) -> None:
     two.employ(group(), group())
     entries = [queue.submit(text) for queue, text in zip(two.queues, "ab", strict=True)]
     assert [await two.finish_one(), await two.finish_one()] == ["a", "b"]
     assert [await soon(read_all(entry.stream)) for (entry,) in entries] == [["a"], ["b"]]
 
 
-async def test_what_needs_other_resources_or_none_executes_beside_it(
+async def test_executions_with_other_resources_or_none_are_concurrent(
     start: Start, config: ModelConfig, limiter: RateLimiter
 ) -> None:
     models = Models(*(start(config, limiter) for _ in range(3)))
@@ -115,7 +115,7 @@ async def test_a_priority_of_two_has_half_the_turns(two: Models) -> None:
     assert [sum(each.isalpha() for each in found[:count]) for count in (3, 6, 9)] == [1, 2, 3]
 
 
-async def test_who_needs_much_is_not_starved_by_those_who_need_little(
+async def test_an_execution_with_large_needs_is_not_starved(
     start: Start, config: ModelConfig
 ) -> None:
     limiter = RateLimiter([ResourceLimit("R", 2)])
@@ -151,7 +151,7 @@ async def test_the_instances_of_one_model_are_limited_too(
     assert sum(len(each.executions) for each in models.instances) == 4
 
 
-async def test_each_execution_of_an_engine_that_batches_in_flight_holds_what_it_needs(
+async def test_each_execution_of_an_engine_that_batches_in_flight_holds_its_resources(
     start: Start,
 ) -> None:
     queue = start(TEXT, RateLimiter([ResourceLimit("R", 3)]))
@@ -167,7 +167,9 @@ async def test_each_execution_of_an_engine_that_batches_in_flight_holds_what_it_
 # Who leaves.
 
 
-async def test_who_leaves_the_queue_keeps_nobody_waiting(start: Start, config: ModelConfig) -> None:
+async def test_a_cancelled_request_does_not_block_the_limiter(
+    start: Start, config: ModelConfig
+) -> None:
     limiter = RateLimiter([ResourceLimit("R", 2)])
     models = Models(*(start(config, limiter) for _ in range(3)))
     models.employ(group(1), group(2), group(1))
@@ -186,7 +188,7 @@ async def test_who_leaves_the_queue_keeps_nobody_waiting(start: Start, config: M
     assert models.instances[1].executions == []
 
 
-async def test_cancelling_what_executes_lets_the_next_one_go(two: Models) -> None:
+async def test_cancelling_an_execution_starts_the_next(two: Models) -> None:
     two.employ(group(), group())
     (first,) = two.queues[0].submit("a")
     await two.running()
@@ -219,7 +221,7 @@ async def test_the_death_of_an_instance_lets_the_next_one_go(two: Models) -> Non
     assert await two.finish_one() == "waits"
 
 
-async def test_withdrawing_an_instance_waits_for_what_it_executes(two: Models) -> None:
+async def test_withdrawing_an_instance_waits_for_its_executions(two: Models) -> None:
     two.employ(group(), group())
     two.queues[0].submit("a")
     (execution,) = await two.running()
@@ -247,7 +249,7 @@ async def test_the_end_of_a_model_lets_the_others_go(two: Models) -> None:
 # What there is.
 
 
-async def test_what_is_available_follows_those_that_are_loaded(
+async def test_available_resources_follow_the_loaded_instances(
     start: Start, config: ModelConfig, limiter: RateLimiter
 ) -> None:
     large = limiter.register(group(3), 0)
@@ -278,7 +280,7 @@ async def test_devices_have_resources_of_their_own(
         finish(await instance.begun())
 
 
-async def test_a_share_that_cannot_be_leaves_no_trace(limiter: RateLimiter) -> None:
+async def test_a_refused_registration_changes_nothing(limiter: RateLimiter) -> None:
     limiter.register(group(2), 0)
     shared = Resource(name="R", count=9, global_=True)
     for _ in range(2):
@@ -287,7 +289,7 @@ async def test_a_share_that_cannot_be_leaves_no_trace(limiter: RateLimiter) -> N
     limiter.register(group(1), 0)
 
 
-async def test_a_batch_is_taken_when_its_turn_comes(start: Start, limiter: RateLimiter) -> None:
+async def test_a_batch_is_formed_in_its_turn(start: Start, limiter: RateLimiter) -> None:
     holder = start(TEXT, limiter)
     batched = start(dynamic(8), limiter)
     models = Models(holder, batched)
@@ -303,7 +305,7 @@ async def test_a_batch_is_taken_when_its_turn_comes(start: Start, limiter: RateL
     finish(batch)
 
 
-async def test_a_model_that_waits_for_more_requests_leaves_its_turn(
+async def test_a_model_that_waits_for_more_requests_passes_its_turn(
     start: Start, limiter: RateLimiter
 ) -> None:
     delay = {"max_queue_delay_microseconds": 60_000_000, "preferred_batch_size": (2,)}

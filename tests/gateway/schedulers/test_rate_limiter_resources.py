@@ -43,7 +43,7 @@ def test_of_a_resource_named_twice_the_larger_count_is_needed() -> None:
     assert needs_of(twice, 0) == {R: 3}
 
 
-def test_by_default_there_is_what_the_most_demanding_needs() -> None:
+def test_by_default_resources_suffice_for_the_largest_needs() -> None:
     assert availability([ONE, {R: 4, S: 1}, TWO, {}], ()) == {R: 4, S: 1}
     assert availability([], ()) == {}
 
@@ -75,14 +75,14 @@ def test_the_limit_of_a_shared_resource_has_no_device() -> None:
         (ResourceLimit("other", 3), 0),
     ],
 )
-def test_who_could_never_execute_is_refused(given: ResourceLimit, limit: int) -> None:
+def test_an_instance_that_could_never_execute_is_refused(given: ResourceLimit, limit: int) -> None:
     assert refused([ONE, TWO], given) == (
         f'Resource count for "R" is limited to {limit} which will prevent scheduling of one or '
         "more model instances, the minimum required count is 2"
     )
 
 
-def test_nothing_is_needed_of_a_resource_whose_count_is_zero() -> None:
+def test_a_resource_with_a_count_of_zero_is_not_needed() -> None:
     assert availability([{R: 0}], [ResourceLimit("R", 0)]) == {R: 0}
     assert choose([Claim(0, {R: 0})], {R: -1}) == 0
 
@@ -113,7 +113,7 @@ def test_a_resource_cannot_be_shared_and_of_a_device() -> None:
         ([Claim(0, BOTH), Claim(1, BOTH), Claim(5, ONE)], {R: 2, S: 0}, None),
     ],
 )
-def test_the_smallest_score_goes_first_and_is_not_starved(
+def test_the_lowest_score_executes_first_and_is_not_starved(
     claims: list[Claim], left: dict[ResourcePool, int], chosen: int | None
 ) -> None:
     assert choose(claims, left) == chosen

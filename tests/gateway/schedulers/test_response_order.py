@@ -30,7 +30,7 @@ async def readable(stream: ResponseStream) -> bool:
     return False
 
 
-async def test_a_response_waits_for_those_before_it() -> None:
+async def test_a_response_waits_for_earlier_ones() -> None:
     order = ResponseOrder()
     first, second, third = arrived(order, 3)
     execute(order, third)
@@ -53,7 +53,7 @@ async def test_the_first_is_not_held_while_it_is_executed() -> None:
     assert await readable(second)
 
 
-async def test_whoever_leaves_the_queue_is_not_waited_for() -> None:
+async def test_responses_do_not_wait_for_a_request_that_left_the_queue() -> None:
     order = ResponseOrder()
     first, second, third = arrived(order, 3)
     execute(order, third)
@@ -64,7 +64,7 @@ async def test_whoever_leaves_the_queue_is_not_waited_for() -> None:
     order.left(second)
 
 
-async def test_what_comes_into_an_idle_model_is_not_held() -> None:
+async def test_a_request_to_an_idle_model_is_not_held() -> None:
     order = ResponseOrder()
     (first,) = arrived(order, 1)
     execute(order, first)

@@ -11,7 +11,7 @@ from tests.gateway.schedulers.queues import MS
 
 
 @pytest.mark.parametrize("after_ms", [-1, 0, 0.2, 1, 3.5])
-async def test_it_rings_when_the_time_has_come(after_ms: float) -> None:
+async def test_a_timer_calls_back_at_its_time(after_ms: float) -> None:
     rang = asyncio.Event()
     alarm = Timer(rang.set)
     at_ns = time.monotonic_ns() + int(after_ms * MS)

@@ -78,7 +78,7 @@ def test_a_request_has_one_row() -> None:
         (5, "UINT64", "BYTES", DataType.TYPE_STRING),
     ],
 )
-def test_an_id_is_of_the_type_that_the_model_is_told(
+def test_an_id_has_the_type_of_its_control_input(
     correlation_id: int | str, found: str, expected: str, data_type: DataType
 ) -> None:
     assert refusal(part(correlation_id, "a", "start", id="r"), identified(data_type)) == (

@@ -51,7 +51,7 @@ def values(tensors: tuple[Tensor, ...]) -> list[object]:
         (True, True, [7, 2.5, False]),
     ],
 )
-def test_flags_have_the_values_that_the_config_gives_them(
+def test_flags_have_the_values_of_the_config(
     start: bool, end: bool, expected: list[object]
 ) -> None:
     found = controls(*FLAGS).of(SequenceTag(1, start=start, end=end))
@@ -83,14 +83,14 @@ def test_controls_have_one_element(max_batch_size: int, shape: tuple[int, ...]) 
         (DataType.TYPE_INT32, 5 - 2**31),
     ],
 )
-def test_of_an_id_that_is_too_long_the_low_bytes_are_told(
+def test_an_id_that_is_too_long_is_sent_as_its_low_bytes(
     data_type: DataType, expected: int
 ) -> None:
     found = controls(Control(kind=ID, data_type=data_type)).of(SequenceTag(2**40 + 2**31 + 5))
     assert values(found) == [expected]
 
 
-def test_a_negative_id_is_told_as_its_bits() -> None:
+def test_a_negative_id_is_sent_as_its_bits() -> None:
     found = controls(Control(kind=ID, data_type=DataType.TYPE_UINT64)).of(SequenceTag(-1))
     assert found[0].array().dtype == np.uint64
     assert values(found) == [2**64 - 1]
@@ -146,7 +146,7 @@ def test_zeros_have_the_size_of_their_shape(datatype: Datatype, size: int) -> No
     assert zeros("x", datatype, (2, 3)).raw() == bytes(size)
 
 
-def test_given_values_come_first() -> None:
+def test_values_of_the_config_take_precedence() -> None:
     config = ModelConfig(sequence_batching=SequenceBatching(state=(SUM,)))
     given = number("in", 5, 6)
     assert ImplicitStates(config, {"in": given}).initial == {"in": given}
@@ -167,7 +167,7 @@ def test_the_model_is_asked_for_its_states_by_name(
     assert [each.name for each in every] == found
 
 
-def test_without_states_the_model_is_asked_for_what_the_client_asks_for() -> None:
+def test_without_states_the_requested_outputs_are_those_of_the_client() -> None:
     assert [states().asked(asking(*names)) for names in ((), ("y",))] == [
         (),
         (RequestedOutput("y"),),
@@ -194,7 +194,7 @@ def test_clients_see_the_states_that_are_outputs_if_they_ask(
     assert found["in"].array().tolist() == [[3, 4]]
 
 
-def test_a_response_without_states_is_left_alone() -> None:
+def test_a_response_without_states_is_unchanged() -> None:
     response = InferResponse(outputs=(number("y", 1),))
     assert states(SUM).take(response, asking(), shared=True) == (response, {})
 
@@ -270,7 +270,7 @@ def test_only_states_with_a_value_have_one(folder: Path) -> None:
     assert (found["in"].shape, found["in"].raw()) == ((1, 2), bytes(8))
 
 
-def test_of_a_file_what_is_needed_is_read(folder: Path) -> None:
+def test_the_needed_part_of_a_file_is_read(folder: Path) -> None:
     found = read_initial_states(model("numbers"), folder)["in"]
     assert (found.shape, found.raw()) == ((1, 2), bytes(range(8)))
 

@@ -45,7 +45,7 @@ def test_a_batch_has_a_row_for_each_slot_up_to_the_last_that_is_ready() -> None:
     assert numbers(ready.decide(0)) == [None, 1, None, 3]
 
 
-def test_the_first_that_is_ready_decides_who_fits() -> None:
+def test_the_longest_ready_request_decides_the_batch() -> None:
     ready = slots()
     for number, key in ((0, "narrow"), (1, "wide"), (2, "narrow"), (3, "wide")):
         ready.offer(sequence(number, key))
@@ -55,7 +55,7 @@ def test_the_first_that_is_ready_decides_who_fits() -> None:
     assert numbers(ready.decide(0)) == [None, 1, None, 3]
 
 
-def test_who_is_ready_for_longest_is_not_passed_over() -> None:
+def test_the_longest_ready_request_is_not_overtaken() -> None:
     ready = slots()
     narrow, wide = sequence(0, "narrow"), sequence(1, "wide")
     for each in (narrow, wide):
@@ -66,7 +66,7 @@ def test_who_is_ready_for_longest_is_not_passed_over() -> None:
     assert numbers(ready.decide(0)) == [None, 1]
 
 
-def test_who_is_taken_is_busy_and_who_ends_needs_its_slot_no_more() -> None:
+def test_a_taken_sequence_is_busy_and_an_ended_one_releases_its_slot() -> None:
     ready = slots()
     going_on, ending = sequence(0), sequence(1, flags="end")
     for each in (going_on, ending):
@@ -168,7 +168,7 @@ def test_a_candidate_that_is_dropped_is_given_back() -> None:
 
 
 @pytest.mark.parametrize("ready", [slots(), candidates()], ids=["direct", "oldest"])
-def test_who_has_not_begun_can_be_taken_back_as_it_came(
+def test_a_sequence_that_has_not_begun_is_removed_unchanged(
     ready: ReadySlots | ReadyCandidates,
 ) -> None:
     begun, unbegun = sequence(1), sequence(2, begun=False)

@@ -103,14 +103,14 @@ async def test_several_requests_are_one_run() -> None:
     assert all(isinstance(each, InferResponse) and each.final for _, each in found)
 
 
-async def test_only_what_is_asked_for_is_computed() -> None:
+async def test_only_requested_outputs_are_computed() -> None:
     async with closing(Runtime()) as runtime:
         (answer,) = await answers(runtime, request(1, outputs=("Z",)))
     assert runtime.asked == [("Z",)]
     assert values(answer) == {"Z": [1]}
 
 
-async def test_the_phases_of_an_execution_are_told_with_each_response() -> None:
+async def test_each_response_has_the_phases_of_its_execution() -> None:
     def take_a_while(x: np.ndarray) -> np.ndarray:
         threading.Event().wait(0.02)
         return x
@@ -152,7 +152,7 @@ async def test_a_failure_of_the_runtime_fails_every_request() -> None:
     assert runtime.batches == [[1, 2], [1], [2], [3]]
 
 
-async def test_what_a_runtime_lets_slip_is_raised_as_it_is() -> None:
+async def test_an_exception_of_a_runtime_is_raised_unchanged() -> None:
     def fail(x: np.ndarray) -> np.ndarray:
         raise ZeroDivisionError("a defect")
 
@@ -164,7 +164,7 @@ async def test_what_a_runtime_lets_slip_is_raised_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("code", [Code.INVALID_ARG, Code.INTERNAL])
-async def test_bad_data_of_one_request_leaves_its_batch_alone(
+async def test_bad_data_of_one_request_does_not_affect_its_batch(
     code: Code, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(x: np.ndarray) -> np.ndarray:
@@ -211,7 +211,7 @@ async def test_leaving_an_execution_asks_the_runtime_to_stop() -> None:
         assert values((await answers(runtime, request(2)))[0])["Y"] == [2]
 
 
-async def test_an_execution_that_was_left_is_not_tried_again() -> None:
+async def test_a_cancelled_execution_is_not_retried() -> None:
     began, gate = threading.Event(), threading.Event()
 
     def hold_and_fail(x: np.ndarray) -> np.ndarray:
@@ -315,7 +315,7 @@ async def test_failures_show_nothing_about_how_long_runs_take() -> None:
     assert set(runtime.threads) == {"runtime"}
 
 
-async def test_a_failure_on_the_loop_is_told_as_any_other() -> None:
+async def test_a_failure_on_the_loop_is_reported_like_any_other() -> None:
     def refuse(x: np.ndarray) -> np.ndarray:
         if (x < 0).any():
             raise InferenceError(Code.INTERNAL, "negative")
@@ -329,7 +329,7 @@ async def test_a_failure_on_the_loop_is_told_as_any_other() -> None:
     assert runtime.threads[-2:] == ["MainThread"] * 2
 
 
-async def test_nothing_runs_on_the_loop_beside_a_run_that_was_left() -> None:
+async def test_nothing_runs_on_the_loop_during_a_cancelled_run() -> None:
     began, gate = threading.Event(), threading.Event()
 
     def hold_large(x: np.ndarray) -> np.ndarray:
@@ -352,7 +352,7 @@ async def test_nothing_runs_on_the_loop_beside_a_run_that_was_left() -> None:
     assert runtime.threads[-3:] == ["runtime", "runtime", "MainThread"]
 
 
-async def test_a_backlog_of_short_runs_lets_others_have_their_turn() -> None:
+async def test_a_backlog_of_short_executions_yields_to_the_loop() -> None:
     def compute(x: np.ndarray) -> np.ndarray:
         until = time.thread_time_ns() + 50_000
         while time.thread_time_ns() < until:

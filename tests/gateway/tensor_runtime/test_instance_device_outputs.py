@@ -19,7 +19,7 @@ def in_region(name: str, memory: object, byte_size: int = 4, offset: int = 2) ->
     return RequestedOutput(name, region=SharedRegion("r", byte_size, offset, memory))
 
 
-def test_what_is_wanted_on_the_gpu_stays_there(host_gpu: HostGpu) -> None:
+def test_outputs_requested_on_the_gpu_stay_there(host_gpu: HostGpu) -> None:
     here = Region(host_gpu.allocate(bytes(8)))
     elsewhere = Region(host_gpu.allocate(bytes(8)), gpu=1)
     request = wanting(
@@ -50,7 +50,7 @@ def test_it_is_copied_within_the_gpu(host_gpu: HostGpu) -> None:
 
 
 @pytest.mark.parametrize("data", ["large", "host"])
-def test_what_does_not_fit_or_was_made_on_the_host_is_left_alone(
+def test_outputs_that_do_not_fit_or_are_on_the_host_are_unchanged(
     host_gpu: HostGpu, data: str
 ) -> None:
     region = Region(host_gpu.allocate(bytes(8)))

@@ -42,7 +42,7 @@ async def test_calls_are_made_one_after_the_other(thread: OwnThread) -> None:
     assert made == list(range(20))
 
 
-async def test_what_a_call_raises_is_raised_to_its_caller(thread: OwnThread) -> None:
+async def test_the_exception_of_a_call_is_raised_to_its_caller(thread: OwnThread) -> None:
     def fail() -> None:
         raise ZeroDivisionError("on purpose")
 
@@ -71,7 +71,7 @@ async def test_a_call_cancelled_in_time_is_never_made(thread: OwnThread) -> None
     assert made == [3]
 
 
-async def test_nobody_learns_how_a_cancelled_call_ends(thread: OwnThread) -> None:
+async def test_the_result_of_a_cancelled_call_is_dropped(thread: OwnThread) -> None:
     began, gate = threading.Event(), threading.Event()
 
     def fail() -> None:
@@ -150,7 +150,7 @@ def test_one_short_trial_shows_that_the_others_were_held_up() -> None:
     assert tried(*[AGES] * (TRIALS - 1), LIMIT_NS).on_loop(1)
 
 
-def test_what_is_never_short_stays_on_the_thread() -> None:
+def test_long_executions_stay_on_the_thread() -> None:
     runs = tried(*[LONG] * TRIALS)
     assert not runs.on_loop(1)
     assert pause(runs) == FIRST_PAUSE + TRIALS
@@ -164,7 +164,7 @@ def test_numbers_of_rows_are_judged_apart() -> None:
     assert not runs.on_loop(8)
 
 
-def test_runs_that_become_long_leave_the_loop() -> None:
+def test_executions_that_become_long_return_to_the_thread() -> None:
     runs = on_loop()
     for _ in range(TOLERATED - 1):
         runs.ran_on_loop(1, LONG)
