@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from gateway.backend import Instance
 from gateway.config import InstanceGroup, ModelConfig
 from gateway.models.closings import Closings
-from gateway.schedulers.rate_limiter import RateLimiter, Registration
+from gateway.schedulers.rate_limiter import ExecutionLimiter, Registration
 
 Load = Callable[[], Awaitable[Instance]]
 
@@ -56,7 +56,7 @@ def places(config: ModelConfig) -> Iterator[Place]:
                 yield Place(name=f"{group.name}_{number}", group=group, device=device)
 
 
-def enrol(slots: Sequence[Slot], limiter: RateLimiter | None) -> None:
+def enrol(slots: Sequence[Slot], limiter: ExecutionLimiter | None) -> None:
     """Give each slot that executes its share; if one cannot have it, none has.
 
     Raises INVALID_ARG for what could never execute.

@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
 from gateway.backend import Instance
-from gateway.schedulers.rate_limiter import RateLimiter, Registration
+from gateway.schedulers.rate_limiter import ExecutionLimiter, Registration
 
 
 class FreeInstances:
@@ -18,7 +18,7 @@ class FreeInstances:
         self._on_free = on_free
         self._free: deque[Instance] = deque()
         self._known: set[Instance] = set()
-        self._limiter: RateLimiter | None = None
+        self._limiter: ExecutionLimiter | None = None
         self._registrations: dict[Instance, Registration] = {}
         self._executing: Counter[Instance] = Counter()
         self._offered: Instance | None = None
@@ -90,7 +90,7 @@ class FreeInstances:
         if self._limiter is not None:
             self._limiter.rest(self)
 
-    def _take_turn(self, limiter: RateLimiter) -> "Lease | None":
+    def _take_turn(self, limiter: ExecutionLimiter) -> "Lease | None":
         instance, self._offered = self._offered, None
         if instance is None:
             limiter.ask(self)

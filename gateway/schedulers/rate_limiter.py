@@ -37,7 +37,7 @@ class Registration:
 
     __slots__ = ("executions", "limiter", "needs", "priority")
 
-    def __init__(self, limiter: "RateLimiter", needs: ResourceNeeds, priority: int) -> None:
+    def __init__(self, limiter: "ExecutionLimiter", needs: ResourceNeeds, priority: int) -> None:
         self.limiter = limiter
         self.needs = needs
         self.priority = max(priority, 1)
@@ -63,7 +63,7 @@ class RateLimitedInstances(Protocol):
         """Give an instance its turn, which ends with this call."""
 
 
-class RateLimiter:
+class ExecutionLimiter:
     """Gives the instances of all models their turns, and counts the resources they hold.
 
     Turns are given in a separate turn of the event loop, so that all requests for turns of one

@@ -6,7 +6,7 @@ from typing import Protocol
 import pytest
 
 from gateway.config import ModelConfig
-from gateway.schedulers.rate_limiter import RateLimiter
+from gateway.schedulers.rate_limiter import ExecutionLimiter
 from tests.conftest import tasks_left
 from tests.gateway.schedulers.queues import Queue
 
@@ -14,7 +14,7 @@ from tests.gateway.schedulers.queues import Queue
 class Start(Protocol):
     """Runs the scheduler of a config until the test ends."""
 
-    def __call__(self, config: ModelConfig, limiter: RateLimiter | None = None) -> Queue: ...
+    def __call__(self, config: ModelConfig, limiter: ExecutionLimiter | None = None) -> Queue: ...
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ async def start() -> AsyncIterator[Start]:
     """Run the scheduler of a config; when the test ends nothing is pending, and no task is left."""
     running: list[Queue] = []
 
-    def run(config: ModelConfig, limiter: RateLimiter | None = None) -> Queue:
+    def run(config: ModelConfig, limiter: ExecutionLimiter | None = None) -> Queue:
         running.append(Queue(config, limiter))
         return running[-1]
 

@@ -17,7 +17,7 @@ from gateway.models.choice import build_scheduler
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.execution import Entry
 from gateway.schedulers.queue import QueuedRequest
-from gateway.schedulers.rate_limiter import RateLimiter
+from gateway.schedulers.rate_limiter import ExecutionLimiter
 from gateway.tensor import Datatype, Tensor, array_tensor
 from tests.builders import TEXT, Execution, ScriptedInstance, new_entry, soon, text_response
 
@@ -79,7 +79,7 @@ def names(batch: Iterable[QueuedRequest]) -> list[str]:
 class Queue:
     """A running scheduler, and the account of the requests it was given."""
 
-    def __init__(self, config: ModelConfig, limiter: RateLimiter | None = None) -> None:
+    def __init__(self, config: ModelConfig, limiter: ExecutionLimiter | None = None) -> None:
         self.statistics = ModelStatistics()
         self.limiter = limiter
         self.keeps_sequences = config.sequence_batching is not None

@@ -11,7 +11,7 @@ from gateway.config import ModelConfig
 from gateway.config.scheduling import QueuePolicy
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
-from gateway.schedulers.rate_limiter import RateLimiter
+from gateway.schedulers.rate_limiter import ExecutionLimiter
 from tests.builders import TEXT, Execution, ScriptedInstance, read_all, settle, soon, text_response
 from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import TOKENS, Queue, dynamic, word
@@ -34,12 +34,14 @@ SCHEDULERS = {
 
 
 @pytest.fixture(params=[False, True], ids=["free", "rate limited"])
-def limiter(request: pytest.FixtureRequest) -> RateLimiter | None:
-    return RateLimiter() if request.param else None
+def limiter(request: pytest.FixtureRequest) -> ExecutionLimiter | None:
+    return ExecutionLimiter() if request.param else None
 
 
 @pytest.fixture(params=SCHEDULERS)
-async def queue(request: pytest.FixtureRequest, start: Start, limiter: RateLimiter | None) -> Queue:
+async def queue(
+    request: pytest.FixtureRequest, start: Start, limiter: ExecutionLimiter | None
+) -> Queue:
     config: ModelConfig = SCHEDULERS[request.param]
     return start(config, limiter)
 

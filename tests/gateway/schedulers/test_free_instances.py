@@ -6,7 +6,7 @@ import pytest
 
 from gateway.config import InstanceGroup
 from gateway.schedulers.free_instances import FreeInstances, Lease
-from gateway.schedulers.rate_limiter import RateLimiter
+from gateway.schedulers.rate_limiter import ExecutionLimiter
 from tests.builders import ScriptedInstance, settle
 
 PLAIN = InstanceGroup()
@@ -80,7 +80,7 @@ async def test_a_lease_ends_once() -> None:
 
 
 async def test_with_a_limiter_an_instance_is_taken_in_its_turn_only() -> None:
-    limiter, free = RateLimiter(), Free()
+    limiter, free = ExecutionLimiter(), Free()
     instance = ScriptedInstance(1)
     free.instances.add(instance, limiter.register(PLAIN, 0))
     assert free.instances.limited
@@ -91,7 +91,7 @@ async def test_with_a_limiter_an_instance_is_taken_in_its_turn_only() -> None:
 
 
 async def test_an_unused_turn_ends_and_holds_no_resources() -> None:
-    limiter, free = RateLimiter(), Free(wanted=0)
+    limiter, free = ExecutionLimiter(), Free(wanted=0)
     instance = ScriptedInstance(1)
     registration = limiter.register(PLAIN, 0)
     free.instances.add(instance, registration)
@@ -105,7 +105,7 @@ async def test_an_unused_turn_ends_and_holds_no_resources() -> None:
 
 
 async def test_instances_without_queued_requests_get_no_turn() -> None:
-    limiter, free = RateLimiter(), Free()
+    limiter, free = ExecutionLimiter(), Free()
     free.instances.add(ScriptedInstance(1), limiter.register(PLAIN, 0))
     free.instances.take()
     free.instances.rest()
@@ -114,7 +114,7 @@ async def test_instances_without_queued_requests_get_no_turn() -> None:
 
 
 async def test_an_instance_removed_while_it_waits_gets_no_turn() -> None:
-    limiter, free = RateLimiter(), Free()
+    limiter, free = ExecutionLimiter(), Free()
     instance = ScriptedInstance(1)
     free.instances.add(instance, limiter.register(PLAIN, 0))
     free.instances.take()
@@ -129,7 +129,7 @@ async def test_an_instance_removed_while_it_waits_gets_no_turn() -> None:
 
 
 async def test_a_limiter_holds_no_reference_to_removed_instances() -> None:
-    limiter, free = RateLimiter(), Free()
+    limiter, free = ExecutionLimiter(), Free()
     instance = ScriptedInstance(1)
     free.instances.add(instance, limiter.register(PLAIN, 0))
     free.instances.take()

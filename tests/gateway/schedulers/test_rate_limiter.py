@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.config import InstanceGroup, ModelConfig, Resource
-from gateway.config import RateLimiter as RateLimiterConfig
+from gateway.config import InstanceGroup, ModelConfig, RateLimiter, Resource
 from gateway.errors import Code, InferenceError
-from gateway.schedulers.rate_limiter import RateLimiter
+from gateway.schedulers.rate_limiter import ExecutionLimiter
 from gateway.settings import ResourceLimit
 from tests.builders import TEXT, Execution, ScriptedInstance, read_all, settle, soon
 from tests.gateway.conftest import Start
@@ -19,7 +18,7 @@ BROKEN = InferenceError(Code.INTERNAL, "broken")
 
 def group(count: int = 1, *, priority: int = 0, name: str = "R") -> InstanceGroup:
     resources = (Resource(name=name, count=count),)
-    return InstanceGroup(rate_limiter=RateLimiterConfig(resources=resources, priority=priority))
+    return InstanceGroup(rate_limiter=RateLimiter(resources=resources, priority=priority))
 
 
 @pytest.fixture(params=["direct", "dynamic", "dynamic, in order"])
@@ -30,8 +29,8 @@ def config(request: pytest.FixtureRequest) -> ModelConfig:
 
 
 @pytest.fixture
-def limiter() -> RateLimiter:
-    return RateLimiter()
+def limiter() -> ExecutionLimiter:
+    return ExecutionLimiter()
 
 
 class Models:
@@ -62,7 +61,7 @@ class Models:
 
 
 @pytest.fixture
-async def two(start: Start, config: ModelConfig, limiter: RateLimiter) -> Models:
+async def two(start: Start, config: ModelConfig, limiter: ExecutionLimiter) -> Models:
     return Models(start(config, limiter), start(config, limiter))
 
 
@@ -74,7 +73,7 @@ async def test_executions_with_the_same_resource_are_sequential(two: Models) -> 
 
 
 async def test_executions_with_other_resources_or_none_are_concurrent(
-    start: Start, config: ModelConfig, limiter: RateLimiter
+    start: Start, config: ModelConfig, limiter: ExecutionLimiter
 ) -> None:
     models = Models(*(start(config, limiter) for _ in range(3)))
     models.employ(group(), group(name="S"), InstanceGroup())
@@ -87,7 +86,7 @@ async def test_executions_with_other_resources_or_none_are_concurrent(
 
 
 async def test_without_needs_every_instance_executes_at_once(
-    start: Start, config: ModelConfig, limiter: RateLimiter
+    start: Start, config: ModelConfig, limiter: ExecutionLimiter
 ) -> None:
     queue = start(config, limiter)
     instances = [queue.employ() for _ in range(2)]
@@ -118,7 +117,7 @@ async def test_a_priority_of_two_has_half_the_turns(two: Models) -> None:
 async def test_an_execution_with_large_needs_is_not_starved(
     start: Start, config: ModelConfig
 ) -> None:
-    limiter = RateLimiter([ResourceLimit("R", 2)])
+    limiter = ExecutionLimiter([ResourceLimit("R", 2)])
     models = Models(*(start(config, limiter) for _ in range(3)))
     models.employ(group(1), group(1), group(2))
     models.queues[0].submit(*"aaa")
@@ -138,7 +137,7 @@ async def test_an_execution_with_large_needs_is_not_starved(
 async def test_the_instances_of_one_model_are_limited_too(
     start: Start, config: ModelConfig
 ) -> None:
-    limiter = RateLimiter([ResourceLimit("R", 2)])
+    limiter = ExecutionLimiter([ResourceLimit("R", 2)])
     queue = start(config, limiter)
     models = Models(queue, queue, queue)
     models.employ(group(), group(), group())
@@ -154,7 +153,7 @@ async def test_the_instances_of_one_model_are_limited_too(
 async def test_each_execution_of_an_engine_that_batches_in_flight_holds_its_resources(
     start: Start,
 ) -> None:
-    queue = start(TEXT, RateLimiter([ResourceLimit("R", 3)]))
+    queue = start(TEXT, ExecutionLimiter([ResourceLimit("R", 3)]))
     instance = ScriptedInstance(concurrency=None)
     queue.add(instance, group())
     queue.submit(*"abcde")
@@ -170,7 +169,7 @@ async def test_each_execution_of_an_engine_that_batches_in_flight_holds_its_reso
 async def test_a_cancelled_request_does_not_block_the_limiter(
     start: Start, config: ModelConfig
 ) -> None:
-    limiter = RateLimiter([ResourceLimit("R", 2)])
+    limiter = ExecutionLimiter([ResourceLimit("R", 2)])
     models = Models(*(start(config, limiter) for _ in range(3)))
     models.employ(group(1), group(2), group(1))
     models.queues[0].submit("holds")
@@ -250,7 +249,7 @@ async def test_the_end_of_a_model_lets_the_others_go(two: Models) -> None:
 
 
 async def test_available_resources_follow_the_loaded_instances(
-    start: Start, config: ModelConfig, limiter: RateLimiter
+    start: Start, config: ModelConfig, limiter: ExecutionLimiter
 ) -> None:
     large = limiter.register(group(3), 0)
     queue = start(config, limiter)
@@ -269,7 +268,7 @@ async def test_available_resources_follow_the_loaded_instances(
 
 
 async def test_devices_have_resources_of_their_own(
-    start: Start, config: ModelConfig, limiter: RateLimiter
+    start: Start, config: ModelConfig, limiter: ExecutionLimiter
 ) -> None:
     queues = [start(config, limiter) for _ in range(2)]
     instances = [ScriptedInstance(1) for _ in range(2)]
@@ -280,16 +279,16 @@ async def test_devices_have_resources_of_their_own(
         finish(await instance.begun())
 
 
-async def test_a_refused_registration_changes_nothing(limiter: RateLimiter) -> None:
+async def test_a_refused_registration_changes_nothing(limiter: ExecutionLimiter) -> None:
     limiter.register(group(2), 0)
     shared = Resource(name="R", count=9, global_=True)
     for _ in range(2):
         with pytest.raises(InferenceError, match="present as both global and device-specific"):
-            limiter.register(InstanceGroup(rate_limiter=RateLimiterConfig(resources=(shared,))), 0)
+            limiter.register(InstanceGroup(rate_limiter=RateLimiter(resources=(shared,))), 0)
     limiter.register(group(1), 0)
 
 
-async def test_a_batch_is_formed_in_its_turn(start: Start, limiter: RateLimiter) -> None:
+async def test_a_batch_is_formed_in_its_turn(start: Start, limiter: ExecutionLimiter) -> None:
     holder = start(TEXT, limiter)
     batched = start(dynamic(8), limiter)
     models = Models(holder, batched)
@@ -306,7 +305,7 @@ async def test_a_batch_is_formed_in_its_turn(start: Start, limiter: RateLimiter)
 
 
 async def test_a_model_that_waits_for_more_requests_passes_its_turn(
-    start: Start, limiter: RateLimiter
+    start: Start, limiter: ExecutionLimiter
 ) -> None:
     delay = {"max_queue_delay_microseconds": 60_000_000, "preferred_batch_size": (2,)}
     patient = start(dynamic(2, **delay), limiter)
@@ -322,7 +321,7 @@ async def test_a_model_that_waits_for_more_requests_passes_its_turn(
 
 
 async def test_priorities_of_zero_and_one_are_the_same() -> None:
-    limiter = RateLimiter()
+    limiter = ExecutionLimiter()
     shares = [limiter.register(replace(group(priority=priority)), 0) for priority in (0, 1, 2)]
     for share in shares:
         share.limiter.began(share)
