@@ -1,8 +1,8 @@
 """Readers of recordings, and the ids of the events they read."""
 
 import asyncio
-from contextlib import AbstractContextManager
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from gateway.errors import Code, InferenceError
