@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 from gateway.config import ModelConfig
 from gateway.config.scheduling import EnsembleStep
-from gateway.ensembles.member import LATEST
-from gateway.ensembles.wiring import check_wiring
+from gateway.ensembles.checks import check_wiring
+from gateway.ensembles.graph import LATEST
 from gateway.errors import Code, InferenceError
 from gateway.models.dependencies import resolve
 from gateway.models.identity import ModelId

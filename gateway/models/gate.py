@@ -3,7 +3,8 @@
 from typing import Protocol
 
 from gateway.observability.request_record import Record
-from gateway.schedulers.scheduler import Entry, Scheduler
+from gateway.schedulers.execution import Entry
+from gateway.schedulers.scheduler import Scheduler
 from gateway.stream import StreamRecorder
 
 

@@ -11,7 +11,7 @@ from gateway.backend import Backend, Instance, ModelContext, ModelControl
 from gateway.backend_loader import IN_PYTHON, BackendLoader
 from gateway.cache.cache import ResponseCache
 from gateway.config import InstanceKind, ModelConfig
-from gateway.ensembles.instance import EnsembleBackend
+from gateway.ensembles.backend import EnsembleBackend
 from gateway.messages import InferRequest
 from gateway.models.closings import Closings
 from gateway.models.completion import completed
@@ -25,7 +25,7 @@ from gateway.models.reshaped_instance import with_reshapes
 from gateway.models.slots import Place, Slot, empty, enrol, fill, match, places
 from gateway.models.stored import files_folder
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.rate_limiter import RateLimiter
+from gateway.schedulers.rate_limiter import ExecutionLimiter
 from gateway.settings import ModelSettings
 from gateway.stream import ResponseStream
 from gateway.threads import Threads
@@ -94,7 +94,7 @@ class ModelLoader:
         self._cache = shared.cache
         self._control = shared.control
         self._closings = shared.closings
-        self._limiter = RateLimiter(settings.resource_limits) if settings.rate_limit else None
+        self._limiter = ExecutionLimiter(settings.resource_limits) if settings.rate_limit else None
 
     async def load(
         self, source: Source, version: int, members: LoadedMembers = NO_MEMBERS

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gateway.config import ModelConfig, TransactionPolicy
-from gateway.ensembles.member import LATEST
-from gateway.ensembles.wiring import check_wiring
+from gateway.ensembles.checks import check_wiring
+from gateway.ensembles.graph import LATEST
 from gateway.errors import Code, InferenceError
 from gateway.models.dependencies import Circle, members
 from gateway.models.repository import ModelRepository

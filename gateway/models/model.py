@@ -25,7 +25,7 @@ from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.observability.trace import Trace
 from gateway.openai_exchange import further_names
-from gateway.schedulers.scheduler import Entry, Executing
+from gateway.schedulers.execution import Entry, Execution
 from gateway.stream import ResponseStream
 from gateway.threads import Threads
 
@@ -118,7 +118,7 @@ class Model:
                 raise
 
     @property
-    def executions(self) -> Iterable[Executing]:
+    def executions(self) -> Iterable[Execution]:
         """The executions that have not ended."""
         return self._scheduler.executions
 

@@ -7,7 +7,7 @@ from gateway.config import InputFormat, ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.config.platforms import ENSEMBLE, TENSORRT, accepted_platforms, resolve_backend
 from gateway.config.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
-from gateway.ensembles.flow import flow_problems
+from gateway.ensembles.checks import flow_problems
 from gateway.errors import Code, InferenceError
 from gateway.models.batch_checks import batch_problems
 from gateway.models.defaults import fill_defaults

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from gateway.backend import Instance
 from gateway.config import InstanceGroup, ModelConfig
 from gateway.models.closings import Closings
-from gateway.schedulers.rate_limiter import RateLimiter, Share
+from gateway.schedulers.rate_limiter import ExecutionLimiter, Registration
 
 Load = Callable[[], Awaitable[Instance]]
 
@@ -37,7 +37,7 @@ class Slot:
     load: Load
     place: Place = field(default_factory=Place)
     instance: Instance | None = None
-    share: Share | None = None
+    share: Registration | None = None
     closings: Closings = field(default_factory=Closings)
     tries: int = 0
     since: float = 0.0
@@ -56,7 +56,7 @@ def places(config: ModelConfig) -> Iterator[Place]:
                 yield Place(name=f"{group.name}_{number}", group=group, device=device)
 
 
-def enrol(slots: Sequence[Slot], limiter: RateLimiter | None) -> None:
+def enrol(slots: Sequence[Slot], limiter: ExecutionLimiter | None) -> None:
     """Give each slot that executes its share; if one cannot have it, none has.
 
     Raises INVALID_ARG for what could never execute.
@@ -66,7 +66,7 @@ def enrol(slots: Sequence[Slot], limiter: RateLimiter | None) -> None:
     try:
         for slot in slots:
             if not slot.passive:
-                slot.share = limiter.enrol(slot.place.group, slot.place.device)
+                slot.share = limiter.register(slot.place.group, slot.place.device)
     except BaseException:
         release_shares(slots)
         raise
@@ -77,7 +77,7 @@ def release_shares(slots: Iterable[Slot]) -> None:
     for slot in slots:
         share, slot.share = slot.share, None
         if share is not None:
-            share.leave()
+            share.unregister()
 
 
 async def fill(slots: Sequence[Slot], *, side_by_side: bool) -> None:

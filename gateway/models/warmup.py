@@ -11,8 +11,7 @@ from gateway.messages import InferRequest
 from gateway.models.warmup_samples import Sample, failed, read_samples
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.execution import Execution
-from gateway.schedulers.scheduler import Entry
+from gateway.schedulers.execution import Entry, Execution
 from gateway.stream import ResponseStream
 
 log = logging.getLogger("sluice.warmup")

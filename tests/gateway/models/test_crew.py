@@ -12,7 +12,7 @@ from gateway.messages import SequenceTag
 from gateway.models.model import Model
 from gateway.models.slots import Slot, enrol
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.rate_limiter import RateLimiter
+from gateway.schedulers.rate_limiter import ExecutionLimiter
 from gateway.stream import ResponseStream
 from tests.builders import TEXT, ScriptedInstance, read_all, settle, soon, text_request
 from tests.conftest import Serve, tasks_left
@@ -120,7 +120,7 @@ async def test_an_instance_that_lives_is_closed_once_its_sequences_have_ended(
 async def test_a_dismissed_slot_without_an_instance_gives_its_share_back(serve: Serve) -> None:
     dead, staying = ScriptedInstance(), ScriptedInstance()
     model = serve(dead, staying)
-    enrol(model.slots, RateLimiter())
+    enrol(model.slots, ExecutionLimiter())
     slot = model.slots[0]
     assert slot.share is not None
     dead.die("its worker has died")

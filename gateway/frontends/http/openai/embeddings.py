@@ -8,6 +8,7 @@ import base64
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -28,7 +29,7 @@ from gateway.frontends.http.openai.request import OpenAiRequest, request_id, req
 from gateway.frontends.http.tracing import infer
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
-from gateway.stream import Leavable, ResponseStream
+from gateway.stream import ResponseStream
 
 MOST_TEXTS = 2048
 """Texts of one request, as at OpenAI."""
@@ -109,7 +110,7 @@ def _invalid(param: str, message: str) -> InferenceError:
     return refusal(Code.INVALID_ARG, message, param)
 
 
-class RequestWindow(Leavable):
+class RequestWindow(AbstractContextManager["RequestWindow"]):
     """Requests submitted a limited number at a time; their responses are taken in order.
 
     Used inside `with`, whose exit cancels the rest, and by one task. When the model is full, the
@@ -126,6 +127,9 @@ class RequestWindow(Leavable):
         self._requests = deque(requests)
         self._limit = limit
         self._streams: deque[ResponseStream] = deque()
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
 
     def cancel(self) -> None:
         """Cancel all requests; idempotent. A pending `take` raises CANCELLED."""
