@@ -38,7 +38,7 @@ GRPC_TESTS := $(call conformance, stream_infer cancellation conversations resump
 PROCESSES := --frontends=2
 FRONTEND_TESTS := $(GRPC_TESTS) $(call conformance, generate lifecycle openai)
 
-.PHONY: setup serve test suite test-oldest lint bench soak gpu-check clean
+.PHONY: setup serve test test-all suite test-oldest lint bench profile soak gpu-check clean
 
 setup: $(READY)
 
@@ -126,6 +126,11 @@ endef
 bench: $(READY)
 	@$(BIN)/sluice fetch
 	$(BIN)/python -m loadtests.$(TEST) $(ARGS)
+
+# A flame graph of a hot path: make profile ARGS='--path infer|grpc|stream'
+profile: $(READY)
+	@$(BIN)/sluice fetch
+	@$(BIN)/python -m loadtests.profile $(ARGS)
 
 # Random clients: make soak ARGS='--minutes 10 --seed 7'
 soak: $(READY)

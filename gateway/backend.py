@@ -1,4 +1,4 @@
-"""The seam: what a runtime implements to be served."""
+"""The seam between the gateway and a runtime: backends, instances and their answers."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -17,54 +17,53 @@ from gateway.stream import ResponseStream
 
 
 class Note(Enum):
-    """What an instance says of an execution besides its answers."""
+    """An event of an execution that is not a response."""
 
     FREED = auto()
-    """It takes another execution while this one goes on; the index says nothing."""
+    """The instance takes another execution before this one ends; the index is ignored."""
     RESCHEDULED = auto()
-    """The request is to be executed once more; only iterative sequences can."""
+    """The request is to be executed again; allowed for iterative sequences only."""
 
 
 class NotSent(InferenceError):
-    """Raised by `execute` when the runtime has none of the requests that are not done.
+    """Raised by `execute` if the runtime has not received the requests that are not done.
 
-    Another instance may execute those.
+    Another instance may execute them.
     """
 
 
 Answer = tuple[int, InferResponse | InferenceError | Note]
-"""The index of a request within its execution; a response, the error that ends it, or a note."""
+"""The index of a request within its execution, and a response, its final error, or a note."""
 
 
 class ModelControl(Protocol):
-    """How a model may ask for others to be loaded (the server must be under explicit control)."""
+    """Loading of other models by a model; needs `--model-control-mode=explicit`."""
 
     async def load(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        """Load or reload; `config` is JSON text or "", `files` go by names like `file:1/a.onnx`.
+        """Load or reload; `config` is JSON text or "", `files` have names like `file:1/a.onnx`.
 
         Raises InferenceError with Triton's texts.
         """
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """Begin to unload. Raises InferenceError with Triton's texts."""
+        """Start unloading. Raises InferenceError with Triton's texts."""
 
     def ready(self, name: str, version: str) -> bool:
-        """Whether a version is ready ("": the best); InferenceError if it is no number."""
+        """Whether a version is ready ("": the best); InferenceError if it is not a number."""
 
     def decoupled(self, name: str, version: str) -> bool:
-        """Whether it answers with any number of responses; InferenceError if it is unknown."""
+        """Whether the model is decoupled; InferenceError if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContext:
-    """What a backend is given to load one instance.
+    """The inputs of `Backend.load`.
 
-    `name` is the instance's, `group` the instance group it belongs to, `device` the number of its
-    GPU (0 on others). Its threads keep to the `cpu_cores`, if there are any. `path` is the version
-    folder, `store` the folder of models that `sluice fetch` has stored.
-    `infer` sends a request to another model of this server, `control` loads and unloads others.
-    `wasted` is to be told how many tokens a runtime had made for a request after nobody waited
-    for it any more.
+    `name` is the instance's, `group` its instance group, `device` the number of its GPU (0 on
+    CPUs). Its threads are bound to `cpu_cores`, unless empty. `path` is the version folder,
+    `store` the folder of models stored by `sluice fetch`. `infer` sends a request to another model
+    of this server; `control` loads and unloads others. `wasted` takes the number of tokens that
+    were generated for a request after its client had disconnected.
     """
 
     config: ModelConfig
@@ -81,10 +80,10 @@ class ModelContext:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a model's file says of its configuration, for whoever writes one.
+    """The configuration that a model's file contains.
 
-    Unlike a completed config it may have tensors whose `data_type` and `dims` are missing, where
-    the file does not tell. `notes` says more about tensors, by their names.
+    Unlike in a completed config, `data_type` and `dims` of tensors may be missing. `notes` maps
+    names of tensors to remarks.
     """
 
     config: ModelConfig
@@ -93,9 +92,9 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A property of this machine that changes how a runtime serves.
+    """A property of this machine that affects a runtime.
 
-    `fix` says how to remove a limit; it is empty where there is none.
+    `fix` says how to remove a limitation; empty if there is none.
     """
 
     what: str
@@ -107,10 +106,11 @@ class Instance(ABC):
     """One loaded, runnable copy of a model.
 
     `concurrency` is how many executions it takes at once; None means that it batches in flight
-    itself and takes every request as it comes. It is `alive` while it can execute: False is for
-    ever, and `died` then returns soon. `adapters` are further names that OpenAI's clients
-    may put into `model`; `max_model_len` is how many tokens prompt and answer may have together,
-    None where nobody counts them.
+    and takes every request immediately. It is `alive` while it can execute: False is final, and
+    `died` then returns soon. `adapters` are further model names for OpenAI clients.
+    `max_model_len` is the limit of tokens of prompt and answer together, None without a limit.
+
+    A runtime implements `execute` and `close`; all other methods have defaults.
     """
 
     concurrency: int | None = 1
@@ -118,73 +118,67 @@ class Instance(ABC):
     adapters: Sequence[str] = ()
     max_model_len: int | None = None
 
-    @property
-    def origin(self) -> "Instance":
-        """The loaded instance: this one, unless it was made for one execution only."""
-        return self
-
     @abstractmethod
     def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         """Answer the requests: in any order, any number of responses each.
 
-        A request is done at its final response or its error, or when the generator ends; raising
-        fails every request that is not done, but for NotSent. Closing the generator means stop:
-        no reader is left, so abort what can be aborted.
+        A request is done at its final response, at its error, or when the generator ends. An
+        exception fails every request that is not done; NotSent lets another instance execute
+        them. Closing the generator cancels the execution: abort what can be aborted.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Release everything; called once, after the last execution has ended."""
+        """Release everything; called once, after the last execution."""
 
-    def kill(self, reason: str) -> None:  # noqa: B027 - few can do it
-        """End at once, if the runtime can: executions fail with it, and `close` returns soon."""
+    def kill(self, reason: str) -> None:  # noqa: B027 - optional
+        """End immediately, if possible: executions fail, and `close` returns soon."""
 
-    def left(self, requests: Sequence[InferRequest]) -> None:  # noqa: B027 - few can use it
-        """Nobody waits any more for these of an execution, which goes on for others."""
+    def left(self, requests: Sequence[InferRequest]) -> None:  # noqa: B027 - optional
+        """The readers of these requests disconnected; the execution continues for others."""
 
     def waits_for(self, requests: Sequence[InferRequest]) -> Iterable[str]:
-        """The models that its executions of these requests wait for; most never call any."""
+        """The models that executions of these requests wait for; by default none."""
         return ()
 
     def stop(self, request: InferRequest) -> bool:
-        """Have the model end this request early, and answer it as it likes; False if it cannot.
+        """Ask the model to end this request early with an answer of its own; False if it cannot.
 
-        May be called more than once, and for a request that is done.
+        May be called repeatedly, and for a request that is done.
         """
         return False
 
     async def died(self) -> str:
-        """Return why, once the instance can no longer execute; most instances never do.
+        """Wait until the instance can no longer execute, and return the reason.
 
-        Called again after a call was cancelled.
+        By default it never returns. Called again after a call was cancelled.
         """
         await asyncio.Event().wait()
-        raise AssertionError("an event that nobody sets was set")
+        raise AssertionError("an event without a setter was set")
 
     async def check_ready(self) -> None:
-        """Raise InferenceError if the model says that it is not ready; most have no say in it.
+        """Raise InferenceError if the model reports that it is not ready.
 
-        Asked by health checks, also while it executes.
+        Called by health checks, also during executions.
         """
         return
 
     def metrics(self) -> Iterable[Metric]:
-        """The runtime's own metrics at this moment, labelled by the runtime."""
+        """The current metrics of the runtime, with its own labels."""
         return ()
 
 
 class Backend(ABC):
     """One runtime. Created once per process, when the first model asks for it.
 
-    Once created it has imported all that it will need: no two backends are created at the same
-    time, but models load side by side, and imports by several threads give modules half made.
-    What follows is given before anything else is called. `settings` is what `--backend-config`
-    says for it. `kept` is a folder of its own, to keep what is slow to make; it may not exist yet,
-    and other gateways share it; None if this user has no place for it. `home` is the folder of a
-    Python-based backend: the model.py there serves every model that names this backend; None for
-    all others.
-    `loads_side_by_side`: the instances of one model may be loaded at the same time.
-    `keeps_to_cores`: instances keep to the CPU cores that their contexts name.
+    The constructor imports all modules of the runtime: backends are created one at a time, but
+    models load concurrently, and concurrent imports yield partial modules.
+    These attributes are set before any method is called: `settings` has the values of
+    `--backend-config`. `kept` is a folder for files that are slow to build; it may not exist, other
+    gateways may share it, and it is None if this user has no such folder. `home` is the folder of
+    a Python-based backend, whose model.py serves every model that names it; otherwise None.
+    `loads_side_by_side`: instances of one model may be loaded concurrently.
+    `keeps_to_cores`: instances run on the CPU cores that their contexts name.
     """
 
     settings: Mapping[str, str] = NO_PARAMETERS
@@ -194,34 +188,34 @@ class Backend(ABC):
     keeps_to_cores: bool = False
 
     async def prepare(self, config: ModelConfig, path: Path) -> None:
-        """Make what takes long and loading needs, before `complete` is called.
+        """Build what loading needs and takes long to build; called before `complete`.
 
-        Cancelled when nobody wants the model any more. InferenceError says why it cannot be made.
+        Cancelled if the load is cancelled. Raises InferenceError if the build fails.
         """
         return
 
     def computes_on_gpus(self) -> bool:
-        """Whether the runtime, as it is installed, can; asked only if there is a usable GPU.
+        """Whether the installed runtime supports GPUs; called only if a GPU is usable.
 
-        If not, instances whose kind is left to the server are placed on the CPU.
+        If not, instances of KIND_AUTO are placed on the CPU.
         """
         return True
 
     def facts(self) -> Sequence[Fact]:
-        """Properties of this machine that change how the runtime serves, for `sluice doctor`."""
+        """Properties of this machine that affect the runtime, for `sluice doctor`."""
         return ()
 
     @abstractmethod
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
-        """Fill in what the model itself says (inputs, outputs, ...); `path`: the version folder.
+        """Complete a config from the model itself (inputs, outputs); `path`: the version folder.
 
-        Raises InferenceError when the config contradicts the model or the runtime.
+        Raises InferenceError if the config contradicts the model or the runtime.
         """
 
     def describe(self, config: ModelConfig, path: Path) -> Description:
-        """What `sluice config` writes down; by default whatever `complete` fills in."""
+        """The configuration for `sluice config`; by default that of `complete`."""
         return Description(self.complete(config, path))
 
     @abstractmethod
     async def load(self, context: ModelContext) -> Instance:
-        """Load one instance, off the event loop; InferenceError says why it cannot be loaded."""
+        """Load one instance, off the event loop. Raises InferenceError if it cannot be loaded."""

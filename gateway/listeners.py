@@ -8,9 +8,8 @@ from starlette.types import ASGIApp
 
 from gateway.core import Core, Listeners, StartFailed
 from gateway.frontends.grpc.server import GrpcServer, carried_here
-from gateway.frontends.http.app import build_app
+from gateway.frontends.http.app import build_app, build_metrics_app
 from gateway.frontends.http.listener import HttpListener, listening_at
-from gateway.frontends.http.metrics import build_metrics_app
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
 from gateway.processes.doors import HttpDoor, ProcessDoors
 from gateway.settings import HttpSettings, MetricsSettings, Settings

@@ -1,10 +1,8 @@
-"""The responses to one request, on their way from a backend to one reader."""
+"""Response streams: the responses to one request, from a backend to one reader."""
 
 import asyncio
-from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from types import TracebackType
 from typing import Protocol, Self
 
 from gateway.errors import Code, InferenceError
@@ -12,21 +10,21 @@ from gateway.messages import InferResponse
 
 DEFAULT_LIMIT = 64
 SHARED_LIMIT_BYTES = 1 << 20
-"""A stream is full, too, once its responses keep so much memory of another process."""
+"""A stream is also full once its responses hold this much memory of another process."""
 CANCELLED = "cancelled"
-"""The parameter of the response that ends a request which was interrupted."""
+"""The parameter of the response that ends an interrupted request."""
 
 INTERRUPTED = InferResponse(parameters={CANCELLED: True}, final=True)
-"""The last response of a request that was interrupted. Nothing but the flag, yet never left out."""
+"""The last response of an interrupted request. It has only the flag, and is never omitted."""
 
 
 def has_data(response: InferResponse) -> bool:
-    """Whether a response says more than that none will follow."""
+    """Whether a response carries more than the final flag."""
     return bool(response.outputs) or not response.final or response == INTERRUPTED
 
 
 def single(answers: Sequence[InferResponse]) -> InferResponse:
-    """The only one of the responses; raises the first error, INTERNAL for another number."""
+    """The only response; raises its error, or INTERNAL if there is not exactly one response."""
     for answer in answers:
         if answer.error is not None:
             raise answer.error
@@ -36,9 +34,9 @@ def single(answers: Sequence[InferResponse]) -> InferResponse:
 
 
 class Interrupted(InferenceError):
-    """What a request that must have exactly one response says instead, when it was interrupted.
+    """Raised instead of the only response of an interrupted request.
 
-    `answers` are those that it had produced before.
+    `answers` are the responses produced before the interruption.
     """
 
     def __init__(self, answers: Sequence[InferResponse] = ()) -> None:
@@ -47,50 +45,33 @@ class Interrupted(InferenceError):
 
 
 class StreamRecorder(Protocol):
-    """Whoever accounts for a stream. Called in plain steps; must not raise."""
+    """Accounts for a stream. Its methods are synchronous and must not raise."""
 
     def responded(self, response: InferResponse) -> None:
-        """A response has been produced for a reader that still waits."""
+        """A response was put into the stream."""
 
     def taken(self) -> None:
-        """The reader has taken the first response."""
+        """The reader took the first response."""
 
     def wasted(self, response: InferResponse) -> None:
-        """A response has been produced after the reader had gone."""
+        """A response was produced after the stream had ended."""
 
     def ended(self, error: InferenceError | None) -> None:
-        """The stream is over: complete, failed, or cancelled. Called exactly once."""
+        """The stream ended: complete, failed or cancelled. Called exactly once."""
 
 
-class Leavable:
-    """What is left by `cancel` at the end of a `with` block, however that ends."""
+class ResponseStream:
+    """Bounded queue of the responses to one request; read by one task inside `with`.
 
-    __slots__ = ()
+    Producers call `put`, `fail` and `end`, which never wait; while the stream is `full`, a
+    producer that can wait awaits `room`. An error is raised to the reader after the responses
+    before it. There are three ways to end it early:
 
-    def __enter__(self) -> Self:
-        return self
+    - leaving the `with` block, or `cancel`: the reader disconnects, and `on_cancel` is called;
+    - `interrupt`: the producer is cancelled, and the reader gets INTERRUPTED as last response;
+    - `stop`: the producer ends the request as it chooses.
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.cancel()
-
-    @abstractmethod
-    def cancel(self) -> None:
-        """Say that nobody waits any more; idempotent."""
-
-
-class ResponseStream(Leavable):
-    """Bounded mailbox for the answers to one request; read by one task inside `with`.
-
-    Producers call `put`, `fail` and `end`, which never wait; a producer that can wait holds back
-    while `full` by awaiting `room`. Leaving the `with` block cancels what is left, and
-    `on_cancel` is told at once. An error is raised to the reader after the responses before it.
-    `interrupt` stops the producer likewise, while the reader stays. `cancelled` says that one of
-    the two has happened. `stop` lets the producer decide how it ends, which `stopping` says.
+    `cancelled` is set by the first two, `stopping` by the third.
     """
 
     __slots__ = (
@@ -131,20 +112,26 @@ class ResponseStream(Leavable):
         self._writer: asyncio.Future[None] | None = None
         self._on_cancel: Callable[[], None] | None = None
 
-    # For whoever produces.
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+    # For producers.
 
     @property
     def done(self) -> bool:
-        """Nothing more will come: the producer ended it, or the reader has gone."""
+        """Whether no response follows: the producer ended it, or the reader disconnected."""
         return self._done
 
     @property
     def full(self) -> bool:
-        """The reader lags behind by the whole limit."""
+        """Whether the unread responses have reached the limit."""
         return len(self._responses) >= self._limit or self._shared_bytes >= SHARED_LIMIT_BYTES
 
     def put(self, response: InferResponse) -> None:
-        """Hand over a response; dropped, and recorded as wasted, when nobody waits any more."""
+        """Add a response; once the stream is done it is dropped and recorded as wasted."""
         if self._done:
             if self._recorder is not None:
                 self._recorder.wasted(response)
@@ -167,13 +154,13 @@ class ResponseStream(Leavable):
             self._wake_reader()
 
     def abandon(self, error: InferenceError) -> None:
-        """End the stream from outside: the reader gets the error, the producer is told to stop."""
+        """End the stream with an error, and cancel the producer; no effect once it is done."""
         if not self._done:
             on_cancel = self._on_cancel
             self.fail(error)
             self.release()
             self._wake_writer()
-            self._tell_producer(on_cancel)
+            self._cancel_producer(on_cancel)
 
     def end(self) -> None:
         """End the stream without a further response; no effect once it is done."""
@@ -183,33 +170,33 @@ class ResponseStream(Leavable):
             self._wake_reader()
 
     def hold(self) -> None:
-        """Keep everything from the reader, the end too, until `release`."""
+        """Withhold all responses and the end from the reader until `release`."""
         self._held = True
 
     def release(self) -> None:
-        """Let the reader have what was held, and what comes; no effect if nothing was held."""
+        """End `hold`; no effect without it."""
         if self._held:
             self._held = False
             self._wake_reader()
 
     async def room(self) -> None:
-        """Wait until the reader has caught up or gone."""
+        """Wait until the stream is not full, or done."""
         while self.full and not self._done:
             wake = asyncio.get_running_loop().create_future()
             self.when_room(wake)
             await wake
 
     def when_room(self, wake: asyncio.Future[None]) -> None:
-        """Have a future resolved once the reader has taken responses or gone.
+        """Resolve `wake` once the reader takes responses or disconnects.
 
-        For a producer of many streams, who cannot await each of them; the latest future counts.
+        For a producer of several streams. Only the latest future is resolved.
         """
         self._writer = wake
 
     def on_cancel(self, callback: Callable[[], None], *, may_stop: bool = False) -> None:
-        """Have `callback` called once the reader has gone; at once if that is so already.
+        """Call `callback` when the reader disconnects; immediately if it already has.
 
-        With `may_stop` it is called as well once the stream is `stopping`.
+        With `may_stop` it is also called by `stop`. A later callback replaces an earlier one.
         """
         if self._abandoned:
             callback()
@@ -217,10 +204,10 @@ class ResponseStream(Leavable):
             self._on_cancel = callback
             self._may_stop = may_stop
 
-    # For the one who reads.
+    # For the reader.
 
     def cancel(self) -> None:
-        """Say that nobody waits any more; idempotent, and safe before the first read."""
+        """Disconnect the reader; idempotent, and safe before the first read."""
         if self.cancelled:
             return
         self.cancelled = True
@@ -230,12 +217,12 @@ class ResponseStream(Leavable):
         self._finish(InferenceError(Code.CANCELLED, "Request was cancelled"))
         self.release()
         self._wake_reader()
-        self._tell_producer(self._on_cancel)
+        self._cancel_producer(self._on_cancel)
 
     def stop(self) -> None:
-        """Ask the producer to end early; the reader stays, and gets what is still produced.
+        """Ask the producer to end early; the reader gets all further responses. Idempotent.
 
-        A request that no instance executes yet ends with CANCELLED. Idempotent.
+        A request that is not yet executing ends with CANCELLED.
         """
         if self._done or self.stopping:
             return
@@ -246,31 +233,34 @@ class ResponseStream(Leavable):
         self._on_cancel()
 
     def interrupt(self) -> bool:
-        """Stop the request as if its reader had gone, and tell the reader so; False if it is over.
+        """Cancel the producer; the reader gets the responses so far, then INTERRUPTED.
 
-        The reader gets all that was produced before, without delay, and then INTERRUPTED.
+        False, without any effect, once the stream is done.
         """
         if self._done:
             return False
         self.cancelled = True
-        # The wait for this response says nothing about the model.
+        # The time to this response is not the time to the model's first response.
         self._taken = self._taken or not self._responses
         self._responses.append(INTERRUPTED)
         self._finish(InferenceError(Code.CANCELLED, "Request was cancelled"))
         self.release()
         self._wake_reader()
         self._wake_writer()
-        self._tell_producer(self._on_cancel)
+        self._cancel_producer(self._on_cancel)
         return True
 
     async def batch(self) -> list[InferResponse]:
-        """All responses that are there, at least one unless the stream is over (then empty)."""
+        """All unread responses; waits for at least one. Empty once the stream has ended."""
         while (taken := self.take()) is None:
             await self._change()
         return taken
 
     def take(self) -> list[InferResponse] | None:
-        """All responses that are there, none if the stream is over; None if one has to wait."""
+        """All unread responses, none once the stream has ended; None if a reader has to wait.
+
+        Raises the stream's error after the last response.
+        """
         if self._held:
             return None
         if not self._responses:
@@ -288,9 +278,9 @@ class ResponseStream(Leavable):
         return taken
 
     def listen(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called, in a plain step, whenever there may be something to `take`.
+        """Call `callback` synchronously whenever there may be something to `take`.
 
-        At once if there is already. For a reader of many streams, who cannot await each of them.
+        Immediately if there already is. For a reader of several streams.
         """
         self._listener = callback
         if self._done or self._responses:
@@ -302,10 +292,10 @@ class ResponseStream(Leavable):
                 yield response
 
     async def only(self) -> InferResponse:
-        """The one response of a request that has exactly one.
+        """The response of a request that has exactly one.
 
-        Raises the error of a response, INTERNAL if it has none or more, CANCELLED once its
-        reader has gone, and Interrupted if it was interrupted.
+        Raises its error, INTERNAL if there is not exactly one response, CANCELLED after `cancel`,
+        and Interrupted after `interrupt`.
         """
         answers: list[InferResponse] = []
         while (taken := self.take()) != []:
@@ -320,7 +310,7 @@ class ResponseStream(Leavable):
         return single(answers)
 
     async def _change(self) -> None:
-        """Wait until there may be something to take."""
+        """Wait until there may be something to `take`."""
         self._reader = asyncio.get_running_loop().create_future()
         await self._reader
 
@@ -329,7 +319,7 @@ class ResponseStream(Leavable):
         if self._recorder is not None:
             self._recorder.ended(error)
 
-    def _tell_producer(self, on_cancel: Callable[[], None] | None) -> None:
+    def _cancel_producer(self, on_cancel: Callable[[], None] | None) -> None:
         self._abandoned = True
         self._on_cancel = None
         if on_cancel is not None:

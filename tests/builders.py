@@ -13,7 +13,7 @@ from gateway.messages import InferRequest, InferResponse, Usage
 from gateway.models.model import Model
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.scheduler import Entry
+from gateway.schedulers.execution import Entry
 from gateway.stream import ResponseStream
 from gateway.tensor import text_tensor
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Iterator
 
 from backends.onnxruntime.signature import ModelTensor, Signature
-from gateway.batches.sequence_tensors import sequence_inputs, with_sequence_tensors
+from gateway.batches.extra_inputs import sequence_inputs, with_sequence_tensors
+from gateway.batches.shapes import batched_shape_problems, whole_shape_problems
 from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.tensor import format_shape
-from gateway.tensor_runtime.shape_checks import batched_shape_problems, whole_shape_problems
 
 
 def check(config: ModelConfig, signature: Signature) -> None:

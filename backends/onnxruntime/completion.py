@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from backends.onnxruntime.signature import ModelTensor, Signature
-from gateway.batches.sequence_tensors import sequence_inputs
+from gateway.batches.extra_inputs import sequence_inputs
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
 from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError

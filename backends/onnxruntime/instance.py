@@ -14,11 +14,11 @@ from backends.onnxruntime.failures import Told
 from backends.onnxruntime.pinning import Pin
 from backends.onnxruntime.signature import Signature
 from gateway.backend import ModelContext
-from gateway.batches.sequence_tensors import with_sequence_tensors
+from gateway.batches.extra_inputs import with_sequence_tensors
 from gateway.device_memory import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Datatype, Tensor, array_tensor
-from gateway.tensor_runtime.tensor_instance import TensorInstance
+from gateway.tensor_runtime.instance import TensorInstance
 
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 

@@ -12,11 +12,11 @@ from backends.pytorch.parameters import Parameters
 from backends.pytorch.signature import Fit, Program, Value
 from backends.pytorch.tensors import from_torch, to_torch
 from backends.pytorch.threads import Threads
-from gateway.batches.sequence_tensors import with_sequence_tensors
+from gateway.batches.extra_inputs import with_sequence_tensors
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Tensor
-from gateway.tensor_runtime.tensor_instance import TensorInstance
+from gateway.tensor_runtime.instance import TensorInstance
 
 
 class PytorchInstance(TensorInstance):

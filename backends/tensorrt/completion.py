@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from backends.tensorrt.signature import Binding, Signature
-from gateway.batches.sequence_tensors import sequence_inputs
+from gateway.batches.extra_inputs import sequence_inputs
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import DynamicBatching

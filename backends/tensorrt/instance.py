@@ -15,7 +15,7 @@ from backends.tensorrt.plan_on_gpu import PlanOnGpu
 from gateway.backend import ModelContext
 from gateway.errors import InferenceError
 from gateway.tensor import Tensor
-from gateway.tensor_runtime.tensor_instance import TensorInstance
+from gateway.tensor_runtime.instance import TensorInstance
 
 log = logging.getLogger("sluice.tensorrt")
 

@@ -1,15 +1,19 @@
-"""Which inputs of a model are sequences that may be padded to one length?
-
-A model says so in the `parameters` of its config, because config.pbtxt has no field for it.
-"""
+"""Padding of inputs to one length, declared in the `parameters` of a config."""
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS
+from gateway.tensor import BF16_BITS, NUMPY_TYPES, Datatype, Tensor, array_tensor
 
 INPUTS = "padded_inputs"
 OUTPUTS = "padded_outputs"
@@ -22,11 +26,11 @@ MOST_DIGITS = 18
 class Padding:
     """The padded sequences of one model; none by default.
 
-    `inputs` maps each padded input to the value it is padded with: a number. Its first dimension
-    after the batch is its length. `outputs` are those whose first dimension after the batch is the
-    padded length, to be cut back. `token_budget` is the most padded tokens of a batch of several
-    requests; 0 to find out for each instance what serves it best. A request's padded length is
-    1 to `max_length`; None if any is fine.
+    `inputs` maps each padded input to its pad value, a number; its length is the first dimension
+    after the batch. `outputs` have the padded length as first dimension after the batch, and are
+    cut to the length of each request. `token_budget` is the most padded tokens of a batch of
+    several requests; 0 to measure it for each instance. The length of a request is 1 to
+    `max_length`; None for any.
     """
 
     inputs: Mapping[str, float] = field(default_factory=lambda: NO_PARAMETERS)
@@ -40,7 +44,7 @@ class Padding:
         `padded_outputs` a JSON list of names, by default every output whose first dim is -1,
         `batch_token_budget` and `max_padded_length` numbers of at least 1.
 
-        Raises InferenceError INVALID_ARG for what is not of that form or names no tensor.
+        Raises InferenceError INVALID_ARG for another form and for unknown tensors.
         """
         if INPUTS not in config.parameters:
             return cls()
@@ -97,3 +101,56 @@ def _malformed(config: ModelConfig, key: str, expected: str) -> InferenceError:
         f"model '{config.name}': parameter '{key}' is '{config.parameters.get(key, '')}', expected "
         f"{expected}",
     )
+
+
+def pad(tensors: Sequence[Tensor], length: int, value: Any) -> npt.NDArray[Any]:
+    """The rows of all tensors, each padded with `value` to `length`.
+
+    The length is the first dimension after the batch; all others are equal.
+    """
+    arrays = [tensor.array() for tensor in tensors]
+    rows = sum(len(array) for array in arrays)
+    whole = np.empty((rows, length, *arrays[0].shape[2:]), dtype=arrays[0].dtype)
+    end = 0
+    for array in arrays:
+        start, end = end, end + len(array)
+        whole[start:end, : array.shape[1]] = array
+        whole[start:end, array.shape[1] :] = value
+    return whole
+
+
+def pad_value(name: str, datatype: Datatype, number: float) -> Any:
+    """The number as an array element of that datatype (BF16: its bits).
+
+    Raises InferenceError INVALID_ARG if the datatype cannot hold it.
+    """
+    dtype = NUMPY_TYPES[Datatype.FP32] if datatype is Datatype.BF16 else NUMPY_TYPES.get(datatype)
+    if dtype is None or not _holds(dtype, number):
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"padded input '{name}' is padded with {number}, which its datatype {datatype} cannot "
+            "hold",
+        )
+    if datatype is Datatype.BF16:
+        return (np.array(number, dtype=dtype).view("<u4") >> 16).astype(BF16_BITS)[()]
+    return dtype.type(number)
+
+
+def _holds(dtype: Any, number: float) -> bool:
+    if dtype.kind == "f":
+        return not float(np.finfo(dtype).max) < abs(number) < math.inf
+    limits = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return limits[0] <= number <= limits[1] and number == int(number)
+
+
+def cut_padded(tensor: Tensor, rows: Sequence[int], lengths: Sequence[int]) -> list[Tensor]:
+    """Parts as of `cut_rows`, each cut to its length: the first dimension after the batch.
+
+    Only parts of several rows that are shorter than the longest are copied.
+    """
+    array = tensor.array()
+    starts = accumulate(rows, initial=0)
+    return [
+        array_tensor(tensor.name, tensor.datatype, array[start : start + count, :length])
+        for start, count, length in zip(starts, rows, lengths, strict=False)
+    ]

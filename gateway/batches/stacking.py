@@ -1,31 +1,40 @@
-"""How do the tensors of several requests become one batch, and its outputs theirs again?"""
+"""Stacking: inputs of several requests as one batch, and its outputs as those of each request."""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 
-from gateway.batches.batch_inputs import batch_tensors
-from gateway.batches.cutting import cut, cut_padded, cut_rows
-from gateway.batches.joining import join, pad, pad_value
-from gateway.batches.padding import Padding
+import numpy as np
+
+from gateway.batches.extra_inputs import batch_tensors
+from gateway.batches.padding import Padding, cut_padded, pad, pad_value
 from gateway.config import ModelConfig, ModelInput
 from gateway.device_memory import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
-from gateway.tensor import Buffer, Tensor, array_tensor, format_shape
+from gateway.tensor import (
+    SIZES,
+    Buffer,
+    Datatype,
+    Tensor,
+    array_tensor,
+    format_shape,
+)
 
 Shape = tuple[int, ...]
+LOCK_FREE_BYTES = 65536
+"""From this size on numpy copies, without the interpreter lock; below, joining bytes is faster."""
 
 
 class Stacking:
-    """Gathers the inputs of an execution, and scatters its outputs; prepared once per model.
+    """Gathers the inputs of an execution, and scatters its outputs; one per model.
 
-    The requests of an execution have passed the checks of the data plane, and the batcher has
-    seen to it that they fit together: the same inputs, and where these are neither ragged nor
-    padded the same shapes. Requests of several are one batch only if the model batches. The config
-    has the dims that the model sees (`as_model_sees`).
-    Raises InferenceError INVALID_ARG if the config's padding cannot be.
+    The requests have passed the checks of the data plane. The batcher puts only compatible
+    requests together: the same inputs, of equal shapes unless ragged or padded; several requests
+    only if the model batches. The config has the dims of the model (`as_model_sees`).
+    Raises InferenceError INVALID_ARG if the config's padding is invalid.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -46,9 +55,9 @@ class Stacking:
         )
 
     def gather(self, requests: Sequence[InferRequest]) -> dict[str, Tensor]:
-        """The inputs of one execution as the runtime sees them, by name.
+        """The inputs of one execution for the runtime, by name.
 
-        Those of a single request are its own, without a copy.
+        The inputs of a single request are not copied.
         """
         if len(requests) == 1 and self._as_sent:
             return {tensor.name: tensor for tensor in requests[0].inputs}
@@ -63,7 +72,7 @@ class Stacking:
         return found
 
     def wanted(self, requests: Sequence[InferRequest]) -> tuple[str, ...]:
-        """The outputs that any of the requests asks for, in the config's order."""
+        """The outputs that any of the requests names, in the order of the config."""
         names = set()
         for request in requests:
             if not request.outputs:
@@ -76,10 +85,9 @@ class Stacking:
     def scatter(
         self, outputs: Mapping[str, Tensor], requests: Sequence[InferRequest]
     ) -> Iterable[tuple[Tensor, ...]]:
-        """Each request's own outputs: views of the batch's, which must outlive them.
+        """The outputs of each request, as views of the batch's outputs.
 
-        Raises InferenceError INTERNAL if an output is not what the config says of it, or does
-        not divide over the batch.
+        Raises InferenceError INTERNAL if an output contradicts the config or the batch.
         """
         rows = [self._rows(request) for request in requests]
         columns = [self._split(tensor, rows, requests) for tensor in outputs.values()]
@@ -170,7 +178,7 @@ def _data(tensors: Sequence[Tensor]) -> Buffer | DeviceMemory | tuple[bytes, ...
 
 
 def _inputs(requests: Sequence[InferRequest], name: str) -> list[Tensor]:
-    """The input of that name of each request: most have it at the same place."""
+    """The input of that name of each request, usually at the same index."""
     place = [tensor.name for tensor in requests[0].inputs].index(name)
     return [
         request.inputs[place]
@@ -182,7 +190,7 @@ def _inputs(requests: Sequence[InferRequest], name: str) -> list[Tensor]:
 
 def _input(request: InferRequest, name: str) -> Tensor:
     tensor = request.input(name)
-    if tensor is None:  # optional, and yet the rest of the batch or a batch input needs it
+    if tensor is None:  # optional, but the batch or a batch input needs it
         raise InferenceError(
             Code.INVALID_ARG,
             f"input '{name}' of model '{request.model}' is missing, and its batch needs it",
@@ -195,3 +203,48 @@ def _fits(shape: Shape, expected: Shape) -> bool:
         len(shape) == len(expected)
         and all(want in (-1, have) for have, want in zip(shape, expected, strict=True))
     )
+
+
+def join(tensors: Sequence[Tensor]) -> Buffer | tuple[bytes, ...]:
+    """The data of tensors one after the other, in one allocation."""
+    if tensors[0].datatype is Datatype.BYTES and any(
+        isinstance(tensor.data, tuple) for tensor in tensors
+    ):
+        return tuple(itertools.chain.from_iterable(tensor.elements() for tensor in tensors))
+    parts = [tensor.raw() for tensor in tensors]
+    size = sum(map(len, parts))
+    return _copied(parts, size) if size >= LOCK_FREE_BYTES else b"".join(parts)
+
+
+def _copied(parts: Sequence[Buffer], size: int) -> memoryview:
+    whole = np.empty(size, dtype=np.uint8)
+    end = 0
+    for part in parts:
+        start, end = end, end + len(part)
+        whole[start:end] = np.frombuffer(part, dtype=np.uint8)
+    return whole.data
+
+
+def cut_rows(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
+    """A part of the tensor for each number of rows; their sum is its first dimension."""
+    below = tensor.shape[1:]
+    shapes = {count: (count, *below) for count in set(rows)}
+    return cut(tensor, [shapes[count] for count in rows])
+
+
+def cut(tensor: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+    """A part of the tensor for each shape, in the order of its data, without a copy.
+
+    The number of elements of all shapes is that of the tensor.
+    """
+    name, datatype = tensor.name, tensor.datatype
+    is_bytes = datatype is Datatype.BYTES
+    data = tensor.elements() if is_bytes else memoryview(tensor.raw())
+    size = 1 if is_bytes else SIZES[datatype]
+    sizes = {shape: math.prod(shape) * size for shape in set(shapes)}
+    parts: list[Tensor] = []
+    end = 0
+    for shape in shapes:
+        start, end = end, end + sizes[shape]
+        parts.append(Tensor(name, datatype, shape, data[start:end]))
+    return parts

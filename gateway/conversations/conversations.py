@@ -12,7 +12,7 @@ from gateway.errors import Code, InferenceError
 from gateway.generation import MESSAGES
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.model import Model
-from gateway.schedulers.alarm import Alarm
+from gateway.schedulers.timer import Timer
 from gateway.tensor import Tensor
 
 NS_PER_SECOND = 1_000_000_000
@@ -80,7 +80,7 @@ class ModelConversations:
         self._clock_ns = clock_ns
         self._known: dict[int | str, Conversation] = {}
         self._idle: OrderedDict[int | str, Conversation] = OrderedDict()
-        self._alarm = Alarm(self._forget_idle)
+        self._alarm = Timer(self._forget_idle)
 
     @property
     def count(self) -> int:

@@ -14,7 +14,8 @@ from gateway.generation import EXCLUDE_INPUT, MESSAGES, TEXT_OUTPUT
 from gateway.messages import InferRequest, InferResponse, SequenceTag
 from gateway.models.limits import ConversationLimits
 from gateway.observability.request_record import Record
-from gateway.schedulers.scheduler import Entry, Scheduler
+from gateway.schedulers.execution import Entry
+from gateway.schedulers.scheduler import Scheduler
 from gateway.tensor import Buffer, Datatype, Tensor, element_spans
 
 

@@ -1,15 +1,41 @@
-"""Which steps does an ensemble have, which tensors flow between them, and which are needed?"""
+"""The graph of an ensemble: its steps, their members, and the tensors between them."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
+from gateway.config import ModelConfig
 from gateway.config.scheduling import EnsembleScheduling
+from gateway.messages import InferRequest
+from gateway.stream import ResponseStream
+
+LATEST = -1
+"""`model_version` of a step that calls the highest version."""
+
+
+class Member(Protocol):
+    """One loaded version of a model that an ensemble calls; the methods are synchronous."""
+
+    config: ModelConfig
+
+    def call(self, request: InferRequest) -> ResponseStream:
+        """Submit the request of a step; the caller owns the stream. Raises InferenceError."""
+
+    def hold(self) -> None:
+        """Keep the version loaded until `release`, even if it is replaced."""
+
+    def release(self) -> None:
+        """End one `hold`."""
+
+
+Members = Mapping[tuple[str, int], Member]
+"""The members of one ensemble, by the name and version in its steps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """One call of a member; the pairs are names: the member's tensor, and the ensemble's."""
+    """A step of the config; pairs are a tensor's names in the member and in the ensemble."""
 
     index: int
     member: tuple[str, int]
@@ -23,24 +49,24 @@ class Step:
 
     @property
     def reads(self) -> frozenset[str]:
-        """The tensors of the ensemble that it needs."""
+        """The ensemble's tensors that it reads."""
         return frozenset(tensor for _, tensor in self.inputs)
 
     @property
     def writes(self) -> frozenset[str]:
-        """The tensors of the ensemble that it makes."""
+        """The ensemble's tensors that it writes."""
         return frozenset(tensor for _, tensor in self.outputs)
 
 
 @dataclass(frozen=True)
-class Graph:
+class EnsembleGraph:
     """The steps of an ensemble, in the order of its config."""
 
     steps: tuple[Step, ...]
 
     @classmethod
-    def of(cls, scheduling: EnsembleScheduling) -> "Graph":
-        """The graph that a config describes, whether it makes sense or not."""
+    def of(cls, scheduling: EnsembleScheduling) -> "EnsembleGraph":
+        """The graph of a config, which may be invalid."""
         return cls(
             tuple(
                 Step(
@@ -55,17 +81,17 @@ class Graph:
 
     @cached_property
     def writers(self) -> Mapping[str, Step]:
-        """The step that makes a tensor; an input of the ensemble has none."""
+        """The step that writes a tensor; inputs of the ensemble have none."""
         return {tensor: step for step in self.steps for tensor in step.writes}
 
     @cached_property
     def tensors(self) -> tuple[str, ...]:
-        """Every tensor that a step reads or makes, in the order of the steps."""
+        """All tensors that steps read or write, in the order of the steps."""
         names = [name for step in self.steps for _, name in (*step.inputs, *step.outputs)]
         return tuple(dict.fromkeys(names))
 
     def ancestry(self, tensor: str) -> list[Step]:
-        """The steps that a tensor comes from, the one that makes it first."""
+        """The steps that a tensor depends on; the step that writes it is the first."""
         found: dict[Step, None] = {}
         wanted = [tensor]
         while wanted:
@@ -75,15 +101,15 @@ class Graph:
                 wanted += step.reads
         return list(found)
 
-    def plan(self, outputs: Collection[str]) -> "Plan":
-        """What to run for these outputs: no step that none of them comes from."""
+    def plan(self, outputs: Collection[str]) -> "StepPlan":
+        """The steps that these outputs depend on."""
         needed = {step for output in outputs for step in self.ancestry(output)}
         steps = [step for step in self.steps if step in needed]
         readers: dict[str, list[Step]] = {}
         for step in steps:
             for tensor in step.reads:
                 readers.setdefault(tensor, []).append(step)
-        return Plan(
+        return StepPlan(
             outputs=tuple(outputs),
             wanted=frozenset(outputs),
             readers={tensor: tuple(found) for tensor, found in readers.items()},
@@ -92,10 +118,10 @@ class Graph:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How one choice of outputs is made; `readers` are the steps to run, by what they read.
+class StepPlan:
+    """The steps for one choice of outputs: `readers` are the steps by the tensors that they read.
 
-    `reads` is how many tensors each of them needs; `wanted` has the outputs, for looking up.
+    `reads` is the number of tensors that a step reads; `wanted` is the set of `outputs`.
     """
 
     outputs: tuple[str, ...]

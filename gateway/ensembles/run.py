@@ -1,4 +1,4 @@
-"""One request on its way through an ensemble: start what is due, take what comes, end once."""
+"""Execution of one request by an ensemble: starting steps, collecting responses, cancelling."""
 
 import asyncio
 from collections import deque
@@ -6,124 +6,124 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from gateway.ensembles.calls import Call
 from gateway.ensembles.graph import Step
-from gateway.ensembles.passes import Pass, Value
-from gateway.ensembles.requests import given, made
-from gateway.ensembles.stages import Stage, Stages
+from gateway.ensembles.steps import DataFlow, LoadedEnsemble, LoadedStep, StepCall
+from gateway.ensembles.tensors import EnsembleTensor, given, made
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases, request_prefix
 
 
-class Run:
-    """Everything but `change` is plain. Whoever makes a run calls `cancel` at its end.
+class EnsembleRun:
+    """One request in progress; its creator calls `cancel` at the end.
 
-    A step starts once its inputs are there, those that do not need each other side by side. What
-    streams of members tell is only noted; `work` deals with it, in the task of the request.
+    A step starts once all of its inputs exist; independent steps execute concurrently. Events of
+    the members' streams are queued; `work` handles them in the task of the request. All methods
+    but `change` are synchronous.
     """
 
-    def __init__(self, stages: Stages, request: InferRequest) -> None:
-        self._stages = stages
+    def __init__(self, ensemble: LoadedEnsemble, request: InferRequest) -> None:
+        self._ensemble = ensemble
         self.request = request
-        self._plan = stages.plan(request)
-        self._calls: set[Call] = set()
-        self._parked: dict[_Turn, None] = {}
-        self._notes: deque[Call | _Turn] = deque()
+        self._plan = ensemble.plan(request)
+        self._calls: set[StepCall] = set()
+        self._queued: dict[_QueuedStep, None] = {}
+        self._notes: deque[StepCall | _QueuedStep] = deque()
         self._ready: list[InferResponse] = []
         self._phases = Phases()
         self._failure: InferenceError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def begin(self) -> None:
-        """Start the steps that need the ensemble's inputs only; InferenceError if one cannot."""
-        self._advance(Pass(self._plan), given(self._stages.config, self.request))
+        """Start the steps that need only the ensemble's inputs. Raises InferenceError."""
+        self._advance(DataFlow(self._plan), given(self._ensemble.config, self.request))
 
     @property
     def over(self) -> bool:
-        """Whether nothing is running, and nothing waits to."""
-        return not self._calls and not self._parked and self._failure is None
+        """Whether no call is running or queued."""
+        return not self._calls and not self._queued and self._failure is None
 
     def waits_for(self) -> Iterator[str]:
-        """The models whose answers, or whose turns, it waits for."""
-        yield from (call.stage.step.model for call in self._calls)
-        yield from (turn.stage.step.model for turn in self._parked)
+        """The models whose responses or limits it waits for."""
+        yield from (call.loaded.step.model for call in self._calls)
+        yield from (queued.loaded.step.model for queued in self._queued)
 
     def work(self) -> list[InferResponse]:
-        """Deal with all that has come; the ensemble's responses so far, the last one final.
+        """Handle all events; return the ensemble's responses since the last call.
 
-        Raises InferenceError for the first step that fails, after the responses before it.
+        The last response is final. Raises the error of the first step that fails, after the
+        responses before it.
         """
         if self._failure is not None:
             raise self._failure
         try:
             self._work_off()
         except InferenceError as error:
-            if not (self._ready and self._stages.config.decoupled):
+            if not (self._ready and self._ensemble.config.decoupled):
                 raise
             self._failure = error
         return self._responses()
 
     async def change(self) -> None:
-        """Wait until there may be work."""
+        """Wait for an event."""
         if not self._notes and self._failure is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
     def cancel(self) -> None:
-        """Stop every step; idempotent."""
-        for turn in self._parked:
-            turn.withdraw()
-        self._parked.clear()
+        """Cancel every call; idempotent."""
+        for queued in self._queued:
+            queued.cancel()
+        self._queued.clear()
         for call in self._calls:
             call.stream.cancel()
-            call.stage.leave()
+            call.loaded.release()
         self._calls.clear()
 
-    # Starting.
+    # Calls.
 
-    def _advance(self, within: Pass[Call], found: Iterable[tuple[str, Value]]) -> None:
-        complete = within.complete
-        for step in within.add(found):
-            self._enter(within, step)
-        if within.complete and not complete:
-            self._ready.append(self._stages.answers.make(self._plan, within.values))
+    def _advance(self, flow: DataFlow, found: Iterable[tuple[str, EnsembleTensor]]) -> None:
+        complete = flow.complete
+        for step in flow.add(found):
+            self._enter(flow, step)
+        if flow.complete and not complete:
+            self._ready.append(self._ensemble.responses.make(self._plan, flow.values))
 
-    def _enter(self, within: Pass[Call], step: Step) -> None:
-        within.open += 1
-        stage = self._stages.of(step)
-        if stage.gate is None:
-            self._begin(within, stage)
+    def _enter(self, flow: DataFlow, step: Step) -> None:
+        flow.open += 1
+        loaded = self._ensemble.loaded(step)
+        if loaded.limit is None:
+            self._begin(flow, loaded)
             return
-        turn = _Turn(self, within, stage)
-        if stage.gate.enter(turn.come):
-            self._begin(within, stage)
+        queued = _QueuedStep(self, flow, loaded)
+        if loaded.limit.acquire(queued.start):
+            self._begin(flow, loaded)
             return
-        self._parked[turn] = None
-        if within.origin is not None:
-            within.origin.parked += 1
+        self._queued[queued] = None
+        if flow.origin is not None:
+            flow.origin.queued += 1
 
-    def _unpark(self, turn: "_Turn") -> None:
-        del self._parked[turn]
-        origin = turn.within.origin
+    def _dequeue(self, queued: "_QueuedStep") -> None:
+        del self._queued[queued]
+        origin = queued.flow.origin
         if origin is not None:
-            origin.parked -= 1
+            origin.queued -= 1
             self._relieve(origin)
-        self._begin(turn.within, turn.stage)
+        self._begin(queued.flow, queued.loaded)
 
-    def _begin(self, within: Pass[Call], stage: Stage) -> None:
-        request = stage.requests.make(self.request, within.values)
+    def _begin(self, flow: DataFlow, loaded: LoadedStep) -> None:
+        request = loaded.requests.make(self.request, flow.values)
         try:
-            stream = stage.member.call(request)
+            stream = loaded.member.call(request)
         except InferenceError:
-            stage.leave()
+            loaded.release()
             raise
-        call = Call(stage, within, request, stream)
+        call = StepCall(loaded, flow, request, stream)
         self._calls.add(call)
         stream.listen(partial(self.note, call))
 
-    def note(self, changed: "Call | _Turn") -> None:
-        """Something has happened to it; may be called at any time."""
-        if isinstance(changed, Call):
+    def note(self, changed: "StepCall | _QueuedStep") -> None:
+        """Queue an event of a call or a queued step; called by streams and limits."""
+        if isinstance(changed, StepCall):
             if changed.noted:
                 return
             changed.noted = True
@@ -131,18 +131,18 @@ class Run:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # Taking what comes.
+    # Responses of members.
 
     def _work_off(self) -> None:
         while self._notes:
             noted = self._notes.popleft()
-            if isinstance(noted, Call):
+            if isinstance(noted, StepCall):
                 noted.noted = False
                 self._take(noted)
             else:
-                self._unpark(noted)
+                self._dequeue(noted)
 
-    def _take(self, call: Call) -> None:
+    def _take(self, call: StepCall) -> None:
         while call in self._calls:
             if call.full:
                 call.held_back = True
@@ -155,60 +155,60 @@ class Run:
             if not responses:
                 self._end(call)
 
-    def _accept(self, call: Call, response: InferResponse) -> None:
+    def _accept(self, call: StepCall, response: InferResponse) -> None:
         if response.error is not None:
             raise response.error  # as on Triton the first error of a member fails the ensemble
         call.phases = response.phases or call.phases
-        decoupled = call.stage.decoupled
+        decoupled = call.loaded.decoupled
         if response.final and not response.outputs and (decoupled or call.answered):
             return
-        found = made(call.stage.step, response, call.rows, call.tag)
+        found = made(call.loaded.step, response, call.rows, call.tag)
         if decoupled:
             self._follow(call, found)
         elif call.answered:
             raise InferenceError(
                 Code.INTERNAL,
-                f"expected a single response of model '{call.stage.step.model}', got more",
+                f"expected a single response of model '{call.loaded.step.model}', got more",
             )
         else:
             call.answered = True
-            self._advance(call.within, found)
+            self._advance(call.flow, found)
 
-    def _follow(self, call: Call, found: Iterable[tuple[str, Value]]) -> None:
-        """One more of several responses goes its own way."""
-        call.passes += 1
-        within = Pass(self._plan, call)
-        self._advance(within, found)
-        if not within.open:
-            call.passes -= 1
+    def _follow(self, call: StepCall, found: Iterable[tuple[str, EnsembleTensor]]) -> None:
+        """A response of a decoupled step begins a flow of its own."""
+        call.flows += 1
+        flow = DataFlow(self._plan, call)
+        self._advance(flow, found)
+        if not flow.open:
+            call.flows -= 1
 
-    def _end(self, call: Call) -> None:
+    def _end(self, call: StepCall) -> None:
         self._calls.discard(call)
-        call.stage.leave()
+        call.loaded.release()
         self._phases = _sum(self._phases, call.spent())
-        if not call.passes:
-            self._close(call.within)
+        if not call.flows:
+            self._close(call.flow)
 
-    def _close(self, within: Pass[Call]) -> None:
-        """One step of a pass, and all that follows from it, has ended."""
-        within.open -= 1
-        origin = within.origin
-        if within.open or origin is None:
+    def _close(self, flow: DataFlow) -> None:
+        """A call of a flow and all flows that it began have ended."""
+        flow.open -= 1
+        origin = flow.origin
+        if flow.open or origin is None:
             return
-        origin.passes -= 1
+        origin.flows -= 1
         self._relieve(origin)
-        if origin not in self._calls and not origin.passes:
-            self._close(origin.within)
+        if origin not in self._calls and not origin.flows:
+            self._close(origin.flow)
 
-    def _relieve(self, call: Call) -> None:
+    def _relieve(self, call: StepCall) -> None:
         if call.held_back and not call.full:
             call.held_back = False
             self.note(call)
 
-    # Answering.
+    # Responses of the ensemble.
 
     def _responses(self) -> list[InferResponse]:
-        decoupled = self._stages.config.decoupled
+        decoupled = self._ensemble.config.decoupled
         if not (self.over or decoupled):
             return []
         ready, self._ready = self._ready, []
@@ -228,28 +228,28 @@ class Run:
         )
 
 
-class _Turn:
-    """A step that waits at a gate for its turn."""
+class _QueuedStep:
+    """A step that waits in the queue of its limit."""
 
-    __slots__ = ("_run", "came", "stage", "within")
+    __slots__ = ("_run", "flow", "loaded", "started")
 
-    def __init__(self, run: Run, within: Pass[Call], stage: Stage) -> None:
+    def __init__(self, run: EnsembleRun, flow: DataFlow, loaded: LoadedStep) -> None:
         self._run = run
-        self.within = within
-        self.stage = stage
-        self.came = False
+        self.flow = flow
+        self.loaded = loaded
+        self.started = False
 
-    def come(self) -> None:
-        """There is room for it from now on."""
-        self.came = True
+    def start(self) -> None:
+        """The limit has room for it."""
+        self.started = True
         self._run.note(self)
 
-    def withdraw(self) -> None:
-        """It is not wanted any more."""
-        if self.came:
-            self.stage.leave()
-        elif self.stage.gate is not None:
-            self.stage.gate.withdraw(self.come)
+    def cancel(self) -> None:
+        """Return its place in the limit, or in the queue."""
+        if self.started:
+            self.loaded.release()
+        elif self.loaded.limit is not None:
+            self.loaded.limit.cancel(self.start)
 
 
 def _sum(one: Phases, other: Phases) -> Phases:

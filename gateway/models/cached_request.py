@@ -15,7 +15,8 @@ from gateway.cache.cache import (
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.observability.request_record import Record
-from gateway.schedulers.scheduler import Entry, Scheduler
+from gateway.schedulers.execution import Entry
+from gateway.schedulers.scheduler import Scheduler
 from gateway.tensor import LENGTH_BYTES, Tensor
 from gateway.threads import LARGE_BYTES, Threads
 

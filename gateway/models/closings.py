@@ -123,7 +123,7 @@ class Closings:
 async def _kill(instances: Iterable[Instance], reason: str, ending: asyncio.Future[None]) -> bool:
     """Kill instances; whether the future has ended by itself."""
     for instance in instances:
-        instance.origin.kill(reason)
+        instance.kill(reason)
     await asyncio.wait([ending], timeout=KILLED_SECS)
     if ending.done():
         return True

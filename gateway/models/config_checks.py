@@ -7,7 +7,7 @@ from gateway.config import InputFormat, ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.config.platforms import ENSEMBLE, TENSORRT, accepted_platforms
 from gateway.config.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
-from gateway.ensembles.flow import flow_problems
+from gateway.ensembles.checks import flow_problems
 from gateway.errors import Code, InferenceError
 from gateway.models.sequence_checks import sequence_problems
 

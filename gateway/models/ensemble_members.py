@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from gateway.config import ModelConfig, TransactionPolicy
 from gateway.config.scheduling import EnsembleStep
-from gateway.ensembles.member import LATEST
-from gateway.ensembles.wiring import check_wiring
+from gateway.ensembles.checks import check_wiring
+from gateway.ensembles.graph import LATEST
 from gateway.errors import Code, InferenceError
 from gateway.models.load_failures import DependencyCycle, load_failed
 from gateway.models.loading import NO_MEMBERS, LoadedMembers

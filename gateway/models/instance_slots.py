@@ -9,7 +9,7 @@ from gateway.backend import Backend, Instance
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.models.closings import Closings
-from gateway.schedulers.rate_limiter import RateLimiter, Share
+from gateway.schedulers.rate_limiter import ExecutionLimiter, Registration
 
 log = logging.getLogger("sluice.loads")
 
@@ -44,7 +44,7 @@ class InstanceSlot:
     load: Load
     placement: Placement = field(default_factory=Placement)
     instance: Instance | None = None
-    share: Share | None = None
+    share: Registration | None = None
     closings: Closings = field(default_factory=Closings)
     tries: int = 0
     since: float = 0.0
@@ -63,7 +63,7 @@ def placements(config: ModelConfig) -> Iterator[Placement]:
                 yield Placement(name=f"{group.name}_{number}", group=group, device=device)
 
 
-def reserve_shares(slots: Sequence[InstanceSlot], limiter: RateLimiter | None) -> None:
+def reserve_shares(slots: Sequence[InstanceSlot], limiter: ExecutionLimiter | None) -> None:
     """Reserve each active slot's share of the rate limiter; all or none.
 
     Raises INVALID_ARG for a share that could never execute.
@@ -73,7 +73,7 @@ def reserve_shares(slots: Sequence[InstanceSlot], limiter: RateLimiter | None) -
     try:
         for slot in slots:
             if not slot.passive:
-                slot.share = limiter.enrol(slot.placement.group, slot.placement.device)
+                slot.share = limiter.register(slot.placement.group, slot.placement.device)
     except BaseException:
         release_shares(slots)
         raise
@@ -84,7 +84,7 @@ def release_shares(slots: Iterable[InstanceSlot]) -> None:
     for slot in slots:
         share, slot.share = slot.share, None
         if share is not None:
-            share.leave()
+            share.unregister()
 
 
 async def load_slots(slots: Sequence[InstanceSlot], *, side_by_side: bool) -> None:

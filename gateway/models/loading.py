@@ -14,7 +14,7 @@ from gateway.backend import Backend, Instance, ModelContext, ModelControl
 from gateway.backend_loader import IN_PYTHON, BackendLoader
 from gateway.cache.cache import ResponseCache
 from gateway.config import InstanceKind, ModelConfig
-from gateway.ensembles.instance import EnsembleBackend
+from gateway.ensembles.backend import EnsembleBackend
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.models.closings import Closings
@@ -36,7 +36,7 @@ from gateway.models.normalisation import completed
 from gateway.models.repository import LoadSource
 from gateway.models.reshaped_instance import with_reshapes
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.rate_limiter import RateLimiter
+from gateway.schedulers.rate_limiter import ExecutionLimiter
 from gateway.settings import ModelSettings
 from gateway.storage.store import ModelStore, StoreError
 from gateway.stream import ResponseStream
@@ -111,7 +111,7 @@ class ModelLoader:
         self._cache = shared.cache
         self._control = shared.control
         self._closings = shared.closings
-        self._limiter = RateLimiter(settings.resource_limits) if settings.rate_limit else None
+        self._limiter = ExecutionLimiter(settings.resource_limits) if settings.rate_limit else None
 
     async def load(
         self, source: LoadSource, version: int, members: LoadedMembers = NO_MEMBERS

@@ -26,7 +26,8 @@ from gateway.observability.trace import Trace
 from gateway.openai_exchange import further_names
 from gateway.schedulers.direct import DirectScheduler
 from gateway.schedulers.dynamic import DynamicScheduler
-from gateway.schedulers.scheduler import Entry, Executing, Scheduler
+from gateway.schedulers.execution import Entry, Execution
+from gateway.schedulers.scheduler import Scheduler
 from gateway.sequences.scheduler import SequenceScheduler
 from gateway.stream import ResponseStream, StreamRecorder
 from gateway.threads import Threads
@@ -140,7 +141,7 @@ class Model:
                 raise
 
     @property
-    def executions(self) -> Iterable[Executing]:
+    def executions(self) -> Iterable[Execution]:
         """The executions that have not ended."""
         return self._scheduler.executions
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from gateway.backend import Instance
 from gateway.models.model import Model
 from gateway.observability.request_record import Record
-from gateway.schedulers.scheduler import Executing
+from gateway.schedulers.execution import Execution
 from gateway.stream import ResponseStream
 
 log = logging.getLogger("sluice.progress")
@@ -82,12 +82,12 @@ class ProgressWatch:
         return logged
 
 
-def stalled(executions: Iterable[Executing], since_ns: int) -> Iterator[Instance]:
+def stalled(executions: Iterable[Execution], since_ns: int) -> Iterator[Instance]:
     """The instances that execute without any progress since that time."""
-    by_instance: dict[Instance, list[Executing]] = {}
+    by_instance: dict[Instance, list[Execution]] = {}
     for execution in executions:
         if execution.progress_ns:
-            by_instance.setdefault(execution.instance.origin, []).append(execution)
+            by_instance.setdefault(execution.instance, []).append(execution)
     for instance, found in by_instance.items():
         if max(each.progress_ns for each in found) > since_ns:
             continue
@@ -106,13 +106,13 @@ def waits_for(model: Model, record: Record, stream: ResponseStream) -> str:
         return "the reader of another request in its batch"
     if members := _members(execution):
         return f"model {', '.join(members)}"
-    return f"instance {model.instance_name(execution.instance.origin)}"
+    return f"instance {model.instance_name(execution.instance)}"
 
 
-def _has(execution: Executing, record: Record) -> bool:
+def _has(execution: Execution, record: Record) -> bool:
     return any(entry.record is record for entry in execution.entries)
 
 
-def _members(execution: Executing) -> Sequence[str]:
+def _members(execution: Execution) -> Sequence[str]:
     requests = [entry.request for entry in execution.entries]
     return sorted(set(execution.instance.waits_for(requests)))

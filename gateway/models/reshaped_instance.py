@@ -6,7 +6,7 @@ from contextlib import aclosing
 from prometheus_client.core import Metric
 
 from gateway.backend import Answer, Instance, Note
-from gateway.batches.reshapes import Reshapes
+from gateway.batches.shapes import Reshapes
 from gateway.config import ModelConfig
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse

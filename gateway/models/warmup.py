@@ -16,8 +16,7 @@ from gateway.messages import InferRequest, request_prefix
 from gateway.models.validation import RequestRules
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.execution import Execution
-from gateway.schedulers.scheduler import Entry
+from gateway.schedulers.execution import Entry, Execution
 from gateway.stream import ResponseStream
 from gateway.tensor import LENGTH_BYTES, SIZES, Buffer, Datatype, Tensor
 

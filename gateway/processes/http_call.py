@@ -7,11 +7,11 @@ from typing import Any
 
 from starlette.types import ASGIApp, Scope
 
-from gateway.frontends.http.body import WATCH
-from gateway.frontends.http.one_write import (
+from gateway.frontends.http.asgi_extensions import (
     JOINED_BYTES,
     SEND_PIECE,
     SEND_WHOLE,
+    WATCH,
     Headers,
     Parts,
     send_apart,

@@ -4,9 +4,8 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.frontends.http.body import WATCH
+from gateway.frontends.http.asgi_extensions import SEND_PIECE, SEND_WHOLE, WATCH
 from gateway.frontends.http.errors import plain_error
-from gateway.frontends.http.one_write import SEND_PIECE, SEND_WHOLE
 from gateway.processes.frames import Frame, read_headed
 from gateway.processes.heads import byte_pairs
 from gateway.processes.kinds import Kind

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse
 from gateway.resumption.recording import RecordedRequest, Recording
-from gateway.stream import INTERRUPTED, Interrupted, Leavable, ResponseStream, single
+from gateway.stream import INTERRUPTED, Interrupted, ResponseStream, single
 
 MAX_DIGITS = 15
 """Digits of an event's number: more than any stream needs, few enough to parse."""
@@ -32,7 +33,7 @@ class EventId:
         return cls(token, int(number))
 
 
-class RecordingReader(Leavable):
+class RecordingReader(AbstractContextManager["RecordingReader"]):
     """Reads a recording from a position; used by one task inside `with`, as a ResponseStream.
 
     `position` is the number of the last response read. `replayed`: it joined an earlier request
@@ -48,6 +49,9 @@ class RecordingReader(Leavable):
         self._cancelled = False
         self._waiting: asyncio.Future[None] | None = None
         recording.follow(self)
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
 
     @property
     def token(self) -> str:

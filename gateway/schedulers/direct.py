@@ -1,4 +1,4 @@
-"""Hand requests over one by one, at once: the default, and for engines that batch in flight."""
+"""The default scheduler: each request is an execution of its own."""
 
 import asyncio
 from collections import OrderedDict
@@ -8,17 +8,17 @@ from functools import partial
 from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.execution import Execution
-from gateway.schedulers.free_instances import FreeInstances, Hold
-from gateway.schedulers.rate_limiter import Share
-from gateway.schedulers.scheduler import Entry, Executing, Scheduler
+from gateway.schedulers.execution import Entry, Execution
+from gateway.schedulers.free_instances import FreeInstances, Lease
+from gateway.schedulers.rate_limiter import Registration
+from gateway.schedulers.scheduler import Scheduler
 
 
 class DirectScheduler(Scheduler):
-    """First in, first out, each request an execution of its own.
+    """A FIFO queue of requests.
 
-    An instance with a `concurrency` takes that many executions at once and later requests wait;
-    one without takes every request as it comes.
+    An instance takes as many executions at once as its `concurrency` says. An instance without a
+    `concurrency`, such as an engine that batches in flight, takes every request immediately.
     """
 
     def __init__(self, statistics: ModelStatistics) -> None:
@@ -31,27 +31,27 @@ class DirectScheduler(Scheduler):
     def submit(self, entry: Entry) -> None:
         self._queue[entry] = None
         self._dispatch()
-        if entry in self._queue:  # whoever leaves must not be held on to until an instance is free
-            entry.stream.on_cancel(partial(self._left, entry))
+        if entry in self._queue:  # a cancelled request leaves the queue immediately
+            entry.stream.on_cancel(partial(self._cancelled, entry))
 
-    def add(self, instance: Instance, share: Share | None = None) -> None:
-        self._free.add(instance, share)
+    def add(self, instance: Instance, registration: Registration | None = None) -> None:
+        self._free.add(instance, registration)
         self._dispatch()
 
     def remove(self, instance: Instance, error: InferenceError) -> None:
-        self._free.forget(instance)
+        self._free.remove(instance)
         for execution in tuple(self._running.values()):
             if execution.instance is instance and not execution.refuse():
                 execution.entries[0].stream.abandon(error)
 
     async def withdraw(self, instance: Instance) -> None:
-        self._free.forget(instance)
+        self._free.remove(instance)
         running = self._running.items()
         if executing := [task for task, each in running if each.instance is instance]:
             await asyncio.wait(executing)
 
     @property
-    def executions(self) -> Iterable[Executing]:
+    def executions(self) -> Iterable[Execution]:
         return tuple(self._running.values())
 
     async def run(self) -> None:
@@ -63,33 +63,32 @@ class DirectScheduler(Scheduler):
             finally:
                 self._tasks = None
 
-    def _left(self, entry: Entry) -> None:
+    def _cancelled(self, entry: Entry) -> None:
         self._queue.pop(entry, None)
         if not self._queue:
             self._free.rest()
 
     def _dispatch(self) -> None:
         while self._tasks is not None and self._queue:
-            instance = self._free.take()
-            if instance is None:
+            lease = self._free.take()
+            if lease is None:
                 return
             entry, _ = self._queue.popitem(last=False)
-            hold = Hold(self._free, instance, self._dispatch)
-            execution = Execution(instance, [entry], self._statistics, freed=hold.end)
+            execution = Execution(lease.instance, [entry], self._statistics, freed=lease.release)
             task = self._tasks.create_task(execution.attempt())
             self._running[task] = execution
-            task.add_done_callback(partial(self._finished, hold))
+            task.add_done_callback(partial(self._finished, lease))
 
-    def _finished(self, hold: Hold, task: asyncio.Task[None]) -> None:
+    def _finished(self, lease: Lease, task: asyncio.Task[None]) -> None:
         execution = self._running.pop(task)
         if execution.unsent:
             self._put_back(execution.entries[0])
-        hold.end()
+        lease.release()
 
     def _put_back(self, entry: Entry) -> None:
-        """Queue a request that its instance has not taken, at its place in the order."""
+        """Queue a request that its instance did not receive, at its place in the order."""
         if entry.stream.done:
             return
         waiting = sorted((entry, *self._queue), key=lambda each: each.record.submitted_ns)
         self._queue = OrderedDict.fromkeys(waiting)
-        entry.stream.on_cancel(partial(self._left, entry))
+        entry.stream.on_cancel(partial(self._cancelled, entry))

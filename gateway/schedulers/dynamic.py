@@ -1,6 +1,7 @@
-"""The dynamic batcher: requests that wait for an instance, or a little for each other, share it.
+"""The dynamic batcher: a queue of requests, and the tasks that execute its batches.
 
-Which requests these are is decided in `batching.py` and `lengths.py`; who waits, in `queue.py`.
+The rules for forming batches are in `batching.py` and `length_batching.py`, those of the queue in
+`queue.py`.
 """
 
 import asyncio
@@ -14,30 +15,28 @@ from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, request_prefix
 from gateway.observability.statistics import QUEUE_TIMEOUT, ModelStatistics
-from gateway.schedulers.alarm import Alarm
-from gateway.schedulers.arrivals import Arrivals
-from gateway.schedulers.batching import most_rows
-from gateway.schedulers.execution import Execution
-from gateway.schedulers.free_instances import FreeInstances, Hold
-from gateway.schedulers.gathering import Gathering, Wait
-from gateway.schedulers.ordering import Order
-from gateway.schedulers.queue import QueueRules, RequestQueue, Waiting
-from gateway.schedulers.rate_limiter import Share
-from gateway.schedulers.rules import BatchRules
-from gateway.schedulers.scheduler import Entry, Executing, Scheduler
+from gateway.schedulers.batching import BatchWait, WaitHistory, most_rows
+from gateway.schedulers.calibration import BatchRules
+from gateway.schedulers.execution import Entry, Execution
+from gateway.schedulers.free_instances import FreeInstances, Lease
+from gateway.schedulers.queue import QueueAdmission, QueuedRequest, QueueRules, RequestQueue
+from gateway.schedulers.rate_limiter import Registration
+from gateway.schedulers.response_order import ResponseOrder
+from gateway.schedulers.scheduler import Scheduler
+from gateway.schedulers.timer import Timer
 from gateway.stream import ResponseStream
 
-Batch = Sequence[Waiting]
+Batch = Sequence[QueuedRequest]
 Task = asyncio.Task[None]
 
 
 class DynamicScheduler(Scheduler):
     """Batches by the rules of `dynamic_batching`, and by length where inputs are padded.
 
-    A task is started once an instance is free and a batch is due. It takes its batch when it runs,
-    so that whatever came in the same turn of the loop is in it (where that pays, in a few more:
-    `gathering.py`), and goes on while batches are due.
-    Raises InferenceError INVALID_ARG if the config's padding cannot be.
+    A task starts when an instance is free and a batch is due. It forms its batch when it runs, so
+    that requests of the same turn of the loop are in it; where that pays, it waits for some more
+    turns (`WaitHistory`). It continues while batches are due.
+    Raises InferenceError INVALID_ARG if the config's padding is invalid.
     """
 
     def __init__(
@@ -46,22 +45,22 @@ class DynamicScheduler(Scheduler):
         self._statistics = statistics
         self._batch_rules = BatchRules(config, batching)
         self._rules = QueueRules(batching)
-        self._arrivals = Arrivals(config, self._rules, self._batch_rules.padding)
+        self._admission = QueueAdmission(config, self._rules, self._batch_rules.padding)
         self._queue = RequestQueue(self._rules)
-        self._order = Order() if batching.preserve_ordering else None
+        self._order = ResponseOrder() if batching.preserve_ordering else None
         self._free = FreeInstances(self._consider)
         self._tasks: asyncio.TaskGroup | None = None
-        self._starting: tuple[Task, Hold] | None = None
+        self._starting: tuple[Task, Lease] | None = None
         self._running: dict[Task, tuple[Execution, Batch]] = {}
-        self._delay = Alarm(self._consider)
-        self._timeout = Alarm(self._timed_out)
+        self._delay = Timer(self._consider)
+        self._timeout = Timer(self._timed_out)
         self._enough_rows = 0
-        self._gathering = Gathering()
+        self._waits = WaitHistory()
         self._most_rows = most_rows(config, batching)
         self._may_gather = self._most_rows > 1 and not batching.max_queue_delay_microseconds
 
     def admit(self, request: InferRequest) -> None:
-        self._arrivals.check(request)
+        self._admission.check(request)
         level = self._rules.level(request.priority)
         if not self._queue.full(level):
             return
@@ -72,14 +71,14 @@ class DynamicScheduler(Scheduler):
             )
 
     def submit(self, entry: Entry) -> None:
-        waiting = self._arrivals.waiting(entry, time.monotonic_ns())
+        waiting = self._admission.waiting(entry, time.monotonic_ns())
         self._queue.push(waiting)
-        entry.stream.on_cancel(partial(self._left, waiting))
+        entry.stream.on_cancel(partial(self._cancelled, waiting))
         if self._order is not None:
             self._order.arrived(entry.stream)
         if waiting.deadline_ns:
             self._timeout.set(waiting.deadline_ns)
-        if self._starting is None and self._free and not self._waits_for_more():
+        if self._starting is None and self._free and not self._batch_incomplete():
             self._consider()
 
     def answered(self, stream: ResponseStream) -> None:
@@ -91,8 +90,8 @@ class DynamicScheduler(Scheduler):
     async def prepare(self, instance: Instance) -> None:
         await self._batch_rules.prepare(instance)
 
-    def add(self, instance: Instance, share: Share | None = None) -> None:
-        self._free.add(instance, share)
+    def add(self, instance: Instance, registration: Registration | None = None) -> None:
+        self._free.add(instance, registration)
         self._consider()
 
     def remove(self, instance: Instance, error: InferenceError) -> None:
@@ -109,11 +108,11 @@ class DynamicScheduler(Scheduler):
             await asyncio.wait(executing)
 
     def _forget(self, instance: Instance) -> None:
-        self._free.forget(instance)
+        self._free.remove(instance)
         self._batch_rules.forget(instance)
 
     @property
-    def executions(self) -> Iterable[Executing]:
+    def executions(self) -> Iterable[Execution]:
         return [execution for execution, _ in self._running.values()]
 
     async def run(self) -> None:
@@ -127,12 +126,12 @@ class DynamicScheduler(Scheduler):
                 self._delay.clear()
                 self._timeout.clear()
 
-    # When is a task started?
+    # Starting tasks.
 
-    def _waits_for_more(self) -> bool:
-        """Whether one more request like those that wait for each other changes nothing."""
+    def _batch_incomplete(self) -> bool:
+        """Whether one more request cannot complete the batch that is waiting."""
         return (
-            self._delay.is_set and self._arrivals.uniform and self._queue.rows < self._enough_rows
+            self._delay.is_set and self._admission.uniform and self._queue.rows < self._enough_rows
         )
 
     def _consider(self) -> None:
@@ -141,13 +140,12 @@ class DynamicScheduler(Scheduler):
             return
         if not self._queue or self._blocked or not self._batch_is_due(self._free.first):
             return
-        instance = self._free.take()
-        if instance is None:
+        lease = self._free.take()
+        if lease is None:
             return
-        hold = Hold(self._free, instance, self._consider)
-        task = self._tasks.create_task(self._serve(hold))
-        task.add_done_callback(partial(self._finished, hold))
-        self._starting = (task, hold)
+        task = self._tasks.create_task(self._serve(lease))
+        task.add_done_callback(partial(self._finished, lease))
+        self._starting = (task, lease)
 
     @property
     def _blocked(self) -> bool:
@@ -165,36 +163,36 @@ class DynamicScheduler(Scheduler):
             self._delay.set(decision.until_ns)
         return bool(decision.batch)
 
-    # What a task does.
+    # Tasks.
 
-    async def _serve(self, hold: Hold) -> None:
+    async def _serve(self, lease: Lease) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in a task
-        if self._may_gather and self._gathering.worthwhile:
+        if self._may_gather and self._waits.worthwhile:
             await self._let_more_arrive()
         taken = self._running.get(task)
-        execution = taken[0] if taken is not None else self._take(task, hold)
+        execution = taken[0] if taken is not None else self._take(task, lease)
         while execution is not None:
             try:
                 await execution.attempt()
             finally:
                 self._ended(task)
-            if hold.ended or self._free.limited:  # the next execution needs another turn
+            if lease.ended or self._free.limited:  # the next execution needs another turn
                 return
-            execution = self._take(task, hold)
+            execution = self._take(task, lease)
 
     async def _let_more_arrive(self) -> None:
         before, clock = self._queue.rows, time.monotonic_ns
-        enough = self._gathering.enough(self._most_rows)
-        wait = Wait(before, clock())
+        enough = self._waits.enough(self._most_rows)
+        wait = BatchWait(before, clock())
         while not wait.over(self._queue.rows, enough, clock()):  # noqa: ASYNC110 - turns
             await asyncio.sleep(0)
-        self._gathering.waited(before, self._queue.rows, enough)
+        self._waits.waited(before, self._queue.rows, enough)
 
-    def _take(self, task: Task, hold: Hold) -> Execution | None:
-        """The execution that is due for a free instance, if any is."""
-        instance = hold.instance
-        if self._starting == (task, hold):
+    def _take(self, task: Task, lease: Lease) -> Execution | None:
+        """The execution that is due on the instance, if any."""
+        instance = lease.instance
+        if self._starting == (task, lease):
             self._starting = None
         now_ns = time.monotonic_ns()
         self._reject_expired(now_ns)
@@ -206,7 +204,7 @@ class DynamicScheduler(Scheduler):
             self._delay.clear()
             self._queue.remove(batch)
             entries = [each.entry for each in batch]
-            execution = Execution(instance, entries, self._statistics, freed=hold.end)
+            execution = Execution(instance, entries, self._statistics, freed=lease.release)
             self._running[task] = (execution, batch)
             if self._order is not None:
                 self._order.started(each.stream for each in entries)
@@ -214,7 +212,7 @@ class DynamicScheduler(Scheduler):
         return execution
 
     def _take_for_starting(self) -> None:
-        """Have tasks that are about to start take their batches now, to make room."""
+        """Form the batches of tasks that are about to start, to make room in the queue."""
         while self._starting is not None:
             self._take(*self._starting)
 
@@ -226,7 +224,7 @@ class DynamicScheduler(Scheduler):
             self._order.ended(each.entry.stream for each in batch)
 
     def _put_back(self, batch: Batch) -> None:
-        """Queue requests that their instance has not taken, at their places in the order."""
+        """Queue requests that their instance did not receive, at their places in the order."""
         for waiting in batch:
             stream = waiting.entry.stream
             if stream.done:
@@ -234,24 +232,24 @@ class DynamicScheduler(Scheduler):
                     self._order.ended((stream,))
                 continue
             self._queue.put_back(waiting)
-            stream.on_cancel(partial(self._left, waiting))
+            stream.on_cancel(partial(self._cancelled, waiting))
             if self._order is not None:
                 self._order.returned(stream)
             if waiting.deadline_ns:
                 self._timeout.set(waiting.deadline_ns)
         self._consider()
 
-    def _finished(self, hold: Hold, task: Task) -> None:
-        if self._starting == (task, hold):
+    def _finished(self, lease: Lease, task: Task) -> None:
+        if self._starting == (task, lease):
             self._starting = None
-        hold.end()
+        lease.release()
 
-    # Who leaves the queue otherwise?
+    # Requests that leave the queue without an execution.
 
-    def _left(self, waiting: Waiting) -> None:
+    def _cancelled(self, waiting: QueuedRequest) -> None:
         if waiting.queued:
             self._queue.remove((waiting,))
-            self._passed(waiting)
+            self._dropped(waiting)
 
     def _timed_out(self) -> None:
         self._reject_expired(time.monotonic_ns())
@@ -261,10 +259,10 @@ class DynamicScheduler(Scheduler):
 
     def _reject_expired(self, now_ns: int) -> None:
         for waiting in self._queue.expire(now_ns):
-            self._passed(waiting)
+            self._dropped(waiting)
             waiting.entry.stream.fail(InferenceError(Code.UNAVAILABLE, QUEUE_TIMEOUT))
 
-    def _passed(self, waiting: Waiting) -> None:
+    def _dropped(self, waiting: QueuedRequest) -> None:
         if not self._queue:
             self._free.rest()
         if self._order is not None:

@@ -1,26 +1,26 @@
-"""One execution: its answers on their way to the streams, and its own cancellation."""
+"""Executions: one call of an instance, its answers, and its cancellation."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway.backend import Instance, Note, NotSent
+from gateway.backend import Answer, Instance, Note, NotSent
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases
-from gateway.observability.request_record import within
+from gateway.observability.request_record import Record, within
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.scheduler import Entry
 from gateway.stream import ResponseStream
 
 log = logging.getLogger("sluice.execution")
 
 LAG_BYTES = 16 << 20
-"""So much of a batch may be unread beyond the limits of its streams, while one has room."""
+"""Limit of a batch's unread bytes beyond the limits of its streams, while one stream has room."""
 ANSWER_BYTES = 64 << 10
-"""What an unread answer counts for besides its tensors."""
+"""Size of an unread answer without its tensors."""
 
 NOT_ITERATIVE = (
     "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not "
@@ -28,51 +28,62 @@ NOT_ITERATIVE = (
 )
 
 
-class Terms(NamedTuple):
-    """Properties of an execution that most do not have.
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A request on its way to an instance; it carries its own stream and account."""
 
-    `unheard` are the rows that the instance adds to those of the entries; no stream gets them.
-    `to_the_end`: it continues after every reader has disconnected, because it changes states.
+    request: InferRequest
+    stream: ResponseStream
+    record: Record
+
+
+class SequenceCall(NamedTuple):
+    """How an execution of sequences differs from others.
+
+    `execute` is called instead of the instance's, with the same arguments. `padding_rows` are rows
+    without a request. `runs_to_end`: it continues after every reader has disconnected, because it
+    changes the states of sequences.
     """
 
-    unheard: int = 0
-    to_the_end: bool = False
+    execute: Callable[[Sequence[InferRequest]], AsyncGenerator[Answer, None]] | None = None
+    padding_rows: int = 0
+    runs_to_end: bool = False
 
 
-PLAIN = Terms()
+NO_SEQUENCES = SequenceCall()
 
 
 def _not_freed() -> None:
-    """Most instances are free only when an execution has ended."""
+    """By default an instance is free when its execution ends."""
 
 
 def _not_rescheduled(entry: Entry) -> None:
-    """Only iterative sequences execute a request more than once."""
+    """Only iterative sequences execute a request again."""
     entry.stream.fail(InferenceError(Code.INTERNAL, NOT_ITERATIVE))
 
 
 class Execution:
     """One call of an instance with one or more entries; runs once, in one task.
 
-    Entries whose streams are done are left out. It stops once every stream is done and a reader has
-    disconnected, unless its terms say otherwise. Stopping it cancels its own wait only: its task
-    goes on after it. `freed` is called if the instance takes another execution before this one has
-    ended, `rescheduled` with an entry to execute again: the callee then ends its stream.
+    Entries whose streams are done are omitted. It stops once every stream is done and a reader has
+    disconnected, unless its call runs to the end. Stopping cancels only its own wait: its task
+    continues. `freed` is called if the instance takes another execution before this one ends;
+    `rescheduled` is called with an entry to execute again, and then owns its stream.
     """
 
     __slots__ = (
         "_began_ns",
+        "_call",
+        "_disconnects",
         "_freed",
         "_interrupted",
         "_lags",
         "_open",
+        "_reported",
         "_rescheduled",
-        "_some_left",
         "_statistics",
         "_stopped",
         "_task",
-        "_terms",
-        "_told",
         "entries",
         "instance",
         "unsent",
@@ -86,22 +97,22 @@ class Execution:
         *,
         freed: Callable[[], None] = _not_freed,
         rescheduled: Callable[[Entry], None] = _not_rescheduled,
-        terms: Terms = PLAIN,
+        call: SequenceCall = NO_SEQUENCES,
     ) -> None:
         self.instance = instance
         self.entries = entries
         self.unsent = False
-        """Set if the instance has not taken the entries that are not done: another one may."""
+        """Set if the instance did not receive the entries that are not done: another one may."""
         self._statistics = statistics
         self._freed = freed
         self._rescheduled = rescheduled
-        self._terms = terms
+        self._call = call
         self._open: dict[int, Entry] = {}
         self._lags: dict[ResponseStream, int] = {}
-        self._told: set[int] | None = None
+        self._reported: set[int] | None = None
         self._task: asyncio.Task[None] | None = None
         self._began_ns = 0
-        self._some_left = False
+        self._disconnects = False
         self._stopped = False
         self._interrupted = False
 
@@ -112,17 +123,17 @@ class Execution:
 
     @property
     def held_back(self) -> bool:
-        """Whether it may wait until a reader has taken responses."""
+        """Whether a full stream may block it."""
         return any(entry.stream.full and not entry.stream.done for entry in self._open.values())
 
     async def run(self) -> None:
-        """Execute; when it returns or is cancelled, all its streams are done."""
+        """Execute; all of its streams are done when it returns or is cancelled."""
         await self.attempt()
         if self.unsent:
             _fail(self.entries, _dead(self.entries))
 
     async def attempt(self) -> None:
-        """Execute; all its streams are done afterwards, unless it is `unsent`."""
+        """Execute; all of its streams are done afterwards, unless it is `unsent`."""
         self._open = dict(enumerate([each for each in self.entries if not each.stream.done]))
         if not self._open:
             return
@@ -141,7 +152,7 @@ class Execution:
             if task is None or task.cancelling() > self._interrupted:
                 raise
         except NotSent:
-            batch_size = self._take_back()
+            batch_size = self._queue_again()
         except InferenceError as error:
             self._fail(error)
         except Exception:
@@ -153,21 +164,21 @@ class Execution:
             self._end()
             if not self._statistics.composed and (batch_size or not self.unsent):
                 elapsed_ns = time.perf_counter_ns() - self._began_ns
-                rows = batch_size + self._terms.unheard
+                rows = batch_size + self._call.padding_rows
                 self._statistics.executed(rows, within(phases, elapsed_ns))
 
     def refuse(self) -> bool:
-        """Do not execute, if it has not begun: it will be `unsent`. False if it has begun."""
+        """Make it `unsent`, if it has not begun; False if it has begun."""
         self.unsent = self.unsent or not self._began_ns
         return self.unsent
 
     def stop(self) -> None:
-        """Stop it; no effect before it has begun and after its end."""
+        """Cancel its wait; no effect before its start and after its end."""
         if self._task is None or self._stopped:
             return
         self._stopped = True
         if asyncio.current_task() is self._task:
-            # Its own step goes on, and may end it: only its next wait is to be interrupted.
+            # The current step continues and may end it: only its next wait is cancelled.
             asyncio.get_running_loop().call_soon(self._interrupt)
         else:
             self._interrupt()
@@ -178,18 +189,19 @@ class Execution:
             self._task.cancel()
 
     def _watch(self) -> None:
-        """Learn of every disconnect from here on, if that makes any difference."""
-        left = self._left
+        """Start the entries, and watch for disconnects unless the call runs to the end."""
+        on_disconnect = self._on_disconnect
         for entry in self._open.values():
             entry.record.started()
-            if not self._terms.to_the_end:
-                entry.stream.on_cancel(left, may_stop=True)
+            if not self._call.runs_to_end:
+                entry.stream.on_cancel(on_disconnect, may_stop=True)
 
     async def _deliver(self) -> Phases | None:
-        """The execution's phases, if the backend has measured them."""
+        """Deliver all answers; return the phases, if the backend measured them."""
         phases: Phases | None = None
         requests = [entry.request for entry in self._open.values()]
-        async with aclosing(self.instance.execute(requests)) as answers:
+        execute = self._call.execute or self.instance.execute
+        async with aclosing(execute(requests)) as answers:
             async for index, answer in answers:
                 if isinstance(answer, Note):
                     self._take_note(index, answer)
@@ -204,21 +216,21 @@ class Execution:
                     phases = answer.phases or phases
                     if stream.full:
                         await self._room(stream, answer)
-                if self._some_left and self._all_done():
+                if self._disconnects and self._all_done():
                     break
         return phases
 
     async def _room(self, stream: ResponseStream, answer: InferResponse) -> None:
-        """Wait while a stream is full, unless another one has room and little is unread."""
+        """Wait while a stream is full, unless another has room and the lag is small."""
         lag = self._lags.get(stream)
         self._lags[stream] = 0 if lag is None else lag + _weight(answer)
-        while stream.full and not (stream.done or self._may_go_on()):
+        while stream.full and not (stream.done or self._has_room()):
             wake = asyncio.get_running_loop().create_future()
             for entry in self._open.values():
                 entry.stream.when_room(wake)
             await wake
 
-    def _may_go_on(self) -> bool:
+    def _has_room(self) -> bool:
         streams = [entry.stream for entry in self._open.values() if not entry.stream.done]
         full = [stream for stream in streams if stream.full]
         lag = sum([self._lags.get(stream, 0) for stream in full])
@@ -230,8 +242,8 @@ class Execution:
         elif not _end_if_stopping(self._open[index].stream):
             self._rescheduled(self._open.pop(index))
 
-    def _take_back(self) -> int:
-        """Queue what the instance has not taken; the batch size of what it has answered."""
+    def _queue_again(self) -> int:
+        """Queue the entries that were not received; return the batch size of the answered ones."""
         self.unsent = True
         answered = 0
         for entry in self._open.values():
@@ -252,44 +264,44 @@ class Execution:
             for entry in self._open.values():
                 entry.stream.end()
 
-    def _left(self) -> None:
-        self._some_left = True
+    def _on_disconnect(self) -> None:
+        self._disconnects = True
         if self._all_done():
             self.stop()
         else:
-            self.instance.left(self._gone())
-            self._stop_some()
+            self.instance.left(self._disconnected())
+            self._stop_early()
 
-    def _stop_some(self) -> None:
-        """Pass on which requests should end early; those of most instances end at once."""
+    def _stop_early(self) -> None:
+        """Ask the instance to end stopping requests early; fail those that it cannot stop."""
         for entry in tuple(self._open.values()):
             if entry.stream.stopping and not self.instance.stop(entry.request):
                 entry.stream.abandon(_cancelled())
 
-    def _gone(self) -> list[InferRequest]:
-        """The requests whose readers have disconnected since the instance learned of others."""
-        told = self._told = self._told or set()
-        gone = [
+    def _disconnected(self) -> list[InferRequest]:
+        """The requests whose readers disconnected since the last call."""
+        reported = self._reported = self._reported or set()
+        disconnected = [
             index
             for index, entry in self._open.items()
-            if entry.stream.cancelled and index not in told
+            if entry.stream.cancelled and index not in reported
         ]
-        told.update(gone)
-        return [self._open[index].request for index in gone]
+        reported.update(disconnected)
+        return [self._open[index].request for index in disconnected]
 
     def _all_done(self) -> bool:
         return all(entry.stream.done for entry in self._open.values())
 
 
 def _weight(answer: InferResponse) -> int:
-    """About how many bytes an unread answer keeps."""
+    """The approximate size of an unread answer in bytes."""
     every = [tensor.data for tensor in answer.outputs]
     size = sum([sum(map(len, each)) if isinstance(each, tuple) else len(each) for each in every])
     return ANSWER_BYTES + max(size, answer.shared_bytes)
 
 
 def _end_if_stopping(stream: ResponseStream) -> bool:
-    """End a stream that no instance executes now if it is to end early; whether it is done."""
+    """End a stopping stream that is not executing; whether it is done."""
     if stream.stopping:
         stream.fail(_cancelled())
     return stream.done

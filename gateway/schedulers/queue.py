@@ -1,7 +1,8 @@
-"""Who waits, in which order, and for how long? Priorities, timeouts and limits; times passed in.
+"""Queues of requests: admission, priorities, timeouts and limits.
 
-Triton's queue policies (`ModelQueuePolicy`, `priority_levels`): level 1 goes first, a level is
-first in first out, and those that a timeout has delayed come after the rest of their level.
+Triton's queue policies (`ModelQueuePolicy`, `priority_levels`): level 1 executes first, a level is
+first in first out, and requests delayed by a timeout follow the rest of their level. The time is
+an argument.
 """
 
 import heapq
@@ -10,23 +11,30 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from gateway.batches.padding import MAX_LENGTH, Padding
+from gateway.config import ModelConfig
 from gateway.config.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
-from gateway.schedulers.scheduler import Entry
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest, request_prefix
+from gateway.schedulers.execution import Entry
+from gateway.tensor import Tensor
 
 NS_PER_US = 1000
 KEPT_LEVELS = 16
-"""A client may name any level: those beyond so many are forgotten once they are empty."""
+"""Number of levels kept; clients may name any level, and further ones are deleted when empty."""
 SPARE_DEADLINES = 64
-"""Deadlines of requests that have gone are swept out once there are more, and more than half."""
+"""Number of stale deadlines that are kept, if they are less than half of all."""
+LENGTH_DIMENSION = 1
+"""The dimension of a padded input that is its length: the first after the batch."""
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
-    """A request in the queue, and all that decides when it is executed and with whom.
+class QueuedRequest:
+    """A request in the queue, with the properties that decide about its batch.
 
-    `rows` is its batch size, at least 1; `level` its priority; `deadline_ns` when its timeout
-    ends, 0 if never. Requests of different `key` never share a batch. `length` is that of its
-    padded inputs. `queued` and `deadline` are kept by the queue.
+    `rows` is its batch size, at least 1; `level` its priority; `deadline_ns` the end of its
+    timeout, 0 without one. Requests with different `key` never share a batch. `length` is that of
+    its padded inputs. `queued` and `deadline` are set by the queue.
     """
 
     entry: Entry
@@ -37,20 +45,20 @@ class Waiting:
     key: Hashable = None
     length: int = 1
     queued: bool = False
-    deadline: "Deadline | None" = None
+    deadline: "QueueDeadline | None" = None
 
 
 @dataclass(slots=True, order=True)
-class Deadline:
-    """When a request has waited too long; forgets it once it has left."""
+class QueueDeadline:
+    """The end of a request's timeout; `waiting` is None once the request has left the queue."""
 
     at_ns: int
     number: int
-    waiting: Waiting | None = field(compare=False)
+    waiting: QueuedRequest | None = field(compare=False)
 
 
 class QueueRules:
-    """What `dynamic_batching` says of priorities, timeouts and limits."""
+    """Priorities, timeouts and limits of `dynamic_batching`."""
 
     def __init__(self, batching: DynamicBatching) -> None:
         self._levels = batching.priority_levels
@@ -60,24 +68,24 @@ class QueueRules:
         self._policies = batching.priority_queue_policy if self._levels else {}
 
     def level(self, priority: int) -> int:
-        """The level of a request of that priority: the default for 0 and for unknown levels."""
+        """The level of a request with that priority: the default for 0 and for unknown levels."""
         if not self._levels:
             return 0
         return priority if 0 < priority <= self._levels else self._default_level
 
     def limit(self, level: int) -> int:
-        """How many requests may wait in a level; 0 for any number."""
+        """The most requests of a level; 0 for any number."""
         return self._policy(level).max_queue_size
 
     def rejects(self, level: int) -> bool:
-        """Whether a request that waited too long is rejected; otherwise it is delayed."""
+        """Whether a timeout rejects the request; otherwise it is delayed."""
         return self._policy(level).timeout_action is TimeoutAction.REJECT
 
     def deadline_ns(self, level: int, timeout_us: int, now_ns: int) -> int:
-        """When a request that comes now, with this `timeout`, has waited too long; 0 if never.
+        """The end of the timeout of a request that arrives now; 0 without one.
 
-        A request can only shorten the model's default, and only if the policy allows it. Nobody
-        is delayed where responses keep their order: those that passed would wait for them.
+        A request can only shorten the model's default, and only if the policy allows it. With
+        `preserve_ordering` no request is delayed, since later responses would wait for it.
         """
         policy = self._policy(level)
         if self._in_order and policy.timeout_action is TimeoutAction.DELAY:
@@ -93,23 +101,23 @@ class QueueRules:
 
 @dataclass(slots=True)
 class _Level:
-    """One priority: requests in the order they came, then those that were delayed."""
+    """One priority: requests in order of arrival, then those delayed by a timeout."""
 
-    live: OrderedDict[Waiting, None] = field(default_factory=OrderedDict)
-    delayed: OrderedDict[Waiting, None] = field(default_factory=OrderedDict)
+    live: OrderedDict[QueuedRequest, None] = field(default_factory=OrderedDict)
+    delayed: OrderedDict[QueuedRequest, None] = field(default_factory=OrderedDict)
 
     def __len__(self) -> int:
         return len(self.live) + len(self.delayed)
 
 
 class RequestQueue:
-    """The requests of one model that wait; a request leaves it from any place, at once."""
+    """The queued requests of one model; any request can be removed immediately."""
 
     def __init__(self, rules: QueueRules) -> None:
         self._rules = rules
         self._levels: dict[int, _Level] = {}
         self._order: list[int] = []
-        self._deadlines: list[Deadline] = []
+        self._deadlines: list[QueueDeadline] = []
         self._count = 0
         self._pushed = 0
         self.rows = 0
@@ -117,8 +125,8 @@ class RequestQueue:
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[Waiting]:
-        """Everybody, in the order in which they are to be executed."""
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        """All requests in the order of execution."""
         for number in self._order:
             level = self._levels[number]
             yield from level.live
@@ -126,19 +134,19 @@ class RequestQueue:
 
     @property
     def nearest_deadline_ns(self) -> int:
-        """When the queue is to be asked for what has expired; 0 if nothing will."""
+        """The next time at which a timeout ends; 0 if there is none."""
         deadlines = self._deadlines
         while deadlines and deadlines[0].waiting is None:
             heapq.heappop(deadlines)
         return deadlines[0].at_ns if deadlines else 0
 
     def full(self, level: int) -> bool:
-        """Whether a level has as many requests as it may have."""
+        """Whether a level has reached its limit."""
         limit = self._rules.limit(level)
         return limit > 0 and level in self._levels and len(self._levels[level]) >= limit
 
-    def push(self, waiting: Waiting) -> None:
-        """Take a request; it comes last in its level."""
+    def push(self, waiting: QueuedRequest) -> None:
+        """Append a request to its level."""
         self._level(waiting.level).live[waiting] = None
         waiting.queued = True
         self._count += 1
@@ -146,21 +154,21 @@ class RequestQueue:
         if waiting.deadline_ns:
             self._set_deadline(waiting)
 
-    def put_back(self, waiting: Waiting) -> None:
-        """Take a request again that no instance has taken, at its place in its level."""
+    def put_back(self, waiting: QueuedRequest) -> None:
+        """Insert a request that no instance received, at its place in its level."""
         self.push(waiting)
         level = self._levels[waiting.level]
         level.live = OrderedDict.fromkeys(sorted(level.live, key=lambda each: each.arrived_ns))
 
-    def remove(self, batch: Iterable[Waiting]) -> None:
-        """Let requests go; those that have left already are no error."""
+    def remove(self, batch: Iterable[QueuedRequest]) -> None:
+        """Remove requests; those that are not queued are ignored."""
         for waiting in batch:
             if waiting.queued:
                 self._remove(waiting)
 
-    def expire(self, now_ns: int) -> list[Waiting]:
-        """Remove and return those whose timeout has ended; delay those that are not rejected."""
-        rejected: list[Waiting] = []
+    def expire(self, now_ns: int) -> list[QueuedRequest]:
+        """Remove and return requests rejected by their timeout; delay the other expired ones."""
+        rejected: list[QueuedRequest] = []
         while self._deadlines and self._deadlines[0].at_ns <= now_ns:
             waiting = heapq.heappop(self._deadlines).waiting
             if waiting is None:
@@ -181,7 +189,7 @@ class RequestQueue:
             insort(self._order, number)
         return level
 
-    def _remove(self, waiting: Waiting) -> None:
+    def _remove(self, waiting: QueuedRequest) -> None:
         level = self._levels[waiting.level]
         if waiting in level.live:
             del level.live[waiting]
@@ -196,10 +204,111 @@ class RequestQueue:
             del self._levels[waiting.level]
             self._order.remove(waiting.level)
 
-    def _set_deadline(self, waiting: Waiting) -> None:
+    def _set_deadline(self, waiting: QueuedRequest) -> None:
         self._pushed += 1
-        waiting.deadline = Deadline(waiting.deadline_ns, self._pushed, waiting)
+        waiting.deadline = QueueDeadline(waiting.deadline_ns, self._pushed, waiting)
         heapq.heappush(self._deadlines, waiting.deadline)
         if len(self._deadlines) > SPARE_DEADLINES + 2 * self._count:
             self._deadlines = [each for each in self._deadlines if each.waiting is not None]
             heapq.heapify(self._deadlines)
+
+
+class QueueAdmission:
+    """Checks requests and prepares them for the queue; one per model."""
+
+    def __init__(self, config: ModelConfig, rules: QueueRules, padding: Padding) -> None:
+        self._rules = rules
+        self._padded = frozenset(padding.inputs)
+        self._max_length = padding.max_length
+        compatibility = Compatibility(config, padding)
+        self._key = compatibility.key
+        self.uniform = compatibility.uniform
+        """Whether any two requests may share a batch."""
+
+    def check(self, request: InferRequest) -> None:
+        """Raise INVALID_ARG unless all padded inputs have one length that the model accepts."""
+        if not self._padded:
+            return
+        found = {
+            each.name: each.shape[LENGTH_DIMENSION]
+            for each in request.inputs
+            if each.name in self._padded
+        }
+        if len(set(found.values())) > 1:
+            lengths = ", ".join(f"'{name}' has {length}" for name, length in found.items())
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"{request_prefix(request.id)}padded inputs of model '{request.model}' must have "
+                f"the same length in dimension {LENGTH_DIMENSION}: {lengths}",
+            )
+        for name, length in found.items():
+            self._check_length(request, name, length)
+
+    def _check_length(self, request: InferRequest, name: str, length: int) -> None:
+        if self._max_length is not None and not 1 <= length <= self._max_length:
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"{request_prefix(request.id)}padded input '{name}' of model '{request.model}' has "
+                f"length {length} in dimension {LENGTH_DIMENSION}, expected 1 to "
+                f"{self._max_length}, its parameter '{MAX_LENGTH}'",
+            )
+
+    def waiting(self, entry: Entry, now_ns: int) -> QueuedRequest:
+        """The queued form of a request that arrives now."""
+        request = entry.request
+        level = self._rules.level(request.priority)
+        return QueuedRequest(
+            entry,
+            rows=entry.record.batch_size or 1,
+            arrived_ns=now_ns,
+            level=level,
+            deadline_ns=self._rules.deadline_ns(level, request.timeout_us, now_ns),
+            key=None if self.uniform else self._key(request),
+            length=self._length(request) if self._padded else 1,
+        )
+
+    def _length(self, request: InferRequest) -> int:
+        for tensor in request.inputs:
+            if tensor.name in self._padded:
+                return max(1, tensor.shape[LENGTH_DIMENSION])
+        return 1
+
+
+class Compatibility:
+    """Keys of requests; only requests with equal keys may share a batch.
+
+    Inputs of variable size must have equal shapes after the batch, unless they are ragged; the
+    lengths of padded inputs may differ. Shape tensors must be equal. If the model has optional
+    inputs, the same inputs must be present.
+    """
+
+    def __init__(self, config: ModelConfig, padding: Padding) -> None:
+        self._optional = any(each.optional for each in config.input)
+        first = 1 if config.batching else 0
+        self._variable = {
+            each.name: first + (each.name in padding.inputs)
+            for each in config.input
+            if not each.allow_ragged_batch
+            and -1 in each.dims[1 if each.name in padding.inputs else 0 :]
+        }
+        self._shapes = frozenset(each.name for each in config.input if each.is_shape_tensor)
+        self._uniform = not (self._optional or self._variable or self._shapes)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether any two requests may share a batch."""
+        return self._uniform
+
+    def key(self, request: InferRequest) -> Hashable:
+        """Equal for requests that may share a batch."""
+        if self._uniform:
+            return None
+        return frozenset(part for tensor in request.inputs if (part := self._part(tensor)))
+
+    def _part(self, tensor: Tensor) -> tuple[Hashable, ...]:
+        name = tensor.name
+        if name in self._shapes:
+            return (name, tensor.shape, bytes(tensor.raw()))
+        if name in self._variable:
+            return (name, tensor.shape[self._variable[name] :])
+        return (name,) if self._optional else ()

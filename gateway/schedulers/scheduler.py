@@ -1,86 +1,64 @@
-"""What decides which requests execute together, and when."""
+"""The seam between a model and the scheduler of its requests."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable
 
 from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest
-from gateway.observability.request_record import Record
-from gateway.schedulers.rate_limiter import Share
+from gateway.schedulers.execution import Entry, Execution
+from gateway.schedulers.rate_limiter import Registration
 from gateway.stream import ResponseStream
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A request on its way to an instance; it carries its own stream and account."""
-
-    request: InferRequest
-    stream: ResponseStream
-    record: Record
-
-
-class Executing(Protocol):
-    """An execution that has not ended, as other parts of the server see it."""
-
-    instance: Instance
-    entries: Sequence[Entry]
-
-    @property
-    def progress_ns(self) -> int:
-        """The time of its latest response, or else of its start; 0 before it has begun."""
-
-    @property
-    def held_back(self) -> bool:
-        """Whether it waits until a reader has taken responses."""
-
-
 class Scheduler(ABC):
-    """Hands entries to instances. One task runs it; everything else is plain."""
+    """Executes entries on instances. One task owns `run`; synchronous methods never wait.
 
-    def admit(self, request: InferRequest) -> None:  # noqa: B027 - most queues have no bound
-        """Raise InferenceError if the queue cannot take this request; asked before `submit`."""
+    Requests: `admit`, then `submit` or `answered`. Instances: `prepare`, `add`, then `remove` or
+    `withdraw`. Sequences: `continues` and `sequences_ended`; other schedulers have none.
+    """
+
+    def admit(self, request: InferRequest) -> None:  # noqa: B027 - optional
+        """Raise InferenceError if the queue cannot take this request; comes before `submit`."""
 
     @abstractmethod
     def submit(self, entry: Entry) -> None:
-        """Take an entry; the order of calls is the order of the queue."""
+        """Queue an entry; the order of calls is the order of the queue."""
 
-    def answered(self, stream: ResponseStream) -> None:  # noqa: B027 - most keep no order
-        """Take note of a request that is not submitted, because its answer is there (a cache's)."""
+    def answered(self, stream: ResponseStream) -> None:  # noqa: B027 - optional
+        """Note the place in the order of a request that the response cache answers."""
 
     def continues(self, request: InferRequest) -> bool:
-        """Whether it goes on with a sequence that has begun here, and not ended."""
+        """Whether the request continues an open sequence."""
         return False
 
     async def sequences_ended(self) -> None:
-        """Wait until no sequence takes any more requests; most schedulers have none."""
+        """Wait until no sequence is open."""
         return
 
-    async def prepare(self, instance: Instance) -> None:  # noqa: B027 - most need to know nothing
-        """Learn from an idle instance what scheduling needs; comes before `add`."""
+    async def prepare(self, instance: Instance) -> None:  # noqa: B027 - optional
+        """Measure an idle instance, or read files, as scheduling needs; comes before `add`."""
 
     @abstractmethod
-    def add(self, instance: Instance, share: Share | None = None) -> None:
-        """Let an instance take executions; with a share, each when the rate limiter says so."""
+    def add(self, instance: Instance, registration: Registration | None = None) -> None:
+        """Execute on this instance; with a registration, only in turns of the rate limiter."""
 
     @abstractmethod
     def remove(self, instance: Instance, error: InferenceError) -> None:
-        """Hand nothing more to an instance that has died; what it was executing gets the error."""
+        """Stop using a dead instance: the requests that it was executing get the error."""
 
     @abstractmethod
     async def withdraw(self, instance: Instance) -> None:
-        """Hand nothing more to a living instance; returns once what it was executing has ended.
+        """Stop using a living instance; returns after its last execution.
 
-        It may die meanwhile: `remove` then ends what it was executing.
+        `remove` may be called meanwhile if it dies.
         """
 
     @property
     @abstractmethod
-    def executions(self) -> Iterable[Executing]:
-        """Those that have not ended."""
+    def executions(self) -> Iterable[Execution]:
+        """The executions that have not ended."""
 
     @abstractmethod
     async def run(self) -> None:
-        """Own the executions until cancelled."""
+        """Own the tasks of the executions until cancelled."""

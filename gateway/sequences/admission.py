@@ -1,4 +1,4 @@
-"""Which requests can a sequence batcher not take? Triton's checks, order and texts."""
+"""Checks of requests for a sequence batcher, with Triton's order and texts."""
 
 from collections.abc import Callable
 from typing import NoReturn
@@ -7,12 +7,12 @@ from gateway.config import ModelConfig
 from gateway.config.scheduling import ControlKind
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag, request_prefix
-from gateway.sequences.controls import controls_of
+from gateway.sequences.inputs import controls_of
 from gateway.tensor import Datatype
 
 
-class Admission:
-    """The checks one config asks for; `known` tells whether a sequence has begun and not ended."""
+class SequenceAdmission:
+    """The checks of one model; `known` says whether a sequence is open."""
 
     def __init__(self, config: ModelConfig, known: Callable[[int | str], bool]) -> None:
         batching = config.sequence_batching
@@ -27,7 +27,7 @@ class Admission:
         ]
 
     def check(self, request: InferRequest) -> None:
-        """Raise INVALID_ARG if the request has no place in any sequence."""
+        """Raise INVALID_ARG if the request cannot belong to a sequence."""
         tag = request.sequence
         if tag is not None:
             self._check_type(tag, request)
@@ -46,7 +46,7 @@ class Admission:
             raise self.not_started(tag.correlation_id)
 
     def not_started(self, correlation_id: int | str) -> InferenceError:
-        """The refusal of a request whose sequence is not known."""
+        """The error of a request whose sequence is not open."""
         return InferenceError(
             Code.INVALID_ARG,
             f"inference request for sequence {correlation_id} to model '{self._model}' must "

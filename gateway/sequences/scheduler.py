@@ -1,7 +1,7 @@
-"""The sequence batcher: requests of one sequence go to one instance, one after the other.
+"""The sequence batcher: requests of one sequence execute on one instance, one after the other.
 
-Which sequence has which slot is decided in `table.py`, which requests execute together in
-`batches.py`, what the model is told of them in `controls.py` and `states.py`.
+`table.py` assigns slots to sequences, `ready_requests.py` forms batches, and `inputs.py` makes
+control inputs and states.
 """
 
 import asyncio
@@ -21,27 +21,26 @@ from gateway.config.scheduling import DynamicBatching, SequenceBatching, Strateg
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
 from gateway.observability.statistics import SEQUENCE_TIMEOUT, ModelStatistics
-from gateway.schedulers.alarm import Alarm
-from gateway.schedulers.arrivals import Arrivals
-from gateway.schedulers.ordering import Order
-from gateway.schedulers.queue import QueueRules, Waiting
-from gateway.schedulers.rate_limiter import Share
-from gateway.schedulers.scheduler import Entry, Executing, Scheduler
-from gateway.sequences.admission import Admission
-from gateway.sequences.batches import Ready, ReadyCandidates, ReadySlots, Row
-from gateway.sequences.filled import Filling
-from gateway.sequences.initial_states import read_initial_states
-from gateway.sequences.lane import Course, Lane
-from gateway.sequences.states import States
+from gateway.schedulers.execution import Entry, Execution
+from gateway.schedulers.queue import QueueAdmission, QueuedRequest, QueueRules
+from gateway.schedulers.rate_limiter import Registration
+from gateway.schedulers.response_order import ResponseOrder
+from gateway.schedulers.scheduler import Scheduler
+from gateway.schedulers.timer import Timer
+from gateway.sequences.admission import SequenceAdmission
+from gateway.sequences.inputs import ImplicitStates, read_initial_states
+from gateway.sequences.instance_sequences import InstanceSequences, SequenceEvents
+from gateway.sequences.padded_execution import ExecutionInputs
+from gateway.sequences.ready_requests import ReadyCandidates, ReadyRequests, ReadySlots, Row
 from gateway.sequences.table import OpenSequence, SequenceTable
 
 log = logging.getLogger("sluice.sequences")
 
-LEFT = "Request was cancelled"
+CANCELLED = "Request was cancelled"
 
 
 class _Key(NamedTuple):
-    """What requests must have in common: what they do without states, and the states' shapes."""
+    """The batch key of a request with states: its own key, and the shapes of the states."""
 
     request: Hashable
     states: tuple[tuple[int, ...], ...]
@@ -50,7 +49,7 @@ class _Key(NamedTuple):
 class SequenceScheduler(Scheduler):
     """Keeps sequences on their instances by the rules of `sequence_batching`.
 
-    `folder` is the model's. Raises InferenceError INVALID_ARG if the config's padding cannot be.
+    `folder` is the model's. Raises InferenceError INVALID_ARG if the config's padding is invalid.
     """
 
     def __init__(
@@ -65,19 +64,19 @@ class SequenceScheduler(Scheduler):
         self._statistics = statistics
         self._folder = folder
         self._none_open = asyncio.Event()
-        # While an iterative sequence is open, its request is under way.
+        # The request of an open iterative sequence is always executing or queued.
         idle_us = 0 if batching.iterative_sequence else batching.max_sequence_idle_microseconds
         self._table = SequenceTable(idle_us, self._none_open.set, self._busy)
-        self._admission = Admission(config, self._table.knows)
-        self._arrivals = Arrivals(config, QueueRules(DynamicBatching()), Padding.read(config))
-        self._states = States(config, {})
-        self._lanes: dict[object, Lane] = {}
+        self._admission = SequenceAdmission(config, self._table.knows)
+        self._arrivals = QueueAdmission(config, QueueRules(DynamicBatching()), Padding.read(config))
+        self._states = ImplicitStates(config, {})
+        self._hosts: dict[object, InstanceSequences] = {}
         self._tasks: asyncio.TaskGroup | None = None
-        self._idle = Alarm(self._close_idle)
-        self._deadline = Alarm(self._expire)
+        self._idle = Timer(self._close_idle)
+        self._deadline = Timer(self._expire)
         self._own_ids = count(1)
-        again = self._again if batching.iterative_sequence else None
-        self._course = Course(self._release, self._executed, again)
+        reschedule = self._reschedule if batching.iterative_sequence else None
+        self._events = SequenceEvents(self._release, self._executed, reschedule)
 
     def admit(self, request: InferRequest) -> None:
         self._admission.check(request)
@@ -101,83 +100,83 @@ class SequenceScheduler(Scheduler):
             await self._none_open.wait()
 
     async def prepare(self, instance: Instance) -> None:
-        """Read what the states begin with; InferenceError with Triton's texts."""
+        """Read the initial states; InferenceError with Triton's texts."""
         if any(state.initial_state for state in self._batching.state):
             initial = await asyncio.to_thread(read_initial_states, self._config, self._folder)
-            self._states = States(self._config, initial)
+            self._states = ImplicitStates(self._config, initial)
 
-    def add(self, instance: Instance, share: Share | None = None) -> None:
+    def add(self, instance: Instance, registration: Registration | None = None) -> None:
         ready, order = self._strategy()
         slots = self._table.add(instance, self._slot_count)
-        lane = Lane(instance, slots, ready, self._course, self._statistics, order)
-        self._lanes[instance] = lane
-        lane.tasks = self._tasks
-        lane.open(Filling(self._config, self._states), share)
+        host = InstanceSequences(instance, slots, ready, self._events, self._statistics, order)
+        self._hosts[instance] = host
+        host.tasks = self._tasks
+        host.open(ExecutionInputs(self._config, self._states), registration)
         self._fill()
 
     def remove(self, instance: Instance, error: InferenceError) -> None:
-        """Sequences that have begun on the instance end with it, since it may have held theirs."""
-        lane = self._lanes.pop(instance, None)
-        if lane is None:
+        """Sequences that have begun on the instance fail: it may have held their state."""
+        host = self._hosts.pop(instance, None)
+        if host is None:
             return
-        self._take_back(lane)
-        lane.fail(error)
-        for sequence in lane.sequences:
-            self._give_up(sequence, error, lane)
+        self._retire(host)
+        host.fail(error)
+        for sequence in host.sequences:
+            self._drop(sequence, error, host)
         self._fill()
 
     async def withdraw(self, instance: Instance) -> None:
-        """Sequences that have begun on the instance may end there, or with it."""
-        lane = self._lanes[instance]
-        self._take_back(lane)
+        """Sequences that have begun on the instance end there, or fail if it dies."""
+        host = self._hosts[instance]
+        self._retire(host)
         self._fill()
-        await lane.emptied()
-        self._lanes.pop(instance, None)  # `remove` may have done so
+        await host.emptied()
+        self._hosts.pop(instance, None)  # `remove` may have done so
 
     @property
-    def executions(self) -> Iterable[Executing]:
-        return [each for lane in self._lanes.values() for each in lane.executions]
+    def executions(self) -> Iterable[Execution]:
+        return [each for host in self._hosts.values() for each in host.executions]
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
                 self._watch()
-                for lane in self._lanes.values():
-                    lane.tasks = tasks
-                    lane.consider()
+                for host in self._hosts.values():
+                    host.tasks = tasks
+                    host.consider()
                 await asyncio.Event().wait()
             finally:
                 self._tasks = None
                 self._idle.clear()
                 self._deadline.clear()
-                for lane in self._lanes.values():
-                    lane.rest()
+                for host in self._hosts.values():
+                    host.rest()
 
-    # What the config asks for.
+    # The strategy of the config.
 
     @property
     def _slot_count(self) -> int:
-        """How many sequences an instance has at once."""
+        """The number of sequences that an instance has at once."""
         oldest = self._batching.oldest
         candidates = oldest.max_candidate_sequences if oldest else 0
         return candidates if candidates > 0 else max(1, self._config.max_batch_size)
 
-    def _strategy(self) -> tuple[Ready, Order | None]:
+    def _strategy(self) -> tuple[ReadyRequests, ResponseOrder | None]:
         oldest = self._batching.oldest
         if oldest is None:
             return ReadySlots(self._config, self._batching.direct or StrategyDirect()), None
         in_order = oldest.preserve_ordering and not self._batching.iterative_sequence
-        order = Order() if in_order else None
+        order = ResponseOrder() if in_order else None
         return ReadyCandidates(self._config, oldest), order
 
     def _busy(self, instance: object) -> bool:
-        return self._lanes[instance].busy
+        return self._hosts[instance].busy
 
-    # Who comes.
+    # Arriving requests.
 
     def _tag(self, request: InferRequest) -> SequenceTag:
-        """Where the request stands; one of an iterative model may be a sequence of its own."""
+        """The request's tag; without an id, a request of an iterative model is a new sequence."""
         tag = request.sequence
         if tag is not None and tag.correlation_id:
             return tag
@@ -188,7 +187,7 @@ class SequenceScheduler(Scheduler):
         now_ns = time.monotonic_ns()
         waiting = self._arrivals.waiting(entry, now_ns)
         sequence = self._table.push(waiting, tag, entry.request.timeout_us, now_ns)
-        entry.stream.on_cancel(partial(self._left, sequence, waiting))
+        entry.stream.on_cancel(partial(self._cancelled, sequence, waiting))
         if sequence.slot is not None:
             self._watch()
             if sequence.waiting[0] is waiting:
@@ -203,8 +202,8 @@ class SequenceScheduler(Scheduler):
             *(tag.correlation_id, self._config.name),
         )
 
-    def _again(self, row: Row) -> None:
-        """A request is to be executed once more: it comes last in its sequence, with no flags."""
+    def _reschedule(self, row: Row) -> None:
+        """Queue a request again, as the last of its sequence, without flags."""
         entry, sequence = row.waiting.entry, row.sequence
         if sequence.closed:
             entry.stream.fail(self._admission.not_started(sequence.correlation_id))
@@ -213,15 +212,15 @@ class SequenceScheduler(Scheduler):
         request = replace(entry.request, sequence=tag, timeout_us=0)
         self._push(Entry(request, entry.stream, entry.record), tag)
 
-    # Who goes on.
+    # Sequences that continue.
 
     def _offer(self, sequence: OpenSequence | None) -> None:
-        """Let the next request of a sequence execute, and of who has its slot after it."""
+        """Make the next request of a sequence ready, and of those that get its slot afterwards."""
         while sequence is not None and sequence.waiting and not sequence.busy:
             self._set_key(sequence)
-            lane = self._lanes[sequence.owner]
-            ended = lane.offer(sequence)
-            lane.consider()
+            host = self._hosts[sequence.owner]
+            ended = host.offer(sequence)
+            host.consider()
             sequence = self._table.release(sequence, time.monotonic_ns()) if ended else None
 
     def _set_key(self, sequence: OpenSequence) -> None:
@@ -239,60 +238,62 @@ class SequenceScheduler(Scheduler):
             row.sequence.busy = False
             if self._batching.iterative_sequence and not row.sequence.waiting:
                 self._table.close(row.sequence)
-            self._go_on(row.sequence)
+            self._continue(row.sequence)
 
-    def _go_on(self, sequence: OpenSequence) -> None:
+    def _continue(self, sequence: OpenSequence) -> None:
         if sequence.waiting:
             self._offer(sequence)
         elif sequence.closed:
             self._release(sequence)
 
     def _release(self, sequence: OpenSequence) -> None:
-        """Whoever waits for it may have the slot of a sequence, if it has any."""
+        """Give the slot of a sequence, if it has one, to the backlog."""
         if sequence.slot is None:
             return
-        lane = self._lanes.get(sequence.owner)
+        host = self._hosts.get(sequence.owner)
         following = self._table.release(sequence, time.monotonic_ns())
         if following is not None:
             self._watch()
             self._offer(following)
-        if lane is not None:
-            lane.notice_empty()
+        if host is not None:
+            host.notice_empty()
 
     def _fill(self) -> None:
         while (sequence := self._table.fill(time.monotonic_ns())) is not None:
             self._watch()
             self._offer(sequence)
 
-    # Who leaves.
+    # Cancelled, dropped and idle sequences.
 
-    def _left(self, sequence: OpenSequence, waiting: Waiting) -> None:
-        """With a request that waits go all behind it, or all if the sequence has no slot yet."""
+    def _cancelled(self, sequence: OpenSequence, waiting: QueuedRequest) -> None:
+        """Cancel a queued request and all later ones; in the backlog the whole sequence."""
         if not waiting.queued:
             return
-        cancelled = InferenceError(Code.CANCELLED, LEFT)
+        cancelled = InferenceError(Code.CANCELLED, CANCELLED)
         behind = sequence.waiting if sequence.busy else islice(sequence.waiting, 1, None)
         if sequence.slot is not None and waiting in behind:
             for each in self._table.cut(sequence, waiting):
                 each.entry.stream.fail(cancelled)
         else:
-            self._give_up(sequence, cancelled, self._lanes.get(sequence.owner))
+            self._drop(sequence, cancelled, self._hosts.get(sequence.owner))
 
-    def _give_up(self, sequence: OpenSequence, error: InferenceError, lane: Lane | None) -> None:
-        entries = lane.drop(sequence) if lane is not None else []
-        entries += [each.entry for each in self._table.give_up(sequence)]
+    def _drop(
+        self, sequence: OpenSequence, error: InferenceError, host: InstanceSequences | None
+    ) -> None:
+        entries = host.drop(sequence) if host is not None else []
+        entries += [each.entry for each in self._table.drop(sequence)]
         for entry in entries:
             entry.stream.fail(error)
         if not sequence.busy:
             self._release(sequence)
-        if lane is not None:
-            lane.notice_empty()
+        if host is not None:
+            host.notice_empty()
 
-    def _take_back(self, lane: Lane) -> None:
-        """Nobody new comes into a lane, and who has not begun there may begin elsewhere."""
-        self._table.retire(lane.slots)
-        unbegun = lane.drop_unbegun()
-        self._table.send_back(sorted(unbegun, key=_came))
+    def _retire(self, host: InstanceSequences) -> None:
+        """Retire an instance's slots; sequences that have not begun may begin elsewhere."""
+        self._table.retire(host.slots)
+        unbegun = host.drop_unbegun()
+        self._table.send_back(sorted(unbegun, key=_first_arrived_ns))
 
     def _watch(self) -> None:
         if self._tasks is not None and (idle_ns := self._table.idle_ns):
@@ -311,5 +312,5 @@ class SequenceScheduler(Scheduler):
             self._deadline.set(deadline_ns)
 
 
-def _came(sequence: OpenSequence) -> int:
+def _first_arrived_ns(sequence: OpenSequence) -> int:
     return sequence.waiting[0].arrived_ns

@@ -1,9 +1,10 @@
-"""Which sequences are there, and which slot does each have? Times are passed in.
+"""Open sequences, their slots, and the backlog of those without a slot.
 
 Triton's sequence batcher (`ModelSequenceBatching` of the model configuration): a sequence begins
 in the free slot with the lowest number or at the end of the backlog, and keeps its slot until it
-ends. One that has had no request for too long loses its slot; in the backlog nobody is idle.
-Slots of busy instances are taken last. On Triton only the number counts.
+ends. A sequence without a request for too long loses its slot; sequences in the backlog are never
+idle. Slots of busy instances are taken last; on Triton only the number counts. The time is an
+argument.
 """
 
 import heapq
@@ -12,15 +13,15 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.messages import SequenceTag
-from gateway.schedulers.queue import NS_PER_US, Waiting
+from gateway.schedulers.queue import NS_PER_US, QueuedRequest
 from gateway.tensor import Tensor
 
 NO_STATES: Mapping[str, Tensor] = {}
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
-    """A place for one sequence at a time; `owner` is whose place it is, its batch row `number`."""
+class SequenceSlot:
+    """A place for one sequence at a time: row `number` in batches of the instance `owner`."""
 
     owner: Hashable
     number: int
@@ -30,19 +31,19 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class OpenSequence:
-    """A sequence whose requests have not all been executed.
+    """A sequence with requests that are not yet executed, or to come.
 
-    `waiting` are its requests in their order, less the one that is `busy`: on its way into an
-    execution, or executing. `begun` once one was. `closed`: it takes no more requests. `states`
-    are handed from each request to the next, by the names of their inputs. `owner` is whose slot
-    it has or had. `rest_ns` is since when it has had no new request, `deadline_ns` until when it
-    may stay in the backlog (0: forever).
+    `waiting` are its requests in order, except the one that is ready or executing while `busy` is
+    set. `begun`: one was executed. `closed`: it takes no further requests. `states` are its
+    implicit states, by names of inputs. `owner` is the instance of its slot, also of a former one.
+    `rest_ns` is the time of its latest request, `deadline_ns` the end of its timeout in the
+    backlog (0: none).
     """
 
     correlation_id: int | str
-    waiting: deque[Waiting] = field(default_factory=deque)
+    waiting: deque[QueuedRequest] = field(default_factory=deque)
     states: Mapping[str, Tensor] = field(default_factory=lambda: NO_STATES)
-    slot: Slot | None = None
+    slot: SequenceSlot | None = None
     owner: Hashable = None
     busy: bool = False
     begun: bool = False
@@ -51,26 +52,26 @@ class OpenSequence:
     deadline_ns: int = 0
 
 
-def _nobody_asks() -> None:
-    """The default: nobody wants to hear of the last sequence."""
+def _ignore() -> None:
+    """The default of `on_last`."""
 
 
 def _never_busy(owner: Hashable) -> bool:
-    """The default: all slots are equal."""
+    """The default of `busy`."""
     return False
 
 
 class SequenceTable:
     """The sequences of one model, their slots and their backlog.
 
-    `idle_us` is the longest time without a request; 0 is forever. `on_last` is called when the last
-    one that took more requests takes no more. `busy` says whether an owner can execute nothing now.
+    `idle_us` is the longest time without a request; 0 is unlimited. `on_last` is called when the
+    last open sequence closes. `busy` says whether an owner cannot execute now.
     """
 
     def __init__(
         self,
         idle_us: int,
-        on_last: Callable[[], None] = _nobody_asks,
+        on_last: Callable[[], None] = _ignore,
         busy: Callable[[Hashable], bool] = _never_busy,
     ) -> None:
         self._idle_ns = idle_us * NS_PER_US
@@ -79,32 +80,32 @@ class SequenceTable:
         self._open: dict[int | str, OpenSequence] = {}
         self._resting: OrderedDict[OpenSequence, None] = OrderedDict()
         self._backlog: OrderedDict[OpenSequence, None] = OrderedDict()
-        self._free: dict[Hashable, list[tuple[int, Slot]]] = {}
+        self._free: dict[Hashable, list[tuple[int, SequenceSlot]]] = {}
 
     def knows(self, correlation_id: int | str) -> bool:
-        """Whether a request with that id may go on with its sequence."""
+        """Whether a sequence with that id is open."""
         return correlation_id in self._open
 
     @property
     def any_open(self) -> bool:
-        """Whether any sequence takes more requests."""
+        """Whether any sequence is open."""
         return bool(self._open)
 
     @property
     def idle_ns(self) -> int:
-        """When to ask next for sequences that are idle; 0 if none has a slot."""
+        """The next time at which a sequence may be idle; 0 if none has a slot."""
         oldest = next(iter(self._resting), None)
         return oldest.rest_ns + self._idle_ns if oldest else 0
 
     @property
     def deadline_ns(self) -> int:
-        """When to ask next for sequences that waited too long; 0 if none may."""
+        """The next time at which a timeout in the backlog ends; 0 if there is none."""
         return min((each.deadline_ns for each in self._backlog if each.deadline_ns), default=0)
 
     def push(
-        self, waiting: Waiting, tag: SequenceTag, timeout_us: int, now_ns: int
+        self, waiting: QueuedRequest, tag: SequenceTag, timeout_us: int, now_ns: int
     ) -> OpenSequence:
-        """Take a request, the last of its sequence so far; an unknown sequence begins with it."""
+        """Append a request to its sequence; an unknown sequence begins with it."""
         sequence = self._open.get(tag.correlation_id) or self._begin(tag.correlation_id, now_ns)
         sequence.waiting.append(waiting)
         waiting.queued = True
@@ -117,7 +118,7 @@ class SequenceTable:
         return sequence
 
     def close(self, sequence: OpenSequence) -> None:
-        """Let a sequence take no more requests; what waits of it is still to be executed."""
+        """Close a sequence: it takes no further requests; queued ones are still executed."""
         if not sequence.closed:
             sequence.closed = True
             del self._open[sequence.correlation_id]
@@ -125,8 +126,8 @@ class SequenceTable:
             if not self._open:
                 self._on_last()
 
-    def give_up(self, sequence: OpenSequence) -> list[Waiting]:
-        """Close a sequence, and return what waited of it; its slot is to be released."""
+    def drop(self, sequence: OpenSequence) -> list[QueuedRequest]:
+        """Close a sequence and return its queued requests; the caller releases its slot."""
         self.close(sequence)
         self._backlog.pop(sequence, None)
         waiting = list(sequence.waiting)
@@ -135,8 +136,8 @@ class SequenceTable:
             each.queued = False
         return waiting
 
-    def cut(self, sequence: OpenSequence, waiting: Waiting) -> list[Waiting]:
-        """Close a sequence, and return what waited of it from a request on."""
+    def cut(self, sequence: OpenSequence, waiting: QueuedRequest) -> list[QueuedRequest]:
+        """Close a sequence and return a queued request and all later ones."""
         self.close(sequence)
         tail = list(sequence.waiting)[sequence.waiting.index(waiting) :]
         for each in tail:
@@ -147,7 +148,7 @@ class SequenceTable:
     # Times.
 
     def close_idle(self, now_ns: int) -> list[OpenSequence]:
-        """Close and return the sequences that have had no request for too long."""
+        """Close and return idle sequences."""
         found: list[OpenSequence] = []
         for sequence in tuple(self._resting):
             if sequence.rest_ns + self._idle_ns > now_ns:
@@ -156,27 +157,27 @@ class SequenceTable:
             found.append(sequence)
         return found
 
-    def expire(self, now_ns: int) -> list[Waiting]:
-        """Give up the sequences that waited too long for a slot, and return their requests."""
+    def expire(self, now_ns: int) -> list[QueuedRequest]:
+        """Drop the sequences whose timeout in the backlog ended; return their requests."""
         late = [each for each in self._backlog if 0 < each.deadline_ns <= now_ns]
-        return [waiting for each in late for waiting in self.give_up(each)]
+        return [waiting for each in late for waiting in self.drop(each)]
 
     # Slots.
 
-    def add(self, owner: Hashable, count: int) -> tuple[Slot, ...]:
-        """Free slots of somebody new; the backlog has them once `fill` is called."""
-        slots = tuple([Slot(owner, number) for number in range(count)])
+    def add(self, owner: Hashable, count: int) -> tuple[SequenceSlot, ...]:
+        """Add free slots of a new owner; call `fill` to give them to the backlog."""
+        slots = tuple([SequenceSlot(owner, number) for number in range(count)])
         self._free[owner] = [(slot.number, slot) for slot in slots]
         return slots
 
-    def retire(self, slots: Sequence[Slot]) -> None:
-        """Let no further sequence into these; those inside keep them."""
+    def retire(self, slots: Sequence[SequenceSlot]) -> None:
+        """Retire slots: their sequences keep them, no other sequence gets them."""
         self._free.pop(slots[0].owner, None)
         for slot in slots:
             slot.retired = True
 
     def fill(self, now_ns: int) -> OpenSequence | None:
-        """Give a free slot to the head of the backlog; who has got it, None if there is nothing."""
+        """Give a free slot to the first sequence of the backlog; None if one is missing."""
         slot = self._take_free() if self._backlog else None
         if slot is None:
             return None
@@ -185,8 +186,8 @@ class SequenceTable:
         return sequence
 
     def release(self, sequence: OpenSequence, now_ns: int) -> OpenSequence | None:
-        """Take its slot from a sequence; who has got it from the backlog, if anybody has."""
-        slot = self._leave(sequence)
+        """Release a sequence's slot; return the sequence of the backlog that gets it, if any."""
+        slot = self._vacate(sequence)
         if slot is None or slot.retired:
             return None
         if not self._backlog:
@@ -197,9 +198,9 @@ class SequenceTable:
         return following
 
     def send_back(self, sequences: Iterable[OpenSequence]) -> None:
-        """Put sequences that have not begun to the front of the backlog, in this order."""
+        """Move sequences that have not begun to the front of the backlog, in this order."""
         for sequence in reversed(tuple(sequences)):
-            slot = self._leave(sequence)
+            slot = self._vacate(sequence)
             self._resting.pop(sequence, None)
             self._backlog[sequence] = None
             self._backlog.move_to_end(sequence, last=False)
@@ -215,19 +216,19 @@ class SequenceTable:
             self._backlog[sequence] = None
         return sequence
 
-    def _take_free(self) -> Slot | None:
+    def _take_free(self) -> SequenceSlot | None:
         owners = [owner for owner, slots in self._free.items() if slots]
         if not owners:
             return None
         owner = min(owners, key=lambda each: (self._busy(each), self._free[each][0][0]))
         return heapq.heappop(self._free[owner])[1]
 
-    def _place(self, sequence: OpenSequence, slot: Slot, now_ns: int) -> None:
+    def _place(self, sequence: OpenSequence, slot: SequenceSlot, now_ns: int) -> None:
         sequence.slot, slot.sequence, sequence.owner = slot, sequence, slot.owner
         sequence.deadline_ns = 0
         self._rest(sequence, now_ns)
 
-    def _leave(self, sequence: OpenSequence) -> Slot | None:
+    def _vacate(self, sequence: OpenSequence) -> SequenceSlot | None:
         slot, sequence.slot = sequence.slot, None
         if slot is not None:
             slot.sequence = None
@@ -239,5 +240,5 @@ class SequenceTable:
             self._resting[sequence] = None
             self._resting.move_to_end(sequence)
 
-    def _set_free(self, slot: Slot) -> None:
+    def _set_free(self, slot: SequenceSlot) -> None:
         heapq.heappush(self._free[slot.owner], (slot.number, slot))

@@ -119,7 +119,7 @@ class SharedMemory:
     def write(self, region: SharedRegion, output: Tensor) -> None:
         """Write an output's wire form to the start of a part; INTERNAL if it is too small.
 
-        An output on a GPU was copied before: see `tensor_runtime/device_outputs.py`.
+        An output on a GPU was copied before: see `tensor_runtime/instance.py`.
         """
         located = region if region.memory is not None else self.locate(region)
         data = output.data if isinstance(output.data, DeviceMemory) else output.raw()

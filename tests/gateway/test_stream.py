@@ -90,7 +90,7 @@ async def test_a_waiting_reader_is_woken(
     assert outcome == [expected]
 
 
-async def test_a_reader_that_lost_patience_loses_no_response(stream: ResponseStream) -> None:
+async def test_a_read_that_times_out_loses_no_response(stream: ResponseStream) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
             await stream.batch()
@@ -101,7 +101,7 @@ async def test_a_reader_that_lost_patience_loses_no_response(stream: ResponseStr
 # Leaving.
 
 
-async def test_leaving_the_block_cancels_what_is_left(
+async def test_leaving_the_block_cancels_the_stream(
     stream: ResponseStream, notebook: Notebook
 ) -> None:
     told: list[str] = []
@@ -121,7 +121,7 @@ async def test_leaving_by_an_exception_cancels_and_lets_it_pass(stream: Response
     assert told == ["producer"]
 
 
-async def test_leaving_after_the_end_disturbs_nobody(
+async def test_leaving_after_the_end_has_no_effect(
     stream: ResponseStream, notebook: Notebook
 ) -> None:
     told: list[str] = []
@@ -133,7 +133,7 @@ async def test_leaving_after_the_end_disturbs_nobody(
     assert notebook.lines == ["responded", "ended: complete", "taken"]
 
 
-async def test_a_reader_that_leaves_after_the_error_is_no_second_end(
+async def test_a_disconnect_after_the_error_is_not_a_second_end(
     stream: ResponseStream, notebook: Notebook
 ) -> None:
     with stream:
@@ -158,7 +158,7 @@ async def test_cancelling_before_the_first_read_is_safe(stream: ResponseStream) 
     assert await soon(read_all(stream)) == []
 
 
-async def test_a_producer_that_comes_after_the_reader_has_gone_is_told_at_once(
+async def test_on_cancel_is_called_immediately_after_a_disconnect(
     stream: ResponseStream,
 ) -> None:
     told: list[str] = []
@@ -167,7 +167,7 @@ async def test_a_producer_that_comes_after_the_reader_has_gone_is_told_at_once(
     assert told == ["producer"]
 
 
-async def test_what_is_produced_after_the_reader_has_gone_is_wasted(
+async def test_responses_after_a_disconnect_are_wasted(
     stream: ResponseStream, notebook: Notebook
 ) -> None:
     stream.cancel()
@@ -188,7 +188,7 @@ async def test_what_is_produced_after_the_reader_has_gone_is_wasted(
     ],
     ids=["final", "end", "error", "abandoned", "cancelled"],
 )
-async def test_a_stream_ends_once_whatever_comes_after(
+async def test_a_stream_ends_once(
     stream: ResponseStream, notebook: Notebook, finish: Callable[[ResponseStream], None]
 ) -> None:
     finish(stream)
@@ -201,7 +201,7 @@ async def test_a_stream_ends_once_whatever_comes_after(
     assert len(ends) == 1
 
 
-async def test_abandoning_gives_the_reader_an_error_and_tells_the_producer(
+async def test_abandoning_gives_the_reader_an_error_and_cancels_the_producer(
     stream: ResponseStream, notebook: Notebook
 ) -> None:
     told: list[str] = []
@@ -240,7 +240,7 @@ async def abandon(stream: ResponseStream) -> None:
 
 
 @pytest.mark.parametrize("make_room", [read, leave, abandon])
-async def test_a_producer_waits_for_room_until_the_reader_has_read_or_gone(
+async def test_a_producer_waits_for_room_until_a_read_or_a_disconnect(
     stream: ResponseStream, make_room: Callable[[ResponseStream], Awaitable[None]]
 ) -> None:
     for text in ("one", "two", "three"):
@@ -300,7 +300,7 @@ async def test_an_error_in_place_of_the_only_response_is_raised(stream: Response
 # What the recorder hears.
 
 
-async def test_the_recorder_hears_of_each_response_and_of_one_first_read(
+async def test_the_recorder_records_each_response_and_the_first_read(
     stream: ResponseStream, notebook: Notebook
 ) -> None:
     stream.put(text_response("one"))
@@ -317,7 +317,7 @@ async def test_a_stream_needs_no_recorder() -> None:
     assert await soon(read_all(stream)) == ["one"]
 
 
-async def test_what_is_held_comes_when_it_is_released(stream: ResponseStream) -> None:
+async def test_held_responses_are_read_after_release(stream: ResponseStream) -> None:
     stream.hold()
     stream.put(text_response("one"))
     stream.put(text_response("two", final=True))
@@ -354,7 +354,7 @@ async def test_a_held_stream_holds_its_producer_back_at_the_limit() -> None:
 
 
 @pytest.mark.parametrize("leave", [ResponseStream.cancel, lambda stream: stream.abandon(BROKEN)])
-async def test_whoever_leaves_or_is_abandoned_is_held_no_longer(
+async def test_a_disconnect_or_an_abandonment_releases_a_held_stream(
     stream: ResponseStream, leave: Callable[[ResponseStream], None]
 ) -> None:
     stream.hold()
@@ -373,7 +373,7 @@ async def test_whoever_leaves_or_is_abandoned_is_held_no_longer(
     ],
     ids=["response", "end", "error"],
 )
-def test_a_stream_that_has_ended_forgets_whom_to_tell(
+def test_a_stream_that_has_ended_drops_its_callback(
     stream: ResponseStream, end: Callable[[ResponseStream], None]
 ) -> None:
     told: list[str] = []
@@ -384,7 +384,7 @@ def test_a_stream_that_has_ended_forgets_whom_to_tell(
     assert told == []
 
 
-def test_a_producer_that_may_stop_is_asked_and_the_stream_goes_on(stream: ResponseStream) -> None:
+def test_a_producer_that_may_stop_is_asked_and_the_stream_continues(stream: ResponseStream) -> None:
     asked: list[str] = []
     stream.on_cancel(lambda: asked.append("stop"), may_stop=True)
     stream.stop()
@@ -424,7 +424,7 @@ async def test_a_response_with_an_error_is_a_response(stream: ResponseStream) ->
     assert (first.error, second.error) == (BROKEN, None)
 
 
-async def test_a_response_that_nobody_waits_for_any_more_is_cancelled() -> None:
+async def test_a_response_without_a_reader_is_cancelled() -> None:
     stream = ResponseStream()
     reading = asyncio.create_task(stream.only())
     await settle()
@@ -445,7 +445,7 @@ async def test_a_response_that_nobody_waits_for_any_more_is_cancelled() -> None:
     ],
     ids=["response", "final response", "end", "error", "abandoned"],
 )
-def test_a_listener_hears_of_what_happens_and_of_what_has_happened(
+def test_a_listener_is_called_for_later_and_earlier_events(
     stream: ResponseStream, happen: Callable[[ResponseStream], None]
 ) -> None:
     told: list[str] = []
@@ -457,7 +457,7 @@ def test_a_listener_hears_of_what_happens_and_of_what_has_happened(
     assert told[-1] == "at once"
 
 
-def test_what_is_there_can_be_taken_without_waiting(stream: ResponseStream) -> None:
+def test_unread_responses_are_taken_without_waiting(stream: ResponseStream) -> None:
     assert stream.take() is None
     stream.put(text_response("one"))
     stream.put(text_response("two"))

@@ -1,32 +1,40 @@
-"""The HTTP application: its routes, and what an error becomes."""
+"""The HTTP applications: all routes of the server, and the page of metrics on its own port."""
 
 from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from gateway import __version__
 from gateway.dataplane import DataPlane
 from gateway.errors import UNEXPECTED, InferenceError
-from gateway.frontends.http.cancel import CancelRoutes
-from gateway.frontends.http.control import ControlRoutes
+from gateway.frontends.http.control import CancelRoutes, ControlRoutes, LogRoutes, TraceRoutes
 from gateway.frontends.http.errors import error_response, plain_error, refused
 from gateway.frontends.http.generate import GenerateRoutes
 from gateway.frontends.http.infer import InferRoute
-from gateway.frontends.http.log import LogRoutes
-from gateway.frontends.http.openai.errors import error_json, openai_error, openai_refused
-from gateway.frontends.http.openai.paths import is_openai
-from gateway.frontends.http.openai.routes import OpenAiRoutes
-from gateway.frontends.http.openai.server_state import ServerStateRoutes
+from gateway.frontends.http.openai.answers import openai_error, openai_refused
+from gateway.frontends.http.openai.errors import error_json
+from gateway.frontends.http.openai.routes import OpenAiRoutes, ServerStateRoutes, is_openai
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
 from gateway.frontends.http.repository import RepositoryRoutes
 from gateway.frontends.http.shared_memory import SharedMemoryRoutes
-from gateway.frontends.http.trace import TraceRoutes
 from gateway.frontends.http.tracing import TracedApp
+from gateway.metrics_page import (
+    CacheReader,
+    FrontendsReader,
+    MetricsPage,
+    RecordingsReader,
+    no_cache,
+    no_frontends,
+    no_recordings,
+)
+from gateway.observability.exposition import CONTENT_TYPE
 from gateway.resumption.recordings import Recordings
-from gateway.settings import HttpSettings
+from gateway.settings import HttpSettings, MetricsSettings
 
 
 def build_app(
@@ -36,9 +44,9 @@ def build_app(
     playground: PlaygroundRoutes | None = None,
     recordings: Recordings | None = None,
 ) -> ASGIApp:
-    """A FastAPI application whose hot routes are plain ones, and infer in front of it.
+    """A FastAPI application with Starlette routes for hot paths, and `infer` in front of it.
 
-    The page at /docs needs nothing from other servers. Without `playground` there is none at /.
+    The page at /docs loads nothing from other servers. Without `playground` there is no page at /.
     """
     app = FastAPIOffline(
         title="Sluice",
@@ -69,20 +77,20 @@ def build_app(
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, InferenceError)  # noqa: S101 - what this handler is registered for
+    assert isinstance(error, InferenceError)  # noqa: S101 - registered for these
     if is_openai(request.url.path):
         return openai_refused(request, error)
     return refused(request.url.path, error)
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 - what this handler is registered for
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for these
     if is_openai(request.url.path):
         body = error_json(error.status_code, error.detail)
         answer = openai_error(request, error.status_code, body)
     else:
         answer = plain_error(error.status_code, error.detail)
-    answer.headers.update(error.headers or {})  # of 405 what is allowed
+    answer.headers.update(error.headers or {})  # 405 has Allow
     return answer
 
 
@@ -91,7 +99,38 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    # Starlette logs the traceback where it catches the exception; the client learns nothing of it.
+    # Starlette logs the traceback where it catches the exception; the client does not get it.
     if is_openai(request.url.path):
         return openai_refused(request, UNEXPECTED)
     return error_response(UNEXPECTED)
+
+
+def build_metrics_app(
+    dataplane: DataPlane,
+    settings: MetricsSettings,
+    cache: CacheReader = no_cache,
+    recordings: RecordingsReader = no_recordings,
+    frontends: FrontendsReader = no_frontends,
+) -> Starlette:
+    """An application with the page `/metrics`, rendered for each request.
+
+    Every other path is an empty page, as on Triton.
+    """
+    page = MetricsPage(dataplane, settings, cache, recordings, frontends)
+
+    async def show(request: Request) -> Response:
+        return Response(await page.render(), media_type=CONTENT_TYPE)
+
+    routes = [Route(path, show, methods=["GET"]) for path in ("/metrics", "/metrics/")]
+    other = Route("/{path:path}", _nothing, methods=["GET"])
+    return Starlette(routes=[*routes, other], exception_handlers={HTTPException: _no_page})
+
+
+async def _nothing(request: Request) -> Response:
+    return Response(media_type=CONTENT_TYPE)
+
+
+async def _no_page(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for these
+    allowed = dict(error.headers or {})
+    return plain_error(error.status_code, error.detail, allowed)

@@ -1,15 +1,22 @@
-"""Reading a request's body within its limits, and noticing that its client has gone."""
+"""Request bodies: read within limits, decompressed, divided into JSON and binary data."""
 
 import asyncio
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from gateway.errors import Code, InferenceError
+from gateway.frontends.http.asgi_extensions import OnDisconnect
+from gateway.frontends.http.compression import (
+    WINDOW_BITS,
+    decompress,
+    most_compressed,
+    too_large,
+)
 from gateway.tensor import Buffer
 from gateway.threads import LARGE_BYTES, Threads
 
@@ -18,12 +25,24 @@ T = TypeVar("T")
 MAX_CHUNKS = 65536
 """Non-empty chunks of one body, as Triton limits them."""
 
-WATCH = "watch"
-"""Where a request's state has the function that is told whom to tell when the client has gone."""
+HEADER_LENGTH = b"inference-header-content-length"
+INTEGER = re.compile(r"[+-]?\d+")
+INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+SHORT_NUMBER = 10
+"""A number with fewer digits is in range."""
+
+Headers = Mapping[bytes, bytes]
+"""A request's headers by lower-case name."""
+
+InferBody = tuple[bytes | memoryview | None, memoryview]
+"""The JSON and the bytes behind it. None as JSON: all bytes are one input (raw binary request).
+
+JSON of more than LARGE_BYTES is a view.
+"""
 
 
 async def read_body(request: Request, limit: int) -> bytes | bytearray:
-    """The whole body, not copied if it is large.
+    """The whole body; a large one is not copied.
 
     INVALID_ARG beyond `limit` bytes or MAX_CHUNKS chunks; CANCELLED if the client disconnects.
     """
@@ -32,6 +51,18 @@ async def read_body(request: Request, limit: int) -> bytes | bytearray:
         check_json_size(limit, int(announced))
     body = await collect(request.receive, partial(check_json_size, limit))
     return body if len(body) > LARGE_BYTES else bytes(body)
+
+
+async def read_compressed(
+    receive: Receive,
+    encoding: str,
+    limit: int,
+    threads: Threads,
+    max_chunks: int | None = MAX_CHUNKS,
+) -> bytes:
+    """The whole body, decompressed to at most `limit` bytes; INVALID_ARG if it is larger."""
+    compressed = await collect(receive, partial(_check_compressed, limit), max_chunks)
+    return await decompress(encoding, compressed, limit, threads)
 
 
 async def decoded(threads: Threads, scope: Scope, decode: Callable[[Buffer], T], body: Buffer) -> T:
@@ -65,9 +96,9 @@ async def off_loop(
 async def collect(
     receive: Receive, check: Callable[[int], None], max_chunks: int | None = MAX_CHUNKS
 ) -> bytes | bytearray:
-    """The whole body, held once; `check` raises for the size of a part that is too much already.
+    """The whole body, held once; `check` raises if the size so far exceeds its limit.
 
-    INVALID_ARG beyond `max_chunks` chunks, CANCELLED if the client leaves before its end.
+    INVALID_ARG beyond `max_chunks` chunks, CANCELLED if the client disconnects before the end.
     """
     message = await receive()
     body = message.get("body", b"")
@@ -85,11 +116,123 @@ async def collect(
         if not message.get("more_body", False):
             return found
         message = await receive()
-    raise InferenceError(Code.CANCELLED, "the client left before its request was whole")
+    raise InferenceError(Code.CANCELLED, "client disconnected before the request body was complete")
+
+
+async def read_infer_body(
+    receive: Receive, headers: Headers, encoding: str, limit: int, threads: Threads
+) -> InferBody:
+    """Read and divide a body with that content encoding.
+
+    `limit` is the maximum in bytes of the JSON, of a raw request, and of a decompressed body.
+    Binary data behind the JSON has no limit, as in Triton. Raises INVALID_ARG for a part that is
+    too large or contradicts its headers.
+    """
+    length = header_length(headers)
+    announced = _announced(headers)
+    max_chunks = MAX_CHUNKS if announced is None else None
+    if encoding in WINDOW_BITS:
+        found = await read_compressed(receive, encoding, limit, threads, max_chunks)
+        return divide(found, length, limit)
+    if announced is not None:
+        _check_announced(length, limit, announced)
+    body = await collect(receive, partial(_check_part, length, limit), max_chunks)
+    return divide(body, length, limit)
+
+
+def divide(body: bytes | bytearray, length: int | None, limit: int) -> InferBody:
+    """Divide a body behind its first `length` bytes; None: the request lacks that header."""
+    view = memoryview(body).toreadonly()
+    if length == 0 or not body:
+        _check_raw(limit, len(body))
+        return None, view
+    if length is None:
+        check_json_size(limit, len(body))
+        return _json(view), view[:0]
+    _check_range(length, len(body))
+    check_json_size(limit, length)
+    return _json(view[:length]), view[length:]
+
+
+def _json(view: memoryview) -> bytes | memoryview:
+    return view if len(view) > LARGE_BYTES else bytes(view)
+
+
+def header_length(headers: Headers) -> int | None:
+    """The length of the JSON in bytes, None without that header; it may be negative.
+
+    INVALID_ARG unless it is a 32-bit integer (binary tensor data extension).
+    """
+    value = headers.get(HEADER_LENGTH)
+    if value is None:
+        return None
+    if len(value) < SHORT_NUMBER and value.isdigit():
+        return int(value)
+    text = value.decode("latin-1").strip()
+    if not INTEGER.fullmatch(text) or not text.isascii():
+        raise InferenceError(
+            Code.INVALID_ARG, f"Unable to parse Inference-Header-Content-Length, got: {text}"
+        )
+    number = int(text[:12])
+    if len(text) > 12 or not INT_MIN <= number <= INT_MAX:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            "Unable to parse Inference-Header-Content-Length, value is out of range "
+            f"[ {INT_MIN}, {INT_MAX} ], got: {text}",
+        )
+    return number
+
+
+def _announced(headers: Headers) -> int | None:
+    """The size of the body by its headers; 0 without a body, None if it is chunked."""
+    if b"transfer-encoding" in headers:
+        return None
+    return int(headers.get(b"content-length", b"0"))
+
+
+def _check_announced(length: int | None, limit: int, size: int) -> None:
+    """Refuse a body by its announced size, before reading it."""
+    if length:
+        _check_range(length, size)
+        check_json_size(limit, length)
+    else:
+        _check_part(length, limit, size)
+
+
+def _check_part(length: int | None, limit: int, size: int) -> None:
+    """Refuse a body as soon as a part exceeds its limit."""
+    if length is None:
+        check_json_size(limit, size)
+    elif length == 0:
+        _check_raw(limit, size)
+    else:
+        check_json_size(limit, length)
+
+
+def _check_range(length: int, size: int) -> None:
+    if not 0 < length <= size:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"inference header size should be in range (0, {size}), got: {length}",
+        )
+
+
+def _check_raw(limit: int, size: int) -> None:
+    if size > limit:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of "
+            f"{limit} bytes. Use --http-max-input-size to increase the limit.",
+        )
+
+
+def _check_compressed(limit: int, size: int) -> None:
+    if size > most_compressed(limit):
+        raise too_large(limit)
 
 
 def check_json_size(limit: int, size: int) -> None:
-    """Raise INVALID_ARG if so many bytes of JSON are too much."""
+    """Raise INVALID_ARG if JSON of `size` bytes exceeds `limit`."""
     if size > limit:
         raise InferenceError(
             Code.INVALID_ARG,
@@ -104,32 +247,3 @@ def _too_many_chunks(limit: int) -> InferenceError:
         f"Chunked request body exceeds maximum of {limit} non-empty chunks. Send fewer or larger "
         "HTTP chunks.",
     )
-
-
-class OnDisconnect:
-    """Inside `with`, `leave` is called if the client goes away; the body must have been read.
-
-    The connection itself tells (`WATCH` in the request's state), so that no task has to wait for
-    it; where a request has come without a connection, nobody can leave.
-    """
-
-    __slots__ = ("_leave", "_watch")
-
-    def __init__(self, scope: Scope, leave: Callable[[], object]) -> None:
-        self._watch: Callable[[Callable[[], object] | None], None] | None = scope.get(
-            "state", {}
-        ).get(WATCH)
-        self._leave = leave
-
-    def __enter__(self) -> None:
-        if self._watch is not None:
-            self._watch(self._leave)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._watch is not None:
-            self._watch(None)

@@ -1,4 +1,4 @@
-"""Compressed bodies: which encodings there are, and how a body gets from one to the other."""
+"""Compression of bodies: gzip and deflate."""
 
 import zlib
 from collections.abc import Sequence
@@ -10,20 +10,20 @@ from gateway.threads import LARGE_BYTES, Threads
 
 IDENTITY = "identity"
 WINDOW_BITS = {"gzip": 31, "deflate": 15}
-"""The encodings by name, and what zlib calls the wrapper of each."""
+"""The encodings, and the `wbits` of zlib for each."""
 
 SUPPORTED = "gzip, deflate"
 LEVEL = 1
-"""Fast: whoever asks for compression on a server of tensors has a thin line, not spare time."""
+"""The fastest: clients ask for compression of tensors because of a slow network."""
 
 INLINE_BYTES = LARGE_BYTES
-"""Bodies beyond this size are worked on in a thread, so that the event loop stays free."""
+"""Larger bodies are compressed and decompressed in a thread."""
 PART_BYTES = 1 << 23
-"""What is made of a body at once."""
+"""Bytes that one call decompresses."""
 
 
 def accepted(header: str) -> str:
-    """The encoding that `Accept-Encoding` likes best of those there are, else identity."""
+    """The supported encoding with the highest quality in `Accept-Encoding`, else identity."""
     best, best_quality = IDENTITY, 0.0
     for entry in header.split(","):
         name, _, parameters = entry.partition(";")
@@ -45,9 +45,9 @@ def _quality(parameters: str) -> float:
 
 
 async def decompress(encoding: str, body: Buffer, limit: int, threads: Threads) -> bytes:
-    """The body before it was compressed, which may have `limit` bytes; nothing more is made of it.
+    """The decompressed body, of at most `limit` bytes; no more than that is decompressed.
 
-    Raises INVALID_ARG if it is larger, cut short or not of that encoding.
+    Raises INVALID_ARG if it is larger, truncated, followed by other bytes, or not of that encoding.
     """
     inflater = zlib.decompressobj(WINDOW_BITS[encoding])
     try:
@@ -73,7 +73,7 @@ async def decompress(encoding: str, body: Buffer, limit: int, threads: Threads) 
 
 
 def _inflated(inflater: Any, found: bytes, rest: Buffer, most: int) -> bytes:
-    """What was found, and what the rest of the body becomes, up to so many bytes in all."""
+    """`found` and the decompressed rest of the body, of at most `most` bytes together."""
     parts, size = [found], len(found)
     while size < most and not inflater.eof:
         part = inflater.decompress(rest, min(most - size, PART_BYTES))
@@ -85,12 +85,12 @@ def _inflated(inflater: Any, found: bytes, rest: Buffer, most: int) -> bytes:
 
 
 def most_compressed(limit: int) -> int:
-    """The size of a body that cannot but be larger than the limit once it is decompressed."""
+    """The largest compressed body that can have `limit` bytes decompressed."""
     return limit + limit // 1000 + 1024
 
 
 def too_large(limit: int) -> InferenceError:
-    """A body that is, or would become, larger than the limit."""
+    """The error of a body that exceeds the limit once decompressed."""
     return InferenceError(
         Code.INVALID_ARG,
         f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. Use "
@@ -99,7 +99,7 @@ def too_large(limit: int) -> InferenceError:
 
 
 async def compress(encoding: str, parts: Sequence[Buffer], threads: Threads) -> bytes:
-    """The parts in one, compressed."""
+    """The joined parts, compressed."""
     if sum(map(len, parts)) > INLINE_BYTES:
         return await threads.run(_compress, encoding, parts)
     return _compress(encoding, parts)

@@ -1,4 +1,4 @@
-"""One client's connection: uvicorn's, bounded where it is not."""
+"""HTTP/1.1 connections: uvicorn's protocol with bounds on heads, output and time."""
 
 import asyncio
 import logging
@@ -6,44 +6,48 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from gateway.descriptors import DescriptorReserve
-from gateway.frontends.http.body import WATCH
-from gateway.frontends.http.errors import JSON, error_body
-from gateway.frontends.http.header_forwarding import HEADER_NAMES
-from gateway.frontends.http.one_write import (
+from gateway.frontends.http.asgi_extensions import (
+    HEADER_NAMES,
+    JOINED_BYTES,
+    OK,
     SEND_PIECE,
     SEND_WHOLE,
+    WATCH,
     Headers,
     Parts,
-    send_piece,
-    send_whole,
+    RequestState,
 )
-from gateway.frontends.http.time_limits import Deadline, Owed
+from gateway.frontends.http.errors import JSON, error_body
+from gateway.frontends.http.time_limits import ClientDeadline, Owed
 from gateway.settings import HttpTimeLimits
 
 log = logging.getLogger("sluice.http")
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 16
-"""Requests that a client may send ahead before no more of them are read."""
+"""Pipelined requests of a connection; beyond this number reading pauses."""
 
 UPGRADE = b"\r\nupgrade:"
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol with a bound on a request's line and headers together.
+    """uvicorn's HTTP/1.1 protocol with bounds.
 
-    The parser collects them without a limit of its own, so it never gets more of them than that,
-    nor of what may stand around a body that comes in chunks: their extensions, and trailers.
-    It also drops the body of a request that asks for an upgrade, as Java's client does to get
-    HTTP/2; an offer to upgrade may be ignored (RFC 9110, 7.8), so the parser does not see it. What
-    cannot be parsed is refused in JSON, as everything else. A client that takes nothing of what
-    has been written for `send_timeout_secs` counts as gone, also when its answer is whole.
+    A request line with its headers has at most MAX_HEAD_BYTES, since httptools has no limit. The
+    same holds for the chunk extensions and trailers of a body. httptools drops the body of a
+    request with `Upgrade`, as Java's client sends it; a server may ignore that header (RFC 9110,
+    7.8), so it is renamed. Malformed requests get a JSON error. A client that reads nothing for
+    `send_timeout_secs` is dropped, even if its response is complete.
 
-    A client that does not send what it owes within `limits` is refused with 408, or cut off where
-    that cannot be said. No limit runs while one of its requests is being answered.
+    A client that does not send the bytes that it owes within `limits` gets 408, or is dropped
+    where no response is possible. No limit runs while a request is being answered.
     """
 
     def __init__(
@@ -58,47 +62,47 @@ class BoundedProtocol(HttpToolsProtocol):
         self._send_timeout_secs = send_timeout_secs
         self._limits = limits
         self._reserve = reserve
-        self._deadline: Deadline
+        self._deadline: ClientDeadline
         self._watchdog: asyncio.TimerHandle | None = None
         self._in_head = True
         self._has_begun = False
         self._head_bytes = 0
         self._framing_bytes = 0
         self._header_names: list[bytes] = []
-        self._leave: Callable[[], None] | None = None
+        self._on_disconnect: Callable[[], object] | None = None
         self._answered: RequestResponseCycle | None = None
         self._receiving: RequestResponseCycle | None = None
 
     @property
     def is_receiving(self) -> bool:
-        """A request has begun to arrive, and its body has not ended."""
+        """Whether a request has arrived without the end of its body."""
         return not self._in_head
 
-    def watch(self, leave: Callable[[], None] | None) -> None:
-        """Have `leave` called if the client goes away, at once if it has gone; None ends that."""
-        self._leave = leave
-        if leave is None:
+    def watch(self, on_disconnect: Callable[[], object] | None) -> None:
+        """Call `on_disconnect` when the client disconnects, at once if it has; None ends that."""
+        self._on_disconnect = on_disconnect
+        if on_disconnect is None:
             return
         self._read_on()
         if self.transport.is_closing():
-            # The loss of the connection is yet to be reported: no answer is expected any more.
+            # `connection_lost` is still to come: drop the rest of the answer now.
             if self._answered is not None:
                 self._answered.disconnected = True
-            leave()
+            on_disconnect()
 
     def _read_on(self) -> None:
-        """Go on reading while a request is under way, or its client's leaving goes unnoticed."""
-        if self._leave is not None and len(self.pipeline) < MAX_PIPELINED:
+        """Resume reading while a request is in flight: only a read notices a disconnect."""
+        if self._on_disconnect is not None and len(self.pipeline) < MAX_PIPELINED:
             self.flow.resume_reading()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._state = {
+        self._state: RequestState = {
             SEND_WHOLE: self._send_whole,
             SEND_PIECE: self._send_piece,
             WATCH: self.watch,
         }
         super().connection_made(transport)
-        self._deadline = Deadline(self.loop, self._limits, self._owed, self._expire)
+        self._deadline = ClientDeadline(self.loop, self._limits, self._owed, self._expire)
         self._reserve.drops(transport)
 
     def _owed(self) -> Owed:
@@ -109,14 +113,14 @@ class BoundedProtocol(HttpToolsProtocol):
         return Owed.HEAD if self._has_begun else Owed.REQUEST
 
     def _lacks_body(self, cycle: RequestResponseCycle) -> bool:
-        """Whether a request cannot go on, or its connection not be used again, without its body."""
+        """Whether the request, or the next one of the connection, waits for its body."""
         if cycle.response_complete:
             return True
         is_asked_for = not (self.flow.read_paused or cycle.waiting_for_100_continue)
         return is_asked_for and cycle is self._answered and not cycle.response_started
 
     def _expire(self, owed: Owed, limit_secs: float) -> None:
-        """Refuse a request that has begun; close a connection on which none has."""
+        """Refuse a request that has begun; close a connection without one."""
         if self.transport.is_closing():
             return
         if not self._has_begun:
@@ -137,7 +141,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._call_off_watchdog()
 
     def _expect_progress(self) -> None:
-        """Look again later whether the client has taken anything; until then nothing is added."""
+        """Check later whether the client has read anything; until then no output is added."""
         unsent = self.transport.get_write_buffer_size()
         self._watchdog = self.loop.call_later(self._send_timeout_secs, self._look_again, unsent)
 
@@ -157,13 +161,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._call_off_watchdog()
         self._deadline.cancel()
         super().connection_lost(exc)
-        # uvicorn tells only the last request that came, which is not the one being answered if
-        # the client has sent some ahead.
+        # uvicorn notifies only the latest request, which is not the answered one if requests are
+        # pipelined.
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()
-        if self._leave is not None:
-            self._leave()
+        if self._on_disconnect is not None:
+            self._on_disconnect()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -194,7 +198,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return send_piece(self._answered, piece)
 
     def on_response_complete(self) -> None:
-        """Begin with the next request, as uvicorn does, but leave idle time to the deadline."""
+        """Start the next request, as uvicorn does; the deadline measures idle time."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -224,7 +228,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline.restart()
 
     def _feed(self, data: bytes) -> int:
-        """Give the parser as much as it may have, and return how much that was."""
+        """Pass the parser as many bytes as it may have, and return their number."""
         if not self._in_head:
             self._framing_bytes += len(data)
             super().data_received(data)
@@ -250,7 +254,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         if self._receiving is not None and self._receiving.response_started:
-            self.transport.abort()  # what would be written were a part of that response
+            self.transport.abort()  # more bytes would be part of that response
             return
         body = error_body(message)
         head = (
@@ -262,8 +266,44 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _without_upgrade(data: bytes) -> bytes:
-    """The bytes of a head with another name for its Upgrade header."""
+    """The bytes of a head with its Upgrade header renamed."""
     end = data.find(b"\r\n\r\n")
     head = data if end < 0 else data[:end]
     found = head.lower().find(UPGRADE)
     return data if found < 0 else data[: found + 2] + b"x-" + data[found + 2 :]
+
+
+async def send_whole(cycle: RequestResponseCycle, headers: Headers, parts: Parts) -> None:
+    """Send a whole response with status 200, as uvicorn does for ASGI's two messages.
+
+    `headers` are not checked; one of them is the length of all `parts` together.
+    """
+    if cycle.flow.write_paused and not cycle.disconnected:
+        await cycle.flow.drain()
+    if cycle.disconnected:
+        return
+    cycle.response_started = cycle.response_complete = True
+    lines = [b"%b: %b\r\n" % header for header in headers]
+    close = b"" if cycle.keep_alive else b"connection: close\r\n"
+    head = b"".join((STATUS_LINE[OK], *lines, close, b"\r\n"))
+    if sum(map(len, parts)) <= JOINED_BYTES:
+        cycle.transport.write(b"".join((head, *parts)))
+    else:
+        cycle.transport.writelines((head, *parts))
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
+
+
+async def send_piece(cycle: RequestResponseCycle, piece: bytes) -> None:
+    """Send a piece of the response body, as ASGI's message would, once there is room for it."""
+    if cycle.flow.write_paused and not cycle.disconnected:
+        await cycle.flow.drain()
+    if cycle.disconnected:
+        return
+    if cycle.chunked_encoding:
+        piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+    else:
+        cycle.expected_content_length -= len(piece)
+    cycle.transport.write(piece)

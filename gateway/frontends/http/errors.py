@@ -1,4 +1,4 @@
-"""From an error's code to an HTTP status and body."""
+"""HTTP statuses, bodies and log lines of errors."""
 
 import logging
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ log = logging.getLogger("sluice.http")
 JSON = "application/json"
 RETRY_AFTER_SECS = "1"
 MAX_LOGGED = 2000
-"""Characters of a reason that are logged: what a client has sent may make it as long as that."""
+"""Characters of a reason that are logged; a reason may repeat a client's input."""
 
 MAX_MESSAGE = 4096
-"""Characters of a message that are sent: what a client has sent may be repeated in it."""
+"""Characters of a message that are sent; a message may repeat a client's input."""
 
 STATUS = {
     Code.UNKNOWN: 400,
@@ -29,49 +29,49 @@ STATUS = {
     Code.ALREADY_EXISTS: 400,
     Code.CANCELLED: 400,
 }
-"""The v2 protocol's status for each code; every code has one."""
+"""The v2 protocol's status for each code."""
 KEY_REUSED = 422
-"""Idempotency-Key HTTP header field, draft 06, section 2.7: another request had the key."""
+"""For a key that another request has used (Idempotency-Key header field, draft 06, 2.7)."""
 
 
 def error_body(message: str) -> bytes:
-    """The body of every error on every v2 endpoint; of a very long message without the middle."""
+    """The body of every error on every v2 endpoint."""
     return orjson.dumps({"error": shortened(message)})
 
 
 def shortened(message: str) -> str:
-    """The message, of a very long one without the middle."""
+    """The message; the middle of one beyond MAX_MESSAGE is left out."""
     half = MAX_MESSAGE // 2
     return message if len(message) <= MAX_MESSAGE else f"{message[:half]}...{message[-half:]}"
 
 
 def refused(path: str, error: InferenceError) -> Response:
-    """The answer to a request that has failed, which is logged."""
+    """Log a failed request, and return its response."""
     log_refusal(path, error)
     return error_response(error)
 
 
 def log_refusal(path: str, error: InferenceError) -> None:
-    """One line for a request that has failed."""
+    """Log one line for a failed request."""
     reason = error.message[:MAX_LOGGED]
     log.warning("request refused", extra={"path": path, "code": error.code.name, "reason": reason})
 
 
 def error_response(error: InferenceError) -> Response:
-    """An error before any part of an answer has been sent."""
+    """The response for an error before any part of a response was sent."""
     return plain_error(status_of(error, STATUS), error.message, retry_after(error))
 
 
 def retry_after(error: InferenceError) -> dict[str, str]:
-    """The header that asks a client to try again, where that may help."""
+    """Retry-After where a retry may succeed."""
     return {"Retry-After": RETRY_AFTER_SECS} if error.code is Code.UNAVAILABLE else {}
 
 
 def status_of(error: InferenceError, statuses: Mapping[Code, int]) -> int:
-    """The status of an error, by its code if it has none of its own."""
+    """The status of an error: by its code, or its own."""
     return KEY_REUSED if isinstance(error, KeyReused) else statuses[error.code]
 
 
 def plain_error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    """An error that only HTTP knows, such as 404 for a path without a route."""
+    """An error of HTTP's own, such as 404 for a path without a route."""
     return Response(error_body(message), status, headers, media_type=JSON)

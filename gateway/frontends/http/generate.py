@@ -1,4 +1,4 @@
-"""The generate extension: JSON in, one JSON object or server-sent events out."""
+"""Routes of the generate extension: JSON in, one JSON object or server-sent events out."""
 
 import time
 from contextlib import ExitStack
@@ -15,14 +15,25 @@ from starlette.types import Scope
 
 from gateway.dataplane import DataPlane
 from gateway.errors import AnsweredError, Code, InferenceError
-from gateway.frontends.http.body import OnDisconnect, decoded, read_body
-from gateway.frontends.http.codec import ResponseEncoder, decode_generate
+from gateway.frontends.http.asgi_extensions import OnDisconnect
+from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON, error_body
-from gateway.frontends.http.json_data import is_large
-from gateway.frontends.http.paths import MODEL, VERSION, version_of
-from gateway.frontends.http.repeated_inputs import refuse_repeated_inputs
-from gateway.frontends.http.request_json import parse_generate
-from gateway.frontends.http.resumable import LAST_EVENT_ID, key_of, replay_headers, resumed
+from gateway.frontends.http.generate_codec import (
+    GenerateEncoder,
+    decode_generate,
+    refuse_repeated_inputs,
+)
+from gateway.frontends.http.json_object import parse_generate
+from gateway.frontends.http.json_tensors import is_large
+from gateway.frontends.http.request_head import (
+    LAST_EVENT_ID,
+    MODEL,
+    VERSION,
+    key_of,
+    replay_headers,
+    resumed,
+    version_of,
+)
 from gateway.frontends.http.sse import (
     First,
     StreamedResponse,
@@ -48,7 +59,7 @@ NOT_ONE = (
 
 
 class _Call(NamedTuple):
-    """One request as it has been read; `key` and `resumable` say whether it is recorded."""
+    """One request after reading; with a `key`, or if `resumable`, it is recorded."""
 
     model: Model
     request: InferRequest
@@ -59,7 +70,7 @@ class _Call(NamedTuple):
 class GenerateRoutes:
     """`POST /v2/models/{model}[/versions/{version}]/generate` and `generate_stream`.
 
-    A stream that can be resumed is asked for again under its own path, by POST or by GET.
+    A stream is resumed under its own path, by POST or by GET.
     """
 
     def __init__(
@@ -70,7 +81,7 @@ class GenerateRoutes:
         self._recordings = recordings or Recordings()
 
     def routes(self) -> list[Route]:
-        """The plain routes, without FastAPI's per-request models."""
+        """Starlette routes, without FastAPI's per-request models."""
         return [
             Route(f"{path}/{name}", endpoint, methods=methods)
             for path in (MODEL, VERSION)
@@ -88,7 +99,7 @@ class GenerateRoutes:
         stream = self._infer(request, call)
         with stream, OnDisconnect(request.scope, stream.cancel):
             found = await _first_two(stream)
-        # As on Triton the first response decides the status, whatever the body says.
+        # As on Triton the first response alone decides the status.
         status = first_status(found)
         encode = _encoder(stream, call).encode
         if len(found) != 1:
@@ -103,7 +114,7 @@ class GenerateRoutes:
         """Answer with one event per response.
 
         An error in place of the first response is an event too, and decides the status. A request
-        that is refused before it is queued gets a JSON error.
+        that is refused before it is queued gets a JSON error (generate extension).
         """
         if request.headers.get(LAST_EVENT_ID) and request.method in ("GET", "POST"):
             return await self._resume(request)
@@ -130,15 +141,15 @@ class GenerateRoutes:
             except InferenceError as error:
                 return refused_stream(request.url.path, error)
             if first is not None and reader.finished and not any(map(has_data, first)):
-                # Server-sent events, 9.2.2: who gets this does not come back once more.
+                # A client that gets 204 does not reconnect (server-sent events, 9.2.2).
                 return Response(status_code=HTTPStatus.NO_CONTENT)
             asked = reader.recorded
-            encoder = ResponseEncoder(asked.request.model, asked.model.version, asked.request.id)
+            encoder = GenerateEncoder(asked.request.model, asked.model.version, asked.request.id)
             response = self._streamed(reader, first, encoder)
             owner.pop_all()
         return response
 
-    def _streamed(self, stream: Responses, first: First, encoder: ResponseEncoder) -> Response:
+    def _streamed(self, stream: Responses, first: First, encoder: GenerateEncoder) -> Response:
         threads = self._dataplane.threads
         return StreamedResponse(stream, first, encoder, self._settings, threads)
 
@@ -167,24 +178,24 @@ def _call(scope: Scope, model: Model, version: str, received_ns: int, body: Buff
     return _Call(model, wanted, key_of(scope, body), resumable)
 
 
-def _encoder(stream: Responses, call: _Call) -> ResponseEncoder:
-    # Who joins an earlier request gets the answer of the version that it was made to.
+def _encoder(stream: Responses, call: _Call) -> GenerateEncoder:
+    # A repeated request gets the answer of the version that the first one used.
     model = stream.recorded.model if isinstance(stream, RecordingReader) else call.model
-    return ResponseEncoder(call.request.model, model.version, call.request.id)
+    return GenerateEncoder(call.request.model, model.version, call.request.id)
 
 
 def _not_a_stream() -> InferenceError:
     return InferenceError(
         Code.INVALID_ARG,
-        f"parameter '{RESUMABLE}' is for generate_stream; a generate request that has lost its "
-        "connection gets its answer if it is made again with the same Idempotency-Key",
+        f"parameter '{RESUMABLE}' is for generate_stream; a repeated generate request with the "
+        "same Idempotency-Key gets the first one's answer",
     )
 
 
 async def _first_two(stream: Responses) -> list[InferResponse]:
-    """The responses with data and the errors of the model, read until there are two of them.
+    """The first two responses with data, or errors of the model.
 
-    Raises Interrupted if the request was, and an error that is the only answer.
+    Raises Interrupted if the request was interrupted, and an error that is the only answer.
     """
     found: list[InferResponse] = []
     try:

@@ -1,4 +1,4 @@
-"""v2 infer over HTTP, in front of the application that has all other routes."""
+"""The route `infer` of the v2 protocol, in front of the application with all other routes."""
 
 import logging
 import re
@@ -13,7 +13,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.dataplane import DataPlane
 from gateway.errors import UNEXPECTED, Code, InferenceError
-from gateway.frontends.http.body import OnDisconnect, off_loop
+from gateway.frontends.http.asgi_extensions import (
+    NO_STATE,
+    SEND_WHOLE,
+    OnDisconnect,
+    RequestState,
+    send_apart,
+)
+from gateway.frontends.http.body import HEADER_LENGTH, InferBody, off_loop, read_infer_body
 from gateway.frontends.http.compression import (
     IDENTITY,
     SUPPORTED,
@@ -22,19 +29,20 @@ from gateway.frontends.http.compression import (
     compress,
 )
 from gateway.frontends.http.errors import JSON, error_response, plain_error, refused
-from gateway.frontends.http.header_forwarding import HeaderFilter
-from gateway.frontends.http.infer_body import HEADER_LENGTH, InferBody, read_infer_body
-from gateway.frontends.http.infer_codec import InferDecoder, Target
-from gateway.frontends.http.one_write import SEND_WHOLE, SendWhole, send_apart
-from gateway.frontends.http.paths import is_version
-from gateway.frontends.http.requested_outputs import OutputForms
-from gateway.frontends.http.response_codec import (
+from gateway.frontends.http.infer_request import InferDecoder, OutputForms, Target
+from gateway.frontends.http.infer_response import (
     Answered,
     EncodedResponse,
-    ResponseEncoder,
+    InferEncoder,
     takes_long,
 )
-from gateway.frontends.http.resumable import IDEMPOTENCY_KEY, REPLAYED, key_of
+from gateway.frontends.http.request_head import (
+    IDEMPOTENCY_KEY,
+    REPLAYED,
+    HeaderFilter,
+    is_version,
+    key_of,
+)
 from gateway.frontends.http.tracing import TRACES, infer
 from gateway.messages import InferRequest
 from gateway.models.model import Model
@@ -56,7 +64,7 @@ AS_BINARY = (b"content-type", b"application/octet-stream")
 
 
 class _Call(NamedTuple):
-    """One request as it came in."""
+    """One request before its body is read."""
 
     scope: Scope
     receive: Receive
@@ -68,13 +76,14 @@ class _Call(NamedTuple):
 
 @dataclass(slots=True)
 class _Answer:
-    """A successful response as it goes out."""
+    """A successful response, encoded."""
 
     headers: list[tuple[bytes, bytes]]
     parts: Sequence[Buffer]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        send_whole: SendWhole | None = scope.get("state", {}).get(SEND_WHOLE)
+        state: RequestState = scope.get("state", NO_STATE)
+        send_whole = state.get(SEND_WHOLE)
         if send_whole is not None and TRACES not in scope:
             await send_whole(self.headers, self.parts)
         else:
@@ -84,8 +93,8 @@ class _Answer:
 class InferRoute:
     """`POST /v2/models/{model}[/versions/{version}]/infer`; all other requests go to `app`.
 
-    It stands before the application's middleware and its table of routes, because it is the one
-    request that comes thousands of times a second.
+    It stands before the application's middleware and table of routes, since clients send this
+    request thousands of times per second.
     """
 
     def __init__(
@@ -102,7 +111,7 @@ class InferRoute:
         self._filter = HeaderFilter(settings.header_forward_pattern)
         self._app = app
         self._decoder = InferDecoder(dataplane.shared_memory, settings.max_input_size)
-        self._encoder = ResponseEncoder(dataplane.shared_memory)
+        self._encoder = InferEncoder(dataplane.shared_memory)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
@@ -127,7 +136,7 @@ class InferRoute:
         except InferenceError as error:
             return refused(call.scope["path"], error)
         except Exception:
-            # Around one request in a frontend: the client learns nothing of what is in the log.
+            # Around one request in a frontend: the log has the traceback, the client a fixed text.
             log.exception("request failed unexpectedly")
             return error_response(UNEXPECTED)
 
@@ -139,7 +148,7 @@ class InferRoute:
         body = await read_infer_body(
             call.receive, call.headers, encoding, self._limit, self._threads
         )
-        # Reading can take long: what is asked now decides.
+        # Reading may take long: the model that is ready now gets the request.
         model = self._dataplane.model(call.model, call.version)
         request, forms = await self._decoded(call, model, body)
         if KEY_HEADER in call.headers:
@@ -172,7 +181,7 @@ class InferRoute:
     async def _infer_once(
         self, call: _Call, model: Model, request: InferRequest, body: InferBody
     ) -> RecordingReader:
-        """The request, or the one that was made before with its idempotency key."""
+        """The request, or the earlier one with its idempotency key."""
         header, binary = body
         length = b"" if header is None else b"%d" % len(header)
         parts = length, header or b"", binary
@@ -187,7 +196,7 @@ class InferRoute:
     async def _decoded(
         self, call: _Call, model: Model, body: InferBody
     ) -> tuple[InferRequest, OutputForms]:
-        """The request; what takes long is decoded and checked in a thread."""
+        """The request; a large one is decoded and checked in a thread."""
         header, binary = body
         if header is not None and len(header) > LARGE_BYTES:
             return await off_loop(

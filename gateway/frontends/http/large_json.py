@@ -1,6 +1,6 @@
-"""Large JSON texts: parsed in parts, so that no call holds the interpreter lock for long.
+"""Large JSON texts, parsed in parts, so that no call holds the interpreter lock for long.
 
-Large arrays and long strings are replaced by marks, and the rest is parsed as any other text.
+Marks replace large arrays and long strings; the rest is parsed as any other text.
 """
 
 import re
@@ -12,30 +12,30 @@ from typing import Any
 import orjson
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.json_scan import WINDOW_BYTES, Layout, Span
+from gateway.frontends.http.json_layout import WINDOW_BYTES, Layout, Span
 
 SLICED_BYTES = 1 << 18
 """Texts up to this size are parsed at once."""
 PIECE_BYTES = 1 << 18
 MOST_LISTED = 1 << 20
-"""Values of a large array that is needed as a list."""
+"""Values of a large array that becomes a list."""
 
 CHARACTERS = re.compile(
     rb"(?:[^\\]++|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}"
     rb"|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\[^u])*+"
 )
-"""Whole characters of a string: of a pair of surrogates both halves."""
+"""Whole characters of a string, with both halves of surrogate pairs."""
 
 Where = Callable[[int], int]
-"""The place in the whole text of a place in a part of it."""
+"""Maps an offset in a part of a text to the offset in the whole text."""
 Parse = Callable[[bytes, Where], Any]
-"""Parses a part of a text; InferenceError says what is wrong, and where."""
+"""Parses a part of a text; InferenceError has the reason and the offset."""
 Put = Callable[[dict[str, Any], str, Any], object]
-"""Adds a member to an object: the last of one name counts, or the first."""
+"""Adds a member to an object; it decides whether the first or last of one name counts."""
 
 
 class LongString:
-    """A string in pieces of its UTF-8, each of PIECE_BYTES at most."""
+    """A string as pieces of UTF-8 of at most PIECE_BYTES each."""
 
     __slots__ = ("pieces",)
 
@@ -43,7 +43,7 @@ class LongString:
         self.pieces = pieces
 
     def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
-        """Its UTF-8; the arguments are those of a string, and mean nothing."""
+        """Its UTF-8; the arguments, those of `str.encode`, are ignored."""
         return b"".join(self.pieces)
 
     def text(self) -> str:
@@ -52,7 +52,7 @@ class LongString:
 
 
 class LargeArray:
-    """An array that is parsed when it is read, part by part."""
+    """An array that is parsed part by part when it is read."""
 
     __slots__ = ("_span", "_text")
 
@@ -61,9 +61,9 @@ class LargeArray:
         self._span = span
 
     def parts(self) -> Iterator[list[Any]]:
-        """Its values in order; an array in it that is cut in two stands in both parts.
+        """Its values in order; a nested array that is cut in two is in both parts.
 
-        Long strings stay LongString.
+        Long strings remain LongString.
         """
         start, opened = self._span.start, 0
         for at, left_open in self._span.cuts:
@@ -72,7 +72,7 @@ class LargeArray:
         yield self._part(start, self._span.end, opened, 0)
 
     def whole(self) -> list[Any]:
-        """All values; INVALID_ARG if there are more than MOST_LISTED, or one is very large."""
+        """All values; INVALID_ARG beyond MOST_LISTED values, or for a very large one."""
         if any(left_open > 1 for _, left_open in self._span.cuts):
             raise InferenceError(
                 Code.INVALID_ARG,
@@ -90,12 +90,12 @@ class LargeArray:
         return found
 
     def check(self) -> None:
-        """Parse it for nothing but its errors."""
+        """Parse it for its errors alone."""
         for _ in self.parts():
             pass
 
     def _part(self, start: int, end: int, opened: int, left_open: int) -> list[Any]:
-        # With a value beside each cut, a comma too many is an error as it is in the whole text.
+        # A value on each side of a cut keeps an extra comma an error.
         before = b"[" * opened + b"0," if opened else b""
         after = b",0" + b"]" * left_open if left_open else b""
         found: list[Any] = self._text.part(start, end, before, after)
@@ -107,14 +107,14 @@ class LargeArray:
 
 
 def _drop(values: list[Any], end: int) -> None:
-    """Drop the first or the last value, which may be in an array in an array."""
+    """Drop the first or last value, in nested arrays too."""
     while type(values[end]) is list:
         values = values[end]
     del values[end]
 
 
 def plain(value: Any) -> Any:
-    """The value, in place, with lists for all arrays in it, and strings for all strings."""
+    """The value with lists for LargeArray and strings for LongString, changed in place."""
     return _replaced(value, {LongString, LargeArray}, _plain, dict.__setitem__)
 
 
@@ -125,9 +125,9 @@ def _plain(value: Any) -> Any:
 
 
 def _replaced(value: Any, kinds: set[type], replace: Callable[[Any], Any], put: Put) -> Any:
-    """The value, in place, with `replace` of all names in it and of all values of these types.
+    """The value with `replace` applied to names and to values of these types, changed in place.
 
-    JSON may be nested deeper than functions may call each other.
+    Without recursion, since JSON may be nested deeper than Python's stack.
     """
     taken = kinds | {dict, list}
     root = [value]
@@ -152,7 +152,7 @@ def _replaced(value: Any, kinds: set[type], replace: Callable[[Any], Any], put: 
 
 
 class LargeText:
-    """A text of that layout. `parse` parses its parts, `put` adds a member to an object."""
+    """A text with its layout. `parse` parses parts of it, `put` adds a member to an object."""
 
     def __init__(self, body: memoryview, layout: Layout, parse: Parse, put: Put) -> None:
         self._body = body
@@ -164,7 +164,7 @@ class LargeText:
         self._strings = layout.strings
 
     def parsed(self, parse: Parse) -> Any:
-        """What the text means; `parse` parses what is left without its large values."""
+        """The value of the text; `parse` parses it with marks for large values."""
         spans = sorted([*self._arrays, *_outside(self._strings, self._arrays)])
         text, where = self._marked(0, len(self._body), spans)
         return self._resolved(parse(text, where))
@@ -201,7 +201,7 @@ class LargeText:
         return LongString(list(self._pieces(span)))
 
     def _pieces(self, span: Span) -> Iterator[bytes]:
-        """The UTF-8 of a string, whose quotes are part of the span."""
+        """The UTF-8 of a string; the span has its quotes."""
         at, end = span.start + 1, span.end - 1
         while at < end:
             piece = bytes(self._body[at : min(at + PIECE_BYTES, end)])
@@ -211,7 +211,7 @@ class LargeText:
             at += len(piece)
 
     def _resolved(self, value: Any) -> Any:
-        """The value, in place, without marks."""
+        """The value without marks, changed in place."""
         return _replaced(value, {str}, self._unmarked, self._put)
 
     def _unmarked(self, value: Any) -> Any:
@@ -223,7 +223,7 @@ def _add(start: int, found: int) -> int:
 
 
 def _outside(strings: Sequence[Span], arrays: Sequence[Span]) -> Iterator[Span]:
-    """The strings that are in none of the arrays; both are in the order of the text."""
+    """The strings outside of all arrays; both are in the order of the text."""
     following = iter(arrays)
     array = next(following, None)
     for each in strings:
@@ -234,14 +234,14 @@ def _outside(strings: Sequence[Span], arrays: Sequence[Span]) -> Iterator[Span]:
 
 
 def _characters(piece: bytes) -> bytes:
-    """The whole characters that a piece of a string begins with."""
+    """The whole characters at the beginning of a piece of a string."""
     if b"\\" in piece:
         found = CHARACTERS.match(piece)
         piece = found[0] if found is not None else b""
     end = len(piece)
     while end and piece[end - 1] & 0xC0 == 0x80:
         end -= 1
-    # The byte that the last character begins with says how many it has.
+    # The first byte of the last character has its length.
     first = piece[end - 1] if end else 0
     length = 1 if first < 0xC0 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4
     return piece if len(piece) - end + 1 >= length else piece[: end - 1]

@@ -1,4 +1,4 @@
-"""Listening for HTTP: uvicorn, started and drained by the server."""
+"""The HTTP listener: uvicorn, started and drained by the server."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ DEFAULT_LIMITS = HttpTimeLimits()
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the gateway's server decides when it ends."""
+    """uvicorn without signal handlers: the gateway's server decides when it stops."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -28,7 +28,7 @@ class _Server(uvicorn.Server):
 
 
 class HttpListener:
-    """An application behind one port, at a socket that listens there."""
+    """One application, served on one listening socket."""
 
     def __init__(
         self,
@@ -48,16 +48,16 @@ class HttpListener:
         self._server = _Server(_config(app, protocol))
 
     async def serve(self) -> None:
-        """Serve until `stop` was called and every connection has ended."""
+        """Serve until `stop` has been called and every connection has closed."""
         await self._server.serve(sockets=[self._socket])
 
     def stop(self, grace_secs: float) -> None:
-        """Stop accepting; what is under way may end within the grace period, then it is dropped."""
+        """Stop accepting; requests in flight have `grace_secs` seconds, then they are dropped."""
         asyncio.get_running_loop().call_later(grace_secs, self._drop_all)
         self._server.should_exit = True
 
     def drop_half_requests(self) -> None:
-        """Drop the connections on which a request has begun to arrive, and has not ended."""
+        """Drop the connections on which half a request has arrived."""
         for connection in self._connections():
             if connection.is_receiving:
                 connection.transport.abort()
@@ -89,7 +89,7 @@ def _config(app: ASGIApp, protocol: Callable[..., BoundedProtocol]) -> uvicorn.C
 
 
 def listening_at(address: str, port: int, *, reuse_port: bool = False) -> socket.socket:
-    """A socket that listens, port 0 for a free one; OSError that says why it cannot be had."""
+    """A listening socket, on a free port if `port` is 0; OSError says why listening failed."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -100,5 +100,6 @@ def listening_at(address: str, port: int, *, reuse_port: bool = False) -> socket
         found.listen(BACKLOG)
     except OSError as error:
         found.close()
-        raise OSError(f"port {port} of {address} cannot be had: {error.strerror}") from None
+        host = f"[{address}]" if ":" in address else address
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from None
     return found

@@ -1,4 +1,4 @@
-"""The model repository extension over HTTP: index, load, unload (protocol 11)."""
+"""Routes of the model repository extension: index, load, unload."""
 
 import base64
 import binascii
@@ -13,8 +13,8 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON
+from gateway.frontends.http.json_object import parse_generate, parse_json_object
 from gateway.frontends.http.large_json import LongString
-from gateway.frontends.http.request_json import parse_generate, parse_json_object
 from gateway.models.table import IndexRow
 from gateway.models.upload import FILE_PREFIX, Override
 from gateway.settings import HttpSettings
@@ -25,9 +25,9 @@ REPOSITORY = "/v2/repository"
 NAMED = "/v2/repository/{repository}"
 CONFIG = "config"
 NESTED_READY = re.compile(rb'\s*\{\s*"ready"\s*:\s*[\[{]')
-"""A `ready` that is no boolean, whether or not it is nested deeper than the parser goes."""
+"""A `ready` that is not a boolean; it may be nested too deep to be parsed."""
 BASE64_UNIT = 4
-"""Characters that are decoded together."""
+"""Characters of base64 that are decoded together."""
 
 T = TypeVar("T")
 Parse = Callable[[Buffer], dict[str, Any]]
@@ -66,13 +66,13 @@ class RepositoryRoutes:
         return Response(orjson.dumps([_members(row) for row in rows]), media_type=JSON)
 
     async def load(self, request: Request, model: str) -> Response:
-        """Load or reload a model; it serves when the answer comes."""
+        """Load or reload a model; it serves when the response is sent."""
         override = await self._read(request, _override_of)
         await self._dataplane.load(model, override)
         return Response()
 
     async def unload(self, request: Request, model: str) -> Response:
-        """Unload a model: no request finds it any more when the answer comes."""
+        """Unload a model; when the response is sent, no new request reaches it."""
         found = _parameters(await self._read(request, _members_of)).get("unload_dependents", False)
         if not isinstance(found, bool):
             raise InferenceError(
@@ -84,11 +84,11 @@ class RepositoryRoutes:
         return Response()
 
     async def refuse_repository(self, request: Request) -> Response:
-        """One repository cannot be meant: 501, as Triton."""
+        """A repository in the path is unsupported: 501, as on Triton."""
         raise InferenceError(Code.UNSUPPORTED, "'repository_name' specification is not supported")
 
     async def _read(self, request: Request, meaning: Callable[[Buffer], T]) -> T:
-        """What the body means; a large one, as files are, is decoded in a thread."""
+        """The decoded body; a large one, such as files, is decoded in a thread."""
         body = await read_body(request, self._max_input_size)
         return await decoded(self._dataplane.threads, request.scope, meaning, body)
 
@@ -145,7 +145,7 @@ def _override(parameters: dict[str, Any]) -> Override | None:
 
 
 def _decoded(key: str, value: str | LongString) -> bytes:
-    """The file; a long one is decoded in parts, since a call holds the interpreter lock."""
+    """A file from base64, decoded in parts, since each call holds the interpreter lock."""
     pieces = [value.encode()] if isinstance(value, str) else value.pieces
     parts: list[bytes] = []
     rest = b""

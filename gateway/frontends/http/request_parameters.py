@@ -1,12 +1,16 @@
-"""The `parameters` of an infer request, and the headers that become parameters."""
+"""Parameters of an infer request, and headers that become parameters."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http import members
-from gateway.frontends.http.members import Members
+from gateway.frontends.http.json_object import (
+    Members,
+    boolean_member,
+    string_member,
+    unsigned_member,
+)
 from gateway.messages import Parameter, SequenceTag
 
 MAX_CORRELATION_ID = 128
@@ -15,8 +19,8 @@ RESERVED_PREFIX = "triton_"
 
 
 @dataclass(slots=True)
-class RequestParameters:
-    """What the parameters of one request say; `custom` are those that the model gets."""
+class JsonParameters:
+    """The parameters of one request; `custom` are those that the model gets."""
 
     custom: dict[str, Parameter] = field(default_factory=dict)
     correlation_id: int | str = 0
@@ -28,15 +32,15 @@ class RequestParameters:
 
     @property
     def sequence(self) -> SequenceTag | None:
-        """Where the request stands in its sequence, if it has one."""
+        """The place of the request in its sequence, if it has one."""
         if not self.correlation_id:
             return None
         return SequenceTag(self.correlation_id, self.start, self.end)
 
 
-def read_parameters(found: Members) -> RequestParameters:
-    """Read the member `parameters` of a request, which may lack it; InferenceError as Triton."""
-    parameters = RequestParameters()
+def read_parameters(found: Members) -> JsonParameters:
+    """Read the optional member `parameters` of a request; InferenceError with Triton's texts."""
+    parameters = JsonParameters()
     if "parameters" not in found:
         return parameters
     given = found["parameters"]
@@ -56,7 +60,7 @@ def read_parameters(found: Members) -> RequestParameters:
 def with_headers(
     custom: Mapping[str, Parameter], headers: Iterable[tuple[str, str]]
 ) -> Mapping[str, Parameter]:
-    """Parameters and headers that become such; INVALID_ARG for a name of the protocol's own."""
+    """Parameters and forwarded headers together; INVALID_ARG for a header with a reserved name."""
     if not headers:
         return custom
     found = dict(custom)
@@ -87,12 +91,12 @@ def _custom(key: str, value: Any) -> Parameter:
     )
 
 
-def _read_correlation_id(parameters: RequestParameters, given: Members) -> None:
+def _read_correlation_id(parameters: JsonParameters, given: Members) -> None:
     found = given["sequence_id"]
     if type(found) is int and found >= 0:
         parameters.correlation_id = found
         return
-    found = members.string(given, "sequence_id")
+    found = string_member(given, "sequence_id")
     if len(found) > MAX_CORRELATION_ID:
         raise InferenceError(
             Code.UNSUPPORTED,
@@ -101,24 +105,24 @@ def _read_correlation_id(parameters: RequestParameters, given: Members) -> None:
     parameters.correlation_id = found
 
 
-def _read_start(parameters: RequestParameters, given: Members) -> None:
-    parameters.start = members.boolean(given, "sequence_start")
+def _read_start(parameters: JsonParameters, given: Members) -> None:
+    parameters.start = boolean_member(given, "sequence_start")
 
 
-def _read_end(parameters: RequestParameters, given: Members) -> None:
-    parameters.end = members.boolean(given, "sequence_end")
+def _read_end(parameters: JsonParameters, given: Members) -> None:
+    parameters.end = boolean_member(given, "sequence_end")
 
 
-def _read_priority(parameters: RequestParameters, given: Members) -> None:
-    parameters.priority = members.unsigned(given, "priority")
+def _read_priority(parameters: JsonParameters, given: Members) -> None:
+    parameters.priority = unsigned_member(given, "priority")
 
 
-def _read_timeout(parameters: RequestParameters, given: Members) -> None:
-    parameters.timeout_us = members.unsigned(given, "timeout")
+def _read_timeout(parameters: JsonParameters, given: Members) -> None:
+    parameters.timeout_us = unsigned_member(given, "timeout")
 
 
-def _read_binary_output(parameters: RequestParameters, given: Members) -> None:
-    parameters.binary_output = members.boolean(given, "binary_data_output")
+def _read_binary_output(parameters: JsonParameters, given: Members) -> None:
+    parameters.binary_output = boolean_member(given, "binary_data_output")
 
 
 _KNOWN = {

@@ -1,4 +1,4 @@
-"""The shared memory extensions over HTTP: status, register, unregister."""
+"""Routes of the shared memory extensions: status, register, unregister."""
 
 import base64
 import binascii
@@ -12,7 +12,7 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.request_json import parse_json_object
+from gateway.frontends.http.json_object import parse_json_object
 from gateway.settings import HttpSettings
 from gateway.shared_memory.regions import RegionKind
 
@@ -54,7 +54,7 @@ class SharedMemoryRoutes:
         ]
 
     async def system_status(self, request: Request) -> Response:
-        """That system region, or all of them."""
+        """One system region, or all."""
         found = self._shared_memory.system_status(_region(request))
         rows = [
             {"name": each.name, "key": each.key, "offset": each.offset, "byte_size": each.byte_size}
@@ -63,7 +63,7 @@ class SharedMemoryRoutes:
         return Response(orjson.dumps(rows), media_type=JSON)
 
     async def cuda_status(self, request: Request) -> Response:
-        """That CUDA region, or all of them."""
+        """One CUDA region, or all."""
         found = self._shared_memory.cuda_status(_region(request))
         rows = [
             {"name": each.name, "device_id": each.device_id, "byte_size": each.byte_size}
@@ -92,12 +92,12 @@ class SharedMemoryRoutes:
         return Response(media_type=JSON)
 
     async def unregister_system(self, request: Request) -> Response:
-        """Forget that system region, or all of them."""
+        """Unregister one system region, or all."""
         self._shared_memory.unregister(RegionKind.SYSTEM, _region(request))
         return Response(media_type=JSON)
 
     async def unregister_cuda(self, request: Request) -> Response:
-        """Forget that CUDA region, or all of them."""
+        """Unregister one CUDA region, or all."""
         self._shared_memory.unregister(RegionKind.CUDA, _region(request))
         return Response(media_type=JSON)
 

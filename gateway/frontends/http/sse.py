@@ -1,9 +1,9 @@
-"""Server-sent events: how one is written, and the response that owns the stream it sends."""
+"""Server-sent events, and the responses that send a stream of them."""
 
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
@@ -12,8 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import UNEXPECTED, InferenceError
-from gateway.frontends.http.body import OnDisconnect
-from gateway.frontends.http.codec import ResponseEncoder
+from gateway.frontends.http.asgi_extensions import OnDisconnect, SendPiece, piece_sender
 from gateway.frontends.http.errors import (
     STATUS,
     error_body,
@@ -21,9 +20,9 @@ from gateway.frontends.http.errors import (
     retry_after,
     status_of,
 )
-from gateway.frontends.http.json_data import is_large
-from gateway.frontends.http.one_write import SEND_PIECE
-from gateway.frontends.http.resumable import id_line, stream_headers
+from gateway.frontends.http.generate_codec import GenerateEncoder
+from gateway.frontends.http.json_tensors import is_large
+from gateway.frontends.http.request_head import id_line, stream_headers
 from gateway.messages import InferResponse
 from gateway.resumption.reader import RecordingReader, Responses
 from gateway.settings import HttpSettings
@@ -33,7 +32,7 @@ from gateway.threads import Threads
 log = logging.getLogger("sluice.http")
 
 First = Sequence[InferResponse] | None
-"""What the model has answered before the headers; None if that is still to come."""
+"""The responses before the headers are sent; None if there are none yet."""
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 HEADERS: Mapping[str, str] = MappingProxyType(
@@ -44,16 +43,13 @@ HEADERS: Mapping[str, str] = MappingProxyType(
         "x-accel-buffering": "no",
     }
 )
-"""Of every stream of events: nobody between may keep it, or gather it before passing it on."""
+"""Headers of every stream of events: proxies must neither cache nor buffer it."""
 
 KEEP_ALIVE = b": keep-alive\n\n"
-"""The comment that fills silence, so that no proxy takes the connection for idle."""
+"""The comment that is sent in silence, so that no proxy closes the connection as idle."""
 
 BETWEEN = b"\n\ndata: "
-"""What ends the data of an event and begins that of the next one."""
-
-Put = Callable[[bytes], Awaitable[None]]
-"""Sends a piece of the body; returns when there is room for more."""
+"""The end of one event's data and the begin of the next."""
 
 
 def event(data: bytes) -> bytes:
@@ -62,9 +58,9 @@ def event(data: bytes) -> bytes:
 
 
 async def first_batch(stream: Responses, scope: Scope, within_secs: float) -> First:
-    """What the model answers first, or None if that takes longer than clients should wait.
+    """The first responses of the model, or None after `within_secs`.
 
-    A client that leaves meanwhile has left the stream.
+    If the client disconnects meanwhile, the stream is cancelled.
     """
     try:
         with OnDisconnect(scope, stream.cancel):
@@ -75,13 +71,13 @@ async def first_batch(stream: Responses, scope: Scope, within_secs: float) -> Fi
 
 
 def first_status(responses: Sequence[InferResponse]) -> int:
-    """The status of several responses, as on Triton: that of the first, an error or not."""
+    """The status of the first response, as on Triton."""
     error = responses[0].error if responses else None
     return HTTPStatus.OK if error is None else status_of(error, STATUS)
 
 
 def refused_stream(path: str, error: InferenceError) -> Response:
-    """A stream that is one event, an error in place of the model's first response.
+    """A stream of one event: an error in place of the model's first response.
 
     Triton decides the status of a stream by its first response (generate extension).
     """
@@ -93,9 +89,9 @@ def refused_stream(path: str, error: InferenceError) -> Response:
 class EventStream(Response):
     """Sends a stream as events: the first at once, later ones merged while a write is under way.
 
-    It owns the stream: however sending ends, the stream is left, and so the model stops. Those of
-    a recorded stream can come back to it. A client that reads nothing is dropped by the listener.
-    Subclasses say how events are written.
+    It owns the stream: when sending ends in any way, the stream is closed and the model stops. A
+    recorded stream continues and can be resumed. The connection drops a client that reads nothing.
+    Subclasses encode the events.
     """
 
     def __init__(
@@ -115,31 +111,31 @@ class EventStream(Response):
 
     @abstractmethod
     def encode_batch(self, batch: Sequence[InferResponse]) -> bytes | None:
-        """The events of responses that have come together, with ids if the stream is recorded.
+        """The events of a batch of responses, with ids if the stream is recorded.
 
-        None if they are large together: `encode_large` writes those.
+        None if the batch is large: `encode_large` encodes it.
         """
 
     async def encode_large(self, batch: Sequence[InferResponse]) -> bytes:
-        """The events of large responses, written without blocking the event loop."""
+        """The events of large responses, encoded without blocking the event loop."""
         raise NotImplementedError
 
     @abstractmethod
     def encode_failure(self, error: InferenceError) -> bytes:
-        """The event that says that the rest will not come."""
+        """The event for an error that ends the stream."""
 
     def encode_end(self) -> bytes:
-        """What stands behind the last event, come what may."""
+        """The bytes behind the last event, also after an error."""
         return b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._stream:
             try:
                 async with asyncio.timeout(None) as stay:
-                    with OnDisconnect(scope, partial(_leave, stay)):
+                    with OnDisconnect(scope, partial(_end_sending, stay)):
                         await self._send_all(scope, send)
             except TimeoutError:
-                return  # the client has left
+                return  # the client has disconnected
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
         start = {
@@ -149,17 +145,17 @@ class EventStream(Response):
         }
         await send(start)
         if scope["method"] != "HEAD":
-            await self._send_events(_put(scope, send))
+            await self._send_events(piece_sender(scope, send))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_events(self, put: Put) -> None:
+    async def _send_events(self, put: SendPiece) -> None:
         self._sent_at = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as tasks:
             filler = tasks.create_task(self._fill_silence(put))
             await self._send_batches(put)
             filler.cancel()
 
-    async def _fill_silence(self, put: Put) -> None:
+    async def _fill_silence(self, put: SendPiece) -> None:
         """Send comments while nothing else is sent."""
         time = asyncio.get_running_loop().time
         while True:
@@ -169,7 +165,7 @@ class EventStream(Response):
                 left = self._silence_secs
             await asyncio.sleep(left)
 
-    async def _send_batches(self, put: Put) -> None:
+    async def _send_batches(self, put: SendPiece) -> None:
         time = asyncio.get_running_loop().time
         try:
             batch = self._first if self._first is not None else await self._stream.batch()
@@ -184,7 +180,7 @@ class EventStream(Response):
         except InferenceError as error:
             await put(self.encode_failure(error))
         except Exception:
-            # Around one request in a frontend: the headers are gone, so this is an event, too.
+            # Around one request in a frontend: the headers are sent, so the error is an event.
             log.exception("request failed unexpectedly")
             await put(self.encode_failure(UNEXPECTED))
         if end := self.encode_end():
@@ -194,14 +190,14 @@ class EventStream(Response):
 class StreamedResponse(EventStream):
     """The events of `generate_stream`. An error becomes an event with an `error` member.
 
-    It is the last event if the error has ended the request. Large events are written in a thread.
+    It is the last event if the error has ended the request. Large events are encoded in a thread.
     """
 
     def __init__(
         self,
         stream: Responses,
         first: First,
-        encoder: ResponseEncoder,
+        encoder: GenerateEncoder,
         settings: HttpSettings,
         threads: Threads,
     ) -> None:
@@ -238,19 +234,7 @@ def _is_large(batch: Sequence[InferResponse]) -> bool:
     return is_large([output for response in batch for output in response.outputs])
 
 
-def _leave(stay: asyncio.Timeout) -> None:
-    """The client has gone, which may be said more than once."""
+def _end_sending(stay: asyncio.Timeout) -> None:
+    """End sending: the client has disconnected. May be called more than once."""
     if not stay.expired():
         stay.reschedule(0)
-
-
-def _put(scope: Scope, send: Send) -> Put:
-    """How pieces are sent: by the connection itself where it offers that."""
-    direct: Put | None = scope.get("state", {}).get(SEND_PIECE)
-    if direct is not None:
-        return direct
-
-    async def put(piece: bytes) -> None:
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
-
-    return put

@@ -1,4 +1,4 @@
-"""Time limits of a connection: what its client still owes, and the timer that waits for it."""
+"""Time limits of a connection: the bytes that its client owes, and the timer for them."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from enum import Enum, auto
 from gateway.settings import HttpTimeLimits
 
 HELD_SECS = 1.0
-"""A timer that fires so much too late was held up by the loop, and so were the client's bytes."""
+"""A timer this many seconds late was delayed by a blocked loop, as were the client's bytes."""
 
 
 class Owed(Enum):
@@ -22,11 +22,11 @@ class Owed(Enum):
     """The first byte of a request."""
 
 
-class Deadline:
-    """Calls `expire` once, when the client has owed the same bytes for too long.
+class ClientDeadline:
+    """Calls `expire` once, when the client has owed the same bytes for longer than their limit.
 
-    One timer serves a connection for its life. It looks as often as the shortest limit, so a
-    request sets no timer: `restart` only notes the time.
+    A connection has one timer, which fires at intervals of the shortest limit. A request sets no
+    timer: `restart` only notes the time.
     """
 
     __slots__ = (
@@ -63,11 +63,11 @@ class Deadline:
             self._look_in(self._round)
 
     def restart(self) -> None:
-        """Count from now: the client owes other bytes, or some of them have come."""
+        """Restart the limit: the client owes other bytes, or has sent some."""
         self._since = self._loop.time()
 
     def cancel(self) -> None:
-        """End the wait: the connection is lost."""
+        """Cancel the timer: the connection is lost."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -80,7 +80,7 @@ class Deadline:
         now, owed = self._loop.time(), self._owed()
         limit = self._limits.get(owed)
         if limit is None:
-            # Time in which nothing is owed does not count; a debt may begin before the next look.
+            # Time without a debt does not count; a debt may begin before the next check.
             self._since = now + self._round
             self._look_in(self._round)
         elif now - self._expected_at > HELD_SECS:

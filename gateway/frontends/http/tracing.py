@@ -1,4 +1,4 @@
-"""What the traces of requests over HTTP learn of receiving and sending."""
+"""Timestamps of HTTP in the traces of requests."""
 
 from collections.abc import Awaitable
 
@@ -12,11 +12,11 @@ from gateway.observability.tracer import Tracer
 from gateway.stream import ResponseStream
 
 TRACES = "sluice.traces"
-"""Where a request's scope has its traces; it is there only while requests are traced."""
+"""The key of a request's traces in its scope; absent while tracing is off."""
 
 
 class TracedApp:
-    """Stands before the application, and tells a request's trace when its response goes out."""
+    """An application that stamps the traces of a request when its response is sent."""
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         self._app = app
@@ -30,14 +30,14 @@ class TracedApp:
         traces: list[Trace] = []
         scope[TRACES] = traces
 
-        async def send_and_tell(message: Message) -> None:
+        async def send_and_stamp(message: Message) -> None:
             if message["type"] == "http.response.start":
                 for trace in traces:
                     trace.stamp("HTTP_SEND_START")
             await send(message)
 
         try:
-            await self._app(scope, receive, send_and_tell)
+            await self._app(scope, receive, send_and_stamp)
         finally:
             for trace in traces:
                 trace.stamp("HTTP_SEND_END")
@@ -47,12 +47,12 @@ class TracedApp:
 def infer(
     dataplane: DataPlane, scope: Scope, request: InferRequest, model: Model | None = None
 ) -> ResponseStream:
-    """As `DataPlane.infer`; the request's trace, if it is sampled, learns what HTTP does."""
+    """`DataPlane.infer` with a trace that has HTTP's timestamps, if the request is sampled."""
     return dataplane.infer(request, model, _begin(dataplane.tracer, scope, request))
 
 
 def _begin(tracer: Tracer, scope: Scope, request: InferRequest) -> Trace | None:
-    """The trace of a request that has been received, if it is sampled."""
+    """The trace of a received request, if it is sampled."""
     traces: list[Trace] | None = scope.get(TRACES)
     if traces is None:
         return None

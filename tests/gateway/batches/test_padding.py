@@ -75,7 +75,7 @@ def test_the_longest_is_a_number_of_tokens() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused_by_its_parameter(parameters: dict[str, str]) -> None:
+def test_an_invalid_parameter_is_refused(parameters: dict[str, str]) -> None:
     with pytest.raises(InferenceError) as caught:
         Padding.read(with_parameters(**parameters))
     assert caught.value.code is Code.INVALID_ARG

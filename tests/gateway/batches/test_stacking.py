@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.batches.reshapes import as_model_sees
+from gateway.batches.shapes import as_model_sees
 from gateway.batches.stacking import Stacking
 from gateway.config import (
     BatchInput,
@@ -63,7 +63,7 @@ def only(answers: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:
 # Batches.
 
 
-def test_a_single_request_goes_through_without_a_copy() -> None:
+def test_the_inputs_of_a_single_request_are_not_copied() -> None:
     sent = floats([[1, 2]])
     stacking = Stacking(one_to_one())
     gathered = stacking.gather([request(sent)])
@@ -73,7 +73,7 @@ def test_a_single_request_goes_through_without_a_copy() -> None:
     assert next(iter(stacking.scatter({"Y": output}, [request(sent)])))[0].data is output.data
 
 
-def test_requests_are_stacked_in_their_order_and_come_apart_again() -> None:
+def test_requests_are_stacked_in_order_and_split_again() -> None:
     stacking = Stacking(one_to_one())
     requests = [request(floats([[1, 2]])), request(floats([[3, 4], [5, 6]]))]
     gathered = stacking.gather(requests)["X"]
@@ -131,7 +131,7 @@ def test_tensors_without_elements_are_stacked_too() -> None:
     assert [each.array().tolist() for each in only(echo(stacking, nobody))] == [[], [[1, 1, 1]]]
 
 
-def test_inputs_that_all_requests_leave_out_are_not_stacked() -> None:
+def test_inputs_that_all_requests_omit_are_not_stacked() -> None:
     optional = ModelInput(name="O", data_type=DataType.TYPE_FP32, dims=(1,), optional=True)
     config = one_to_one()
     stacking = Stacking(replace(config, input=(*config.input, optional)))
@@ -163,14 +163,14 @@ TWO = replace(
         ([("Z",), ()], ("Y", "Z")),
     ],
 )
-def test_what_anybody_asks_for_is_computed_in_the_configs_order(
+def test_requested_outputs_are_computed_in_the_order_of_the_config(
     asked: list[tuple[str, ...]], wanted: tuple[str, ...]
 ) -> None:
     requests = [request(floats([[1]]), outputs=names) for names in asked]
     assert Stacking(TWO).wanted(requests) == wanted
 
 
-def test_each_request_gets_what_it_asked_for() -> None:
+def test_each_request_gets_its_requested_outputs() -> None:
     requests = [
         request(floats([[1]]), outputs=("Z",)),
         request(floats([[2]])),
@@ -283,7 +283,7 @@ def test_ragged_inputs_are_laid_flat_one_behind_the_other(shapes: list[tuple[int
         (BatchInputKind.BATCH_MAX_ELEMENT_COUNT_AS_SHAPE, [(1, 0)], []),
     ],
 )
-def test_a_model_is_told_about_its_batch(
+def test_a_model_gets_its_batch_inputs(
     kind: BatchInputKind, shapes: list[tuple[int, ...]], values: list[Any], data_type: DataType
 ) -> None:
     told = BatchInput(kind=kind, target_name=("A", "B"), data_type=data_type, source_input=("X",))
@@ -314,7 +314,7 @@ def test_a_flat_output_that_is_too_long_for_its_inputs_is_refused() -> None:
         )
 
 
-def test_a_batch_needs_the_input_that_tells_about_it() -> None:
+def test_a_batch_input_needs_its_source() -> None:
     told = BatchInput(target_name=("A",), data_type=DataType.TYPE_INT32, source_input=("X",))
     with pytest.raises(InferenceError) as caught:
         ragged(told).gather([request()])

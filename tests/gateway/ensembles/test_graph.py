@@ -1,12 +1,12 @@
 """What is there to run for the outputs that a request asks for?"""
 
 from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
-from gateway.ensembles.graph import Graph, Plan
+from gateway.ensembles.graph import EnsembleGraph, StepPlan
 
 
-def graph(*steps: tuple[str, str, str]) -> Graph:
+def graph(*steps: tuple[str, str, str]) -> EnsembleGraph:
     """A step for each model with the tensors that it reads and those that it makes."""
-    return Graph.of(
+    return EnsembleGraph.of(
         EnsembleScheduling(
             step=tuple(
                 EnsembleStep(
@@ -21,7 +21,7 @@ def graph(*steps: tuple[str, str, str]) -> Graph:
     )
 
 
-def models(plan: Plan) -> list[str]:
+def models(plan: StepPlan) -> list[str]:
     """Whom a plan calls."""
     return [step.model for step in plan.reads]
 
@@ -31,7 +31,7 @@ DIAMOND = graph(
 )
 
 
-def test_a_graph_knows_what_each_step_reads_and_makes() -> None:
+def test_a_graph_has_the_tensors_that_each_step_reads_and_writes() -> None:
     step = DIAMOND.steps[3]
     assert (step.model, step.reads, step.writes) == ("d", {"l", "r"}, {"Y"})
     assert DIAMOND.tensors == ("X", "m", "l", "r", "Y", "Z")
@@ -50,7 +50,7 @@ def test_a_plan_for_all_outputs_has_every_step() -> None:
     assert [step.model for step in plan.readers["m"]] == ["b", "c"]
 
 
-def test_steps_that_only_other_outputs_need_are_left_out() -> None:
+def test_steps_of_other_outputs_are_omitted() -> None:
     assert models(DIAMOND.plan(("Y",))) == ["a", "b", "c", "d"]
     plan = DIAMOND.plan(("Z",))
     assert models(plan) == ["a", "c", "e"]

@@ -207,7 +207,7 @@ async def test_the_error_of_one_instance_does_not_affect_the_others(
     assert "no device" in str(record.exc_info)
 
 
-class Executing(Closing):
+class Execution(Closing):
     """An instance whose executions return once it is killed; one of `deaf` does not then either."""
 
     def __init__(self, *, deaf: bool = False) -> None:
@@ -284,11 +284,11 @@ async def test_the_server_stops_in_time_though_instances_do_not_close(
     assert [each.closes for each in instances] == [1] * 4
 
 
-async def abandoned(registry: ModelRegistry) -> Executing:
+async def abandoned(registry: ModelRegistry) -> Execution:
     """An instance that executes the request of a client that has disconnected."""
     model = registry.find("m", "")
     (instance,) = model.instances
-    assert isinstance(instance, Executing)
+    assert isinstance(instance, Execution)
     with model.submit(text_request(model="m", sequence=SequenceTag(1, start=True))):
         await soon(instance.executing.wait())
     return instance
@@ -297,7 +297,7 @@ async def abandoned(registry: ModelRegistry) -> Executing:
 async def test_the_server_stops_in_time_though_an_execution_does_not_return(
     tmp_path: Path, start: Start, backend: ClosingBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    backend.kind = Executing
+    backend.kind = Execution
     write(tmp_path, "m", 1, more=SEQUENCES)
     registry = await start()
     instance = await abandoned(registry)
@@ -313,12 +313,12 @@ async def test_the_server_stops_in_time_though_an_execution_does_not_return(
 async def test_only_the_instances_that_still_execute_are_killed(
     tmp_path: Path, start: Start, backend: ClosingBackend
 ) -> None:
-    backend.kind = Executing
+    backend.kind = Execution
     write(tmp_path, "m", 1, more=f"{SEQUENCES} instance_group {{ count: 2 }}")
     registry = await start()
     first, second = registry.find("m", "").instances
-    assert isinstance(first, Executing)
-    assert isinstance(second, Executing)
+    assert isinstance(first, Execution)
+    assert isinstance(second, Execution)
     with registry.find("m", "").submit(
         text_request(model="m", sequence=SequenceTag(1, start=True))
     ):
@@ -331,7 +331,7 @@ async def test_only_the_instances_that_still_execute_are_killed(
 async def test_the_server_stops_in_time_though_an_unloaded_model_still_executes(
     tmp_path: Path, start: Start, backend: ClosingBackend
 ) -> None:
-    backend.kind = Executing
+    backend.kind = Execution
     write(tmp_path, "m", 1, more=SEQUENCES)
     registry = await start(control_mode=ControlMode.EXPLICIT)
     await soon(registry.load("m"))
@@ -346,12 +346,12 @@ async def test_the_server_stops_in_time_though_an_unloaded_model_still_executes(
 async def test_the_server_stops_in_time_though_a_warmup_does_not_return(
     tmp_path: Path, start: Start, backend: ClosingBackend
 ) -> None:
-    backend.kind = Executing
+    backend.kind = Execution
     write(tmp_path, "m", 1, more=WARMUP)
     registry = await start(settled=False)
     await soon(backend.loading.get())
     (instance,) = backend.instances["m"]
-    assert isinstance(instance, Executing)
+    assert isinstance(instance, Execution)
     await soon(instance.executing.wait())
     registry.close_by(asyncio.get_running_loop().time() + SHORT_SECS)
     await soon(start.stop())
@@ -366,7 +366,7 @@ async def test_an_execution_that_outlives_its_killed_instance_is_abandoned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("gateway.models.closings.KILLED_SECS", SHORT_SECS)
-    backend.kind = partial(Executing, deaf=True)
+    backend.kind = partial(Execution, deaf=True)
     write(tmp_path, "m", 1, more=SEQUENCES)
     registry = await start()
     instance = await abandoned(registry)

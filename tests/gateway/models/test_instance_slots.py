@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.backend import Instance
-from gateway.config import InstanceGroup, InstanceKind, Resource
-from gateway.config import RateLimiter as RateLimiterConfig
+from gateway.config import InstanceGroup, InstanceKind, RateLimiter, Resource
 from gateway.errors import Code, InferenceError
 from gateway.models.instance_slots import (
     InstanceSlot,
@@ -18,7 +17,7 @@ from gateway.models.instance_slots import (
     release_shares,
     reserve_shares,
 )
-from gateway.schedulers.rate_limiter import RateLimiter
+from gateway.schedulers.rate_limiter import ExecutionLimiter
 from gateway.settings import ResourceLimit
 from tests.builders import TEXT, ScriptedInstance, soon
 
@@ -107,12 +106,12 @@ async def test_instances_load_side_by_side_only_if_they_may() -> None:
 
 def needing(count: int, device: int = 0) -> InstanceSlot:
     resources = (Resource(name="R", count=count),)
-    return slot(replace(CPU, rate_limiter=RateLimiterConfig(resources=resources)), device)
+    return slot(replace(CPU, rate_limiter=RateLimiter(resources=resources)), device)
 
 
 def test_each_slot_that_executes_has_a_share_of_its_device() -> None:
     slots = [needing(1), needing(2, device=1), slot(replace(CPU, passive=True))]
-    reserve_shares(slots, RateLimiter())
+    reserve_shares(slots, ExecutionLimiter())
     found = [each.share.needs if each.share is not None else None for each in slots]
     assert found == [{("R", 0): 1}, {("R", 1): 2}, None]
 
@@ -124,7 +123,7 @@ def test_without_a_limiter_there_are_no_shares() -> None:
 
 
 def test_if_one_cannot_have_its_share_none_has() -> None:
-    limiter = RateLimiter([ResourceLimit("R", 1)])
+    limiter = ExecutionLimiter([ResourceLimit("R", 1)])
     slots = [needing(1), needing(2)]
     with pytest.raises(InferenceError, match="the minimum required count is 2"):
         reserve_shares(slots, limiter)

@@ -12,7 +12,7 @@ from gateway.messages import SequenceTag
 from gateway.models.instance_slots import InstanceSlot, reserve_shares
 from gateway.models.model import Model
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.rate_limiter import RateLimiter
+from gateway.schedulers.rate_limiter import ExecutionLimiter
 from gateway.stream import ResponseStream
 from tests.builders import TEXT, ScriptedInstance, read_all, settle, soon, text_request
 from tests.conftest import Serve, tasks_left
@@ -116,7 +116,7 @@ async def test_an_instance_that_lives_is_closed_once_its_sequences_have_ended(
 async def test_a_retired_slot_without_an_instance_releases_its_share(serve: Serve) -> None:
     dead, staying = ScriptedInstance(), ScriptedInstance()
     model = serve(dead, staying)
-    reserve_shares(model.slots, RateLimiter())
+    reserve_shares(model.slots, ExecutionLimiter())
     slot = model.slots[0]
     assert slot.share is not None
     dead.die("its worker has died")

@@ -18,9 +18,15 @@ from gateway.errors import UNEXPECTED
 from gateway.frontends.grpc.errors import rpc_error
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError, Status
-from gateway.frontends.http.body import WATCH
-from gateway.frontends.http.header_forwarding import HEADER_NAMES
-from gateway.frontends.http.one_write import JOINED_BYTES, SEND_PIECE, SEND_WHOLE, Headers, Parts
+from gateway.frontends.http.asgi_extensions import (
+    HEADER_NAMES,
+    JOINED_BYTES,
+    SEND_PIECE,
+    SEND_WHOLE,
+    WATCH,
+    Headers,
+    Parts,
+)
 from gateway.processes.channel import Channel
 from gateway.processes.frames import Frame, headed
 from gateway.processes.grpc_call import GrpcCall

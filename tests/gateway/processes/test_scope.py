@@ -6,7 +6,8 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Scope
 
-from gateway.frontends.http.header_forwarding import HEADER_NAMES, HeaderFilter
+from gateway.frontends.http.asgi_extensions import HEADER_NAMES
+from gateway.frontends.http.request_head import HeaderFilter
 from gateway.processes.frames import headed, read_headed
 from gateway.processes.scope import read_scope, written_scope
 

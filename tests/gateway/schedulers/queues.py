@@ -15,9 +15,9 @@ from gateway.config.scheduling import DynamicBatching
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.model import build_scheduler
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.queue import Waiting
-from gateway.schedulers.rate_limiter import RateLimiter
-from gateway.schedulers.scheduler import Entry
+from gateway.schedulers.execution import Entry
+from gateway.schedulers.queue import QueuedRequest
+from gateway.schedulers.rate_limiter import ExecutionLimiter
 from gateway.tensor import Datatype, Tensor, array_tensor
 from tests.builders import TEXT, Execution, ScriptedInstance, new_entry, soon, text_response
 
@@ -25,7 +25,7 @@ MS = 1_000_000
 """Nanoseconds."""
 
 PLAIN = InstanceGroup()
-"""Needs no resources, and has no priority."""
+"""ResourceNeeds no resources, and has no priority."""
 
 TOKENS = ModelConfig(
     name="tokens",
@@ -65,13 +65,13 @@ def sentence(length: int, mask: int | None = None, rows: int = 1, **fields: obje
 
 def waiting(
     name: str = "", rows: int = 1, arrived_ms: float = 0, level: int = 0, **fields: object
-) -> Waiting:
+) -> QueuedRequest:
     """A request as it stands in a queue; its name is the id of the request."""
     entry = new_entry(ModelStatistics(), word(name, id=name))
-    return Waiting(entry, rows, int(arrived_ms * MS), level, **fields)  # type: ignore[arg-type]
+    return QueuedRequest(entry, rows, int(arrived_ms * MS), level, **fields)  # type: ignore[arg-type]
 
 
-def names(batch: Iterable[Waiting]) -> list[str]:
+def names(batch: Iterable[QueuedRequest]) -> list[str]:
     """Who they are."""
     return [each.entry.request.id for each in batch]
 
@@ -79,7 +79,7 @@ def names(batch: Iterable[Waiting]) -> list[str]:
 class Queue:
     """A running scheduler, and the account of the requests it was given."""
 
-    def __init__(self, config: ModelConfig, limiter: RateLimiter | None = None) -> None:
+    def __init__(self, config: ModelConfig, limiter: ExecutionLimiter | None = None) -> None:
         self.statistics = ModelStatistics()
         self.limiter = limiter
         self.keeps_sequences = config.sequence_batching is not None
@@ -95,7 +95,7 @@ class Queue:
 
     def add(self, instance: Instance, group: InstanceGroup = PLAIN) -> None:
         """Add an instance, with a share in the limiter if there is one."""
-        share = None if self.limiter is None else self.limiter.enrol(group, device=0)
+        share = None if self.limiter is None else self.limiter.register(group, device=0)
         self.scheduler.add(instance, share)
 
     def submit(self, *texts: str) -> list[Entry]:

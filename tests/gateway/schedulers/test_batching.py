@@ -1,14 +1,27 @@
 """Triton's batching rules as a function of the queue and the time."""
 
+import asyncio
 import random
 from dataclasses import replace
 
 import pytest
 
-from gateway.schedulers.batching import Decision, FirstComeBatching, most_rows
-from gateway.schedulers.queue import Waiting
-from tests.builders import DECOUPLED
-from tests.gateway.schedulers.queues import MS, dynamic, names, waiting
+from gateway.schedulers.batching import (
+    CREDIT,
+    LIMIT_NS,
+    LOOK_AGAIN,
+    PATIENCE,
+    TRY_EVERY,
+    BatchWait,
+    Decision,
+    FirstComeBatching,
+    WaitHistory,
+    most_rows,
+)
+from gateway.schedulers.queue import QueuedRequest
+from tests.builders import DECOUPLED, ScriptedInstance, read_all, settle, soon
+from tests.gateway.conftest import Start
+from tests.gateway.schedulers.queues import MS, Queue, asked, dynamic, finish, names, waiting
 
 
 def batching(max_batch_size: int = 8, **fields: object) -> FirstComeBatching:
@@ -17,7 +30,7 @@ def batching(max_batch_size: int = 8, **fields: object) -> FirstComeBatching:
     return FirstComeBatching(config, config.dynamic_batching)
 
 
-def rows(*sizes: int, arrived_ms: float = 0) -> list[Waiting]:
+def rows(*sizes: int, arrived_ms: float = 0) -> list[QueuedRequest]:
     names = "abcdefghijklmnop"
     return [waiting(names[index], size, arrived_ms) for index, size in enumerate(sizes)]
 
@@ -49,14 +62,14 @@ def test_nothing_is_due_in_an_empty_queue() -> None:
     ],
     ids=str,
 )
-def test_without_a_delay_the_best_preferred_size_goes_or_else_what_there_is(
+def test_without_a_delay_the_largest_preferred_size_executes_or_else_all(
     preferred: tuple[int, ...], sizes: tuple[int, ...], expected: str
 ) -> None:
     decision = batching(preferred_batch_size=preferred).decide(rows(*sizes), 0)
     assert sent(decision) == expected
 
 
-def test_a_backlog_of_seven_goes_as_four_and_three() -> None:
+def test_a_backlog_of_seven_executes_as_four_and_three() -> None:
     rules, queue, batches = batching(preferred_batch_size=(4,)), rows(*(1,) * 7), []
     while queue:
         batches.append(sent(rules.decide(queue, 0)))
@@ -78,12 +91,12 @@ def test_requests_wait_for_a_preferred_size_until_the_delay_is_over(now_ms: floa
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 7])
-def test_once_the_delay_is_over_all_go_whatever_their_number(count: int) -> None:
+def test_after_the_delay_all_requests_execute(count: int) -> None:
     decision = batching(**DELAY).decide(rows(*(1,) * count), 5 * MS)
     assert len(decision.batch) == count
 
 
-def test_a_preferred_size_goes_before_the_delay_is_over() -> None:
+def test_a_preferred_size_executes_before_the_delay_ends() -> None:
     rules = batching(**DELAY)
     assert sent(rules.decide(rows(1, 1, 1, 1), 0)) == "abcd"
     assert sent(rules.decide(rows(*(1,) * 6), 0)) == "abcd"
@@ -99,13 +112,13 @@ def test_the_oldest_counts_for_the_delay_even_if_it_is_not_the_first() -> None:
     assert names(batching(**DELAY).decide(queue, 5 * MS).batch) == ["urgent", "old"]
 
 
-def test_the_next_preferred_size_is_what_waiting_is_for() -> None:
+def test_a_batch_waits_for_the_next_preferred_size() -> None:
     rules = batching(max_batch_size=16, preferred_batch_size=(3, 9), max_queue_delay_microseconds=9)
     assert rules.decide(rows(2), 0).enough_rows == 3
     assert rules.decide(rows(2, 2), 0).enough_rows == 9
 
 
-def test_requests_that_do_not_fit_together_end_the_batch_and_nobody_overtakes() -> None:
+def test_an_incompatible_request_ends_the_batch_and_is_not_overtaken() -> None:
     keys = ["x", "x", "y", "x"]
     queue = [waiting(name, key=key) for name, key in zip("abcd", keys, strict=True)]
     rules, batches = batching(**DELAY), []
@@ -129,14 +142,14 @@ def test_responses_in_order_of_a_decoupled_model_need_executions_of_one() -> Non
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_comes_is_executed_once_in_order_and_within_the_limits(seed: int) -> None:
+def test_random_requests_execute_once_in_order_and_within_the_limits(seed: int) -> None:
     choice = random.Random(seed)
     preferred = tuple({choice.randint(1, 8) for _ in range(choice.randint(0, 3))})
     delay_us = choice.choice([0, 0, 1, 5])
     rules = batching(8, preferred_batch_size=preferred, max_queue_delay_microseconds=delay_us)
-    queue: list[Waiting] = []
-    came: list[Waiting] = []
-    went: list[Waiting] = []
+    queue: list[QueuedRequest] = []
+    came: list[QueuedRequest] = []
+    went: list[QueuedRequest] = []
     for now in range(0, 400_000, 500):
         for _ in range(choice.choice([0, 0, 1, 3])):
             came.append(waiting(rows=choice.randint(1, 8), key=choice.choice("xxxy")))
@@ -153,3 +166,167 @@ def test_whatever_comes_is_executed_once_in_order_and_within_the_limits(seed: in
         went += queue[: len(batch)]
         del queue[: len(batch)]
     assert went == came
+
+
+def batches_until_worthwhile(gathering: WaitHistory) -> int:
+    count = 1
+    while not gathering.worthwhile:
+        count += 1
+    return count
+
+
+MOST = 1000
+
+
+def vain(gathering: WaitHistory) -> None:
+    gathering.waited(1, 1, MOST)
+
+
+def test_at_first_and_after_a_vain_wait_one_batch_in_so_many_waits() -> None:
+    gathering = WaitHistory()
+    for _ in range(3):
+        assert batches_until_worthwhile(gathering) == TRY_EVERY
+        vain(gathering)
+
+
+def test_batches_wait_while_waits_bring_requests_now_and_then() -> None:
+    gathering = WaitHistory()
+    gathering.waited(1, 2, MOST)
+    for _ in range(3):
+        for _ in range(CREDIT - 1):
+            assert gathering.worthwhile
+            vain(gathering)
+        assert gathering.worthwhile
+        gathering.waited(1, 2, MOST)
+
+
+def test_waiting_ends_after_a_row_of_vain_waits() -> None:
+    gathering = WaitHistory()
+    gathering.waited(1, 2, MOST)
+    for _ in range(CREDIT):
+        assert gathering.worthwhile
+        vain(gathering)
+    assert not gathering.worthwhile
+
+
+def test_no_more_are_waited_for_than_came_the_last_time() -> None:
+    gathering = WaitHistory()
+    assert gathering.enough(MOST) == MOST
+    gathering.waited(1, 8, MOST)
+    assert gathering.enough(MOST) == 8
+    assert gathering.enough(4) == 4
+    gathering.waited(2, 5, 8)  # that was the end of patience: three have gone
+    assert gathering.enough(MOST) == 5
+    gathering.waited(2, 7, 5)  # the last turn brought three at once
+    assert gathering.enough(MOST) == 7
+    vain(gathering)
+    assert gathering.enough(MOST) == MOST  # nobody came: the next wait looks for anybody
+
+
+def test_after_a_useless_wait_the_next_wait_is_not_cut_short() -> None:
+    gathering = WaitHistory()
+    gathering.waited(8, 8, MOST)  # one client alone, with eight rows
+    assert gathering.enough(MOST) == MOST
+
+
+def test_now_and_then_a_wait_is_not_cut_short() -> None:
+    gathering = WaitHistory()
+    gathering.waited(1, 8, MOST)
+    for _ in range(2):
+        for _ in range(LOOK_AGAIN):
+            assert gathering.enough(MOST) == 8
+            gathering.waited(8, 8, 8)
+        assert gathering.enough(MOST) == MOST
+        gathering.waited(1, 8, MOST)
+
+
+def test_to_find_all_there_at_once_says_nothing_against_waiting() -> None:
+    gathering = WaitHistory()
+    gathering.waited(1, 8, MOST)
+    for _ in range(LOOK_AGAIN):
+        gathering.waited(8, 8, 8)
+    assert gathering.credit == CREDIT
+
+
+def turns(arrivals: dict[int, int], enough: int = 1000, turn_ns: int = 1000) -> int:
+    """For how many turns a wait goes on, with so many rows from those turns on."""
+    wait, rows, turn = BatchWait(1, began_ns=7), 1, 0
+    while not wait.over(rows, enough, 7 + turn * turn_ns):
+        turn += 1
+        rows = arrivals.get(turn, rows)
+    return turn
+
+
+def test_a_wait_ends_after_so_many_quiet_turns() -> None:
+    assert turns({}) == PATIENCE
+    assert turns({5: 2}) == 5 + PATIENCE
+    assert turns({5: 2, 10: 4}) == 10 + PATIENCE
+
+
+def test_a_wait_ends_when_enough_are_there() -> None:
+    assert turns({2: 8}, enough=8) == 2
+    assert turns({}, enough=1) == 0
+
+
+def test_a_wait_ends_in_time_though_requests_keep_coming() -> None:
+    always = {turn: turn + 1 for turn in range(1, 100_000)}
+    assert turns(always, enough=100_000) == LIMIT_NS // 1000
+    assert turns(always, turn_ns=LIMIT_NS) == 1
+
+
+async def after_batches(start: Start, count: int) -> tuple[Queue, ScriptedInstance]:
+    """A queue that has had so many batches of one request each."""
+    queue = start(dynamic(8))
+    instance = queue.employ(concurrency=1)
+    for _ in range(count):
+        queue.submit("-")
+        finish(await instance.begun())
+        await settle()
+    return queue, instance
+
+
+async def one_by_one(start: Start, patient: bool) -> list[list[str]]:
+    """What shares executions if three requests come two turns apart, after many single ones."""
+    queue, instance = await after_batches(start, TRY_EVERY - patient)
+    found = []
+    for text in "abc":
+        queue.submit(text)
+        for _ in range(2):
+            await asyncio.sleep(0)
+    await settle()
+    for _ in range(1 if patient else 2):
+        execution = await instance.begun()
+        found.append(asked(execution))
+        finish(execution)
+        await settle()
+    return found
+
+
+async def test_a_batch_that_waits_contains_requests_of_the_next_turns(start: Start) -> None:
+    assert await one_by_one(start, patient=True) == [["a", "b", "c"]]
+
+
+async def test_a_batch_that_does_not_wait_contains_the_queued_requests(start: Start) -> None:
+    assert await one_by_one(start, patient=False) == [["a"], ["b", "c"]]
+
+
+async def test_an_instance_removed_while_its_batch_waits_executes_nothing(start: Start) -> None:
+    queue, leaving = await after_batches(start, TRY_EVERY - 1)
+    (entry,) = queue.submit("a")
+    await settle()
+    staying = queue.employ(concurrency=1)
+    await soon(queue.scheduler.withdraw(leaving))
+    finish(await staying.begun())
+    assert await soon(read_all(entry.stream)) == ["a"]
+    assert "a" not in leaving.asked
+
+
+async def test_a_request_cancelled_while_its_batch_waits_is_not_executed(start: Start) -> None:
+    queue, instance = await after_batches(start, TRY_EVERY - 1)
+    gone, staying = queue.submit("gone", "staying")
+    await settle()
+    gone.stream.cancel()
+    execution = await instance.begun()
+    assert asked(execution) == ["staying"]
+    finish(execution)
+    assert await soon(read_all(staying.stream)) == ["staying"]

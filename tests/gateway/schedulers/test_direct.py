@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tests.builders import TEXT, read_all, settle, soon
-from tests.gateway.schedulers.conftest import Start
+from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import asked, finish
 
 

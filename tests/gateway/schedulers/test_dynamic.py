@@ -18,11 +18,11 @@ from gateway.config.scheduling import QueuePolicy, TimeoutAction
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.observability.statistics import FailureReason
-from gateway.schedulers.scheduler import Entry
+from gateway.schedulers.execution import Entry
 from gateway.stream import ResponseStream
 from gateway.tensor import Datatype, Tensor, array_tensor
 from tests.builders import DECOUPLED, ScriptedInstance, read_all, settle, soon, text_response
-from tests.gateway.schedulers.conftest import Start
+from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import (
     MS,
     TOKENS,
@@ -62,7 +62,7 @@ async def drain(instance: ScriptedInstance, count: int) -> list[str]:
 # Who shares an execution?
 
 
-async def test_what_comes_in_one_turn_is_executed_together_and_at_once(start: Start) -> None:
+async def test_requests_of_one_turn_execute_together_and_immediately(start: Start) -> None:
     queue = start(dynamic(8))
     instance = queue.employ()
     await settle()
@@ -74,7 +74,7 @@ async def test_what_comes_in_one_turn_is_executed_together_and_at_once(start: St
     assert [await soon(read_all(each.stream)) for each in entries] == [["a"], ["b"], ["c"]]
 
 
-async def test_what_comes_while_the_instance_is_busy_is_executed_next(start: Start) -> None:
+async def test_requests_that_arrive_while_the_instance_is_busy_execute_next(start: Start) -> None:
     queue = start(dynamic(4))
     instance = queue.employ()
     queue.submit("a")
@@ -127,7 +127,7 @@ async def test_requests_of_different_shapes_do_not_share_a_batch(start: Start) -
     await settle()
 
 
-async def test_levels_go_by_their_number_and_unknown_ones_to_the_default(start: Start) -> None:
+async def test_levels_execute_by_number_and_unknown_levels_are_the_default(start: Start) -> None:
     """As a real Triton, with max_batch_size 1 and the default level 2."""
     queue = start(dynamic(1, priority_levels=2, default_priority_level=2))
     instance = queue.employ()
@@ -139,7 +139,9 @@ async def test_levels_go_by_their_number_and_unknown_ones_to_the_default(start: 
     assert await drain(instance, 6) == ["h", "i", "l", "m", "9", "0"]
 
 
-async def test_an_instance_that_batches_in_flight_gets_what_there_is(start: Start) -> None:
+async def test_an_instance_that_batches_in_flight_executes_all_queued_requests(
+    start: Start,
+) -> None:
     queue = start(dynamic(4))
     instance = queue.employ(concurrency=None)
     await settle()
@@ -195,7 +197,7 @@ async def test_a_request_of_another_shape_ends_the_wait(start: Start) -> None:
     await settle()
 
 
-async def test_nothing_is_executed_once_the_only_one_that_waited_has_left(start: Start) -> None:
+async def test_nothing_executes_after_the_only_queued_request_is_cancelled(start: Start) -> None:
     queue = start(dynamic(8, preferred_batch_size=(4,), max_queue_delay_microseconds=1000))
     instance = queue.employ()
     (gone,) = queue.submit("a")
@@ -207,7 +209,7 @@ async def test_nothing_is_executed_once_the_only_one_that_waited_has_left(start:
 # Who leaves?
 
 
-async def test_one_client_leaving_its_batch_harms_nobody(start: Start) -> None:
+async def test_a_disconnect_does_not_affect_the_rest_of_the_batch(start: Start) -> None:
     queue = start(dynamic(8))
     entries = queue.submit("a", "b", "c")
     instance = queue.employ()
@@ -232,7 +234,7 @@ async def test_all_clients_of_a_batch_leaving_stops_its_execution(start: Start) 
     assert await drain(instance, 1) == ["d"]
 
 
-async def test_a_cancelled_request_leaves_the_queue_at_once(start: Start) -> None:
+async def test_a_cancelled_request_leaves_the_queue_immediately(start: Start) -> None:
     queue = start(dynamic(8, default_queue_policy=policy(max_queue_size=1)))
     (entry,) = queue.submit("a")
     with pytest.raises(InferenceError):
@@ -242,7 +244,7 @@ async def test_a_cancelled_request_leaves_the_queue_at_once(start: Start) -> Non
     assert await drain(queue.employ(), 1) == ["c"]
 
 
-async def test_a_dead_instance_takes_its_batch_with_it_and_nobody_else(start: Start) -> None:
+async def test_the_death_of_an_instance_fails_its_batch_only(start: Start) -> None:
     queue = start(dynamic(2))
     dead, alive = queue.employ(), queue.employ()
     await settle()
@@ -291,7 +293,7 @@ async def test_an_execution_of_which_nothing_was_taken_is_not_counted(start: Sta
     second.stream.cancel()
 
 
-async def test_what_is_queued_again_goes_to_a_free_instance_at_once(start: Start) -> None:
+async def test_requests_queued_again_execute_on_a_free_instance_immediately(start: Start) -> None:
     queue = start(dynamic(8))
     dead = queue.employ()
     first, second = queue.submit("a", "b")
@@ -343,7 +345,7 @@ async def test_a_full_queue_refuses_at_once_and_counts_nothing(start: Start) -> 
     assert queue.statistics.fail.count == 0
 
 
-async def test_what_an_idle_instance_is_about_to_take_is_not_in_the_way(start: Start) -> None:
+async def test_requests_about_to_execute_do_not_count_in_the_queue_limit(start: Start) -> None:
     queue = start(dynamic(1, default_queue_policy=policy(max_queue_size=1)))
     instances = [queue.employ() for _ in range(2)]
     await settle()
@@ -386,7 +388,7 @@ async def test_a_request_may_shorten_its_timeout(start: Start) -> None:
     assert await soon(read_all(patient.stream)) == ["a"]
 
 
-async def test_what_is_executed_is_not_timed_out(start: Start) -> None:
+async def test_an_executing_request_does_not_time_out(start: Start) -> None:
     queue = start(dynamic(1, default_queue_policy=policy(default_timeout_microseconds=1000)))
     instance = queue.employ()
     (slow,) = queue.submit("slow")
@@ -397,7 +399,7 @@ async def test_what_is_executed_is_not_timed_out(start: Start) -> None:
     assert await soon(read_all(slow.stream)) == ["slow"]
 
 
-async def test_a_timeout_that_delays_lets_fresher_requests_go_first(start: Start) -> None:
+async def test_a_delaying_timeout_lets_later_requests_execute_first(start: Start) -> None:
     """As a real Triton: the delayed one comes last, and is served."""
     limits = policy(
         timeout_action=TimeoutAction.DELAY,
@@ -417,7 +419,7 @@ async def test_a_timeout_that_delays_lets_fresher_requests_go_first(start: Start
 # In which order do responses leave?
 
 
-async def test_responses_leave_in_the_order_of_their_requests(start: Start) -> None:
+async def test_responses_are_sent_in_the_order_of_their_requests(start: Start) -> None:
     queue = start(dynamic(1, preserve_ordering=True))
     first, second = queue.employ(), queue.employ()
     await settle()
@@ -433,9 +435,7 @@ async def test_responses_leave_in_the_order_of_their_requests(start: Start) -> N
 
 
 @pytest.mark.parametrize("leaves", ["cancelled", "failed", "abandoned"])
-async def test_nobody_waits_for_the_response_of_one_that_has_gone(
-    start: Start, leaves: str
-) -> None:
+async def test_responses_do_not_wait_for_a_cancelled_request(start: Start, leaves: str) -> None:
     queue = start(dynamic(1, preserve_ordering=True))
     first, second = queue.employ(), queue.employ()
     await settle()
@@ -451,7 +451,7 @@ async def test_nobody_waits_for_the_response_of_one_that_has_gone(
     assert await soon(read_all(entries[1].stream)) == ["b"]
 
 
-async def test_an_answer_without_an_execution_waits_for_those_before_it(start: Start) -> None:
+async def test_a_cached_response_waits_for_earlier_requests(start: Start) -> None:
     queue = start(dynamic(1, preserve_ordering=True))
     instance = queue.employ()
     (executed,) = queue.submit("a")
@@ -485,7 +485,7 @@ async def test_a_decoupled_model_answers_in_order_without_waiting_for_itself(sta
     assert await soon(read_all(entries[1].stream)) == ["b"] * 100
 
 
-async def test_a_delayed_request_is_not_passed_by_one_that_waits_for_it(start: Start) -> None:
+async def test_a_request_is_not_delayed_behind_requests_that_wait_for_it(start: Start) -> None:
     slow = policy(
         default_timeout_microseconds=60_000_000,
         allow_timeout_override=True,
@@ -576,7 +576,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("seed", range(3))
-async def test_everybody_gets_their_own_answer_once_or_an_error(
+async def test_every_request_gets_its_own_response_once_or_an_error(
     start: Start, kind: str, seed: int
 ) -> None:
     choice = random.Random(seed)

@@ -11,9 +11,9 @@ from gateway.config import ModelConfig
 from gateway.config.scheduling import QueuePolicy
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
-from gateway.schedulers.rate_limiter import RateLimiter
+from gateway.schedulers.rate_limiter import ExecutionLimiter
 from tests.builders import TEXT, Execution, ScriptedInstance, read_all, settle, soon, text_response
-from tests.gateway.schedulers.conftest import Start
+from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import TOKENS, Queue, dynamic, word
 from tests.gateway.sequences.parts import direct, oldest
 
@@ -34,12 +34,14 @@ SCHEDULERS = {
 
 
 @pytest.fixture(params=[False, True], ids=["free", "rate limited"])
-def limiter(request: pytest.FixtureRequest) -> RateLimiter | None:
-    return RateLimiter() if request.param else None
+def limiter(request: pytest.FixtureRequest) -> ExecutionLimiter | None:
+    return ExecutionLimiter() if request.param else None
 
 
 @pytest.fixture(params=SCHEDULERS)
-async def queue(request: pytest.FixtureRequest, start: Start, limiter: RateLimiter | None) -> Queue:
+async def queue(
+    request: pytest.FixtureRequest, start: Start, limiter: ExecutionLimiter | None
+) -> Queue:
     config: ModelConfig = SCHEDULERS[request.param]
     return start(config, limiter)
 
@@ -79,7 +81,7 @@ async def test_an_instance_takes_as_many_executions_as_it_says_and_no_more(
     await settle()
 
 
-async def test_an_instance_that_batches_in_flight_takes_every_request_as_it_comes(
+async def test_an_instance_that_batches_in_flight_takes_every_request_immediately(
     queue: Queue,
 ) -> None:
     instance = ScriptedInstance(concurrency=None)
@@ -139,7 +141,7 @@ class Body:
     """Something large that a request holds on to."""
 
 
-async def test_a_request_cancelled_in_the_queue_is_let_go_at_once(queue: Queue) -> None:
+async def test_a_request_cancelled_in_the_queue_is_released_immediately(queue: Queue) -> None:
     instance = ScriptedInstance(concurrency=1)
     queue.add(instance)
     queue.submit("a")
@@ -190,7 +192,7 @@ async def test_a_failed_execution_frees_its_instance(queue: Queue, error: Except
     assert await soon(read_all(second.stream)) == ["served"]
 
 
-async def test_what_a_dead_instance_was_executing_gets_the_error(queue: Queue) -> None:
+async def test_requests_executing_on_a_dead_instance_get_the_error(queue: Queue) -> None:
     dead, alive = ScriptedInstance(concurrency=1), ScriptedInstance(concurrency=1)
     queue.add(dead)
     queue.add(alive)
@@ -204,7 +206,7 @@ async def test_what_a_dead_instance_was_executing_gets_the_error(queue: Queue) -
     assert await soon(read_all(second.stream)) == ["done"]
 
 
-async def test_what_waits_for_a_dead_instance_is_executed_by_the_next_one(queue: Queue) -> None:
+async def test_requests_queued_for_a_dead_instance_execute_on_its_replacement(queue: Queue) -> None:
     dead = ScriptedInstance(concurrency=1)
     queue.add(dead)
     _, waiting = queue.submit("a", "b")
@@ -258,7 +260,7 @@ async def test_a_scheduler_with_a_backlog_stops_quietly(queue: Queue) -> None:
         entry.stream.abandon(BROKEN)
 
 
-async def test_a_withdrawn_instance_ends_what_it_executes_and_takes_nothing_more(
+async def test_a_withdrawn_instance_ends_its_executions_and_takes_no_others(
     queue: Queue,
 ) -> None:
     leaving, staying = ScriptedInstance(concurrency=1), ScriptedInstance(concurrency=1)
@@ -278,7 +280,7 @@ async def test_a_withdrawn_instance_ends_what_it_executes_and_takes_nothing_more
     assert (leaving.asked, staying.asked) == (["a"], ["b", "c"])
 
 
-async def test_an_instance_that_lets_go_early_takes_the_next_request_and_no_more(
+async def test_an_instance_freed_early_takes_the_next_request_and_no_other(
     queue: Queue,
 ) -> None:
     instance = ScriptedInstance(concurrency=1)
@@ -302,7 +304,7 @@ async def let_go(instance: ScriptedInstance) -> Execution:
     return execution
 
 
-async def test_what_a_dead_instance_had_let_go_of_gets_the_error_too(queue: Queue) -> None:
+async def test_executions_freed_early_get_the_error_of_a_dead_instance(queue: Queue) -> None:
     dead, replacement = ScriptedInstance(concurrency=1), ScriptedInstance(concurrency=1)
     queue.add(dead)
     entries = queue.submit("a", "b", "c")
@@ -317,7 +319,7 @@ async def test_what_a_dead_instance_had_let_go_of_gets_the_error_too(queue: Queu
     assert await soon(read_all(entries[2].stream)) == ["done c"]
 
 
-async def test_an_instance_is_withdrawn_once_all_that_it_let_go_of_has_ended(queue: Queue) -> None:
+async def test_an_instance_is_withdrawn_after_the_executions_freed_early(queue: Queue) -> None:
     instance = ScriptedInstance(concurrency=1)
     queue.add(instance)
     first, second = queue.submit("a", "b")
@@ -398,7 +400,7 @@ async def test_a_request_on_its_way_to_an_instance_that_is_removed_keeps_its_pla
     assert await soon(read_all(entry.stream)) == ["served"]
 
 
-async def test_another_instance_serves_requests_meant_for_one_that_dies(queue: Queue) -> None:
+async def test_requests_for_a_dying_instance_execute_on_another(queue: Queue) -> None:
     if queue.keeps_sequences:
         pytest.skip("a sequence waits for the instance that has its slot")
     dead, alive = ScriptedInstance(concurrency=1), ScriptedInstance(concurrency=1)
@@ -463,7 +465,7 @@ async def test_a_stopped_request_that_its_instance_has_not_taken_is_executed_by_
     assert replacement.asked == ["b"]
 
 
-async def test_stopping_an_execution_in_its_own_step_leaves_the_next_one_alone(
+async def test_stopping_an_execution_in_its_own_step_does_not_affect_the_next(
     queue: Queue,
 ) -> None:
     instance = ScriptedInstance(concurrency=1)

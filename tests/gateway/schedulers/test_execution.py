@@ -11,8 +11,7 @@ from gateway.errors import AnsweredError, Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.observability.statistics import FailureReason, ModelStatistics
 from gateway.schedulers import execution as schedulers
-from gateway.schedulers.execution import LAG_BYTES, Terms
-from gateway.schedulers.scheduler import Entry
+from gateway.schedulers.execution import LAG_BYTES, Entry, SequenceCall
 from gateway.stream import DEFAULT_LIMIT, SHARED_LIMIT_BYTES, ResponseStream
 from tests.builders import (
     FLAG,
@@ -102,7 +101,7 @@ async def test_a_request_is_done_when_the_execution_returns(
     assert [await soon(read_all(stream)) for stream in streams] == [[], ["only me"], []]
 
 
-async def test_the_error_of_one_request_leaves_its_batch_alone(
+async def test_the_error_of_one_request_does_not_affect_its_batch(
     instance: ScriptedInstance, start: Start
 ) -> None:
     streams = start("first", "second", "third").streams
@@ -131,7 +130,7 @@ async def test_an_error_raised_by_the_instance_fails_every_request_that_is_not_d
         assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, "no such token")
 
 
-async def test_what_slips_through_is_internal_and_its_text_stays_in_the_log(
+async def test_an_unexpected_exception_is_internal_and_its_text_is_only_logged(
     instance: ScriptedInstance, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     streams = start("first", "second", "third").streams
@@ -147,7 +146,7 @@ async def test_what_slips_through_is_internal_and_its_text_stays_in_the_log(
     assert "/secret/path" in str(record.exc_info[1])
 
 
-async def test_an_answer_to_nobody_is_an_internal_error(
+async def test_an_answer_with_an_unknown_index_is_an_internal_error(
     instance: ScriptedInstance, start: Start
 ) -> None:
     (stream,) = start("first").streams
@@ -162,7 +161,7 @@ async def test_an_answer_to_nobody_is_an_internal_error(
 # Leaving.
 
 
-async def test_cancelling_one_request_leaves_its_batch_alone(
+async def test_cancelling_one_request_does_not_affect_its_batch(
     instance: ScriptedInstance, start: Start
 ) -> None:
     streams = start("first", "second", "third").streams
@@ -175,7 +174,7 @@ async def test_cancelling_one_request_leaves_its_batch_alone(
     assert await soon(read_all(streams[2])) == ["answer 2"]
 
 
-async def test_an_instance_is_told_once_of_each_who_leaves_before_the_others(
+async def test_an_instance_is_notified_once_of_each_disconnect_in_a_batch(
     instance: ScriptedInstance, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[InferRequest] = []
@@ -201,7 +200,7 @@ async def test_an_error_that_a_model_answers_with_is_an_answer_to_the_statistics
     assert (statistics.success.count, statistics.fail.count) == (1, 1)
 
 
-async def test_the_execution_stops_when_all_have_left(
+async def test_the_execution_stops_when_all_readers_have_disconnected(
     instance: ScriptedInstance, start: Start
 ) -> None:
     running = start("first", "second", "third")
@@ -216,7 +215,7 @@ async def test_the_execution_stops_when_all_have_left(
     assert not running.task.cancelled(), "the execution ends, and its task goes on"
 
 
-async def test_the_execution_stops_when_the_last_one_leaves_and_the_others_are_done(
+async def test_the_execution_stops_when_the_last_reader_disconnects_and_the_others_are_done(
     instance: ScriptedInstance, start: Start
 ) -> None:
     streams = start("first", "second", "third").streams
@@ -228,7 +227,7 @@ async def test_the_execution_stops_when_the_last_one_leaves_and_the_others_are_d
     await soon(execution.stopped.wait())
 
 
-async def test_the_execution_stops_when_the_last_one_is_done_and_the_others_have_left(
+async def test_the_execution_stops_when_the_last_request_is_done_and_the_others_have_disconnected(
     instance: ScriptedInstance, start: Start
 ) -> None:
     streams = start("first", "second", "third").streams
@@ -266,7 +265,7 @@ async def test_abandoning_every_request_stops_the_execution(
         await soon(streams[0].batch())
 
 
-async def test_who_leaves_before_the_execution_begins_never_reaches_the_instance(
+async def test_a_request_cancelled_before_its_execution_does_not_reach_the_instance(
     instance: ScriptedInstance, start: Start, statistics: ModelStatistics
 ) -> None:
     running = start("first", "second")
@@ -277,7 +276,7 @@ async def test_who_leaves_before_the_execution_begins_never_reaches_the_instance
     assert statistics.execution_count == 0
 
 
-async def test_the_others_of_a_batch_go_without_the_one_who_left_before_it_began(
+async def test_a_batch_executes_without_a_request_cancelled_before_it_began(
     instance: ScriptedInstance, start: Start
 ) -> None:
     streams = start("first", "second", "third").streams
@@ -289,7 +288,7 @@ async def test_the_others_of_a_batch_go_without_the_one_who_left_before_it_began
     assert await soon(read_all(streams[2])) == ["answer 1"]
 
 
-async def test_stopping_the_server_fails_what_is_under_way(
+async def test_stopping_the_server_fails_executing_requests(
     instance: ScriptedInstance, start: Start
 ) -> None:
     running = start("first", "second", "third")
@@ -377,7 +376,7 @@ async def test_a_batch_of_lagging_readers_continues_with_the_first_that_reads(
         await soon(read_all(stream))
 
 
-async def test_a_producer_that_is_held_back_stops_when_its_reader_leaves(
+async def test_a_blocked_producer_stops_when_its_reader_disconnects(
     instance: ScriptedInstance, start: Start
 ) -> None:
     (stream,) = start("first").streams
@@ -407,11 +406,11 @@ async def test_an_execution_counts_once_for_all_its_requests(
     assert (statistics.success.count, statistics.fail.count) == (3, 0)
 
 
-async def test_rows_that_nobody_hears_of_count_in_the_batch_and_nowhere_else(
+async def test_padding_rows_count_in_the_batch_only(
     instance: ScriptedInstance, statistics: ModelStatistics
 ) -> None:
     entry = new_entry(statistics, text_request("only"))
-    padded = schedulers.Execution(instance, [entry], statistics, terms=Terms(unheard=2))
+    padded = schedulers.Execution(instance, [entry], statistics, call=SequenceCall(padding_rows=2))
     task = asyncio.create_task(padded.run())
     (await instance.begun()).finish("done")
     assert await soon(read_all(entry.stream)) == ["done"]
@@ -431,7 +430,7 @@ async def test_a_failing_execution_counts_as_one_too(
     assert statistics.failures[FailureReason.BACKEND] == 3
 
 
-async def test_tokens_made_for_somebody_who_left_are_wasted(
+async def test_tokens_generated_after_a_disconnect_are_wasted(
     instance: ScriptedInstance, start: Start, statistics: ModelStatistics
 ) -> None:
     streams = start("first", "second").streams
@@ -498,7 +497,7 @@ async def test_a_request_that_should_end_early_is_not_executed_again(
     assert again == []
 
 
-async def test_a_model_that_cannot_end_early_is_left(
+async def test_a_request_of_a_model_that_cannot_end_early_is_cancelled(
     instance: ScriptedInstance, start: Start
 ) -> None:
     running = start("a", "b")

@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.config import InstanceGroup, ModelConfig, Resource
-from gateway.config import RateLimiter as RateLimiterConfig
+from gateway.config import InstanceGroup, ModelConfig, RateLimiter, Resource
 from gateway.errors import Code, InferenceError
-from gateway.schedulers.rate_limiter import RateLimiter
+from gateway.schedulers.rate_limiter import ExecutionLimiter
 from gateway.settings import ResourceLimit
 from tests.builders import TEXT, Execution, ScriptedInstance, read_all, settle, soon
-from tests.gateway.schedulers.conftest import Start
+from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import Queue, asked, dynamic, finish
 
 BROKEN = InferenceError(Code.INTERNAL, "broken")
@@ -19,7 +18,7 @@ BROKEN = InferenceError(Code.INTERNAL, "broken")
 
 def group(count: int = 1, *, priority: int = 0, name: str = "R") -> InstanceGroup:
     resources = (Resource(name=name, count=count),)
-    return InstanceGroup(rate_limiter=RateLimiterConfig(resources=resources, priority=priority))
+    return InstanceGroup(rate_limiter=RateLimiter(resources=resources, priority=priority))
 
 
 @pytest.fixture(params=["direct", "dynamic", "dynamic, in order"])
@@ -30,8 +29,8 @@ def config(request: pytest.FixtureRequest) -> ModelConfig:
 
 
 @pytest.fixture
-def limiter() -> RateLimiter:
-    return RateLimiter()
+def limiter() -> ExecutionLimiter:
+    return ExecutionLimiter()
 
 
 class Models:
@@ -62,19 +61,19 @@ class Models:
 
 
 @pytest.fixture
-async def two(start: Start, config: ModelConfig, limiter: RateLimiter) -> Models:
+async def two(start: Start, config: ModelConfig, limiter: ExecutionLimiter) -> Models:
     return Models(start(config, limiter), start(config, limiter))
 
 
-async def test_what_needs_the_same_resource_executes_one_after_the_other(two: Models) -> None:
+async def test_executions_with_the_same_resource_are_sequential(two: Models) -> None:
     two.employ(group(), group())
     entries = [queue.submit(text) for queue, text in zip(two.queues, "ab", strict=True)]
     assert [await two.finish_one(), await two.finish_one()] == ["a", "b"]
     assert [await soon(read_all(entry.stream)) for (entry,) in entries] == [["a"], ["b"]]
 
 
-async def test_what_needs_other_resources_or_none_executes_beside_it(
-    start: Start, config: ModelConfig, limiter: RateLimiter
+async def test_executions_with_other_resources_or_none_are_concurrent(
+    start: Start, config: ModelConfig, limiter: ExecutionLimiter
 ) -> None:
     models = Models(*(start(config, limiter) for _ in range(3)))
     models.employ(group(), group(name="S"), InstanceGroup())
@@ -87,7 +86,7 @@ async def test_what_needs_other_resources_or_none_executes_beside_it(
 
 
 async def test_without_needs_every_instance_executes_at_once(
-    start: Start, config: ModelConfig, limiter: RateLimiter
+    start: Start, config: ModelConfig, limiter: ExecutionLimiter
 ) -> None:
     queue = start(config, limiter)
     instances = [queue.employ() for _ in range(2)]
@@ -115,10 +114,10 @@ async def test_a_priority_of_two_has_half_the_turns(two: Models) -> None:
     assert [sum(each.isalpha() for each in found[:count]) for count in (3, 6, 9)] == [1, 2, 3]
 
 
-async def test_who_needs_much_is_not_starved_by_those_who_need_little(
+async def test_an_execution_with_large_needs_is_not_starved(
     start: Start, config: ModelConfig
 ) -> None:
-    limiter = RateLimiter([ResourceLimit("R", 2)])
+    limiter = ExecutionLimiter([ResourceLimit("R", 2)])
     models = Models(*(start(config, limiter) for _ in range(3)))
     models.employ(group(1), group(1), group(2))
     models.queues[0].submit(*"aaa")
@@ -138,7 +137,7 @@ async def test_who_needs_much_is_not_starved_by_those_who_need_little(
 async def test_the_instances_of_one_model_are_limited_too(
     start: Start, config: ModelConfig
 ) -> None:
-    limiter = RateLimiter([ResourceLimit("R", 2)])
+    limiter = ExecutionLimiter([ResourceLimit("R", 2)])
     queue = start(config, limiter)
     models = Models(queue, queue, queue)
     models.employ(group(), group(), group())
@@ -151,10 +150,10 @@ async def test_the_instances_of_one_model_are_limited_too(
     assert sum(len(each.executions) for each in models.instances) == 4
 
 
-async def test_each_execution_of_an_engine_that_batches_in_flight_holds_what_it_needs(
+async def test_each_execution_of_an_engine_that_batches_in_flight_holds_its_resources(
     start: Start,
 ) -> None:
-    queue = start(TEXT, RateLimiter([ResourceLimit("R", 3)]))
+    queue = start(TEXT, ExecutionLimiter([ResourceLimit("R", 3)]))
     instance = ScriptedInstance(concurrency=None)
     queue.add(instance, group())
     queue.submit(*"abcde")
@@ -167,8 +166,10 @@ async def test_each_execution_of_an_engine_that_batches_in_flight_holds_what_it_
 # Who leaves.
 
 
-async def test_who_leaves_the_queue_keeps_nobody_waiting(start: Start, config: ModelConfig) -> None:
-    limiter = RateLimiter([ResourceLimit("R", 2)])
+async def test_a_cancelled_request_does_not_block_the_limiter(
+    start: Start, config: ModelConfig
+) -> None:
+    limiter = ExecutionLimiter([ResourceLimit("R", 2)])
     models = Models(*(start(config, limiter) for _ in range(3)))
     models.employ(group(1), group(2), group(1))
     models.queues[0].submit("holds")
@@ -186,7 +187,7 @@ async def test_who_leaves_the_queue_keeps_nobody_waiting(start: Start, config: M
     assert models.instances[1].executions == []
 
 
-async def test_cancelling_what_executes_lets_the_next_one_go(two: Models) -> None:
+async def test_cancelling_an_execution_starts_the_next(two: Models) -> None:
     two.employ(group(), group())
     (first,) = two.queues[0].submit("a")
     await two.running()
@@ -219,7 +220,7 @@ async def test_the_death_of_an_instance_lets_the_next_one_go(two: Models) -> Non
     assert await two.finish_one() == "waits"
 
 
-async def test_withdrawing_an_instance_waits_for_what_it_executes(two: Models) -> None:
+async def test_withdrawing_an_instance_waits_for_its_executions(two: Models) -> None:
     two.employ(group(), group())
     two.queues[0].submit("a")
     (execution,) = await two.running()
@@ -247,18 +248,18 @@ async def test_the_end_of_a_model_lets_the_others_go(two: Models) -> None:
 # What there is.
 
 
-async def test_what_is_available_follows_those_that_are_loaded(
-    start: Start, config: ModelConfig, limiter: RateLimiter
+async def test_available_resources_follow_the_loaded_instances(
+    start: Start, config: ModelConfig, limiter: ExecutionLimiter
 ) -> None:
-    large = limiter.enrol(group(3), 0)
+    large = limiter.register(group(3), 0)
     queue = start(config, limiter)
     models = Models(queue, queue, queue)
     models.employ(group(), group(), group())
     queue.submit(*"abcdef")
     running = await models.running()
     assert len(running) == 3
-    large.leave()
-    large.leave()
+    large.unregister()
+    large.unregister()
     for execution in running[:2]:
         finish(execution)
     assert await models.running() == running[2:]
@@ -267,27 +268,27 @@ async def test_what_is_available_follows_those_that_are_loaded(
 
 
 async def test_devices_have_resources_of_their_own(
-    start: Start, config: ModelConfig, limiter: RateLimiter
+    start: Start, config: ModelConfig, limiter: ExecutionLimiter
 ) -> None:
     queues = [start(config, limiter) for _ in range(2)]
     instances = [ScriptedInstance(1) for _ in range(2)]
     for device, (queue, instance) in enumerate(zip(queues, instances, strict=True)):
-        queue.scheduler.add(instance, limiter.enrol(group(), device))
+        queue.scheduler.add(instance, limiter.register(group(), device))
         queue.submit("x")
     for instance in instances:
         finish(await instance.begun())
 
 
-async def test_a_share_that_cannot_be_leaves_no_trace(limiter: RateLimiter) -> None:
-    limiter.enrol(group(2), 0)
+async def test_a_refused_registration_changes_nothing(limiter: ExecutionLimiter) -> None:
+    limiter.register(group(2), 0)
     shared = Resource(name="R", count=9, global_=True)
     for _ in range(2):
         with pytest.raises(InferenceError, match="present as both global and device-specific"):
-            limiter.enrol(InstanceGroup(rate_limiter=RateLimiterConfig(resources=(shared,))), 0)
-    limiter.enrol(group(1), 0)
+            limiter.register(InstanceGroup(rate_limiter=RateLimiter(resources=(shared,))), 0)
+    limiter.register(group(1), 0)
 
 
-async def test_a_batch_is_taken_when_its_turn_comes(start: Start, limiter: RateLimiter) -> None:
+async def test_a_batch_is_formed_in_its_turn(start: Start, limiter: ExecutionLimiter) -> None:
     holder = start(TEXT, limiter)
     batched = start(dynamic(8), limiter)
     models = Models(holder, batched)
@@ -303,8 +304,8 @@ async def test_a_batch_is_taken_when_its_turn_comes(start: Start, limiter: RateL
     finish(batch)
 
 
-async def test_a_model_that_waits_for_more_requests_leaves_its_turn(
-    start: Start, limiter: RateLimiter
+async def test_a_model_that_waits_for_more_requests_passes_its_turn(
+    start: Start, limiter: ExecutionLimiter
 ) -> None:
     delay = {"max_queue_delay_microseconds": 60_000_000, "preferred_batch_size": (2,)}
     patient = start(dynamic(2, **delay), limiter)
@@ -320,8 +321,8 @@ async def test_a_model_that_waits_for_more_requests_leaves_its_turn(
 
 
 async def test_priorities_of_zero_and_one_are_the_same() -> None:
-    limiter = RateLimiter()
-    shares = [limiter.enrol(replace(group(priority=priority)), 0) for priority in (0, 1, 2)]
+    limiter = ExecutionLimiter()
+    shares = [limiter.register(replace(group(priority=priority)), 0) for priority in (0, 1, 2)]
     for share in shares:
         share.limiter.began(share)
     assert [share.claim.score for share in shares] == [1, 1, 2]

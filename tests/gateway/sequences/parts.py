@@ -9,7 +9,7 @@ from gateway.config.scheduling import (
     StrategyOldest,
 )
 from gateway.messages import InferRequest, SequenceTag
-from gateway.schedulers.scheduler import Entry
+from gateway.schedulers.execution import Entry
 from gateway.tensor import NUMPY_TYPES
 from tests.builders import TEXT, Execution
 from tests.gateway.schedulers.queues import Queue, word

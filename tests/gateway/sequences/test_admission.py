@@ -7,7 +7,7 @@ from gateway.config.data_type import DataType
 from gateway.config.scheduling import Control, ControlInput, ControlKind
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
-from gateway.sequences.admission import Admission
+from gateway.sequences.admission import SequenceAdmission
 from tests.gateway.schedulers.queues import word
 from tests.gateway.sequences.parts import direct, part
 
@@ -28,7 +28,9 @@ def identified(data_type: DataType) -> ModelConfig:
 
 
 def check(request: InferRequest, config: ModelConfig | None = None, known: object = 5) -> None:
-    Admission(config or direct(), lambda correlation_id: correlation_id == known).check(request)
+    SequenceAdmission(config or direct(), lambda correlation_id: correlation_id == known).check(
+        request
+    )
 
 
 def refusal(request: InferRequest, config: ModelConfig | None = None) -> str:
@@ -76,7 +78,7 @@ def test_a_request_has_one_row() -> None:
         (5, "UINT64", "BYTES", DataType.TYPE_STRING),
     ],
 )
-def test_an_id_is_of_the_type_that_the_model_is_told(
+def test_an_id_has_the_type_of_its_control_input(
     correlation_id: int | str, found: str, expected: str, data_type: DataType
 ) -> None:
     assert refusal(part(correlation_id, "a", "start", id="r"), identified(data_type)) == (

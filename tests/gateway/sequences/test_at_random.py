@@ -17,10 +17,10 @@ from gateway.config.data_type import DataType
 from gateway.config.scheduling import State
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
-from gateway.schedulers.rate_limiter import RateLimiter
-from gateway.schedulers.scheduler import Entry
+from gateway.schedulers.execution import Entry
+from gateway.schedulers.rate_limiter import ExecutionLimiter
 from gateway.tensor import Datatype, array_tensor
-from tests.gateway.schedulers.conftest import Start
+from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import Queue
 from tests.gateway.sequences.parts import direct, oldest, part
 
@@ -108,7 +108,7 @@ async def test_every_answer_is_the_sum_of_its_own_sequence(
     start: Start, kind: str, seed: int, limited: bool
 ) -> None:
     choice = random.Random(seed)
-    queue = start(CONFIGS[kind], RateLimiter() if limited else None)
+    queue = start(CONFIGS[kind], ExecutionLimiter() if limited else None)
     served = asyncio.Event()
     changing = asyncio.create_task(_change_instances(queue, choice, served))
     clients = [_client(queue, choice, number) for number in range(30)]

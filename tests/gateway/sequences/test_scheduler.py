@@ -11,7 +11,7 @@ from gateway.config.data_type import DataType
 from gateway.config.scheduling import Control, ControlInput, ControlKind, State
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse, RequestedOutput, SequenceTag
-from gateway.schedulers.scheduler import Entry
+from gateway.schedulers.execution import Entry
 from gateway.stream import DEFAULT_LIMIT
 from gateway.tensor import text_tensor
 from tests.builders import (
@@ -24,7 +24,7 @@ from tests.builders import (
     text_response,
     texts,
 )
-from tests.gateway.schedulers.conftest import Start
+from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import Queue, finish, word
 from tests.gateway.sequences.parts import (
     HOUR_US,
@@ -166,7 +166,7 @@ async def test_a_sequence_begins_on_an_instance_that_is_free(
     assert (busy.asked, free.asked) == (["a"], ["b"])
 
 
-async def test_of_sequences_that_come_at_once_each_begins_on_an_instance_of_its_own(
+async def test_sequences_that_arrive_together_begin_on_different_instances(
     start: Start,
 ) -> None:
     queue = start(oldest(candidates=1, max_batch_size=1))
@@ -189,7 +189,7 @@ async def test_an_id_as_a_number_and_as_a_string_are_two_sequences(start: Start)
     await settle()
 
 
-async def test_a_second_start_goes_on_in_the_same_slot(
+async def test_a_second_start_continues_in_the_same_slot(
     start: Start, config: ModelConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = start(config)
@@ -208,7 +208,7 @@ async def test_a_second_start_goes_on_in_the_same_slot(
     )
 
 
-async def test_a_sequence_without_start_is_refused_and_its_neighbours_go_on(
+async def test_a_sequence_without_start_is_refused_and_others_continue(
     start: Start, config: ModelConfig
 ) -> None:
     queue = start(config)
@@ -240,7 +240,7 @@ async def test_a_failed_request_does_not_end_its_sequence(
 # What the model is told.
 
 
-async def test_controls_tell_where_a_request_stands(start: Start) -> None:
+async def test_control_inputs_contain_the_flags_of_a_request(start: Start) -> None:
     queue = start(direct(control_input=CONTROLS))
     instance = queue.employ()
     for text, flags in (("a", "start"), ("b", ""), ("c", "end")):
@@ -259,7 +259,7 @@ async def test_controls_tell_where_a_request_stands(start: Start) -> None:
     await settle()
 
 
-async def test_a_slot_that_has_no_request_has_a_row_that_nobody_hears_of(start: Start) -> None:
+async def test_an_empty_slot_has_a_padding_row(start: Start) -> None:
     queue = start(direct(control_input=CONTROLS))
     instance = queue.employ()
     for number in (1, 2, 3):
@@ -280,7 +280,7 @@ async def test_a_slot_that_has_no_request_has_a_row_that_nobody_hears_of(start: 
     }
 
 
-async def test_rows_beyond_the_last_that_is_ready_are_left_out(start: Start) -> None:
+async def test_rows_beyond_the_last_ready_one_are_omitted(start: Start) -> None:
     queue = start(direct())
     instance = queue.employ()
     for number in (1, 2, 3):
@@ -311,7 +311,7 @@ async def test_a_request_of_another_shape_waits_for_the_next_execution(start: St
     await settle()
 
 
-async def test_an_error_of_a_row_that_nobody_hears_of_harms_no_one(start: Start) -> None:
+async def test_an_error_of_a_padding_row_is_ignored(start: Start) -> None:
     queue = start(direct())
     instance = queue.employ()
     for number in (1, 2):
@@ -392,7 +392,7 @@ async def test_the_oldest_strategy_keeps_the_order_if_it_is_asked_to(start: Star
     assert await answer(third) == ["3"]
 
 
-async def test_an_instance_that_lets_go_early_takes_the_next_of_a_sequence(
+async def test_an_instance_freed_early_takes_the_next_request_of_a_sequence(
     start: Start, config: ModelConfig
 ) -> None:
     queue = start(config)
@@ -409,7 +409,7 @@ async def test_an_instance_that_lets_go_early_takes_the_next_of_a_sequence(
     assert await answer(first) == ["more follows", "late"]
 
 
-async def test_what_has_not_ended_holds_what_came_after_it_although_its_instance_is_free(
+async def test_responses_wait_for_an_execution_freed_early(
     start: Start,
 ) -> None:
     queue = start(oldest(max_batch_size=1, preserve_ordering=True))
@@ -429,7 +429,7 @@ async def test_what_has_not_ended_holds_what_came_after_it_although_its_instance
 # Slots and backlog.
 
 
-async def test_who_has_no_slot_begins_when_a_sequence_ends(start: Start) -> None:
+async def test_a_sequence_in_the_backlog_begins_when_another_ends(start: Start) -> None:
     queue = start(direct(slots=1))
     instance = queue.employ()
     ask(queue, 1, "a", "start")
@@ -466,9 +466,7 @@ async def test_a_thousand_sequences_of_one_request_pass_one_slot(
     assert await answer(entries[-1]) == ["1000"]
 
 
-async def test_an_idle_sequence_loses_its_slot_without_a_word(
-    start: Start, config: ModelConfig
-) -> None:
+async def test_an_idle_sequence_loses_its_slot_silently(start: Start, config: ModelConfig) -> None:
     batching = config.sequence_batching
     assert batching is not None
     short = replace(batching, max_sequence_idle_microseconds=SOON_US)
@@ -484,7 +482,7 @@ async def test_an_idle_sequence_loses_its_slot_without_a_word(
         ask(queue, 1, "b")
 
 
-async def test_what_an_idle_sequence_has_queued_is_executed(start: Start) -> None:
+async def test_queued_requests_of_an_idle_sequence_are_executed(start: Start) -> None:
     queue = start(direct(slots=1, max_sequence_idle_microseconds=SOON_US))
     instance = queue.employ()
     ask(queue, 1, "a", "start")
@@ -553,7 +551,7 @@ async def test_with_a_queued_request_all_that_its_sequence_has_queued_behind_is_
 
 
 @pytest.mark.parametrize("executing", [True, False])
-async def test_requests_before_the_one_that_was_cancelled_are_executed(
+async def test_requests_before_a_cancelled_one_are_executed(
     start: Start, config: ModelConfig, executing: bool
 ) -> None:
     queue = start(config)
@@ -617,7 +615,7 @@ async def test_a_sequence_cancelled_in_the_backlog_is_forgotten(start: Start) ->
     assert instance.asked == ["a", "end", "d"]
 
 
-async def test_a_client_that_leaves_its_executing_request_does_not_end_the_sequence(
+async def test_a_disconnect_during_an_execution_does_not_end_the_sequence(
     start: Start, config: ModelConfig
 ) -> None:
     queue = start(config)
@@ -634,7 +632,7 @@ async def test_a_client_that_leaves_its_executing_request_does_not_end_the_seque
     assert await answer(following) == ["c"]
 
 
-async def test_an_execution_that_nobody_waits_for_is_stopped_whatever_its_other_rows(
+async def test_an_execution_without_readers_stops_despite_padding_rows(
     start: Start,
 ) -> None:
     queue = start(direct())
@@ -656,7 +654,7 @@ async def test_an_execution_that_nobody_waits_for_is_stopped_whatever_its_other_
 # Instances that come and go.
 
 
-async def test_sequences_that_have_begun_end_with_their_instance(
+async def test_sequences_that_have_begun_fail_with_their_instance(
     start: Start, config: ModelConfig
 ) -> None:
     queue = start(replace(config, max_batch_size=2))
@@ -694,7 +692,7 @@ async def test_the_last_request_of_a_sequence_fails_with_its_dead_instance(
     assert await refusal(other) == (Code.UNAVAILABLE, "broken")
 
 
-async def test_an_instance_is_withdrawn_once_its_sequences_have_ended(
+async def test_an_instance_is_withdrawn_after_its_sequences(
     start: Start, config: ModelConfig
 ) -> None:
     queue = start(replace(config, max_batch_size=2))
@@ -716,7 +714,7 @@ async def test_an_instance_is_withdrawn_once_its_sequences_have_ended(
     assert (leaving.asked, staying.asked) == (["a", "c"], ["b"])
 
 
-async def test_an_instance_is_withdrawn_when_the_last_that_waited_there_leaves(
+async def test_an_instance_is_withdrawn_when_its_last_queued_request_is_cancelled(
     start: Start,
 ) -> None:
     queue = start(oldest(max_queue_delay_microseconds=HOUR_US, preferred_batch_size=(2,)))
@@ -734,9 +732,7 @@ async def test_an_instance_is_withdrawn_when_the_last_that_waited_there_leaves(
     await soon(withdrawn)
 
 
-async def test_only_requests_of_sequences_that_have_begun_go_on(
-    start: Start, config: ModelConfig
-) -> None:
+async def test_only_requests_of_open_sequences_continue(start: Start, config: ModelConfig) -> None:
     queue = start(config)
     instance = queue.employ()
     await soon(queue.scheduler.sequences_ended())
@@ -837,7 +833,7 @@ async def test_a_sequence_is_not_idle_between_and_during_its_rounds(
         ask(queue, 5, "b")
 
 
-async def test_a_client_may_leave_between_two_rounds(start: Start) -> None:
+async def test_a_client_may_disconnect_between_two_rounds(start: Start) -> None:
     queue = start(direct(slots=1, iterative_sequence=True))
     instance = queue.employ()
     entry, other = queue.ask(word("a", sequence=NO_ID)), queue.ask(word("b", sequence=NO_ID))
@@ -895,7 +891,7 @@ async def test_only_iterative_sequences_are_executed_again(
     assert "not configured to handle such a flag" in message
 
 
-# States.
+# ImplicitStates.
 
 
 def keeping(text: str, kept: str, shape: tuple[int, int] = (1, 1)) -> InferResponse:
@@ -911,7 +907,7 @@ def kept(execution: Execution, row: int = 0) -> list[str]:
     return [each.decode() for each in tensor.elements()]
 
 
-async def test_what_the_model_answers_as_state_comes_back_with_the_next_request(
+async def test_a_state_in_the_response_is_an_input_of_the_next_request(
     start: Start,
 ) -> None:
     queue = start(direct(state=(KEPT,)))
@@ -927,7 +923,7 @@ async def test_what_the_model_answers_as_state_comes_back_with_the_next_request(
     assert seen == [[""], ["after a"], [""], ["after c"]]
 
 
-async def test_a_failed_request_leaves_the_state_as_it_was(
+async def test_a_failed_request_does_not_change_the_state(
     start: Start, config: ModelConfig
 ) -> None:
     batching = config.sequence_batching
@@ -948,7 +944,7 @@ async def test_a_failed_request_leaves_the_state_as_it_was(
     await settle()
 
 
-async def test_a_request_that_executes_leaves_its_state_although_its_client_has_gone(
+async def test_a_state_is_stored_after_the_client_disconnects(
     start: Start, config: ModelConfig
 ) -> None:
     batching = config.sequence_batching
@@ -969,7 +965,7 @@ async def test_a_request_that_executes_leaves_its_state_although_its_client_has_
     assert await answer(following) == ["b"]
 
 
-async def test_what_leaves_a_state_is_stopped_if_its_instance_dies(
+async def test_an_execution_with_states_stops_when_its_instance_dies(
     start: Start, config: ModelConfig
 ) -> None:
     batching = config.sequence_batching
@@ -1026,9 +1022,7 @@ async def test_a_state_is_shown_if_it_is_an_output_and_asked_for(start: Start) -
     assert seen == [["textstate"], ["textstate"], ["text"]]
 
 
-async def test_what_comes_before_an_instance_waits_for_it(
-    start: Start, config: ModelConfig
-) -> None:
+async def test_requests_wait_for_the_first_instance(start: Start, config: ModelConfig) -> None:
     queue = start(config)
     entries = [ask(queue, 1, "a", "start"), ask(queue, 1, "b", "end")]
     await settle()

@@ -1,5 +1,5 @@
 from gateway.messages import SequenceTag
-from gateway.schedulers.queue import Waiting
+from gateway.schedulers.queue import QueuedRequest
 from gateway.sequences.table import OpenSequence, SequenceTable
 from tests.gateway.schedulers.queues import MS, waiting
 
@@ -27,7 +27,7 @@ def done(sequence: OpenSequence) -> None:
     sequence.waiting.clear()
 
 
-def texts(requests: list[Waiting]) -> list[str]:
+def texts(requests: list[QueuedRequest]) -> list[str]:
     return [each.entry.request.id for each in requests]
 
 
@@ -58,7 +58,7 @@ def test_without_a_time_no_sequence_is_ever_idle() -> None:
     assert found.close_idle(10**18) == []
 
 
-def test_a_slot_that_was_left_is_taken_again() -> None:
+def test_a_released_slot_is_taken_again() -> None:
     found = table()
     found.add("a", 3)
     first, second = push(found, 1, "start"), push(found, 2, "start")
@@ -104,7 +104,7 @@ def test_the_backlog_is_first_in_first_out() -> None:
     assert found.release(later[0], 0) is later[1]
 
 
-def test_slots_that_are_added_go_to_the_backlog_once_it_is_asked() -> None:
+def test_added_slots_are_given_to_the_backlog_by_fill() -> None:
     found = table()
     waiters = [push(found, number, "start") for number in (1, 2, 3)]
     found.add("a", 2)
@@ -131,7 +131,7 @@ def test_a_sequence_without_requests_for_too_long_is_closed() -> None:
     assert found.idle_ns == 0
 
 
-def test_in_the_backlog_nobody_is_idle() -> None:
+def test_sequences_in_the_backlog_are_never_idle() -> None:
     found = table()
     found.add("a", 1)
     first = push(found, 1, "start end", at_ms=0)
@@ -172,13 +172,13 @@ def test_in_a_slot_nothing_times_out() -> None:
 # Giving up, and owners that go.
 
 
-def test_a_sequence_that_is_given_up_leaves_the_backlog() -> None:
+def test_a_dropped_sequence_leaves_the_backlog() -> None:
     found = table()
     found.add("a", 1)
     first = push(found, 1, "start end")
     second, third = push(found, 2, "start"), push(found, 3, "start")
     push(found, 2)
-    assert texts(found.give_up(second)) == ["2", "2"]
+    assert texts(found.drop(second)) == ["2", "2"]
     assert not found.knows(2)
     assert found.release(first, 0) is third
 
@@ -197,7 +197,7 @@ def test_a_sequence_can_be_cut_at_any_request() -> None:
     assert place(sequence) == ("a", 0)
 
 
-def test_who_asks_hears_of_the_last_sequence_that_is_closed() -> None:
+def test_the_callback_is_called_when_the_last_sequence_closes() -> None:
     heard: list[str] = []
     found = SequenceTable(IDLE_MS * 1000, lambda: heard.append("last"))
     for number in (1, 2):
@@ -208,18 +208,18 @@ def test_who_asks_hears_of_the_last_sequence_that_is_closed() -> None:
     assert (heard, found.any_open) == (["last"], False)
 
 
-def test_to_close_twice_is_to_close_once() -> None:
+def test_closing_is_idempotent() -> None:
     found = table()
     found.add("a", 2)
     sequence = push(found, 1, "start end")
     push(found, 1, "start")
     found.close(sequence)
     assert found.knows(1)
-    assert found.give_up(sequence)
+    assert found.drop(sequence)
     assert found.knows(1)
 
 
-def test_a_retired_slot_is_left_once_and_never_taken() -> None:
+def test_a_retired_slot_is_not_taken_again() -> None:
     found = table()
     slots = found.add("a", 2)
     inside = push(found, 1, "start")
@@ -234,7 +234,7 @@ def test_a_retired_slot_is_left_once_and_never_taken() -> None:
     assert place(outside) == ("b", 0)
 
 
-def test_who_is_sent_back_comes_first_and_keeps_the_order() -> None:
+def test_sequences_sent_back_are_first_and_keep_their_order() -> None:
     found = table()
     slots = found.add("a", 2)
     begun = [push(found, number, "start") for number in (1, 2)]

@@ -1,11 +1,18 @@
-"""`/v1/embeddings` of a model that has tensors for it: each text is a request of its own.
+"""Embeddings by models without OpenAI's contract: each text is an inference request.
 
-So the model's batcher decides what is executed together, also with the texts of other clients.
+The model's batcher combines texts, also those of other clients.
 """
 
+import asyncio
 import base64
 import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
+from typing import Any
 
 import numpy as np
 import orjson
@@ -13,36 +20,156 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.dataplane import DataPlane
-from gateway.errors import InferenceError
-from gateway.frontends.http.body import OnDisconnect
+from gateway.errors import Code, InferenceError
+from gateway.frontends.http.asgi_extensions import OnDisconnect
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.openai.call import Call
-from gateway.frontends.http.openai.embedding_request import (
-    EmbeddingRequest,
-    Encoding,
-    read_embedding_request,
-)
-from gateway.frontends.http.openai.encoders import Encoder, Vector, encoder_of
-from gateway.frontends.http.openai.request_id import request_id, request_id_header
-from gateway.frontends.http.openai.window import RequestWindow
+from gateway.frontends.http.openai.encoders import TextEncoder, Vector, encoder_of
+from gateway.frontends.http.openai.errors import refusal
+from gateway.frontends.http.openai.request import OpenAiRequest, request_id, request_id_header
 from gateway.frontends.http.tracing import infer
-from gateway.messages import InferResponse
+from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
+from gateway.stream import ResponseStream
+
+MOST_TEXTS = 2048
+"""Texts of one request, as at OpenAI."""
+
+BURST = 32
+"""Requests submitted in a row before the event loop runs other tasks."""
 
 AT_ONCE = 256
-"""Texts of one request that are in flight: more than the batches of a model's instances hold."""
+"""Texts of one request in flight: more than the batches of a model's instances hold."""
 
 
-class EmbeddingsDoor:
-    """Answers embeddings requests by encoders."""
+class Encoding(StrEnum):
+    """The form of an embedding: a list of numbers, or its little-endian FP32 in base64."""
+
+    FLOAT = "float"
+    BASE64 = "base64"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """One request; the first `dimensions` of each embedding are kept."""
+
+    texts: Sequence[str]
+    encoding: Encoding
+    dimensions: int
+
+
+def read_embedding_request(members: Mapping[str, Any], size: int) -> EmbeddingRequest:
+    """Read a request to a model whose embeddings have that size; INVALID_ARG if it is invalid."""
+    return EmbeddingRequest(
+        _texts(members.get("input")),
+        _encoding(members.get("encoding_format")),
+        _dimensions(members.get("dimensions"), size),
+    )
+
+
+def _texts(given: Any) -> Sequence[str]:
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not texts:
+        raise _invalid("input", "`input` is no text, and no list of at least one text")
+    if len(texts) > MOST_TEXTS:
+        raise _invalid("input", f"`input` has {len(texts)} texts, expected at most {MOST_TEXTS}")
+    for index, text in enumerate(texts):
+        _check_text(index, text)
+    return texts
+
+
+def _check_text(index: int, text: Any) -> None:
+    if isinstance(text, int | list):
+        raise _invalid("input", "`input` has token ids, which this model does not take: send texts")
+    if not isinstance(text, str):
+        raise _invalid("input", f"`input` has something other than a text at {index}")
+    if not text:
+        raise _invalid("input", f"`input` has an empty text at {index}, expected some characters")
+
+
+def _encoding(given: Any) -> Encoding:
+    if given is None:
+        return Encoding.FLOAT
+    if given not in tuple(Encoding):
+        raise _invalid("encoding_format", "`encoding_format` is neither 'float' nor 'base64'")
+    return Encoding(given)
+
+
+def _dimensions(given: Any, size: int) -> int:
+    if given is None:
+        return size
+    if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= size:
+        raise _invalid(
+            "dimensions",
+            f"`dimensions` is {str(given)[:40]}, expected a number from 1 to {size}, which is what "
+            "the model has",
+        )
+    return given
+
+
+def _invalid(param: str, message: str) -> InferenceError:
+    return refusal(Code.INVALID_ARG, message, param)
+
+
+class RequestWindow(AbstractContextManager["RequestWindow"]):
+    """Requests submitted a limited number at a time; their responses are taken in order.
+
+    Used inside `with`, whose exit cancels the rest, and by one task. When the model is full, the
+    limit becomes the number of requests that it accepted. If that is 0, its error is raised.
+    """
+
+    def __init__(
+        self,
+        submit: Callable[[InferRequest], ResponseStream],
+        requests: Sequence[InferRequest],
+        limit: int,
+    ) -> None:
+        self._submit = submit
+        self._requests = deque(requests)
+        self._limit = limit
+        self._streams: deque[ResponseStream] = deque()
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Cancel all requests; idempotent. A pending `take` raises CANCELLED."""
+        self._requests.clear()
+        for stream in self._streams:
+            stream.cancel()
+
+    async def take(self) -> InferResponse | None:
+        """The next response, None after the last; raises the error of that request."""
+        await self._fill()
+        if not self._streams:
+            return None
+        response = await self._streams[0].only()
+        self._streams.popleft()
+        return response
+
+    async def _fill(self) -> None:
+        while self._requests and len(self._streams) < self._limit:
+            try:
+                self._streams.append(self._submit(self._requests[0]))
+            except InferenceError as error:
+                if error.code is not Code.UNAVAILABLE or not self._streams:
+                    raise
+                self._limit = len(self._streams)
+                return
+            self._requests.popleft()
+            if len(self._requests) % BURST == 0:
+                await asyncio.sleep(0)
+
+
+class EmbeddingAnswers:
+    """Answers embeddings requests with encoders."""
 
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
 
-    async def answer(self, request: Request, call: Call, model: Model) -> Response:
-        """The embeddings of all texts; the first error of any is that of the request."""
+    async def answer(self, request: Request, call: OpenAiRequest, model: Model) -> Response:
+        """The embeddings of all texts; the first error fails the request."""
         encoder = encoder_of(model.config)
-        assert encoder is not None  # noqa: S101 - or it would not serve the endpoint
+        assert encoder is not None  # noqa: S101 - it serves the endpoint
         asked = read_embedding_request(call.members, encoder.size)
         found = request_id(request)
         requests = [encoder.request(text, found, call.received_ns) for text in asked.texts]
@@ -57,7 +184,7 @@ class EmbeddingsDoor:
 class _Items:
     """The JSON of each embedding, in the order of the texts."""
 
-    def __init__(self, encoder: Encoder, asked: EmbeddingRequest) -> None:
+    def __init__(self, encoder: TextEncoder, asked: EmbeddingRequest) -> None:
         self._encoder = encoder
         self._asked = asked
         self._written: list[bytes] = []
@@ -65,11 +192,11 @@ class _Items:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of embeddings."""
         return len(self._written)
 
     def add(self, response: InferResponse) -> None:
-        """Write the next one, as soon as it is there: all at once would hold up everybody else."""
+        """Encode the next one on arrival: encoding all at once would block the event loop."""
         vector = shorten(self._encoder.vector(response), self._asked.dimensions)
         self._written.append(_item(self.count, vector, self._asked.encoding))
         self._tokens += self._encoder.tokens(response)
@@ -97,7 +224,7 @@ async def _read(window: RequestWindow, items: _Items) -> _Items:
 
 
 def shorten(vector: Vector, dimensions: int) -> Vector:
-    """The first dimensions of an embedding, of length 1 again if any were cut off."""
+    """The first dimensions of an embedding, normalised to length 1 if any were cut off."""
     if dimensions == vector.size:
         return vector
     kept = vector[:dimensions]

@@ -1,8 +1,8 @@
-"""Can a model that knows nothing of OpenAI embed texts? One whose tensors leave only one reading.
+"""Models without OpenAI's contract that can embed texts.
 
-It has exactly one required input, BYTES with one element, and exactly one output that is a vector
-of FP32 of a fixed size. Whatever else it has is neither given nor asked for, but for the output
-`num_input_tokens`, which tells how many tokens a text was.
+Such a model has exactly one required input, BYTES with one element, and exactly one output that
+is a vector of FP32 of a fixed size. Optional inputs are not sent. Other outputs are not requested,
+except `num_input_tokens`, the number of tokens of the text.
 """
 
 import math
@@ -23,19 +23,19 @@ Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Encoder:
-    """How a model embeds one text; `size` is how many numbers make an embedding."""
+class TextEncoder:
+    """The tensors by which a model embeds one text; `size` is the length of an embedding."""
 
     model: str
     input: str
     shape: tuple[int, ...]
     output: str
     size: int
-    tells_tokens: bool
+    counts_tokens: bool
 
     def request(self, text: str, request_id: str, received_ns: int) -> InferRequest:
         """The request for one text."""
-        names = (self.output, TOKENS) if self.tells_tokens else (self.output,)
+        names = (self.output, TOKENS) if self.counts_tokens else (self.output,)
         return InferRequest(
             model=self.model,
             id=request_id,
@@ -45,7 +45,7 @@ class Encoder:
         )
 
     def vector(self, response: InferResponse) -> Vector:
-        """The embedding; INTERNAL if there is none, or numbers in it are none."""
+        """The embedding; INTERNAL if it is missing, of another size, or has NaN or infinities."""
         output = response.output(self.output)
         found = None if output is None else output.array().reshape(-1)
         if found is None or found.size != self.size or not np.isfinite(found).all():
@@ -57,24 +57,24 @@ class Encoder:
         return found
 
     def tokens(self, response: InferResponse) -> int:
-        """How many tokens the text was; 0 if the model does not tell."""
-        output = response.output(TOKENS) if self.tells_tokens else None
+        """The number of tokens of the text; 0 if the model has no such output."""
+        output = response.output(TOKENS) if self.counts_tokens else None
         return 0 if output is None else int(output.array().sum())
 
 
-def encoder_of(config: ModelConfig) -> Encoder | None:
-    """How a model of this config embeds a text; None if it does not."""
+def encoder_of(config: ModelConfig) -> TextEncoder | None:
+    """The encoder of a model with this config; None if it cannot embed texts."""
     required = [each for each in config.input if not each.optional]
     vectors = [each for each in config.output if _is_vector(each)]
     if len(required) != 1 or len(vectors) != 1 or not _is_text(required[0]):
         return None
-    return Encoder(
+    return TextEncoder(
         model=config.name,
         input=required[0].name,
         shape=(1,) * len(config.wire_shape(required[0])),
         output=vectors[0].name,
         size=vectors[0].dims[-1],
-        tells_tokens=any(e.name == TOKENS and e.datatype in INTEGERS for e in config.output),
+        counts_tokens=any(e.name == TOKENS and e.datatype in INTEGERS for e in config.output),
     )
 
 

@@ -1,6 +1,6 @@
-"""Under which paths do OpenAI's clients find what: the list of models, and the endpoints."""
+"""Routes of OpenAI's endpoints, of the list of models, and of `vllm serve`'s server state."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import orjson
 from fastapi import APIRouter
@@ -8,13 +8,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway import __version__
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.openai.door import OpenAiDoor
-from gateway.frontends.http.openai.listing import cards
-from gateway.frontends.http.openai.paths import V1, paths_of
-from gateway.frontends.http.openai.request_id import request_id_header
-from gateway.frontends.http.openai.served import ServedModels
+from gateway.frontends.http.openai.answers import OpenAiAnswers
+from gateway.frontends.http.openai.models import ServedModels, cards, serves
+from gateway.frontends.http.openai.request import request_id_header
 from gateway.openai_exchange import Endpoint
 from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings
@@ -22,20 +21,32 @@ from gateway.settings import HttpSettings
 Answer = Callable[[Request], Awaitable[Response]]
 
 BODY = {"requestBody": {"content": {JSON: {"schema": {"type": "object"}}}, "required": True}}
+V1 = ("/v1", "/openai/v1")
+"""The second prefix is KServe's."""
+
+BARE = (Endpoint.TOKENIZE, Endpoint.DETOKENIZE)
+"""vLLM has these without the prefix."""
+
+BOTH = (Endpoint.SCORE, Endpoint.RERANK)
+"""vLLM has these with and without the prefix."""
+
+BARE_PATHS = frozenset(f"/{each}" for each in (*BARE, *BOTH))
+
+READY, NOT_READY = 200, 503
 
 
 class OpenAiRoutes:
-    """The endpoints, and what `/v1/models` tells of those who serve them."""
+    """The endpoints, and `/v1/models`."""
 
     def __init__(
         self, dataplane: DataPlane, settings: HttpSettings, recordings: Recordings | None = None
     ) -> None:
         self._models = ServedModels(dataplane)
-        self._door = OpenAiDoor(dataplane, settings, recordings or Recordings())
+        self._door = OpenAiAnswers(dataplane, settings, recordings or Recordings())
         self._answers = {endpoint: self._answer_of(endpoint) for endpoint in Endpoint}
 
     def routes(self) -> list[Route]:
-        """The plain routes, without FastAPI's per-request models."""
+        """Starlette routes of the endpoints, without FastAPI's per-request models."""
         return [
             Route(path, answer, methods=["POST"])
             for endpoint, answer in self._answers.items()
@@ -43,7 +54,7 @@ class OpenAiRoutes:
         ]
 
     def router(self) -> APIRouter:
-        """The list of models, and for the page at /docs the plain routes, which come before it."""
+        """The list of models; the endpoints are here for the page at /docs only."""
         router = APIRouter()
         for prefix in V1:
             shown = prefix == V1[0]
@@ -63,17 +74,17 @@ class OpenAiRoutes:
                 methods=["POST"],
                 response_class=Response,
                 name=endpoint,
-                description="The body goes to the model that it names, and its answer comes back.",
+                description="The body goes to the model that it names; the answer is the model's.",
                 openapi_extra=BODY,
             )
         return router
 
     async def models(self, request: Request) -> Response:
-        """The models that the other endpoints know."""
+        """The models that serve the other endpoints."""
         return _json(request, {"object": "list", "data": cards(self._models)})
 
     async def model(self, request: Request, model: str) -> Response:
-        """One of them."""
+        """One of these models."""
         for card in cards(self._models):
             if card["id"] == model:
                 return _json(request, card)
@@ -88,3 +99,59 @@ class OpenAiRoutes:
 
 def _json(request: Request, found: object) -> Response:
     return Response(orjson.dumps(found), headers=request_id_header(request), media_type=JSON)
+
+
+class ServerStateRoutes:
+    """`/health`, `/ping`, `/version` and `/load`, with the bodies and statuses of vLLM's server."""
+
+    def __init__(self, dataplane: DataPlane) -> None:
+        self._dataplane = dataplane
+
+    def router(self) -> APIRouter:
+        """The routes, as FastAPI documents them at /docs."""
+        router = APIRouter()
+        for path, endpoint, method in (
+            ("/health", self.health, "GET"),
+            ("/ping", self.health, "GET"),
+            ("/ping", self.health, "POST"),
+            ("/version", self.version, "GET"),
+            ("/load", self.load, "GET"),
+        ):
+            router.add_api_route(path, endpoint, methods=[method], response_class=Response)
+        return router
+
+    async def health(self) -> Response:
+        """200 if the server is ready, as by `/v2/health/ready`, else 503; the body is empty."""
+        ready = not self._dataplane.exiting and await self._dataplane.check_ready()
+        return Response(status_code=READY if ready else NOT_READY)
+
+    async def version(self) -> Response:
+        """The version of this server."""
+        return _plain_json({"version": __version__})
+
+    async def load(self) -> Response:
+        """The number of requests in flight on the models that serve OpenAI's endpoints."""
+        counted = [
+            model.in_flight
+            for model in self._dataplane.models()
+            if any(serves(model.config, endpoint) for endpoint in Endpoint)
+        ]
+        return _plain_json({"server_load": sum(counted)})
+
+
+def _plain_json(found: object) -> Response:
+    return Response(orjson.dumps(found), media_type=JSON)
+
+
+def paths_of(endpoint: Endpoint) -> Sequence[str]:
+    """The paths of an endpoint, the documented one first."""
+    bare = f"/{endpoint}"
+    if endpoint in BARE:
+        return (bare,)
+    versioned = [f"{prefix}/{endpoint}" for prefix in V1]
+    return [*versioned, bare] if endpoint in BOTH else versioned
+
+
+def is_openai(path: str) -> bool:
+    """Whether requests for a path get answers and errors in OpenAI's form."""
+    return path.startswith(tuple(f"{prefix}/" for prefix in V1)) or path in BARE_PATHS

@@ -1,4 +1,4 @@
-"""What is the server doing now? The numbers that the page at `/` asks for again and again."""
+"""State of the server, models and machine for the page at `/`."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ ENGINE = {
     "vllm:num_requests_waiting": "waiting",
     "vllm:kv_cache_usage_perc": "kv_cache",
 }
-"""Gauges of engines that batch by themselves, and what the page calls them."""
+"""Gauges of engines with their own batching, and their names on the page."""
 MACHINE = {
     "nv_cpu_utilization": "cpu",
     "nv_cpu_memory_used_bytes": "memory_used",
@@ -34,10 +34,9 @@ GPU = {
 
 
 class ServerState:
-    """Reads everything at the moment it is asked, and nothing before.
+    """Reads the state for each request, and nothing before.
 
-    Counts and durations are totals since the model was loaded: whoever asks twice knows what lay
-    between.
+    Counts and durations are totals since the model was loaded; the page computes differences.
     """
 
     def __init__(self, dataplane: DataPlane, settings: Settings) -> None:
@@ -45,7 +44,7 @@ class ServerState:
         self._settings = settings
 
     async def read(self) -> dict[str, Any]:
-        """The server, each version of each model, and the machine, as JSON."""
+        """The server, each version of each model, and the machine, as members of JSON."""
         rows = await self._dataplane.index()
         machine = await self._dataplane.threads.run(self._machine_now)
         return {"server": self._server(), "models": self._models(rows), "machine": machine}
@@ -66,7 +65,7 @@ class ServerState:
 
     @cached_property
     def _machine(self) -> Machine:
-        """Looked for when somebody first asks: a driver of GPUs takes its time."""
+        """Created for the first request: the drivers of GPUs are slow to start."""
         return Machine(self._settings.metrics)
 
     def _machine_now(self) -> dict[str, Any]:
@@ -86,7 +85,7 @@ class ServerState:
 
 
 def _row(row: IndexRow, loaded: list[Model]) -> dict[str, Any]:
-    """One version; what only a loaded one has is told of those (namespaces: of the first left)."""
+    """One version, with statistics if it is loaded (with namespaces: those of the first left)."""
     shown: dict[str, Any] = {
         "name": row.name,
         "version": row.version,
@@ -119,7 +118,7 @@ def _loaded(model: Model) -> dict[str, Any]:
 
 
 def _kind(config: ModelConfig) -> dict[str, str]:
-    """How somebody talks to a model: `chat` with the door that takes messages, or `tensor`."""
+    """The page's form for a model: `chat` with the endpoint that takes messages, or `tensor`."""
     named = {each.name for each in config.input}
     if MESSAGES in named and any(each.name == TEXT_OUTPUT for each in config.output):
         return {"kind": "chat", "door": "generate"}

@@ -1,4 +1,4 @@
-"""The HTTP application over a real data plane: routes, errors, and who decides the status."""
+"""The HTTP application over a real data plane: routes, errors and statuses."""
 
 import re
 from dataclasses import replace
@@ -245,7 +245,7 @@ class BrokenModels(LoadedModels):
         raise RuntimeError("/secret/path")
 
 
-async def test_a_defect_of_the_server_tells_the_client_nothing(connect: Open) -> None:
+async def test_a_defect_of_the_server_is_not_shown_to_the_client(connect: Open) -> None:
     client = connect(build_app(DataPlane(BrokenModels()), SETTINGS, "triton"))  # type: ignore[arg-type]
     answer = await soon(client.post("/v2/models/text/generate", json=ASK))
     assert answer.status_code == 500
@@ -401,7 +401,7 @@ async def test_an_output_that_json_cannot_carry_is_an_error(serve: Serve) -> Non
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
-async def test_a_client_that_leaves_before_the_first_response_stops_the_model(
+async def test_a_disconnect_before_the_first_response_stops_the_model(
     serve: Serve, verb: str
 ) -> None:
     instance = ScriptedInstance()
@@ -415,7 +415,7 @@ async def test_a_client_that_leaves_before_the_first_response_stops_the_model(
     assert model.statistics.fail.count == 1
 
 
-async def test_a_client_that_leaves_in_mid_stream_stops_the_model(serve: Serve) -> None:
+async def test_a_disconnect_in_mid_stream_stops_the_model(serve: Serve) -> None:
     instance = ScriptedInstance()
     model = serve(instance, config=LLM)
     async with generate(app_of(model), "llm", "generate_stream") as exchange:
@@ -429,7 +429,7 @@ async def test_a_client_that_leaves_in_mid_stream_stops_the_model(serve: Serve) 
     assert model.in_flight == 0
 
 
-async def test_a_client_that_leaves_the_queue_never_reaches_the_model(serve: Serve) -> None:
+async def test_a_request_dropped_in_the_queue_never_reaches_the_model(serve: Serve) -> None:
     instance = ScriptedInstance(concurrency=1)
     app = app_of(serve(instance, config=LLM))
     async with generate(app, "llm", "generate_stream"):
@@ -440,7 +440,7 @@ async def test_a_client_that_leaves_the_queue_never_reaches_the_model(serve: Ser
     assert instance.asked == ["hi"]
 
 
-async def test_leaving_disturbs_nobody_else(serve: Serve) -> None:
+async def test_a_disconnect_does_not_disturb_other_requests(serve: Serve) -> None:
     instance = ScriptedInstance()
     app = app_of(serve(instance, config=LLM))
     async with generate(app, "llm", "generate_stream") as stays:
@@ -498,14 +498,14 @@ async def test_a_server_that_is_not_strict_is_ready_without_a_bad_model(
     assert (await soon(client.get("/v2/health/ready"))).status_code == 400
 
 
-async def test_the_server_tells_its_name_and_extensions(text: httpx.AsyncClient) -> None:
+async def test_the_server_returns_its_name_and_extensions(text: httpx.AsyncClient) -> None:
     found = (await soon(text.get("/v2"))).json()
     assert found["name"] == "triton"
     assert {"model_configuration", "statistics", "generate"} <= set(found["extensions"])
 
 
 @pytest.mark.parametrize("path", ["/v2/models/text", "/v2/models/text/versions/1"])
-async def test_a_model_tells_its_tensors(text: httpx.AsyncClient, path: str) -> None:
+async def test_metadata_of_a_model_has_its_tensors(text: httpx.AsyncClient, path: str) -> None:
     assert (await soon(text.get(path))).json() == {
         "name": "text",
         "versions": ["1"],
@@ -515,7 +515,7 @@ async def test_a_model_tells_its_tensors(text: httpx.AsyncClient, path: str) -> 
     }
 
 
-async def test_a_model_tells_its_config(text: httpx.AsyncClient) -> None:
+async def test_the_config_of_a_model_is_returned(text: httpx.AsyncClient) -> None:
     found = (await soon(text.get("/v2/models/text/config"))).json()
     assert (found["name"], found["backend"]) == ("text", "identity")
     assert found["input"][0]["data_type"] == "TYPE_STRING"
@@ -555,7 +555,7 @@ async def test_a_model_is_ready_while_an_instance_lives(serve: Serve, connect: O
         ),
     ],
 )
-async def test_what_is_unknown_is_refused(
+async def test_an_unknown_model_is_refused(
     text: httpx.AsyncClient, path: str, status: int, message: str
 ) -> None:
     answer = await soon(text.get(path))

@@ -1,24 +1,17 @@
-"""Reading a body within its limits, and noticing that the client has gone."""
+"""Bodies read within limits, and disconnects."""
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from starlette.requests import Request
-from starlette.types import Message, Scope
+from starlette.types import Message
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.body import (
-    MAX_CHUNKS,
-    WATCH,
-    OnDisconnect,
-    collect,
-    decoded,
-    off_loop,
-    read_body,
-)
+from gateway.frontends.http.asgi_extensions import WATCH
+from gateway.frontends.http.body import MAX_CHUNKS, collect, decoded, off_loop, read_body
 from gateway.threads import LARGE_BYTES, Threads
 from tests.builders import soon
 
@@ -54,7 +47,7 @@ async def test_a_body_is_joined_up_to_its_limit(chunks: list[bytes]) -> None:
     assert await soon(read_body(Client(chunks).request(), 10)) == b"0123456789"
 
 
-async def test_a_body_beyond_the_limit_is_refused_before_it_is_whole() -> None:
+async def test_a_body_beyond_the_limit_is_refused_before_it_is_complete() -> None:
     client = Client([b"01234", b"567890", b"never read"])
     with pytest.raises(InferenceError) as caught:
         await soon(read_body(client.request(), 10))
@@ -86,7 +79,7 @@ async def test_a_body_has_at_most_so_many_chunks() -> None:
     )
 
 
-async def test_a_client_that_leaves_before_its_body_is_whole_is_cancelled() -> None:
+async def test_a_disconnect_before_the_end_of_the_body_is_cancelled() -> None:
     with pytest.raises(InferenceError) as caught:
         await soon(read_body(Client([b"half"], leaves_early=True).request(), 10))
     assert caught.value.code is Code.CANCELLED
@@ -99,46 +92,7 @@ async def test_a_large_body_may_have_any_number_of_chunks() -> None:
     assert sizes[-1] == len(chunks)
 
 
-class Connection:
-    """Whom a connection would tell."""
-
-    def __init__(self) -> None:
-        self.told: list[Callable[[], None] | None] = []
-
-    @property
-    def scope(self) -> Scope:
-        return {"type": "http", "state": {WATCH: self.told.append}}
-
-
-def test_the_connection_tells_who_waits_that_the_client_has_gone() -> None:
-    connection, left = Connection(), asyncio.Event()
-    with OnDisconnect(connection.scope, left.set):
-        (leave,) = connection.told
-        assert leave is not None
-        leave()
-    assert left.is_set()
-    assert connection.told[1:] == [None]
-
-
-def test_a_connection_tells_nobody_who_has_failed() -> None:
-    connection = Connection()
-
-    def fail() -> None:
-        with OnDisconnect(connection.scope, lambda: None):
-            raise InferenceError(Code.INTERNAL, "failed")
-
-    with pytest.raises(InferenceError):
-        fail()
-    assert connection.told[1:] == [None]
-
-
-@pytest.mark.parametrize("scope", [{"type": "http"}, {"type": "http", "state": {}}])
-def test_without_a_connection_nobody_leaves(scope: Scope) -> None:
-    with OnDisconnect(scope, lambda: None):
-        pass
-
-
-async def test_a_client_that_disconnects_while_its_body_is_decoded_leaves_no_work_behind() -> None:
+async def test_a_disconnect_while_the_body_is_decoded_drops_the_work() -> None:
     threads, gate, ran = Threads("test", 1), threading.Event(), list[str]()
     watched: list[Any] = []
     scope = {"state": {WATCH: watched.append}}

@@ -43,7 +43,7 @@ SIZES = [0, 1, INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1, 3 * INLINE_BYTE
         ("gzip;q=nan", "identity"),
     ],
 )
-def test_the_client_says_what_it_likes_best(header: str, encoding: str) -> None:
+def test_the_best_accepted_encoding_is_chosen(header: str, encoding: str) -> None:
     assert accepted(header) == encoding
 
 
@@ -94,7 +94,7 @@ async def test_a_body_that_is_cut_damaged_or_too_long_is_refused(encoding: str, 
 
 
 @pytest.mark.parametrize("size", [1000, 100_000])
-def test_what_cannot_fit_is_known_before_it_is_decompressed(size: int) -> None:
+def test_a_body_that_cannot_fit_is_refused_before_it_is_decompressed(size: int) -> None:
     incompressible = zlib.compress(bytes(size), level=0)
     assert len(incompressible) <= most_compressed(size)
 

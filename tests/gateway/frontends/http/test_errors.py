@@ -1,4 +1,4 @@
-"""From a code to an HTTP status and a body."""
+"""Statuses and bodies of error codes."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def test_a_code_becomes_tritons_status(code: Code, status: int) -> None:
 
 
 @pytest.mark.parametrize("code", list(Code))
-def test_only_what_is_unavailable_may_be_tried_again(code: Code) -> None:
+def test_only_unavailable_has_retry_after(code: Code) -> None:
     headers = error_response(InferenceError(code, "no")).headers
     assert ("retry-after" in headers) is (code is Code.UNAVAILABLE)
 
@@ -73,7 +73,7 @@ def test_a_plain_error_has_the_status_it_is_given() -> None:
     assert (response.status_code, response.body) == (405, b'{"error":"Method Not Allowed"}')
 
 
-def test_a_client_cannot_fill_the_log_with_what_it_has_sent(
+def test_a_client_cannot_fill_the_log_with_its_input(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     message = "x" * 10 * MAX_LOGGED

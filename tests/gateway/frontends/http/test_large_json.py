@@ -1,4 +1,4 @@
-"""Large JSON texts: parsed in parts, they mean what they mean at once."""
+"""Large JSON texts: parsed in parts, they have the values of the whole."""
 
 import json
 import random
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.errors import InferenceError
-from gateway.frontends.http import json_scan, large_json, request_json
+from gateway.frontends.http import json_layout, json_object, large_json
+from gateway.frontends.http.json_object import parse_json_object, parse_request
 from gateway.frontends.http.large_json import LargeArray, LongString
-from gateway.frontends.http.request_json import parse_json_object, parse_request
 
 TEXTS = ["a", '"', "\\", "é", "😀", "\n", ":", ",", "[", "]", "{", "}", "xxx"]
 DAMAGE = [b"", b",", b"]", b"[", b'"', b"}", b"\\", b"NaN", b" ", b"\xff", b":", b"-Inf,"]
@@ -20,9 +20,9 @@ TOO_LARGE = "has an element of more than"
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of a few bytes, so that small texts have many."""
-    monkeypatch.setattr(json_scan, "WINDOW_BYTES", 33)
-    monkeypatch.setattr(json_scan, "LARGE_ARRAY", 10)
-    monkeypatch.setattr(json_scan, "LONG_STRING", 66)
+    monkeypatch.setattr(json_layout, "WINDOW_BYTES", 33)
+    monkeypatch.setattr(json_layout, "LARGE_ARRAY", 10)
+    monkeypatch.setattr(json_layout, "LONG_STRING", 66)
     monkeypatch.setattr(large_json, "PIECE_BYTES", 33)
 
 
@@ -76,7 +76,7 @@ def outcome(parse: Any, body: bytes) -> Any:
 
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.usefixtures("small_parts")
-def test_parts_mean_what_the_whole_means(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_have_the_values_of_the_whole(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
     body = text(chance)
     if seed % 2:
@@ -85,7 +85,7 @@ def test_parts_mean_what_the_whole_means(seed: int, monkeypatch: pytest.MonkeyPa
     for parse in (parse_json_object, parse_request):
         expected = outcome(parse, body)
         with monkeypatch.context() as patched:
-            patched.setattr(request_json, "SLICED_BYTES", 0)
+            patched.setattr(json_object, "SLICED_BYTES", 0)
             found = outcome(parse, body)
         assert found == expected or TOO_LARGE in found
 
@@ -118,8 +118,8 @@ def test_of_members_with_one_name_one_counts_at_any_size(
 ) -> None:
     first = json.loads(body, object_pairs_hook=lambda members: dict(reversed(members)))
     for parse, meant in ((parse_request, first), (parse_json_object, json.loads(body))):
-        for sliced in (request_json.SLICED_BYTES, 0):
-            monkeypatch.setattr(request_json, "SLICED_BYTES", sliced)
+        for sliced in (json_object.SLICED_BYTES, 0):
+            monkeypatch.setattr(json_object, "SLICED_BYTES", sliced)
             found = plain(parse(body.encode()))
             assert json.dumps(found, sort_keys=True) == json.dumps(meant, sort_keys=True)
 
@@ -153,7 +153,7 @@ def test_a_large_array_is_checked_to_its_end(end: bytes) -> None:
 
 def test_too_many_values_outside_of_data_are_refused() -> None:
     with pytest.raises(InferenceError, match="too many values outside of large arrays"):
-        parse_request(b'{"inputs":[' + b"{}," * (json_scan.MOST_VALUES // 2 + 1) + b"{}]}")
+        parse_request(b'{"inputs":[' + b"{}," * (json_layout.MOST_VALUES // 2 + 1) + b"{}]}")
 
 
 def scan_secs(filling: bytes) -> float:
@@ -162,12 +162,12 @@ def scan_secs(filling: bytes) -> float:
 
     def once() -> float:
         began = time.thread_time()
-        assert len(json_scan.scan(body, 2, nested=False).strings) == 1
+        assert len(json_layout.scan(body, 2, nested=False).strings) == 1
         return time.thread_time() - began
 
     return min(once() for _ in range(5))
 
 
 @pytest.mark.parametrize("escapes", [b"\\\\", b'\\"', b'\\n to \\"', b"\\\\\\u0022"])
-def test_a_window_of_escapes_takes_little_longer_than_another(escapes: bytes) -> None:
+def test_a_window_of_escapes_is_about_as_fast_as_another(escapes: bytes) -> None:
     assert scan_secs(escapes) < 4 * scan_secs(b"x")

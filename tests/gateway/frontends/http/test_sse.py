@@ -1,4 +1,4 @@
-"""Events on the wire, and a response that never outlives its stream."""
+"""Events on the wire, and responses that end with their stream."""
 
 import asyncio
 import threading
@@ -7,7 +7,7 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http import sse
-from gateway.frontends.http.codec import ResponseEncoder
+from gateway.frontends.http.generate_codec import GenerateEncoder
 from gateway.frontends.http.sse import StreamedResponse, event
 from gateway.messages import InferResponse
 from gateway.settings import HttpSettings
@@ -35,7 +35,7 @@ def streamed(
     first: list[InferResponse] | None = None,
     settings: HttpSettings = PATIENT,
 ) -> Exchange:
-    encoder = ResponseEncoder("m", "1", "")
+    encoder = GenerateEncoder("m", "1", "")
     return Exchange(StreamedResponse(stream, first, encoder, settings, Threads("encoding", 1)))
 
 
@@ -81,7 +81,9 @@ async def test_an_empty_final_response_is_no_event(stream: ResponseStream) -> No
         assert await exchange.rest() == says("one")
 
 
-async def test_what_piles_up_during_a_write_goes_with_the_next_one(stream: ResponseStream) -> None:
+async def test_responses_that_arrive_during_a_write_go_with_the_next_one(
+    stream: ResponseStream,
+) -> None:
     async with streamed(stream, [text_response("one")]) as exchange:
         await exchange.start()
         assert await exchange.chunk() == says("one")
@@ -99,7 +101,7 @@ async def test_what_piles_up_during_a_write_goes_with_the_next_one(stream: Respo
 @pytest.mark.parametrize(
     ("size", "thread"), [(100, "MainThread"), (4000, "MainThread"), (5000, "encoding_0")]
 )
-async def test_what_is_large_together_is_written_in_a_thread(
+async def test_a_large_batch_is_encoded_in_a_thread(
     stream: ResponseStream, monkeypatch: pytest.MonkeyPatch, size: int, thread: str
 ) -> None:
     seen: list[str] = []
@@ -139,7 +141,7 @@ async def test_silence_is_filled_with_comments(stream: ResponseStream) -> None:
 # However sending ends, the stream is left.
 
 
-async def test_a_client_that_leaves_cancels_the_stream(stream: ResponseStream) -> None:
+async def test_a_disconnect_cancels_the_stream(stream: ResponseStream) -> None:
     async with streamed(stream, [text_response("one")]) as exchange:
         await exchange.start()
         assert await exchange.chunk() == says("one")
@@ -150,7 +152,7 @@ async def test_a_client_that_leaves_cancels_the_stream(stream: ResponseStream) -
     assert tasks_left() == []
 
 
-async def test_a_client_that_leaves_during_a_write_cancels_the_stream(
+async def test_a_disconnect_during_a_write_cancels_the_stream(
     stream: ResponseStream,
 ) -> None:
     exchange = streamed(stream, [text_response("one")])
@@ -182,7 +184,7 @@ async def test_a_slow_client_holds_back_the_producer(stream: ResponseStream) -> 
         await soon(producer)
 
 
-async def test_a_server_that_stops_leaves_the_stream(stream: ResponseStream) -> None:
+async def test_a_stopping_server_cancels_the_stream(stream: ResponseStream) -> None:
     async with streamed(stream, [text_response("one")]) as exchange:
         await exchange.start()
         exchange.stop_server()

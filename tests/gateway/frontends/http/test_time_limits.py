@@ -1,11 +1,11 @@
-"""The deadline of a connection expires once, for a debt that has lasted, not for lost time."""
+"""The deadline of a connection: it expires once, for time in which bytes were due."""
 
 import asyncio
 import time
 
 import pytest
 
-from gateway.frontends.http.time_limits import HELD_SECS, Deadline, Owed
+from gateway.frontends.http.time_limits import HELD_SECS, ClientDeadline, Owed
 from gateway.settings import HttpTimeLimits
 from tests.builders import soon
 
@@ -20,7 +20,7 @@ class Debtor:
         loop = asyncio.get_running_loop()
         self.owed = owed
         self.expired: asyncio.Future[tuple[Owed, float]] = loop.create_future()
-        self.deadline = Deadline(
+        self.deadline = ClientDeadline(
             loop, limits, lambda: self.owed, lambda *found: self.expired.set_result(found)
         )
 
@@ -38,7 +38,7 @@ async def test_each_debt_has_its_own_limit(owed: Owed, secs: float) -> None:
 
 
 @pytest.mark.parametrize("owed", [Owed.NOTHING, Owed.REQUEST])
-async def test_what_has_no_limit_never_expires(owed: Owed) -> None:
+async def test_a_debt_without_a_limit_never_expires(owed: Owed) -> None:
     debtor = Debtor(owed)
     assert not await debtor.after(10 * SECS)
     debtor.owed = Owed.HEAD

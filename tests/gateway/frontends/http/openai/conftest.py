@@ -1,4 +1,4 @@
-"""OpenAI's door over a real data plane, with models that the tests drive by hand."""
+"""OpenAI's endpoints over a real data plane, with models that the tests drive by hand."""
 
 from dataclasses import replace
 from typing import Any

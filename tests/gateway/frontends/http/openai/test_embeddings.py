@@ -1,4 +1,4 @@
-"""`/v1/embeddings` of a model with tensors for it: one request for each text."""
+"""`/v1/embeddings` of a model without the contract: one request for each text."""
 
 import base64
 from collections.abc import AsyncGenerator, Sequence
@@ -120,15 +120,13 @@ def test_zeros_stay_zeros() -> None:
     assert shorten(np.zeros(3, np.float32), 2).tolist() == [0, 0]
 
 
-async def test_tokens_are_counted_where_the_model_tells_them(serve: Serve, connect: Open) -> None:
+async def test_tokens_are_counted_if_the_model_has_that_output(serve: Serve, connect: Open) -> None:
     app = app_of(serve(EncoderInstance(), config=TELLING))
     found = (await embed(connect, app, ["one", "one two three"])).json()
     assert found["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
 
 
-async def test_a_list_longer_than_what_is_asked_at_once_is_answered_whole(
-    serve: Serve, connect: Open
-) -> None:
+async def test_a_list_longer_than_the_window_is_answered_whole(serve: Serve, connect: Open) -> None:
     model = serve(EncoderInstance(), config=replace(ENCODER, parameters={"max_in_flight": "3"}))
     count = 2 * AT_ONCE + 1
     texts = ["x" * (1 + index % 7) for index in range(count)]
@@ -148,7 +146,7 @@ async def test_a_list_longer_than_what_is_asked_at_once_is_answered_whole(
         ({"given": "a", "encoding_format": "hex"}, "encoding_format"),
     ],
 )
-async def test_what_is_wrong_is_named(
+async def test_the_invalid_member_is_named(
     connect: Open, app: ASGIApp, members: dict[str, Any], param: str
 ) -> None:
     found = await embed(connect, app, **members)
@@ -174,7 +172,7 @@ async def test_a_model_with_the_contract_reads_the_body_itself(serve: Serve) -> 
         assert request.inputs[0].elements() == (asked,)
 
 
-async def test_a_client_that_leaves_stops_every_text(serve: Serve) -> None:
+async def test_a_disconnect_cancels_every_text(serve: Serve) -> None:
     instance = ScriptedInstance(None)
     model = serve(instance, config=ENCODER)
     asked = body(model="encoder", input=["a", "b", "c"])
@@ -188,7 +186,7 @@ async def test_a_client_that_leaves_stops_every_text(serve: Serve) -> None:
     assert model.statistics.fail.count == 3
 
 
-async def test_a_model_that_answers_without_a_vector_is_told_to_the_client(serve: Serve) -> None:
+async def test_an_answer_without_a_vector_is_an_error(serve: Serve) -> None:
     instance = ScriptedInstance(None)
     asked = body(model="encoder", input="a")
     async with Exchange(app_of(serve(instance, config=ENCODER)), PATH, asked) as exchange:

@@ -1,4 +1,4 @@
-"""Which models embed texts, by what their tensors allow."""
+"""Models that embed texts, by their tensors."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ import pytest
 from gateway.config import ModelConfig
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.openai.encoders import Encoder, encoder_of
+from gateway.frontends.http.openai.encoders import TextEncoder, encoder_of
 from gateway.messages import InferResponse
 from gateway.tensor import Datatype, array_tensor
 from tests.gateway.frontends.http.openai.conftest import ENCODER, tensor_in, tensor_out
@@ -17,7 +17,7 @@ FP32, INT64 = DataType.TYPE_FP32, DataType.TYPE_INT64
 TOKENS = tensor_out("num_input_tokens", DataType.TYPE_UINT32)
 
 
-def encoder(config: ModelConfig = ENCODER) -> Encoder:
+def encoder(config: ModelConfig = ENCODER) -> TextEncoder:
     found = encoder_of(config)
     assert found is not None
     return found
@@ -39,7 +39,7 @@ def test_a_text_in_and_a_vector_out_is_an_encoder(
     assert (found.shape, found.size) == (shape, size)
 
 
-def test_what_else_a_model_has_does_not_matter() -> None:
+def test_optional_inputs_and_other_outputs_do_not_matter() -> None:
     more_in = (*ENCODER.input, tensor_in("mode", optional=True))
     more_out = (*ENCODER.output, tensor_out("hidden", FP32, -1, 4), tensor_out("ids", INT64, 9))
     found = encoder(replace(ENCODER, input=more_in, output=more_out))
@@ -99,7 +99,7 @@ def test_anything_but_a_vector_of_numbers_is_the_models_mistake(answer: InferRes
     assert caught.value.code is Code.INTERNAL
 
 
-def test_tokens_are_counted_if_the_model_tells_them() -> None:
+def test_tokens_are_counted_if_the_model_has_that_output() -> None:
     telling = encoder(replace(ENCODER, output=(*ENCODER.output, TOKENS)))
     count = array_tensor(TOKENS.name, Datatype.UINT32, np.array([[5]], np.uint32))
     assert telling.tokens(InferResponse(outputs=(count,), final=True)) == 5
@@ -110,4 +110,4 @@ def test_tokens_are_counted_if_the_model_tells_them() -> None:
 
 def test_a_token_count_that_is_no_integer_is_not_asked_for() -> None:
     odd = replace(ENCODER, output=(*ENCODER.output, tensor_out("num_input_tokens")))
-    assert not encoder(odd).tells_tokens
+    assert not encoder(odd).counts_tokens

@@ -1,4 +1,4 @@
-"""What becomes of an error on its way to OpenAI's clients."""
+"""Errors in OpenAI's form."""
 
 import orjson
 import pytest
@@ -41,7 +41,7 @@ def test_a_refusal_names_the_member_of_the_body() -> None:
     assert (status, orjson.loads(body)["error"]["param"]) == (400, "stop")
 
 
-def test_what_a_model_has_written_itself_goes_out_as_it_is() -> None:
+def test_an_error_written_by_the_model_is_unchanged() -> None:
     error = OpenAiRefusal(Code.INVALID_ARG, "plain", status=418, body=b'{"error": 1}')
     assert written(error) == (418, b'{"error": 1}')
 

@@ -1,4 +1,4 @@
-"""OpenAI's endpoints over a real data plane: what a model is given, and what comes back."""
+"""OpenAI's endpoints over a real data plane: inputs of the model, and answers."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ import pytest
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.app import build_app
-from gateway.frontends.http.openai.paths import paths_of
+from gateway.frontends.http.openai.routes import paths_of
 from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.openai_exchange import ENDPOINT, REQUEST, Endpoint, OpenAiRefusal
@@ -93,7 +93,7 @@ async def test_a_model_that_batches_gets_a_batch_of_one(
         assert (await exchange.start())[0] == 200
 
 
-async def test_a_model_that_knows_one_endpoint_is_not_told_which(
+async def test_a_model_of_one_endpoint_gets_no_endpoint(
     serve: Serve, instance: ScriptedInstance
 ) -> None:
     app = app_of(serve(instance, config=CHAT_ONLY))
@@ -206,7 +206,7 @@ async def test_a_model_that_says_nothing_has_made_a_mistake(
         assert (await exchange.start())[0] == 500
 
 
-async def test_a_request_that_somebody_cancels_by_its_id_is_closed(
+async def test_a_request_cancelled_by_its_id_is_closed(
     serve: Serve, instance: ScriptedInstance
 ) -> None:
     app = app_of(serve(instance, config=CHAT))
@@ -238,7 +238,7 @@ async def test_an_exiting_server_refuses(
     assert (found.status_code, found.json()["error"]["message"]) == (503, "Server exiting")
 
 
-async def test_a_defect_of_the_server_tells_the_client_nothing(connect: Open) -> None:
+async def test_a_defect_of_the_server_is_not_shown_to_the_client(connect: Open) -> None:
     class Broken(LoadedModels):
         def find(self, name: str, version: str) -> Model:
             raise RuntimeError("/secret/path")
@@ -380,7 +380,7 @@ async def test_the_page_of_the_routes_has_them_in_a_group(client: httpx.AsyncCli
 # Leaving.
 
 
-async def test_a_client_that_leaves_before_its_answer_stops_the_model(
+async def test_a_disconnect_before_the_answer_stops_the_model(
     serve: Serve, instance: ScriptedInstance
 ) -> None:
     model = serve(instance, config=CHAT)

@@ -97,7 +97,7 @@ def test_leaving_the_page_stops_the_model(chat: Person, server: Serving) -> None
     server.wait_logged("no more of 'endless tale of a leaving'")
 
 
-def test_escape_stops_and_what_was_said_is_kept(chat: Person, server: Serving) -> None:
+def test_escape_stops_the_answer_and_keeps_its_beginning(chat: Person, server: Serving) -> None:
     answer = ask(chat, "endless")
     expect(answer.locator(".body")).to_contain_text("word 3 ")
     chat.page.keyboard.press("Escape")

@@ -1,4 +1,4 @@
-"""The page at / and its files: what a browser is sent, and what it may do with it."""
+"""The page at / and its files: bytes, media types and headers."""
 
 import re
 from collections.abc import AsyncIterator
@@ -39,7 +39,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield connected
 
 
-async def test_the_page_may_use_nothing_but_what_this_server_sends(
+async def test_the_page_may_load_resources_of_this_server_only(
     client: httpx.AsyncClient,
 ) -> None:
     page = await soon(client.get("/"))

@@ -1,4 +1,4 @@
-"""The state that the page shows: every number as it is when it is asked for."""
+"""The state of the playground: numbers of the moment of the request."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -66,7 +66,7 @@ async def only_row(state: ServerState) -> dict[str, Any]:
     return row
 
 
-async def test_a_model_is_shown_with_its_requests_in_flight_and_what_it_has_done(
+async def test_a_model_is_shown_with_its_requests_in_flight_and_totals(
     serve: Serve,
 ) -> None:
     instance = ScriptedInstance()
@@ -137,7 +137,7 @@ async def test_a_model_that_is_not_loaded_has_only_its_state_and_the_reason() ->
     ]
 
 
-async def test_models_of_one_name_are_told_apart(serve: Serve) -> None:
+async def test_models_of_one_name_have_a_row_each(serve: Serve) -> None:
     busy, idle = serve(ScriptedInstance()), serve(ScriptedInstance())
     with busy.submit(text_request()):
         rows = (await soon(state_of(busy, idle, index=(READY, READY)).read()))["models"]
@@ -160,7 +160,7 @@ class EngineInstance(ScriptedInstance):
             yield family
 
 
-async def test_an_engine_tells_its_queue_and_its_fullest_cache(serve: Serve) -> None:
+async def test_the_queue_and_fullest_cache_of_an_engine_are_shown(serve: Serve) -> None:
     row = await only_row(state_of(serve(EngineInstance())))
     assert row["engine"] == {"running": 3, "waiting": 7, "kv_cache": 0.5}
 
@@ -174,7 +174,7 @@ async def test_the_server_says_whether_models_are_loaded_by_request(mode: Contro
     assert (server["name"], server["ready"]) == ("mine", True)
 
 
-async def test_the_machine_tells_its_processors_and_memory_if_it_may() -> None:
+async def test_processors_and_memory_of_the_machine_are_shown_if_enabled() -> None:
     dataplane = DataPlane(IndexedModels([]))  # type: ignore[arg-type]
     assert (await soon(ServerState(dataplane, PLAIN).read()))["machine"] == {"gpus": []}
     settings = Settings(metrics=MetricsSettings(gpu=False))
@@ -200,7 +200,7 @@ class TwoGpus:
         return found
 
 
-async def test_each_gpu_tells_its_use_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_use_and_memory_of_each_gpu_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GpuMetrics, "found", TwoGpus)
     dataplane = DataPlane(IndexedModels([]))  # type: ignore[arg-type]
     machine = (await soon(ServerState(dataplane, Settings()).read()))["machine"]

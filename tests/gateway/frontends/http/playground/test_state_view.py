@@ -1,4 +1,4 @@
-"""A person sees how the server fares, and loads and unloads models where that is allowed."""
+"""The view of the server's state, with loads and unloads where they are allowed."""
 
 import itertools
 import math
@@ -201,7 +201,7 @@ def test_a_page_without_a_hash_shows_what_the_server_can_do(
     context.close()
 
 
-def test_a_server_that_goes_away_is_told_and_found_again(browser: Browser, fixed: Serving) -> None:
+def test_a_lost_server_is_shown_and_found_again(browser: Browser, fixed: Serving) -> None:
     context = browser.new_context(viewport=SIZE)
     state = Person(context.new_page(), fixed.http).look_at("state")
     state.page.route("**/playground/state", lambda route: route.abort())
@@ -215,7 +215,7 @@ def test_a_server_that_goes_away_is_told_and_found_again(browser: Browser, fixed
     context.close()
 
 
-def test_nobody_asks_while_the_page_is_not_seen(browser: Browser, server: Serving) -> None:
+def test_a_hidden_page_requests_no_state(browser: Browser, server: Serving) -> None:
     context = browser.new_context(viewport=SIZE)
     state = Person(context.new_page(), server.http)
     state.page.clock.install()

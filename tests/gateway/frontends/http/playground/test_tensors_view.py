@@ -105,7 +105,7 @@ def test_free_dimensions_follow_from_the_values_or_are_chosen(
     assert shown(form.page.locator("#outputs .output")) == ("OUTPUT", ["FP32", shape], values)
 
 
-def test_values_can_be_made_up_for_tensors_that_nobody_types(form: Person) -> None:
+def test_values_can_be_generated_for_large_tensors(form: Person) -> None:
     choose(form, "matrix")
     form.page.locator(".dims input").nth(0).fill("3")
     form.page.locator(".dims input").nth(1).fill("100")
@@ -159,7 +159,7 @@ def test_a_batch_dimension_is_free(form: Person) -> None:
         ("batched", ("1 2 3",), "Input INPUT: 3 values do not fill the shape any x 16."),
     ],
 )
-def test_what_cannot_be_sent_is_said_before_it_is(
+def test_an_invalid_value_is_shown_before_it_is_sent(
     form: Person, model: str, values: Sequence[str], said: str
 ) -> None:
     assert refused(form, model, *values) == said
@@ -222,7 +222,7 @@ def test_the_form_needs_no_mouse(form: Person) -> None:
     assert shown(page.locator("#outputs .output").first)[2] == "3  3  3  3"
 
 
-def test_a_model_that_is_gone_leaves_the_form(form: Person, server: Serving) -> None:
+def test_an_unloaded_model_is_removed_from_the_form(form: Person, server: Serving) -> None:
     page = form.page
     listed = page.locator("#tensor-model option", has_text="slow")
     expect(listed).to_have_count(1)

@@ -1,0 +1,140 @@
+"""Encoding of v2 infer responses: the message to JSON and binary data; no I/O."""
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.classification import classify
+from gateway.frontends.http.infer_request import OutputForms
+from gateway.frontends.http.json_tensors import all_finite, is_large, written
+from gateway.messages import InferResponse
+from gateway.models.model import Model
+from gateway.shared_memory.regions import SharedMemory
+from gateway.tensor import Buffer, Tensor
+
+MOST_KNOWN = 256
+"""Responses whose JSON is kept: it differs only in the id while names and shapes are equal."""
+
+
+class Answered(NamedTuple):
+    """A response to encode, with its model, id and forms."""
+
+    model: Model
+    request_id: str
+    response: InferResponse
+    forms: OutputForms
+
+
+def takes_long(answered: Answered) -> bool:
+    """Whether encoding needs a thread: large JSON, strings or shared memory."""
+    outputs = answered.response.outputs
+    if answered.forms.only_binary and all(type(output.data) is not tuple for output in outputs):
+        return False
+    return is_large(outputs)
+
+
+class EncodedResponse(NamedTuple):
+    """The JSON and the binary data behind it, as views of the model's outputs."""
+
+    header: bytes
+    blobs: tuple[Buffer, ...] = ()
+
+    @property
+    def has_binary(self) -> bool:
+        """Whether any byte follows the JSON."""
+        return any(map(len, self.blobs))
+
+
+class InferEncoder:
+    """Encodes responses, and writes outputs into shared memory."""
+
+    def __init__(self, shared_memory: SharedMemory) -> None:
+        self._shared_memory = shared_memory
+        self._binary_members = lru_cache(MOST_KNOWN)(_binary_members)
+
+    def encode(
+        self, model: Model, request_id: str, response: InferResponse, forms: OutputForms
+    ) -> EncodedResponse:
+        """The requested outputs, in the model's order.
+
+        Raises INVALID_ARG for a datatype without a JSON form, INTERNAL if a region is too small.
+        """
+        if forms.only_binary and not response.parameters:
+            return self._encode_binary(model, request_id, response, forms)
+        found: dict[str, Any] = {"id": request_id} if request_id else {}
+        found["model_name"] = model.name
+        found["model_version"] = model.version
+        if response.parameters:
+            found["parameters"] = dict(response.parameters)
+        blobs: list[Buffer] = []
+        found["outputs"] = [
+            self._output(model, output, forms, blobs)
+            for output in response.outputs
+            if forms.wants(output.name)
+        ]
+        return EncodedResponse(_dump(found), tuple(blobs))
+
+    def _encode_binary(
+        self, model: Model, request_id: str, response: InferResponse, forms: OutputForms
+    ) -> EncodedResponse:
+        """The same for binary outputs alone: their JSON is kept."""
+        blobs, described = [], []
+        for output in response.outputs:
+            if forms.wants(output.name):
+                blobs.append(blob := output.raw())
+                described.append((output.name, output.datatype, output.shape, len(blob)))
+        members = self._binary_members(model.name, model.version, tuple(described))
+        start = b'{"id":%b,' % orjson.dumps(request_id) if request_id else b"{"
+        return EncodedResponse(start + members, tuple(blobs))
+
+    def _output(
+        self, model: Model, output: Tensor, forms: OutputForms, blobs: list[Buffer]
+    ) -> dict[str, Any]:
+        asked = forms.listed.get(output.name)
+        if asked is not None and asked.region is not None:
+            self._shared_memory.write(asked.region, output)
+            return _described(output)
+        if asked is not None and asked.classes:
+            labels = model.labels.get(output.name, ())
+            output = classify(output, asked.classes, labels, batching=model.config.batching)
+        if not forms.is_binary(output.name):
+            return {**_described(output), "data": written(output)}
+        blob = output.raw()
+        blobs.append(blob)
+        return {**_described(output), "parameters": {"binary_data_size": len(blob)}}
+
+
+def _described(output: Tensor) -> dict[str, Any]:
+    return {"name": output.name, "datatype": output.datatype, "shape": output.shape}
+
+
+def _binary_members(
+    model: str, version: str, outputs: tuple[tuple[str, str, tuple[int, ...], int], ...]
+) -> bytes:
+    """The JSON of a response behind its id; an output is its name, datatype, shape and size."""
+    found = [
+        {
+            "name": name,
+            "datatype": datatype,
+            "shape": shape,
+            "parameters": {"binary_data_size": size},
+        }
+        for name, datatype, shape, size in outputs
+    ]
+    return orjson.dumps({"model_name": model, "model_version": version, "outputs": found})[1:]
+
+
+def _dump(found: Mapping[str, Any]) -> bytes:
+    parameters = found.get("parameters")
+    if not all_finite(_floats(parameters)):
+        # JSON has no NaN or infinity; as Triton, the server writes Python's literals.
+        text = json.dumps(parameters, ensure_ascii=False, separators=(",", ":"))
+        found = {**found, "parameters": orjson.Fragment(text)}
+    return orjson.dumps(found)
+
+
+def _floats(parameters: Mapping[str, Any] | None) -> list[float]:
+    return [each for each in (parameters or {}).values() if type(each) is float]

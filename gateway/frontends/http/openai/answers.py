@@ -1,0 +1,212 @@
+"""Answers of OpenAI's endpoints: whole, as streams of chunks, or as errors."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.dataplane import DataPlane
+from gateway.errors import Code, InferenceError
+from gateway.frontends.http.asgi_extensions import OnDisconnect
+from gateway.frontends.http.body import read_body
+from gateway.frontends.http.errors import JSON, RETRY_AFTER_SECS, log_refusal
+from gateway.frontends.http.openai.embeddings import EmbeddingAnswers
+from gateway.frontends.http.openai.errors import written
+from gateway.frontends.http.openai.models import ServedModels
+from gateway.frontends.http.openai.request import (
+    STREAMING,
+    OpenAiRequest,
+    own_id,
+    read_call,
+    request_id_header,
+)
+from gateway.frontends.http.request_head import (
+    LAST_EVENT_ID,
+    id_line,
+    key_of,
+    replay_headers,
+    resumed,
+)
+from gateway.frontends.http.sse import EventStream, First, event, first_batch
+from gateway.frontends.http.tracing import infer
+from gateway.messages import InferRequest, InferResponse
+from gateway.models.model import Model
+from gateway.openai_exchange import EVENT, RESPONSE, Endpoint, request_tensors, serves_openai
+from gateway.resumption.reader import EventId, RecordingReader, Responses
+from gateway.resumption.recording import RecordedRequest
+from gateway.resumption.recordings import Recordings
+from gateway.settings import HttpSettings
+from gateway.stream import INTERRUPTED, Interrupted
+
+DONE = event(b"[DONE]")
+SERVICE_UNAVAILABLE = 503
+
+
+class ChunkEncoder:
+    """Encodes the responses of one request: the model's bytes, framed as events."""
+
+    def __init__(self, model: str, endpoint: Endpoint) -> None:
+        self._model = model
+        self._named = endpoint is Endpoint.RESPONSES
+
+    @property
+    def end(self) -> bytes:
+        """The event behind the last one; streams of named events have none."""
+        return b"" if self._named else DONE
+
+    def whole(self, response: InferResponse) -> bytes:
+        """The JSON in a response; INTERNAL unless it is exactly one element."""
+        output = response.output(RESPONSE)
+        elements = () if output is None else output.elements()
+        if len(elements) != 1:
+            raise InferenceError(
+                Code.INTERNAL,
+                f"model '{self._model}' answered with {len(elements)} elements in '{RESPONSE}', "
+                "expected 1",
+            )
+        return elements[0]
+
+    def events(self, responses: Sequence[InferResponse]) -> bytes:
+        """An event for each response with data, each error, and one for an interruption."""
+        return b"".join([self._event(response) for response in responses])
+
+    def numbered_events(self, responses: Iterable[tuple[EventId, InferResponse]]) -> bytes:
+        """The same events with their ids."""
+        return b"".join(
+            [(id_line(e) if found.outputs else b"") + self._event(found) for e, found in responses]
+        )
+
+    def failure(self, error: InferenceError) -> bytes:
+        """The event for an error that ends the stream."""
+        _, body = written(error)
+        return (b"event: error\n" if self._named else b"") + event(body)
+
+    def _event(self, response: InferResponse) -> bytes:
+        if response.outputs:
+            return self._chunk(response)
+        if response.error is not None:
+            return self.failure(response.error)
+        # Without an event the answer would look complete.
+        return self.failure(Interrupted()) if response == INTERRUPTED else b""
+
+    def _chunk(self, response: InferResponse) -> bytes:
+        chunk = self.whole(response)
+        if b"\n" in chunk or b"\r" in chunk:
+            # A field of an event is one line; the client joins the lines again.
+            chunk = b"\ndata: ".join(chunk.splitlines())
+        name = response.parameters.get(EVENT) if response.parameters else None
+        return event(chunk) if name is None else b"event: %b\n" % str(name).encode() + event(chunk)
+
+
+class ChunkedResponse(EventStream):
+    """The events of one request; an error is the last one before `[DONE]`."""
+
+    def __init__(
+        self,
+        stream: Responses,
+        first: First,
+        encoder: ChunkEncoder,
+        settings: HttpSettings,
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(stream, first, settings, headers)
+        self._encoder = encoder
+
+    def encode_batch(self, batch: Sequence[InferResponse]) -> bytes:
+        if isinstance(self._stream, RecordingReader):
+            return self._encoder.numbered_events(self._stream.numbered(batch))
+        return self._encoder.events(batch)
+
+    def encode_failure(self, error: InferenceError) -> bytes:
+        return self._encoder.failure(error)
+
+    def encode_end(self) -> bytes:
+        return self._encoder.end
+
+
+class OpenAiAnswers:
+    """Answers OpenAI's requests by models that have the contract of `openai_exchange`.
+
+    A request with an idempotency key is recorded: a repeated one gets the same answer, and an
+    interrupted stream can be resumed.
+    """
+
+    def __init__(
+        self, dataplane: DataPlane, settings: HttpSettings, recordings: Recordings
+    ) -> None:
+        self._dataplane = dataplane
+        self._settings = settings
+        self._recordings = recordings
+        self._models = ServedModels(dataplane)
+        self._embeddings = EmbeddingAnswers(dataplane)
+
+    async def answer(self, request: Request, endpoint: Endpoint) -> Response:
+        """Answer one request; InferenceError if it fails before any part of the answer."""
+        if endpoint in STREAMING and request.headers.get(LAST_EVENT_ID):
+            return await self._resume(request, endpoint)
+        call = await read_call(
+            request, endpoint, self._settings.max_input_size, self._dataplane.threads
+        )
+        model = self._models.find(call.model, endpoint)
+        # Without the contract a model serves no other endpoint.
+        if endpoint is Endpoint.EMBEDDINGS and not serves_openai(model.config):
+            return await self._embeddings.answer(request, call, model)
+        responses = self._infer(request, call, model)
+        encoder = ChunkEncoder(model.name, endpoint)
+        if call.stream:
+            return await self._stream(request, responses, encoder)
+        with responses, OnDisconnect(request.scope, responses.cancel):
+            body = encoder.whole(await responses.only())
+        headers = {**request_id_header(request), **replay_headers(responses)}
+        return Response(body, headers=headers, media_type=JSON)
+
+    async def _resume(self, request: Request, endpoint: Endpoint) -> Response:
+        """The stream behind the last chunk that the client has received; the body is ignored."""
+        await read_body(request, self._settings.max_input_size)
+        reader = resumed(self._recordings, request.scope)
+        encoder = ChunkEncoder(reader.recorded.request.model, endpoint)
+        return await self._stream(request, reader, encoder)
+
+    async def _stream(
+        self, request: Request, responses: Responses, encoder: ChunkEncoder
+    ) -> Response:
+        """A chunk for each response; an error before the first one decides the status."""
+        with ExitStack() as owner:
+            owner.enter_context(responses)
+            limit_secs = self._settings.first_response_secs
+            first = await first_batch(responses, request.scope, limit_secs)
+            headers = request_id_header(request)
+            response = ChunkedResponse(responses, first, encoder, self._settings, headers)
+            owner.pop_all()
+        return response
+
+    def _infer(self, request: Request, call: OpenAiRequest, model: Model) -> Responses:
+        infer_request = InferRequest(
+            model=model.name,
+            id=own_id(request, call.members),
+            inputs=request_tensors(call.body, call.endpoint, model.config),
+            received_ns=call.received_ns,
+        )
+        submit = partial(infer, self._dataplane, request.scope, infer_request, model)
+        key = key_of(request.scope, call.body)
+        if key is None:
+            return submit()
+        return self._recordings.open(
+            RecordedRequest(request.scope["path"], model, infer_request, key), submit
+        )
+
+
+def openai_refused(request: Request, error: InferenceError) -> Response:
+    """Log a failed request, and return its response."""
+    log_refusal(request.url.path, error)
+    return openai_error(request, *written(error))
+
+
+def openai_error(request: Request, status: int, body: bytes) -> Response:
+    """The response for an error before any part of an answer was sent."""
+    headers = request_id_header(request)
+    if status == SERVICE_UNAVAILABLE:
+        headers["Retry-After"] = RETRY_AFTER_SECS
+    return Response(body, status, headers, media_type=JSON)

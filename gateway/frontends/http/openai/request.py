@@ -1,0 +1,204 @@
+"""Requests to OpenAI's endpoints: their bodies and their ids.
+
+A body is parsed once, for the members that the gateway needs. The model gets its bytes unchanged.
+"""
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+
+from gateway.errors import Code, InferenceError
+from gateway.frontends.http.body import decoded, read_body, read_compressed
+from gateway.frontends.http.compression import (
+    IDENTITY,
+    SUPPORTED,
+    WINDOW_BITS,
+)
+from gateway.frontends.http.errors import JSON
+from gateway.frontends.http.json_layout import scan
+from gateway.frontends.http.json_object import MEMBER_DEPTH
+from gateway.frontends.http.large_json import (
+    SLICED_BYTES,
+    LargeArray,
+    LargeText,
+    Where,
+    plain,
+)
+from gateway.frontends.http.openai.errors import refusal
+from gateway.openai_exchange import Endpoint
+from gateway.tensor import Buffer
+from gateway.threads import Threads
+
+STREAMING = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES})
+"""Endpoints that can stream; others ignore the member `stream`."""
+
+COUNTED_BYTES = 1 << 20
+INPUT = "input"
+"""The member that embeddings need; only the model reads other large members."""
+
+MAX_PARTS = 1 << 18
+"""Opening brackets of a body, those in texts too. Parsing more blocks the server for seconds."""
+
+MAX_SHOWN = 40
+"""Characters of an invalid value that an error repeats."""
+
+HEADER = "X-Request-Id"
+KEY = "sluice.request_id"
+"""The key of the id in a request's scope, once it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAiRequest:
+    """One request: its body, the parsed members, its `model` ("" without one), and `stream`.
+
+    `received_ns` is the time at which it arrived (`time.perf_counter_ns`).
+    """
+
+    endpoint: Endpoint
+    received_ns: int
+    body: bytes
+    members: Mapping[str, Any]
+    model: str
+    stream: bool
+
+
+async def read_call(
+    request: Request, endpoint: Endpoint, limit: int, threads: Threads
+) -> OpenAiRequest:
+    """The request; INVALID_ARG unless its body is declared as JSON, small enough, and an object.
+
+    Of members with one name the last counts, as in the models that parse the body.
+    """
+    received_ns = time.perf_counter_ns()
+    _check_type(request)
+    body = await _read(request, limit, threads)
+    return await decoded(threads, request.scope, partial(_call, endpoint, received_ns), body)
+
+
+def _call(endpoint: Endpoint, received_ns: int, body: Buffer) -> OpenAiRequest:
+    body = bytes(body)
+    members = _parse(body)
+    return OpenAiRequest(
+        endpoint, received_ns, body, members, _model(members), _stream(members, endpoint)
+    )
+
+
+def _check_type(request: Request) -> None:
+    """Require JSON, as vLLM: a browser sends other types cross-origin without a preflight."""
+    found = request.headers.get("content-type", "")
+    if found.partition(";")[0].strip().lower() != JSON:
+        raise _invalid(
+            f"Unsupported Media Type: Only '{JSON}' is allowed, found content-type "
+            f"'{found[:MAX_SHOWN]}'"
+        )
+
+
+async def _read(request: Request, limit: int, threads: Threads) -> bytes | bytearray:
+    encoding = request.headers.get("content-encoding", IDENTITY)
+    if encoding in ("", IDENTITY):
+        return await read_body(request, limit)
+    if encoding not in WINDOW_BITS:
+        raise InferenceError(
+            Code.UNSUPPORTED,
+            f"the body's content-encoding is '{encoding}', expected one of {SUPPORTED}, or none",
+        )
+    return await read_compressed(request.receive, encoding, limit, threads)
+
+
+def _parse(body: bytes) -> Mapping[str, Any]:
+    if not body.strip():
+        raise _invalid("the body is empty, expected a JSON object")
+    parts = _count_parts(body)
+    if parts > MAX_PARTS:
+        raise _invalid(f"the body has {parts} objects and lists, expected at most {MAX_PARTS}")
+    found = _parse_large(body) if len(body) > SLICED_BYTES else _loads(body)
+    if not isinstance(found, dict):
+        raise _invalid("the body is JSON, but an object is expected in it")
+    return found
+
+
+def _count_parts(body: bytes) -> int:
+    steps = range(0, len(body), COUNTED_BYTES)
+    return sum(
+        body.count(bracket, at, at + COUNTED_BYTES) for at in steps for bracket in (b"{", b"[")
+    )
+
+
+def _loads(body: bytes, where: Where = int) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        place = f"{error.msg}: character {where(error.pos)}"
+        raise _invalid(f"the body is not valid JSON: {place}") from None
+
+
+def _parse_large(body: bytes) -> Any:
+    """The members of a large body; of large arrays only `input` is converted to a list."""
+    layout = scan(memoryview(body), depth=MEMBER_DEPTH, nested=False)
+    found = LargeText(memoryview(body), layout, _loads, dict.__setitem__).parsed(_loads)
+    if not isinstance(found, dict):
+        return found
+    for key, value in found.items():
+        if isinstance(value, LargeArray) and key != INPUT:
+            value.check()
+    return {
+        key: value if isinstance(value, LargeArray) and key != INPUT else plain(value)
+        for key, value in found.items()
+    }
+
+
+def _model(members: Mapping[str, Any]) -> str:
+    found = members.get("model")
+    if not isinstance(found, str | None):
+        raise refusal(Code.INVALID_ARG, "`model` is no text, expected a model's name", "model")
+    return found or ""
+
+
+def _stream(members: Mapping[str, Any], endpoint: Endpoint) -> bool:
+    found = members.get("stream")
+    if endpoint not in STREAMING or found is None:
+        return False
+    if not isinstance(found, bool):
+        raise refusal(
+            Code.INVALID_ARG, f"`stream` is {_shown(found)}, expected true or false", "stream"
+        )
+    return found
+
+
+def _shown(value: Any) -> str:
+    """The JSON of a value, shortened."""
+    return orjson.dumps(value).decode()[:MAX_SHOWN]
+
+
+def _invalid(message: str) -> InferenceError:
+    return InferenceError(Code.INVALID_ARG, message)
+
+
+def request_id(request: Request) -> str:
+    """The id in the client's header, or a new one."""
+    found: str | None = request.scope.get(KEY)
+    if found is None:
+        found = request.scope[KEY] = request.headers.get(HEADER) or uuid.uuid4().hex
+    return found
+
+
+def own_id(request: Request, members: Mapping[str, Any]) -> str:
+    """The id of a request: that of its header, of its body, or a new one.
+
+    An answer's header never has the body's id, since a text may not fit into a header.
+    """
+    named = members.get("request_id")
+    if HEADER in request.headers or not (isinstance(named, str) and named):
+        return request_id(request)
+    return named
+
+
+def request_id_header(request: Request) -> dict[str, str]:
+    """The header of every answer."""
+    return {HEADER: request_id(request)}

@@ -1,0 +1,33 @@
+"""Schedulers that run for the length of one test, and leave nothing behind."""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import pytest
+
+from gateway.config import ModelConfig
+from gateway.schedulers.rate_limiter import ExecutionLimiter
+from tests.conftest import tasks_left
+from tests.gateway.schedulers.queues import Queue
+
+
+class Start(Protocol):
+    """Runs the scheduler of a config until the test ends."""
+
+    def __call__(self, config: ModelConfig, limiter: ExecutionLimiter | None = None) -> Queue: ...
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """Run the scheduler of a config; when the test ends nothing is pending, and no task is left."""
+    running: list[Queue] = []
+
+    def run(config: ModelConfig, limiter: ExecutionLimiter | None = None) -> Queue:
+        running.append(Queue(config, limiter))
+        return running[-1]
+
+    yield run
+    for queue in running:
+        await queue.stop()
+        assert queue.statistics.pending == 0
+    assert tasks_left() == []

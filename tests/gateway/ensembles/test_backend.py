@@ -1,0 +1,577 @@
+"""Requests on their way through ensembles of models that a test drives by hand."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.config import ModelConfig
+from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
+from gateway.ensembles.backend import EnsembleInstance
+from gateway.ensembles.steps import MAX_FLOWS
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferResponse, Phases, RequestedOutput, SequenceTag
+from gateway.models.model import Model
+from gateway.stream import DEFAULT_LIMIT, ResponseStream
+from gateway.tensor import text_tensor
+from tests.builders import (
+    DECOUPLED,
+    FLAG,
+    TEXT,
+    ScriptedInstance,
+    read_all,
+    settle,
+    soon,
+    text_request,
+    text_response,
+)
+from tests.conftest import Serve
+
+
+def call(model: str, source: str, target: str) -> EnsembleStep:
+    return EnsembleStep(
+        model_name=model,
+        model_version=-1,
+        input_map={"text_input": source},
+        output_map={"text_output": target},
+    )
+
+
+def join(model: str, *sources: str, target: str = "text_output") -> EnsembleStep:
+    """A call of a model with an input for each source: `0`, `1`, ..."""
+    inputs = {str(number): source for number, source in enumerate(sources)}
+    return EnsembleStep(
+        model_name=model,
+        model_version=-1,
+        input_map=inputs,
+        output_map={"text_output": target},
+    )
+
+
+def joining(count: int, *, optional: bool = False) -> ModelConfig:
+    """The config of a model with so many inputs."""
+    return replace(
+        TEXT,
+        name="join",
+        input=tuple(
+            replace(TEXT.input[0], name=str(number), optional=optional) for number in range(count)
+        ),
+    )
+
+
+class Ensemble:
+    """An ensemble of scripted models; `model` serves it, the members go by their names."""
+
+    def __init__(
+        self, serve: Serve, *steps: EnsembleStep, outputs: str = "text_output", **options: Any
+    ) -> None:
+        limit = options.pop("max_inflight_requests", 0)
+        configs: Mapping[str, ModelConfig] = options.pop("configs", {})
+        names = dict.fromkeys(step.model_name for step in steps)
+        self.members = {name: ScriptedInstance() for name in names}
+        self.models = {
+            name: serve(self.members[name], config=replace(configs.get(name, TEXT), name=name))
+            for name in names
+        }
+        config = replace(
+            TEXT,
+            name="e",
+            output=tuple(replace(TEXT.output[0], name=name) for name in outputs.split()),
+            ensemble_scheduling=EnsembleScheduling(step=steps, max_inflight_requests=limit),
+            **options,
+        )
+        bound = {(name, -1): model for name, model in self.models.items()}
+        self.instance = EnsembleInstance(config, bound)
+        self.model: Model = serve(self.instance, config=config)
+
+    def __getitem__(self, name: str) -> ScriptedInstance:
+        return self.members[name]
+
+    def ask(self, text: str = "x", **fields: Any) -> ResponseStream:
+        return self.model.submit(text_request(text, model="e", **fields))
+
+
+def chain(serve: Serve, **options: Any) -> Ensemble:
+    """`a` and then `b`."""
+    return Ensemble(serve, call("a", "text_input", "m"), call("b", "m", "text_output"), **options)
+
+
+def fork(serve: Serve, **options: Any) -> Ensemble:
+    """`a`, then `b` and `c` side by side, then `join`."""
+    steps = (
+        call("a", "text_input", "m"),
+        call("b", "m", "l"),
+        call("c", "m", "r"),
+        join("join", "l", "r"),
+    )
+    return Ensemble(serve, *steps, configs={"join": joining(2)}, **options)
+
+
+async def error_of(stream: ResponseStream) -> tuple[Code, str]:
+    with pytest.raises(InferenceError) as caught:
+        await soon(read_all(stream))
+    return caught.value.code, caught.value.message
+
+
+# Data flow.
+
+
+async def test_steps_start_once_their_inputs_are_there_and_side_by_side(serve: Serve) -> None:
+    ensemble = fork(serve)
+    with ensemble.ask("x") as stream:
+        (await ensemble["a"].begun()).finish("from a")
+        c, b = await ensemble["c"].begun(), await ensemble["b"].begun()
+        c.finish("from c")
+        await settle()
+        assert ensemble["join"].executions == []
+        b.finish("from b")
+        (await ensemble["join"].begun()).finish("joined")
+        assert await soon(read_all(stream)) == ["joined"]
+    assert ensemble["join"].asked == ["from b", "from c"]
+
+
+async def test_steps_without_requested_outputs_do_not_run(serve: Serve) -> None:
+    steps = (call("a", "text_input", "Y"), call("b", "text_input", "Z"))
+    ensemble = Ensemble(serve, *steps, outputs="Y Z")
+    with ensemble.ask(outputs=(RequestedOutput("Z"),)) as stream:
+        (await ensemble["b"].begun()).finish("only this")
+        answer = await soon(stream.only())
+    assert [output.name for output in answer.outputs] == ["Z"]
+    assert ensemble["a"].executions == []
+    with ensemble.ask() as stream:
+        (await ensemble["b"].begun()).finish("second")
+        (await ensemble["a"].begun()).finish("first")
+        answer = await soon(stream.only())
+    assert [output.name for output in answer.outputs] == ["Y", "Z"]
+
+
+async def test_a_step_has_the_id_and_parameters_of_the_request(serve: Serve) -> None:
+    ensemble = chain(serve)
+    said = {
+        "id": "r1",
+        "parameters": {"custom": "c", "n": 3},
+        "sequence": SequenceTag(9, start=True),
+        "priority": 2,
+        "timeout_us": 123456,
+    }
+    with ensemble.ask(**said) as stream:
+        execution = await ensemble["a"].begun()
+        [asked] = execution.requests
+        execution.finish("")
+        assert {name: getattr(asked, name) for name in said} == said
+        assert (asked.model, [each.name for each in asked.outputs]) == ("a", ["text_output"])
+        execution = await ensemble["b"].begun()
+        [asked] = execution.requests
+        execution.finish("")
+        assert {name: getattr(asked, name) for name in said} == said
+        answer = await soon(stream.only())
+    assert answer.parameters == {"sequence_id": 9, "sequence_start": True, "sequence_end": False}
+
+
+async def test_a_response_may_change_the_sequence_of_later_steps(serve: Serve) -> None:
+    ensemble = chain(serve)
+    with ensemble.ask(sequence=SequenceTag(9, start=True)) as stream:
+        told = {"sequence_id": "other", "sequence_end": True, "foo": "bar"}
+        execution = await ensemble["a"].begun()
+        execution.answer(replace(text_response("m", final=True), parameters=told))
+        execution.end()
+        execution = await ensemble["b"].begun()
+        assert execution.requests[0].sequence == SequenceTag("other", start=False, end=True)
+        execution.finish("")
+        answer = await soon(stream.only())
+    assert answer.parameters == {
+        "sequence_id": "other",
+        "sequence_start": False,
+        "sequence_end": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("parameters", "problem"),
+    [
+        (
+            {"sequence_id": 1.5},
+            "expected parameter 'sequence_id' to be TRITONSERVER_PARAMETER_INT or "
+            "TRITONSERVER_PARAMETER_STRING",
+        ),
+        (
+            {"sequence_start": 1},
+            "expect parameter 'sequence_start' to be TRITONSERVER_PARAMETER_BOOL",
+        ),
+        (
+            {"sequence_end": "x"},
+            "expect parameter 'sequence_end' to be TRITONSERVER_PARAMETER_BOOL",
+        ),
+    ],
+)
+async def test_sequence_parameters_of_a_response_must_have_the_right_type(
+    serve: Serve, parameters: dict[str, Any], problem: str
+) -> None:
+    ensemble = chain(serve)
+    with ensemble.ask() as stream:
+        execution = await ensemble["a"].begun()
+        execution.answer(replace(text_response("m", final=True), parameters=parameters))
+        assert await error_of(stream) == (Code.INVALID_ARG, f"in ensemble 'e', {problem}")
+
+
+async def test_a_missing_tensor_is_an_omitted_input(serve: Serve) -> None:
+    steps = (call("a", "text_input", "m"), join("b", "text_input", "m"))
+    ensemble = Ensemble(serve, *steps, configs={"b": joining(2, optional=True)})
+    with ensemble.ask("x") as stream:
+        execution = await ensemble["a"].begun()
+        execution.answer(InferResponse(final=True))
+        execution.end()
+        execution = await ensemble["b"].begun()
+        assert [tensor.name for tensor in execution.requests[0].inputs] == ["0"]
+        execution.finish("made")
+        assert await soon(read_all(stream)) == ["made"]
+
+
+async def test_the_phases_of_members_are_summed(serve: Serve) -> None:
+    ensemble = chain(serve)
+    with ensemble.ask() as stream:
+        for name in "ab":
+            execution = await ensemble[name].begun()
+            answer = replace(text_response("m", final=True), phases=Phases(1, 2, 3))
+            execution.answer(answer)
+            execution.end()
+        answer = await soon(stream.only())
+    assert answer.phases == Phases(2, 4, 6)
+
+
+# Failures.
+
+
+async def test_the_first_step_that_fails_ends_the_request_and_stops_the_others(
+    serve: Serve,
+) -> None:
+    ensemble = fork(serve)
+    with ensemble.ask() as stream:
+        (await ensemble["a"].begun()).finish("m")
+        b, c = await ensemble["b"].begun(), await ensemble["c"].begun()
+        b.answer(InferenceError(Code.NOT_FOUND, "no way"))
+        assert await error_of(stream) == (Code.NOT_FOUND, "in ensemble 'e', no way")
+        await soon(c.stopped.wait())
+    assert ensemble["join"].executions == []
+    with ensemble.ask() as stream:
+        (await ensemble["a"].begun()).finish("m")
+        for name in "bc":
+            (await ensemble[name].begun()).finish("")
+        (await ensemble["join"].begun()).finish("well")
+        assert await soon(read_all(stream)) == ["well"]
+
+
+async def test_a_request_that_a_member_refuses_ends_the_ensemble_s(serve: Serve) -> None:
+    ensemble = Ensemble(
+        serve,
+        call("a", "text_input", "m"),
+        join("b", "text_input", "m"),
+        configs={"b": joining(2)},
+    )
+    with ensemble.ask("x", id="r1") as stream:
+        execution = await ensemble["a"].begun()
+        execution.answer(InferResponse(final=True))
+        execution.end()
+        assert await error_of(stream) == (
+            Code.INVALID_ARG,
+            "in ensemble 'e', [request id: r1] expected 2 inputs but got 1 inputs for model 'b'. "
+            "Got input(s) ['0'], but missing required input(s) ['1']. Please provide all required "
+            "input(s).",
+        )
+
+
+async def test_a_member_without_a_response_is_a_deadlock(serve: Serve) -> None:
+    ensemble = chain(serve)
+    with ensemble.ask() as stream:
+        (await ensemble["a"].begun()).end()
+        assert await error_of(stream) == (
+            Code.INVALID_ARG,
+            "in ensemble 'e', [request id: <id_unknown>] unexpected deadlock, at least one output "
+            "is not set while no more ensemble steps can be made",
+        )
+
+
+async def test_a_member_that_is_not_decoupled_answers_once(serve: Serve) -> None:
+    ensemble = chain(serve)
+    with ensemble.ask() as stream:
+        execution = await ensemble["a"].begun()
+        execution.answer(text_response("one"))
+        execution.answer(text_response("two", final=True))
+        code, message = await error_of(stream)
+    assert (code, message) == (
+        Code.INTERNAL,
+        "in ensemble 'e', expected a single response of model 'a', got more",
+    )
+
+
+async def test_a_final_flag_behind_the_answer_is_fine(serve: Serve) -> None:
+    ensemble = chain(serve)
+    with ensemble.ask() as stream:
+        for name in "ab":
+            execution = await ensemble[name].begun()
+            execution.answer(text_response(name))
+            await settle()
+            execution.answer(FLAG)
+            execution.end()
+        assert await soon(read_all(stream)) == ["b"]
+
+
+async def test_a_crash_of_a_member_is_reported_without_its_text(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    ensemble = chain(serve)
+    with ensemble.ask() as stream:
+        (await ensemble["a"].begun()).crash(RuntimeError("in /some/folder"))
+        code, message = await error_of(stream)
+    assert code is Code.INTERNAL
+    assert message.startswith("in ensemble 'e', ")
+    assert "/some/folder" not in message
+    assert [record.message for record in caplog.records] == ["execution failed"]
+
+
+# Whoever leaves.
+
+
+async def test_a_disconnect_cancels_every_step(serve: Serve) -> None:
+    ensemble = fork(serve)
+    with ensemble.ask():
+        (await ensemble["a"].begun()).finish("m")
+        b, c = await ensemble["b"].begun(), await ensemble["c"].begun()
+    await soon(b.stopped.wait())
+    await soon(c.stopped.wait())
+    await settle()
+    assert ensemble["join"].executions == []
+    assert [model.in_flight for model in ensemble.models.values()] == [0, 0, 0, 0]
+
+
+async def test_a_request_cancelled_before_its_start_starts_no_step(serve: Serve) -> None:
+    ensemble = chain(serve)
+    ensemble.ask().cancel()
+    await settle()
+    assert ensemble["a"].executions == []
+
+
+async def test_an_ensemble_within_an_ensemble_stops_too(serve: Serve) -> None:
+    inner = chain(serve)
+    config = replace(
+        TEXT,
+        name="outer",
+        ensemble_scheduling=EnsembleScheduling(
+            step=(call("e", "text_input", "m"), call("e", "m", "text_output"))
+        ),
+    )
+    outer = serve(EnsembleInstance(config, {("e", -1): inner.model}), config=config)
+    with outer.submit(text_request("x", model="outer")) as stream:
+        for name, text in zip("abab", ("1", "2", "3", "4"), strict=True):
+            (await inner[name].begun()).finish(text)
+        assert await soon(read_all(stream)) == ["4"]
+    with outer.submit(text_request("x", model="outer")):
+        execution = await inner["a"].begun()
+    await soon(execution.stopped.wait())
+
+
+# Decoupled members.
+
+
+def decoupled(*names: str) -> dict[str, ModelConfig]:
+    return {name: replace(TEXT, model_transaction_policy=DECOUPLED) for name in names}
+
+
+async def test_each_response_of_a_decoupled_step_begins_its_own_flow(serve: Serve) -> None:
+    ensemble = chain(serve, configs=decoupled("a"), model_transaction_policy=DECOUPLED)
+    with ensemble.ask() as stream:
+        a = await ensemble["a"].begun()
+        a.answer(text_response("one"))
+        first = await ensemble["b"].begun()
+        a.answer(text_response("two"))
+        second = await ensemble["b"].begun()
+        second.finish("2")
+        assert (await soon(stream.batch()))[0].outputs == (text_tensor("text_output", ["2"]),)
+        a.answer(FLAG)
+        a.end()
+        await settle()
+        assert not stream.done
+        first.finish("1")
+        last = await soon(stream.batch())
+    assert [(each.outputs, each.final) for each in last] == [
+        ((text_tensor("text_output", ["1"]),), True)
+    ]
+    assert ensemble["b"].asked == ["one", "two"]
+
+
+async def test_a_decoupled_step_behind_another_multiplies(serve: Serve) -> None:
+    ensemble = chain(serve, configs=decoupled("a", "b"), model_transaction_policy=DECOUPLED)
+    with ensemble.ask() as stream:
+        a = await ensemble["a"].begun()
+        for text in "xy":
+            a.answer(text_response(text))
+        a.answer(FLAG)
+        for text in "xy":
+            execution = await ensemble["b"].begun()
+            for number in "12":
+                execution.answer(text_response(text + number))
+            execution.end()
+        answers = [text for text in await soon(read_all(stream)) if text]
+    assert sorted(answers) == ["x1", "x2", "y1", "y2"]
+
+
+async def test_no_response_at_all_is_a_final_flag(serve: Serve) -> None:
+    ensemble = chain(serve, configs=decoupled("a"), model_transaction_policy=DECOUPLED)
+    with ensemble.ask() as stream:
+        a = await ensemble["a"].begun()
+        a.answer(FLAG)
+        a.end()
+        [answer] = await soon(stream.batch())
+    assert (answer.outputs, answer.final) == ((), True)
+    assert ensemble["b"].executions == []
+
+
+async def test_a_decoupled_step_that_fails_late_ends_the_stream(serve: Serve) -> None:
+    ensemble = chain(serve, configs=decoupled("a"), model_transaction_policy=DECOUPLED)
+    with ensemble.ask() as stream:
+        a = await ensemble["a"].begun()
+        a.answer(text_response("one"))
+        (await ensemble["b"].begun()).finish("1")
+        assert (await soon(stream.batch()))[0].outputs == (text_tensor("text_output", ["1"]),)
+        a.answer(InferenceError(Code.INTERNAL, "too late"))
+        assert await error_of(stream) == (Code.INTERNAL, "in ensemble 'e', too late")
+
+
+async def test_a_fast_step_is_blocked_by_a_slow_one_behind_it(serve: Serve) -> None:
+    ensemble = chain(serve, configs=decoupled("a"), model_transaction_policy=DECOUPLED)
+    most = MAX_FLOWS + 2 * DEFAULT_LIMIT
+    with ensemble.ask() as stream:
+        a = await ensemble["a"].begun()
+        for number in range(2 * most):
+            a.answer(text_response(str(number)))
+        a.answer(FLAG)
+        a.end()
+        for _ in range(MAX_FLOWS):
+            await ensemble["b"].begun()
+        for _ in range(10):
+            await settle()
+        assert a.taken <= most
+        for execution in tuple(ensemble["b"].executions):
+            execution.finish("done")
+        answers = MAX_FLOWS
+        while not stream.done:
+            for execution in ensemble["b"].executions[answers:]:
+                execution.finish("done")
+                answers += 1
+            await soon(stream.batch())
+    assert len(ensemble["b"].executions) == 2 * most
+
+
+async def test_a_reader_that_takes_nothing_holds_back_every_step(serve: Serve) -> None:
+    ensemble = Ensemble(
+        serve,
+        call("a", "text_input", "text_output"),
+        configs=decoupled("a"),
+        model_transaction_policy=DECOUPLED,
+    )
+    with ensemble.ask():
+        a = await ensemble["a"].begun()
+        for _ in range(1000):
+            a.answer(text_response("more"))
+        for _ in range(50):
+            await settle()
+        assert a.taken <= 4 * DEFAULT_LIMIT
+    await soon(a.stopped.wait())
+
+
+# max_inflight_requests.
+
+
+async def test_calls_of_one_step_are_limited_over_all_requests(serve: Serve) -> None:
+    ensemble = chain(serve, max_inflight_requests=2)
+    streams = [ensemble.ask(str(number)) for number in range(4)]
+    begun = [await ensemble["a"].begun() for _ in range(2)]
+    await settle()
+    assert ensemble["a"].asked == ["0", "1"]
+    streams[2].cancel()
+    begun[1].finish("m1")
+    await ensemble["b"].begun()
+    await ensemble["a"].begun()
+    assert ensemble["a"].asked == ["0", "1", "3"]
+    for stream in streams:
+        stream.cancel()
+    with ensemble.ask("later") as stream:
+        (await ensemble["a"].begun()).finish("m")
+        (await ensemble["b"].begun()).finish("free again")
+        assert await soon(read_all(stream)) == ["free again"]
+
+
+async def test_a_step_at_its_limit_holds_back_the_one_before_it(serve: Serve) -> None:
+    ensemble = chain(
+        serve,
+        configs=decoupled("a"),
+        model_transaction_policy=DECOUPLED,
+        max_inflight_requests=1,
+    )
+    with ensemble.ask() as stream:
+        a = await ensemble["a"].begun()
+        for number in range(200):
+            a.answer(text_response(str(number)))
+        a.end()
+        execution = await ensemble["b"].begun()
+        for _ in range(20):
+            await settle()
+        assert len(ensemble["b"].executions) == 1
+        assert a.taken <= 2 * DEFAULT_LIMIT
+        for _ in range(199):
+            execution.finish("done")
+            execution = await ensemble["b"].begun()
+            await soon(stream.batch())
+        execution.finish("last")
+        assert await soon(read_all(stream)) == ["last"]
+    assert ensemble["b"].asked == [str(number) for number in range(200)]
+
+
+async def test_a_cancelled_call_makes_room_in_the_limit(serve: Serve) -> None:
+    ensemble = chain(serve, max_inflight_requests=1)
+    first, second = ensemble.ask("1"), ensemble.ask("2")
+    await ensemble["a"].begun()
+    await settle()
+    first.cancel()
+    second.cancel()
+    with ensemble.ask("3") as stream:
+        await settle()
+        execution = ensemble["a"].executions[-1]
+        assert ensemble["a"].asked[-1] == "3"
+        execution.finish("m")
+        await soon(ensemble["b"].begun())
+        ensemble["b"].executions[-1].finish("through")
+        assert await soon(read_all(stream)) == ["through"]
+
+
+# Members.
+
+
+async def test_the_limit_of_requests_of_a_member_is_not_for_steps(serve: Serve) -> None:
+    ensemble = chain(serve, configs={"a": replace(TEXT, parameters={"max_in_flight": "1"})})
+    streams = [ensemble.ask() for _ in range(3)]
+    for _ in streams:
+        await ensemble["a"].begun()
+    with pytest.raises(InferenceError, match="1 requests in flight"):
+        ensemble.models["a"].submit(text_request())
+    for stream in streams:
+        stream.cancel()
+
+
+async def test_members_are_held_until_the_ensemble_is_closed(serve: Serve) -> None:
+    ensemble = chain(serve)
+    held = [model.unneeded() for model in ensemble.models.values()]
+    for wait in held:
+        with pytest.raises(TimeoutError):
+            await _at_once(wait)
+    await ensemble.instance.close()
+    await ensemble.instance.close()
+    for model in ensemble.models.values():
+        await soon(model.unneeded())
+
+
+async def _at_once(wait: Any) -> None:
+    async with asyncio.timeout(0.01):
+        await wait
