@@ -37,14 +37,15 @@ class Placement:
 class InstanceSlot:
     """A placement, its instance (None while none is alive), and the function that loads one.
 
-    `share` is the slot's share of the rate limiter, if any; `closings` close its instances. `since`
-    is the start of the instance (monotonic seconds); `tries` counts restarts since it was stable.
+    `registration` is the slot's at the execution limiter, if any; `closings` close its instances.
+    `since` is the start of the instance (monotonic seconds); `tries` counts restarts since it was
+    stable.
     """
 
     load: Load
     placement: Placement = field(default_factory=Placement)
     instance: Instance | None = None
-    share: Registration | None = None
+    registration: Registration | None = None
     closings: Closings = field(default_factory=Closings)
     tries: int = 0
     since: float = 0.0
@@ -63,28 +64,28 @@ def placements(config: ModelConfig) -> Iterator[Placement]:
                 yield Placement(name=f"{group.name}_{number}", group=group, device=device)
 
 
-def reserve_shares(slots: Sequence[InstanceSlot], limiter: ExecutionLimiter | None) -> None:
-    """Reserve each active slot's share of the rate limiter; all or none.
+def register_slots(slots: Sequence[InstanceSlot], limiter: ExecutionLimiter | None) -> None:
+    """Register each active slot at the execution limiter; all or none.
 
-    Raises INVALID_ARG for a share that could never execute.
+    Raises INVALID_ARG for a slot that could never execute.
     """
     if limiter is None:
         return
     try:
         for slot in slots:
             if not slot.passive:
-                slot.share = limiter.register(slot.placement.group, slot.placement.device)
+                slot.registration = limiter.register(slot.placement.group, slot.placement.device)
     except BaseException:
-        release_shares(slots)
+        unregister_slots(slots)
         raise
 
 
-def release_shares(slots: Iterable[InstanceSlot]) -> None:
-    """Release the shares of slots that no longer execute."""
+def unregister_slots(slots: Iterable[InstanceSlot]) -> None:
+    """Unregister slots that no longer execute."""
     for slot in slots:
-        share, slot.share = slot.share, None
-        if share is not None:
-            share.unregister()
+        registration, slot.registration = slot.registration, None
+        if registration is not None:
+            registration.unregister()
 
 
 async def load_slots(slots: Sequence[InstanceSlot], *, side_by_side: bool) -> None:
@@ -101,11 +102,11 @@ async def load_slots(slots: Sequence[InstanceSlot], *, side_by_side: bool) -> No
 
 
 def close_slots(slots: Sequence[InstanceSlot]) -> Awaitable[object]:
-    """Begin to close the instances concurrently, and release their shares; await the end.
+    """Begin to close the instances concurrently, and unregister the slots; await the end.
 
     If the wait is cancelled, they still close.
     """
-    release_shares(slots)
+    unregister_slots(slots)
     ends: list[asyncio.Future[None]] = []
     for slot in slots:
         instance, slot.instance = slot.instance, None

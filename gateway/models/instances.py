@@ -9,7 +9,7 @@ from pathlib import Path
 from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.models.instance_slots import InstanceSlot, close_slots, release_shares
+from gateway.models.instance_slots import InstanceSlot, close_slots, unregister_slots
 from gateway.models.limits import Limits
 from gateway.models.warmup import warm_up
 from gateway.observability.statistics import ModelStatistics
@@ -162,14 +162,14 @@ class Instances:
             return
         slot.since = time.monotonic()
         if not slot.passive:
-            self._scheduler.add(slot.instance, slot.share)
+            self._scheduler.add(slot.instance, slot.registration)
         self._watches[slot] = self._tasks.create_task(self._watch(slot, slot.instance))
 
     def _retire(self, slot: InstanceSlot) -> None:
         if (watch := self._watches.pop(slot, None)) is not None:
             watch.cancel()
         if slot.instance is None:
-            release_shares([slot])
+            unregister_slots([slot])
             return
         self._retired.append(slot)
         if self._tasks is not None:
@@ -217,7 +217,7 @@ class Instances:
         slot.instance, slot.since = replacement, time.monotonic()
         self._refresh()
         if not slot.passive:
-            self._scheduler.add(replacement, slot.share)
+            self._scheduler.add(replacement, slot.registration)
         self._on_change()
         return replacement
 

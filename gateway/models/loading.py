@@ -28,7 +28,7 @@ from gateway.models.instance_slots import (
     load_slots,
     match_slots,
     placements,
-    reserve_shares,
+    register_slots,
 )
 from gateway.models.model import Model
 from gateway.models.model_folder import Labels, read_labels, take_snapshot
@@ -134,7 +134,7 @@ class ModelLoader:
         model = Model(config, version, statistics, slots, labels, source.folder)
         model.members = tuple(dict.fromkeys(members.values()))
         await self._use_cache(model, source, folder)
-        reserve_shares(slots, None if members else self._limiter)
+        register_slots(slots, None if members else self._limiter)
         await load_slots(slots, side_by_side=backend.loads_side_by_side)
         await _prepare(model, slots)
         model.load_secs = time.monotonic() - began
@@ -152,7 +152,7 @@ class ModelLoader:
         backend = await self._threads.run(self._backends.of, config)
         wanted = self._slots(backend, config, folder, model.statistics)
         update = InPlaceUpdate(model, config, wanted, match_slots(wanted, model.slots))
-        reserve_shares(update.added, self._limiter)
+        register_slots(update.added, self._limiter)
         await load_slots(update.added, side_by_side=backend.loads_side_by_side)
         await _prepare(model, update.added)
         return update

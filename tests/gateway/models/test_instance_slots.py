@@ -14,8 +14,8 @@ from gateway.models.instance_slots import (
     load_slots,
     match_slots,
     placements,
-    release_shares,
-    reserve_shares,
+    register_slots,
+    unregister_slots,
 )
 from gateway.schedulers.rate_limiter import ExecutionLimiter
 from gateway.settings import ResourceLimit
@@ -109,25 +109,25 @@ def needing(count: int, device: int = 0) -> InstanceSlot:
     return slot(replace(CPU, rate_limiter=RateLimiter(resources=resources)), device)
 
 
-def test_each_slot_that_executes_has_a_share_of_its_device() -> None:
+def test_each_active_slot_is_registered_for_its_device() -> None:
     slots = [needing(1), needing(2, device=1), slot(replace(CPU, passive=True))]
-    reserve_shares(slots, ExecutionLimiter())
-    found = [each.share.needs if each.share is not None else None for each in slots]
+    register_slots(slots, ExecutionLimiter())
+    found = [each.registration.needs if each.registration is not None else None for each in slots]
     assert found == [{("R", 0): 1}, {("R", 1): 2}, None]
 
 
-def test_without_a_limiter_there_are_no_shares() -> None:
+def test_without_a_limiter_no_slot_is_registered() -> None:
     slots = [needing(1)]
-    reserve_shares(slots, None)
-    assert slots[0].share is None
+    register_slots(slots, None)
+    assert slots[0].registration is None
 
 
-def test_if_one_cannot_have_its_share_none_has() -> None:
+def test_if_one_slot_cannot_be_registered_none_is() -> None:
     limiter = ExecutionLimiter([ResourceLimit("R", 1)])
     slots = [needing(1), needing(2)]
     with pytest.raises(InferenceError, match="the minimum required count is 2"):
-        reserve_shares(slots, limiter)
-    assert [each.share for each in slots] == [None, None]
-    reserve_shares(slots[:1], limiter)
-    release_shares(slots)
-    assert slots[0].share is None
+        register_slots(slots, limiter)
+    assert [each.registration for each in slots] == [None, None]
+    register_slots(slots[:1], limiter)
+    unregister_slots(slots)
+    assert slots[0].registration is None

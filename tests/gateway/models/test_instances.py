@@ -9,7 +9,7 @@ from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import SequenceTag
-from gateway.models.instance_slots import InstanceSlot, reserve_shares
+from gateway.models.instance_slots import InstanceSlot, register_slots
 from gateway.models.model import Model
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.rate_limiter import ExecutionLimiter
@@ -113,16 +113,16 @@ async def test_an_instance_that_lives_is_closed_once_its_sequences_have_ended(
     assert staying.executions == []
 
 
-async def test_a_retired_slot_without_an_instance_releases_its_share(serve: Serve) -> None:
+async def test_a_retired_slot_without_an_instance_is_unregistered(serve: Serve) -> None:
     dead, staying = ScriptedInstance(), ScriptedInstance()
     model = serve(dead, staying)
-    reserve_shares(model.slots, ExecutionLimiter())
+    register_slots(model.slots, ExecutionLimiter())
     slot = model.slots[0]
-    assert slot.share is not None
+    assert slot.registration is not None
     dead.die("its worker has died")
     await soon(dead.closed.wait())
     model.exchange(model.config, model.slots[1:])
-    assert slot.share is None
+    assert slot.registration is None
 
 
 # Closings.
