@@ -11,7 +11,7 @@ from gateway.frontends.grpc.server import GrpcServer, carried_here
 from gateway.frontends.http.app import build_app, build_metrics_app
 from gateway.frontends.http.listener import HttpListener, listening_at
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
-from gateway.processes.doors import HttpDoor, ProcessDoors
+from gateway.processes.listeners import HttpDoor, ProcessDoors
 from gateway.settings import HttpSettings, MetricsSettings, Settings
 
 log = logging.getLogger("sluice.server")

@@ -3,9 +3,9 @@
 import asyncio
 from abc import abstractmethod
 
+from gateway.processes.call import Receipts, Window
 from gateway.processes.channel import Channel, Receiver
 from gateway.processes.frames import Frame, Kind, number, read_number
-from gateway.processes.window import Receipts, Window
 
 
 class CallEnd(Receiver):

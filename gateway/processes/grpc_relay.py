@@ -9,8 +9,8 @@ from gateway.errors import UNEXPECTED
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.rpc import Call, RpcError, Status
 from gateway.processes.frames import Frame, read_headed
-from gateway.processes.heads import read, written
 from gateway.processes.kinds import Kind
+from gateway.processes.messages import read, written
 from gateway.processes.relayed_call import Calls, RelayedCall, ServerGone, beside
 
 Shape = Sequence[Any]

@@ -7,8 +7,8 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.frontends.http.asgi_extensions import SEND_PIECE, SEND_WHOLE, WATCH
 from gateway.frontends.http.errors import plain_error
 from gateway.processes.frames import Frame, read_headed
-from gateway.processes.heads import byte_pairs
 from gateway.processes.kinds import Kind
+from gateway.processes.messages import byte_pairs
 from gateway.processes.relayed_call import (
     Calls,
     ClientLeft,

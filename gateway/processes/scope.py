@@ -6,7 +6,7 @@ from typing import Any
 from starlette.types import Scope
 
 from gateway.frontends.http.asgi_extensions import HEADER_NAMES
-from gateway.processes.heads import byte_pairs, text_pairs
+from gateway.processes.messages import byte_pairs, text_pairs
 
 AS_IS = ("http_version", "method", "scheme", "path", "root_path", "client", "server")
 AS_TEXT = ("raw_path", "query_string")

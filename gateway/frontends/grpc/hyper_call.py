@@ -15,7 +15,7 @@ from gateway.frontends.grpc.headers import (
     written_details,
     written_metadata,
 )
-from gateway.frontends.grpc.hyper_backend import HTTP_OK, send_rest, whole_body
+from gateway.frontends.grpc.hyper_events import HTTP_OK, send_rest, whole_body
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
 from gateway.frontends.grpc.room import Room, Share

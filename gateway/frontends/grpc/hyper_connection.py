@@ -12,8 +12,8 @@ from httpunk.asyncio import H2ServerProtocol
 from gateway.descriptors import DescriptorReserve
 from gateway.eager import Create, begin
 from gateway.frontends.grpc.headers import DEADLINE, DEADLINE_PASSED, NotGrpc, require_grpc
-from gateway.frontends.grpc.hyper_backend import LeanBackend, is_reset, is_whole, on_reset
 from gateway.frontends.grpc.hyper_call import HyperCall
+from gateway.frontends.grpc.hyper_events import LeanBackend, is_reset, is_whole, on_reset
 from gateway.frontends.grpc.hyper_keepalive import KeptServer
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.room import Room

@@ -13,7 +13,7 @@ from typing import Any
 
 from httpunk import ConnectionClosedError, H2Server
 
-from gateway.frontends.grpc.hyper_bounds import BoundedConnection
+from gateway.frontends.grpc.hyper_limits import BoundedConnection
 from gateway.frontends.grpc.pings import PingStrikes
 from gateway.settings import NEVER_MS, GrpcKeepaliveSettings
 

@@ -2,14 +2,14 @@
 
 from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError
-from gateway.frontends.grpc.codec import Decoded, RequestDecoder
-from gateway.frontends.grpc.wire import (
+from gateway.frontends.grpc.protobuf_wire import (
     LargeMessage,
     Message,
     parse_large,
     parse_request,
     takes_long,
 )
+from gateway.frontends.grpc.request import Decoded, RequestDecoder
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.tensor import Datatype

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from gateway.classification import classify
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc import wire
+from gateway.frontends.grpc import protobuf_wire as wire
 from gateway.frontends.grpc.parameters import FINAL, set_parameter
 from gateway.messages import InferRequest, InferResponse, Parameter, RequestedOutput
 from gateway.models.model import Model

@@ -8,21 +8,21 @@ from gateway import metadata
 from gateway.config import pbtxt
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.codec import RequestDecoder
 from gateway.frontends.grpc.errors import rpc_error
-from gateway.frontends.grpc.known_messages import Incoming, KnownMessages
 from gateway.frontends.grpc.large_messages import LargeMessages
 from gateway.frontends.grpc.methods import Parse, ParseLarge
 from gateway.frontends.grpc.outbox import Outbox
 from gateway.frontends.grpc.parameters import HeaderForwarding
+from gateway.frontends.grpc.protobuf_wire import Message, parse_request
 from gateway.frontends.grpc.repository import RepositoryServicer
+from gateway.frontends.grpc.request import RequestDecoder
+from gateway.frontends.grpc.request_memo import Incoming, KnownMessages
 from gateway.frontends.grpc.response import Encoder
 from gateway.frontends.grpc.rpc import Call, RpcError, Status
 from gateway.frontends.grpc.settings import SettingsServicer
 from gateway.frontends.grpc.shared_memory import SharedMemoryServicer
 from gateway.frontends.grpc.stream_infer import StreamInfer, StrictError
 from gateway.frontends.grpc.tracing import begin, follow
-from gateway.frontends.grpc.wire import Message, parse_request
 from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb

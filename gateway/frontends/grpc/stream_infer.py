@@ -11,17 +11,17 @@ from functools import partial
 from gateway.conversations.turn import read_turn
 from gateway.dataplane import DataPlane
 from gateway.errors import UNEXPECTED, Code, InferenceError, first_error
-from gateway.frontends.grpc.codec import RequestDecoder
 from gateway.frontends.grpc.held import HeldAnswers, Permits
 from gateway.frontends.grpc.methods import Messages
 from gateway.frontends.grpc.outbox import Outbox
 from gateway.frontends.grpc.parameters import wants_cancel, wants_empty_final
+from gateway.frontends.grpc.protobuf_wire import Message
+from gateway.frontends.grpc.request import RequestDecoder
 from gateway.frontends.grpc.response import Encoder
-from gateway.frontends.grpc.resumable import marked, recorded, resumed, resumes
+from gateway.frontends.grpc.resumption import marked, recorded, resumed, resumes
 from gateway.frontends.grpc.rpc import ClientGone, RpcError
 from gateway.frontends.grpc.tracing import begin
 from gateway.frontends.grpc.turns import Order, Turn
-from gateway.frontends.grpc.wire import Message
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.observability.trace import Trace

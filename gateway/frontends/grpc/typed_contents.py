@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from gateway.frontends.grpc.wire import read_varint
+from gateway.frontends.grpc.protobuf_wire import read_varint
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.tensor import LENGTH_BYTES, Buffer, Datatype, Runs
 

@@ -27,16 +27,16 @@ from gateway.frontends.http.asgi_extensions import (
     Headers,
     Parts,
 )
+from gateway.processes.call import FRAME_BYTES, REPORTED_BYTES, WINDOW_BYTES
 from gateway.processes.channel import Channel
 from gateway.processes.frames import Frame, headed
-from gateway.processes.grpc_call import GrpcCall
+from gateway.processes.grpc import GrpcCall
 from gateway.processes.grpc_relay import relaying, shapes
-from gateway.processes.http_call import HttpCall
+from gateway.processes.http import HttpCall
 from gateway.processes.http_relay import EARLY_BYTES, HttpRelay
 from gateway.processes.kinds import Kind
 from gateway.processes.relayed_call import Calls
 from gateway.processes.scope import written_scope
-from gateway.processes.window import FRAME_BYTES, REPORTED_BYTES, WINDOW_BYTES
 from tests.builders import settle, soon
 
 PIECE = bytes(REPORTED_BYTES - FRAME_BYTES)

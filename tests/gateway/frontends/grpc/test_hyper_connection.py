@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hyperframe.frame import DataFrame, WindowUpdateFrame
 
-from gateway.frontends.grpc import hyper_bounds
-from gateway.frontends.grpc.hyper_backend import LeanBackend
+from gateway.frontends.grpc import hyper_limits as hyper_bounds
 from gateway.frontends.grpc.hyper_connection import Connection as Served
 from gateway.frontends.grpc.hyper_connection import Shared
+from gateway.frontends.grpc.hyper_events import LeanBackend
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.room import Room

@@ -11,13 +11,13 @@ import pytest
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.codec import RequestDecoder
 from gateway.frontends.grpc.held import MAX_ANSWERS
 from gateway.frontends.grpc.methods import Messages, Method
 from gateway.frontends.grpc.outbox import Outbox
 from gateway.frontends.grpc.parameters import HeaderForwarding
+from gateway.frontends.grpc.protobuf_wire import Message
+from gateway.frontends.grpc.request import RequestDecoder
 from gateway.frontends.grpc.stream_infer import REFUSALS, StreamInfer, StrictError
-from gateway.frontends.grpc.wire import Message
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.stream import DEFAULT_LIMIT

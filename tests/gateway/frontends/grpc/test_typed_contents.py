@@ -7,10 +7,10 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from gateway.config.pbtxt import parse
-from gateway.frontends.grpc.codec import RequestDecoder
 from gateway.frontends.grpc.parameters import HeaderForwarding
+from gateway.frontends.grpc.protobuf_wire import parse_large, parse_request
+from gateway.frontends.grpc.request import RequestDecoder
 from gateway.frontends.grpc.typed_contents import read_contents
-from gateway.frontends.grpc.wire import parse_large, parse_request
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.shared_memory.regions import SharedMemory
 

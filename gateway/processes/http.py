@@ -19,8 +19,8 @@ from gateway.frontends.http.asgi_extensions import (
 from gateway.processes.call_end import CallEnd
 from gateway.processes.channel import Channel
 from gateway.processes.frames import Frame, headed, read_headed
-from gateway.processes.heads import text_pairs
 from gateway.processes.kinds import Kind
+from gateway.processes.messages import text_pairs
 from gateway.processes.scope import read_scope
 
 log = logging.getLogger("sluice.http")

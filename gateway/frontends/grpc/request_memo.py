@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from gateway.frontends.grpc.wire import LARGE_BYTES, RAW_INPUT, parse_request, sized
+from gateway.frontends.grpc.protobuf_wire import LARGE_BYTES, RAW_INPUT, parse_request, sized
 from gateway.messages import InferRequest
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.tensor import Buffer, Datatype, Tensor

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.resumable import marked, recorded, resumed, resumes
+from gateway.frontends.grpc.resumption import marked, recorded, resumed, resumes
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.recordings import Recordings
 from gateway.stream import ResponseStream

@@ -15,8 +15,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from gateway.observability.log import Log
-from gateway.processes import processes
-from gateway.processes.doors import HttpDoor, ProcessDoors
+from gateway.processes import supervisor as processes
+from gateway.processes.listeners import HttpDoor, ProcessDoors
 from gateway.settings import HttpSettings, LogSettings
 from tests.builders import WAIT_SECS
 from tests.children import frontends_of

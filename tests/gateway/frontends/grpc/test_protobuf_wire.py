@@ -6,7 +6,7 @@ import time
 import pytest
 from google.protobuf.message import DecodeError
 
-from gateway.frontends.grpc.wire import LARGE_BYTES, MAX_FIELDS, parse_request, sized
+from gateway.frontends.grpc.protobuf_wire import LARGE_BYTES, MAX_FIELDS, parse_request, sized
 from gateway.protos import grpc_service_pb2 as pb
 
 RAW = [b"", b"a" * 130, b"b" * LARGE_BYTES, b"c"]

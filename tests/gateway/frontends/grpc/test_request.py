@@ -7,8 +7,8 @@ import pytest
 from gateway.config import ModelConfig, ModelInput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.codec import RequestDecoder
 from gateway.frontends.grpc.parameters import HeaderForwarding
+from gateway.frontends.grpc.request import RequestDecoder
 from gateway.messages import InferRequest, RequestedOutput, SharedRegion
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.shared_memory.regions import SharedMemory

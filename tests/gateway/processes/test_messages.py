@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.processes.frames import headed, read_headed
-from gateway.processes.heads import Pairs, byte_pairs, read, text_pairs, written
+from gateway.processes.messages import Pairs, byte_pairs, read, text_pairs, written
 
 EVERY_BYTE = bytes(range(256))
 

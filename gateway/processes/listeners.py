@@ -17,11 +17,11 @@ from gateway.observability.log import Log
 from gateway.observability.metrics import FrontendsReading
 from gateway.processes.channel import Channel
 from gateway.processes.frames import Frame
-from gateway.processes.grpc_call import GrpcCall
+from gateway.processes.grpc import GrpcCall
 from gateway.processes.grpc_relay import shapes
-from gateway.processes.http_call import HttpCall
+from gateway.processes.http import HttpCall
 from gateway.processes.kinds import Kind
-from gateway.processes.processes import FrontendProcess, in_ms
+from gateway.processes.supervisor import FrontendProcess, in_ms
 from gateway.settings import GrpcSettings, GrpcTransport, HttpSettings, LogSettings
 
 Sockets = Sequence[socket.socket]

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.frontends.grpc.hyper_backend import LeanBackend, Mailbox, Signal
+from gateway.frontends.grpc.hyper_events import LeanBackend, Mailbox, Signal
 from tests.builders import soon
 
 

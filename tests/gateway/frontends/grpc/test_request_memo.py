@@ -8,10 +8,10 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from gateway.config import ModelConfig
-from gateway.frontends.grpc.codec import RequestDecoder
-from gateway.frontends.grpc.known_messages import MOST_BYTES, MOST_KNOWN, KnownMessages
 from gateway.frontends.grpc.parameters import HeaderForwarding
-from gateway.frontends.grpc.wire import LARGE_BYTES, parse_request
+from gateway.frontends.grpc.protobuf_wire import LARGE_BYTES, parse_request
+from gateway.frontends.grpc.request import RequestDecoder
+from gateway.frontends.grpc.request_memo import MOST_BYTES, MOST_KNOWN, KnownMessages
 from gateway.messages import InferRequest
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.shared_memory.regions import SharedMemory

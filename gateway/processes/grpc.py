@@ -11,8 +11,8 @@ from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError, Sta
 from gateway.processes.call_end import CallEnd
 from gateway.processes.channel import Channel
 from gateway.processes.frames import Frame, headed, read_headed
-from gateway.processes.heads import read, writable, written
 from gateway.processes.kinds import Kind
+from gateway.processes.messages import read, writable, written
 
 log = logging.getLogger("sluice.grpc")
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.processes.window import (
+from gateway.processes.call import (
     FRAME_BYTES,
     REPORTED_BYTES,
     WINDOW_BYTES,
