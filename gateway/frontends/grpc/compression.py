@@ -12,9 +12,6 @@ RANKED = ("gzip", "deflate")
 ZLIB_LEVEL = 6
 """Whatever the level is: that only chooses the algorithm, as in gRPC."""
 
-THREAD_BYTES = LARGE_BYTES
-"""More than that is compressed in a thread: the event loop has other things to do."""
-
 
 def encoding_for(level: CompressionLevel, accepted: str) -> str:
     """The algorithm for a level among those in `grpc-accept-encoding`; IDENTITY if there is none.
@@ -32,6 +29,6 @@ def encoding_for(level: CompressionLevel, accepted: str) -> str:
 
 async def packed(messages: Sequence[bytes], encoding: str, threads: Threads) -> bytes:
     """Messages as they are sent, compressed where that makes them smaller."""
-    if sum(map(len, messages)) <= THREAD_BYTES:
+    if sum(map(len, messages)) <= LARGE_BYTES:
         return compressed(messages, encoding, ZLIB_LEVEL)
     return await threads.run(compressed, messages, encoding, ZLIB_LEVEL)

@@ -19,8 +19,8 @@ ACCEPTED = ",".join((IDENTITY, *WINDOW_BITS))
 SMALL_BYTES = 1024
 """A part of a message that is smaller does not stay an object of its own."""
 
-LARGE_BYTES = 64 << 10
-"""Copying a message that is larger takes longer than sending it in two pieces."""
+COPIED_BYTES = 64 << 10
+"""A larger message is sent in two pieces, because copying it takes longer."""
 
 JOINED_BYTES = 1 << 20
 """Joining the parts of a message that is larger takes more than a moment."""
@@ -155,7 +155,7 @@ def framed(messages: Sequence[bytes]) -> Sequence[bytes]:
     if len(messages) == 1:
         (message,) = messages
         head = HEAD.pack(PLAIN, len(message))
-        return (head, message) if len(message) > LARGE_BYTES else (head + message,)
+        return (head, message) if len(message) > COPIED_BYTES else (head + message,)
     parts = (part for each in messages for part in (HEAD.pack(PLAIN, len(each)), each))
     return (b"".join(parts),)
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from gateway.classification import classify
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc import protobuf_wire as wire
+from gateway.frontends.grpc import protobuf_wire
 from gateway.frontends.grpc.parameters import FINAL, set_parameter
 from gateway.messages import InferRequest, InferResponse, Parameter, RequestedOutput
 from gateway.models.model import Model
@@ -40,7 +40,7 @@ class Encoder:
         parts.append(_FINAL if response.final else _NOT_FINAL)
         size = sum(map(len, parts))
         error = b"" if response.error is None else _error(response.error)
-        return _joined([error, wire.sized(wire.INFER_RESPONSE, size), *parts])
+        return _joined([error, protobuf_wire.sized(protobuf_wire.INFER_RESPONSE, size), *parts])
 
     def _parts(self, response: InferResponse, version: str) -> list[Buffer]:
         request = self.request
@@ -60,9 +60,9 @@ class Encoder:
         described = _described(output.name, output.datatype, output.shape)
         if asked is not None and asked.region is not None:
             self.shared_memory.write(asked.region, output)
-            return [described, wire.sized(wire.RAW_OUTPUT, 0)]
+            return [described, protobuf_wire.sized(protobuf_wire.RAW_OUTPUT, 0)]
         raw = output.raw()
-        return [described, wire.sized(wire.RAW_OUTPUT, len(raw)), raw]
+        return [described, protobuf_wire.sized(protobuf_wire.RAW_OUTPUT, len(raw)), raw]
 
 
 def _joined(parts: list[Buffer]) -> bytes:

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping
 
 from gateway.dataplane import DataPlane
-from gateway.frontends.grpc import health, reflection
 from gateway.frontends.grpc.grpcio_transport import GrpcioTransport
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.methods import Method, methods
+from gateway.frontends.grpc.reflection import ReflectionServicer
 from gateway.frontends.grpc.servicer import Servicer
+from gateway.frontends.grpc.standard_services import HEALTH, HealthServicer
 from gateway.frontends.grpc.transport import Transport
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.recordings import Recordings
@@ -48,13 +49,13 @@ class GrpcServer:
     ) -> None:
         self._dataplane = dataplane
         self._servicer = Servicer(dataplane, settings, server_id, recordings)
-        self._health = health.HealthServicer((DESCRIPTOR.full_name,))
+        self._health = HealthServicer((DESCRIPTOR.full_name,))
         self._transport = carry(self._methods(), settings)
         self.address = settings.address
         self.port = self._transport.port
 
     def _methods(self) -> Mapping[str, Method]:
-        names = (DESCRIPTOR.full_name, health.DESCRIPTOR.full_name)
+        names = (DESCRIPTOR.full_name, HEALTH.full_name)
         return {
             **dict(
                 methods(
@@ -66,8 +67,8 @@ class GrpcServer:
                     self._servicer.parser_of_large,
                 )
             ),
-            **dict(methods(health.DESCRIPTOR, self._health)),
-            **dict(reflection.ReflectionServicer(names).methods()),
+            **dict(methods(HEALTH, self._health)),
+            **dict(ReflectionServicer(names).methods()),
         }
 
     async def start(self) -> None:

@@ -3,11 +3,11 @@
 import asyncio
 from typing import Any, Final
 
-from grpc_health.v1 import health_pb2 as pb
+from grpc_health.v1 import health_pb2
 
 from gateway.frontends.grpc.rpc import Call, RpcError, Status
 
-DESCRIPTOR = pb.DESCRIPTOR.services_by_name["Health"]
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 
 class HealthServicer:
@@ -19,7 +19,7 @@ class HealthServicer:
 
     def __init__(self, services: tuple[str, ...]) -> None:
         self._services: Final = ("", *services)
-        self._status = pb.HealthCheckResponse.SERVING
+        self._status = health_pb2.HealthCheckResponse.SERVING
         self._changed = asyncio.Event()
         self._closed = False
 
@@ -27,20 +27,24 @@ class HealthServicer:
         """What the services are from now on; without effect once it is closed."""
         if not self._closed:
             self._become(
-                pb.HealthCheckResponse.SERVING if ready else pb.HealthCheckResponse.NOT_SERVING
+                health_pb2.HealthCheckResponse.SERVING
+                if ready
+                else health_pb2.HealthCheckResponse.NOT_SERVING
             )
 
     def close(self) -> None:
         """The server is about to end: nothing is served any more, and watchers are let go."""
-        self._become(pb.HealthCheckResponse.NOT_SERVING)
+        self._become(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._closed = True
 
-    async def Check(self, request: pb.HealthCheckRequest, call: Call) -> pb.HealthCheckResponse:
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, call: Call
+    ) -> health_pb2.HealthCheckResponse:
         if request.service not in self._services:
             raise RpcError(Status.NOT_FOUND, f"no service '{request.service}' is served here")
-        return pb.HealthCheckResponse(status=self._status)
+        return health_pb2.HealthCheckResponse(status=self._status)
 
-    async def Watch(self, request: pb.HealthCheckRequest, call: Call) -> None:
+    async def Watch(self, request: health_pb2.HealthCheckRequest, call: Call) -> None:
         """Tells the status now and whenever it is another one; UNAVAILABLE when the server ends."""
         told = None
         while True:
@@ -48,14 +52,14 @@ class HealthServicer:
             found = self._status_of(request.service)
             if found != told:
                 told = found
-                await call.send([pb.HealthCheckResponse(status=found).SerializeToString()])
+                await call.send([health_pb2.HealthCheckResponse(status=found).SerializeToString()])
             if ended:
                 raise RpcError(Status.UNAVAILABLE, "the server ends")
             await changed.wait()
 
     def _status_of(self, service: str) -> Any:
         known = service in self._services
-        return self._status if known else pb.HealthCheckResponse.SERVICE_UNKNOWN
+        return self._status if known else health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
     def _become(self, status: Any) -> None:
         self._status = status

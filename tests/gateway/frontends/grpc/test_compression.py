@@ -6,10 +6,10 @@ import zlib
 
 import pytest
 
-from gateway.frontends.grpc.compression import THREAD_BYTES, encoding_for, packed
+from gateway.frontends.grpc.compression import encoding_for, packed
 from gateway.frontends.grpc.framing import Deframer
 from gateway.settings import CompressionLevel
-from gateway.threads import request_threads
+from gateway.threads import LARGE_BYTES, request_threads
 
 LEVELS = (CompressionLevel.LOW, CompressionLevel.MEDIUM, CompressionLevel.HIGH)
 LIMIT = 1 << 30
@@ -36,7 +36,7 @@ def test_a_level_chooses_among_what_is_accepted(accepted: str, chosen: tuple[str
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-@pytest.mark.parametrize("size", [0, 1, 1000, THREAD_BYTES, THREAD_BYTES + 1, 1 << 20])
+@pytest.mark.parametrize("size", [0, 1, 1000, LARGE_BYTES, LARGE_BYTES + 1, 1 << 20])
 async def test_messages_are_the_same_once_they_are_unpacked(encoding: str, size: int) -> None:
     messages = [b"a" * size, bytes(range(256)), b""]
     sent = await packed(messages, encoding, THREADS)

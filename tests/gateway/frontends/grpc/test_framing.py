@@ -11,9 +11,9 @@ import pytest
 from gateway.frontends.grpc.framing import (
     ACCEPTED,
     COMPRESSED,
+    COPIED_BYTES,
     HEAD,
     IDENTITY,
-    LARGE_BYTES,
     PLAIN,
     QUICK_BYTES,
     SMALL_BYTES,
@@ -240,7 +240,7 @@ def test_messages_that_are_sent_can_be_read() -> None:
 
 
 def test_a_large_message_is_sent_as_it_is() -> None:
-    large = bytes(LARGE_BYTES + 1)
+    large = bytes(COPIED_BYTES + 1)
     head, sent = framed((large,))
     assert sent is large
     assert fed([head, sent], limit=len(large)) == [large]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hyperframe.frame import DataFrame, WindowUpdateFrame
 
-from gateway.frontends.grpc import hyper_limits as hyper_bounds
+from gateway.frontends.grpc import hyper_limits
 from gateway.frontends.grpc.hyper_connection import Connection as Served
 from gateway.frontends.grpc.hyper_connection import Shared
 from gateway.frontends.grpc.hyper_events import LeanBackend
@@ -141,7 +141,7 @@ async def test_who_comes_at_the_end_is_not_served(service: Service) -> None:
 
 
 async def test_what_is_read_of_a_connection_that_is_gone_takes_no_room() -> None:
-    class Free(hyper_bounds.BoundedConnection):
+    class Free(hyper_limits.BoundedConnection):
         conn_recv_available = 0
 
     room = Room(1 << 40)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.frontends.grpc import hyper_bounds, hyper_connection
+from gateway.frontends.grpc import hyper_connection, hyper_limits
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.rpc import Call
@@ -48,7 +48,7 @@ METHODS = {
 async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     """A server with little room."""
     monkeypatch.setattr(hyper_connection, "HELD_BYTES", ROOM_BYTES)
-    monkeypatch.setattr(hyper_bounds, "UNREAD_BYTES", ROOM_BYTES)
+    monkeypatch.setattr(hyper_limits, "UNREAD_BYTES", ROOM_BYTES)
     transport = HyperTransport(METHODS, GrpcSettings(address="127.0.0.1", port=0))
     await transport.start()
     yield transport.port
