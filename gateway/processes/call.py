@@ -1,6 +1,9 @@
 """How much may be under way in one direction of a call."""
 
 import asyncio
+from abc import abstractmethod
+
+from gateway.processes.channel import Channel, Frame, FrameKind, Receiver, number, read_number
 
 WINDOW_BYTES = 1 << 20
 """So much of a call may be on its way and not passed on; a single piece may be larger."""
@@ -73,3 +76,42 @@ class Receipts:
             return 0
         told, self._untold = self._untold, 0
         return told
+
+
+class CallEnd(Receiver):
+    """The windows of one call, and a task that waits for what is heard."""
+
+    def __init__(self, channel: Channel, call: int) -> None:
+        self._channel = channel
+        self._call = call
+        self._window = Window()
+        self._receipts = Receipts()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def hear(self, frame: Frame) -> None:
+        if frame.kind == FrameKind.TAKEN:
+            self._window.taken(read_number(frame.payload))
+        else:
+            self._take(frame)
+
+    @abstractmethod
+    def _take(self, frame: Frame) -> None:
+        """A frame that is not about the window."""
+
+    def _send_data(self, payload: bytes) -> None:
+        self._channel.send(FrameKind.DATA, self._call, payload)
+        self._window.sent(len(payload))
+
+    def _passed_on(self, size: int) -> None:
+        """A frame of so many bytes has been passed on."""
+        if told := self._receipts.add(size):
+            self._channel.send(FrameKind.TAKEN, self._call, number(told))
+
+    async def _news(self) -> None:
+        """Wait until something may have been heard; one task."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

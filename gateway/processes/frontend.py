@@ -9,14 +9,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from gateway.frontends.grpc.hyper_transport import HyperTransport
-from gateway.frontends.grpc.transport import Transport
+from gateway.frontends.grpc.rpc import Transport
 from gateway.frontends.http.listener import HttpListener
 from gateway.observability.log import Log
-from gateway.processes.channel import Channel
-from gateway.processes.frames import NO_CALL, Frame, number, read_headed, read_number
-from gateway.processes.grpc_relay import relaying
-from gateway.processes.http_relay import HttpRelay
-from gateway.processes.kinds import Kind
+from gateway.processes.channel import NO_CALL, Channel, Frame, number, read_headed, read_number
+from gateway.processes.grpc import relaying
+from gateway.processes.http import HttpRelay
+from gateway.processes.messages import FrontendKind
 from gateway.processes.relayed_call import Calls
 from gateway.settings import GrpcSettings, HttpSettings, LogSettings
 
@@ -43,7 +42,7 @@ class Frontend:
         async with asyncio.TaskGroup() as tasks:
             gone = tasks.create_task(self._leave_with_server(channel))
             first = await self._said.get()
-            if first.kind == Kind.SETTINGS:
+            if first.kind == FrontendKind.SETTINGS:
                 await self._start(read_headed(first.payload)[0], Calls(channel), tasks)
                 obeying = tasks.create_task(self._obey(tasks))
                 await asyncio.wait(self._ends)
@@ -76,8 +75,8 @@ class Frontend:
 
     def _hear(self, channel: Channel, frame: Frame) -> None:
         """What the server says; also of calls that have ended here, which nobody wants to know."""
-        if frame.kind == Kind.PING:
-            channel.send(Kind.PONG)
+        if frame.kind == FrontendKind.PING:
+            channel.send(FrontendKind.PONG)
         elif frame.call == NO_CALL:
             self._said.put_nowait(frame)
 
@@ -86,22 +85,22 @@ class Frontend:
             self._do(await self._said.get(), tasks)
 
     def _do(self, frame: Frame, tasks: asyncio.TaskGroup) -> None:
-        if frame.kind == Kind.STOP_HTTP and self._http is not None:
+        if frame.kind == FrontendKind.STOP_HTTP and self._http is not None:
             self._http.stop(read_number(frame.payload) / 1000)
-        elif frame.kind == Kind.DROP_HALF and self._http is not None:
+        elif frame.kind == FrontendKind.DROP_HALF and self._http is not None:
             self._http.drop_half_requests()
-        elif frame.kind == Kind.LOG:
+        elif frame.kind == FrontendKind.LOG:
             self._log.change(asdict(_log_settings(read_headed(frame.payload)[0])))
-        elif frame.kind == Kind.STOP_GRPC and self._grpc is not None:
+        elif frame.kind == FrontendKind.STOP_GRPC and self._grpc is not None:
             self._grpc_stop.set()
-        elif frame.kind == Kind.CUT_OFF and self._grpc is not None:
+        elif frame.kind == FrontendKind.CUT_OFF and self._grpc is not None:
             tasks.create_task(self._grpc.cut_off(read_number(frame.payload) / 1000))
 
     async def _leave_with_server(self, channel: Channel) -> None:
         """When the server is gone, everybody is dropped."""
         await channel.lost()
         now = number(0)
-        for kind in (Kind.STOP_HTTP, Kind.STOP_GRPC, Kind.CUT_OFF):
+        for kind in (FrontendKind.STOP_HTTP, FrontendKind.STOP_GRPC, FrontendKind.CUT_OFF):
             self._said.put_nowait(Frame(kind, NO_CALL, now))
 
 

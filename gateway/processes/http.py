@@ -2,10 +2,10 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any
 
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.frontends.http.asgi_extensions import (
     JOINED_BYTES,
@@ -16,16 +16,25 @@ from gateway.frontends.http.asgi_extensions import (
     Parts,
     send_apart,
 )
-from gateway.processes.call_end import CallEnd
-from gateway.processes.channel import Channel
-from gateway.processes.frames import Frame, headed, read_headed
-from gateway.processes.kinds import Kind
-from gateway.processes.messages import text_pairs
-from gateway.processes.scope import read_scope
+from gateway.frontends.http.errors import plain_error
+from gateway.processes.call import CallEnd
+from gateway.processes.channel import Channel, Frame, headed, read_headed
+from gateway.processes.messages import (
+    FrontendKind,
+    byte_pairs,
+    read_scope,
+    text_pairs,
+    written_scope,
+)
+from gateway.processes.relayed_call import (
+    Calls,
+    ClientLeft,
+    RelayedCall,
+    ServerGone,
+    beside,
+)
 
 log = logging.getLogger("sluice.http")
-
-Message = MutableMapping[str, Any]
 
 
 class HttpCall(CallEnd):
@@ -52,9 +61,9 @@ class HttpCall(CallEnd):
         channel.join(call, self)
 
     def _take(self, frame: Frame) -> None:
-        if frame.kind == Kind.DATA:
+        if frame.kind == FrontendKind.DATA:
             self._pieces.append(frame.payload)
-        elif frame.kind == Kind.END:
+        elif frame.kind == FrontendKind.END:
             self._pieces.append(b"")
             self._is_whole = True
         else:
@@ -80,7 +89,7 @@ class HttpCall(CallEnd):
         finally:
             self._channel.leave(self._call)
             if not self._is_over:
-                self._channel.send(Kind.ABORT, self._call)
+                self._channel.send(FrontendKind.ABORT, self._call)
 
     async def receive(self) -> Message:
         """The next piece of the body, and in the end that the client has gone."""
@@ -100,13 +109,13 @@ class HttpCall(CallEnd):
             return
         if message["type"] == "http.response.start":
             head = {"status": message["status"], "headers": text_pairs(message["headers"])}
-            self._channel.send(Kind.HEAD, self._call, headed(head))
+            self._channel.send(FrontendKind.HEAD, self._call, headed(head))
             return
         body = message.get("body", b"")
         if body and self._scope["method"] != "HEAD":
             await self.send_piece(bytes(body))
         if not message.get("more_body", False):
-            self._answered(Kind.END)
+            self._answered(FrontendKind.END)
 
     async def send_piece(self, piece: bytes) -> None:
         """Send a piece of the body."""
@@ -119,7 +128,7 @@ class HttpCall(CallEnd):
     async def send_whole(self, headers: Headers, parts: Parts) -> None:
         """Answer with status 200; a small answer's head and body at once."""
         if sum(map(len, parts)) <= JOINED_BYTES:
-            self._answered(Kind.WHOLE, headed(text_pairs(headers), b"".join(parts)))
+            self._answered(FrontendKind.WHOLE, headed(text_pairs(headers), b"".join(parts)))
         else:
             await send_apart(self.send, headers, parts)
 
@@ -127,7 +136,7 @@ class HttpCall(CallEnd):
         """Say that the body is wanted: the client may wait for that."""
         if not (self._is_whole or self._is_wanted):
             self._is_wanted = True
-            self._channel.send(Kind.WANTED, self._call)
+            self._channel.send(FrontendKind.WANTED, self._call)
 
     def _answered(self, kind: int, payload: bytes = b"") -> None:
         if not self._is_over:
@@ -140,3 +149,110 @@ class HttpCall(CallEnd):
         self._leave = leave
         if leave is not None and self._is_over:
             leave()
+
+
+UNAVAILABLE = 503
+GONE = "Server exiting"
+
+EARLY_BYTES = 64 << 10
+"""Of a request whose body is said to be larger the server hears before any of that has come."""
+
+NOTHING_YET: Message = {"type": "http.request", "body": b"", "more_body": True}
+
+
+class HttpRelay:
+    """An application of ASGI behind a listener of ours."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_early = _waits_or_announces_much(scope)
+        first = NOTHING_YET if is_early else await receive()
+        if first["type"] != "http.request":
+            return  # the client left before its request was whole
+        with self._calls.new() as call:
+            whole = not first.get("more_body", False)
+            call.begin(FrontendKind.HTTP_CALL, written_scope(scope, whole=whole), first["body"])
+            answer = _Answer(scope, send, call)
+            if whole:
+                await self._answer(scope, receive, answer)
+                return
+            async with beside(_send_body(receive, call, is_early=is_early)):
+                await self._answer(scope, receive, answer)
+
+    async def _answer(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
+        scope["state"][WATCH](answer.call.leave)
+        try:
+            await answer.send()
+        except ClientLeft:
+            return
+        except ServerGone:
+            if not answer.is_begun:
+                await plain_error(UNAVAILABLE, GONE)(scope, receive, answer.put)
+        finally:
+            scope["state"][WATCH](None)
+
+
+class _Answer:
+    """What comes for one request, on its way to the client."""
+
+    def __init__(self, scope: Scope, put: Send, call: RelayedCall) -> None:
+        self._state: dict[str, Any] = scope["state"]
+        self.put = put
+        self.call = call
+        self.is_begun = False
+
+    async def send(self) -> None:
+        """Send it all; ServerGone if there is no more of it, and it is not whole."""
+        while True:
+            for frame in await self.call.frames():
+                if await self._send(frame):
+                    return
+
+    async def _send(self, frame: Frame) -> bool:
+        """Send one frame; whether it is the last."""
+        if frame.kind == FrontendKind.DATA:
+            await self._state[SEND_PIECE](frame.payload)
+            self.call.passed_on(len(frame.payload))
+            return False
+        if frame.kind == FrontendKind.HEAD:
+            head, _ = read_headed(frame.payload)
+            await self.put(_start(head))
+            self.is_begun = True
+            return False
+        if frame.kind == FrontendKind.WHOLE:
+            headers, body = read_headed(frame.payload)
+            await self._state[SEND_WHOLE](byte_pairs(headers), (body,))
+        elif frame.kind == FrontendKind.END:
+            await self.put({"type": "http.response.body", "body": b"", "more_body": False})
+        # What is aborted has not been ended, and so the listener drops its client.
+        return True
+
+
+def _waits_or_announces_much(scope: Scope) -> bool:
+    """Whether the server should decide before anything of the body is read."""
+    headers = dict(scope["headers"])
+    length: bytes = headers.get(b"content-length", b"0")
+    return b"expect" in headers or (length.isdigit() and int(length) > EARLY_BYTES)
+
+
+async def _send_body(receive: Receive, call: RelayedCall, *, is_early: bool) -> None:
+    """Send the rest of the request as it comes; reading it tells a client that waits to go on."""
+    if is_early:
+        await call.wanted()
+    while (message := await receive())["type"] == "http.request":
+        if message["body"]:
+            await call.send(message["body"])
+        if not message.get("more_body", False):
+            call.end()
+            return
+    call.leave()
+
+
+def _start(head: Any) -> Message:
+    return {
+        "type": "http.response.start",
+        "status": head["status"],
+        "headers": byte_pairs(head["headers"]),
+    }

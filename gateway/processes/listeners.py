@@ -9,18 +9,15 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.sockets import OwnPath, bound, unix_path
-from gateway.frontends.grpc.tls import read_certificates
-from gateway.frontends.grpc.transport import Transport
+from gateway.frontends.grpc.rpc import Transport
+from gateway.frontends.grpc.sockets import OwnPath, bound, read_certificates, unix_path
 from gateway.frontends.http.listener import listening_at
 from gateway.observability.log import Log
 from gateway.observability.metrics import FrontendsReading
-from gateway.processes.channel import Channel
-from gateway.processes.frames import Frame
-from gateway.processes.grpc import GrpcCall
-from gateway.processes.grpc_relay import shapes
+from gateway.processes.channel import Channel, Frame
+from gateway.processes.grpc import GrpcCall, shapes
 from gateway.processes.http import HttpCall
-from gateway.processes.kinds import Kind
+from gateway.processes.messages import FrontendKind
 from gateway.processes.supervisor import FrontendProcess, in_ms
 from gateway.settings import GrpcSettings, GrpcTransport, HttpSettings, LogSettings
 
@@ -103,10 +100,10 @@ class ProcessDoors:
 
     def _hear(self, channel: Channel, frame: Frame) -> None:
         """A call begins; what else comes here is of one that has ended."""
-        if frame.kind == Kind.HTTP_CALL and self._app is not None:
+        if frame.kind == FrontendKind.HTTP_CALL and self._app is not None:
             http_call = HttpCall(channel, frame.call, frame.payload)
             self._tasks.create_task(http_call.run(self._app))
-        elif frame.kind == Kind.GRPC_CALL:
+        elif frame.kind == FrontendKind.GRPC_CALL:
             grpc_call = GrpcCall(channel, frame.call, frame.payload)
             self._tasks.create_task(grpc_call.run(self._methods[grpc_call.path]))
 
@@ -126,11 +123,11 @@ class HttpDoor:
     def stop(self, grace_secs: float) -> None:
         """Accept nothing more; what is under way may end within the grace period."""
         _close(self._sockets)
-        self._doors.tell(Kind.STOP_HTTP, in_ms(grace_secs))
+        self._doors.tell(FrontendKind.STOP_HTTP, in_ms(grace_secs))
 
     def drop_half_requests(self) -> None:
         """Drop the connections on which a request has begun to arrive, and has not ended."""
-        self._doors.tell(Kind.DROP_HALF)
+        self._doors.tell(FrontendKind.DROP_HALF)
 
 
 class GrpcDoor(Transport):
@@ -152,11 +149,11 @@ class GrpcDoor(Transport):
         _close(self._sockets)
         if self._path is not None:
             self._path.remove()
-        self._doors.tell(Kind.STOP_GRPC)
+        self._doors.tell(FrontendKind.STOP_GRPC)
         await self._doors.ended()
 
     async def cut_off(self, grace_secs: float) -> None:
-        self._doors.tell(Kind.CUT_OFF, in_ms(grace_secs))
+        self._doors.tell(FrontendKind.CUT_OFF, in_ms(grace_secs))
         await self._doors.ended()
 
 

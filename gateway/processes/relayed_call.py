@@ -8,10 +8,9 @@ from types import TracebackType
 from typing import Self
 
 from gateway.errors import first_error
-from gateway.processes.call_end import CallEnd
-from gateway.processes.channel import Channel
-from gateway.processes.frames import Frame, call_numbers, headed
-from gateway.processes.kinds import Kind
+from gateway.processes.call import CallEnd
+from gateway.processes.channel import Channel, Frame, call_numbers, headed
+from gateway.processes.messages import FrontendKind
 
 
 class ServerGone(Exception):
@@ -54,15 +53,15 @@ class RelayedCall(CallEnd):
         """The client has gone: nothing more is wanted; idempotent."""
         if not self._is_over:
             self._has_left = self._is_over = True
-            self._channel.send(Kind.GONE, self._call)
+            self._channel.send(FrontendKind.GONE, self._call)
             self._window.close()
             self._wake()
 
     def _take(self, frame: Frame) -> None:
-        if frame.kind == Kind.WANTED:
+        if frame.kind == FrontendKind.WANTED:
             self._wanted.set()
             return
-        if frame.kind in (Kind.END, Kind.WHOLE, Kind.ABORT):
+        if frame.kind in (FrontendKind.END, FrontendKind.WHOLE, FrontendKind.ABORT):
             self._is_over = True
             self._window.close()
             if frame.payload and self._on_failure is not None:
@@ -89,7 +88,7 @@ class RelayedCall(CallEnd):
     def end(self) -> None:
         """The request is whole."""
         if not self._is_over:
-            self._channel.send(Kind.END, self._call)
+            self._channel.send(FrontendKind.END, self._call)
 
     async def frames(self) -> list[Frame]:
         """All frames that are there, at least one; ServerGone or ClientLeft if none will come."""

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from gateway.processes.channel import Channel
-from gateway.processes.frames import NO_CALL, Frame, headed, number
-from gateway.processes.kinds import Kind
+from gateway.processes.channel import NO_CALL, Channel, Frame, headed, number
+from gateway.processes.messages import FrontendKind
 from gateway.python_processes import module_command, module_environment
 
 log = logging.getLogger("sluice.server")
@@ -78,7 +77,7 @@ class FrontendProcess:
         """Say how to log from now on."""
         self._told = {**self._told, "log": settings}
         if self._channel is not None:
-            self._channel.send(Kind.LOG, NO_CALL, headed(settings))
+            self._channel.send(FrontendKind.LOG, NO_CALL, headed(settings))
 
     async def _run_once(self, hear: Hear) -> int | str:
         """Start one and wait for its end; its exit status. OSError if it cannot be started."""
@@ -105,12 +104,12 @@ class FrontendProcess:
 
         def heard(frame: Frame) -> None:
             self._has_answered = self.up = True
-            if frame.kind != Kind.PONG:
+            if frame.kind != FrontendKind.PONG:
                 hear(channel, frame)
 
         channel = Channel(heard)
         await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=connection)
-        channel.send(Kind.SETTINGS, NO_CALL, headed(self._told))
+        channel.send(FrontendKind.SETTINGS, NO_CALL, headed(self._told))
         self._channel = channel
         for kind, payload in self._last_words:
             channel.send(kind, NO_CALL, payload)
@@ -125,7 +124,7 @@ class FrontendProcess:
         ends_at = time() + START_SECS
         while not channel.is_lost:
             self._has_answered = False
-            channel.send(Kind.PING)
+            channel.send(FrontendKind.PING)
             with suppress(TimeoutError):
                 async with asyncio.timeout(PATIENCE_SECS):
                     await channel.lost()

@@ -7,9 +7,8 @@ from backends.vllm.engine_clients.kinds import Kind
 from backends.vllm.engine_clients.values import read_error, read_response, write_request
 from gateway.errors import UNEXPECTED, Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
-from gateway.processes.call_end import CallEnd
-from gateway.processes.channel import Channel
-from gateway.processes.frames import Frame
+from gateway.processes.call import CallEnd
+from gateway.processes.channel import Channel, Frame
 
 
 def tokens(frame: Frame) -> int:

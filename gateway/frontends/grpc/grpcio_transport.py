@@ -12,10 +12,8 @@ import grpc
 
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
-from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError
-from gateway.frontends.grpc.sockets import require_free, unix_path
-from gateway.frontends.grpc.tls import read_certificates
-from gateway.frontends.grpc.transport import Transport
+from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError, Transport
+from gateway.frontends.grpc.sockets import read_certificates, require_free, unix_path
 from gateway.settings import CompressionLevel, GrpcKeepaliveSettings, GrpcSettings, netloc
 
 Context = grpc.aio.ServicerContext[bytes, bytes]

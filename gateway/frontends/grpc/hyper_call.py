@@ -6,8 +6,14 @@ from typing import Any
 
 from httpunk import HeaderMap, HTTPunkError
 
-from gateway.frontends.grpc.compression import encoding_for, packed
-from gateway.frontends.grpc.framing import ACCEPTED, IDENTITY, Deframer, framed
+from gateway.frontends.grpc.framing import (
+    ACCEPTED,
+    IDENTITY,
+    Deframer,
+    encoding_for,
+    framed,
+    packed,
+)
 from gateway.frontends.grpc.headers import (
     DEADLINE,
     read_metadata,
@@ -16,9 +22,9 @@ from gateway.frontends.grpc.headers import (
     written_metadata,
 )
 from gateway.frontends.grpc.hyper_events import HTTP_OK, send_rest, whole_body
+from gateway.frontends.grpc.hyper_limits import Room, Share
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
-from gateway.frontends.grpc.room import Room, Share
 from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError, Status
 from gateway.settings import CompressionLevel
 from gateway.threads import Threads

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,15 +10,14 @@ from httpunk import H2Server, HTTPunkError
 from httpunk.asyncio import H2ServerProtocol
 
 from gateway.descriptors import DescriptorReserve
-from gateway.eager import Create, begin
 from gateway.frontends.grpc.headers import DEADLINE, DEADLINE_PASSED, NotGrpc, require_grpc
 from gateway.frontends.grpc.hyper_call import HyperCall
 from gateway.frontends.grpc.hyper_events import LeanBackend, is_reset, is_whole, on_reset
 from gateway.frontends.grpc.hyper_keepalive import KeptServer
+from gateway.frontends.grpc.hyper_limits import Room
 from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.room import Room
 from gateway.frontends.grpc.rpc import ClientGone, RpcError, Status
-from gateway.frontends.grpc.tls import HTTP_2
+from gateway.frontends.grpc.sockets import HTTP_2
 from gateway.settings import UNIX, GrpcSettings
 from gateway.threads import Threads, request_threads
 
@@ -54,6 +53,9 @@ MAPPED = "::ffff:"
 
 SHOWN_CHARS = 256
 """So much of a path is repeated to who asked for it."""
+
+
+Create = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 
 @dataclass(slots=True)
@@ -171,7 +173,7 @@ class Connection(H2ServerProtocol):
 
     def _begin_at_once(self, request: Any, create: Create) -> "asyncio.Task[None] | None":
         try:
-            return begin(self.handle(request), create)
+            return start_eagerly(self.handle(request), create)
         except (Exception, asyncio.CancelledError):
             # Around one request in a frontend: it runs where all of the connection's are read.
             log.exception("request failed unexpectedly")
@@ -226,3 +228,46 @@ def _written(name: Any) -> str:
         return UNIX
     host, port = name[0].removeprefix(MAPPED), name[1]
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
+def start_eagerly(
+    coroutine: Coroutine[Any, Any, None], create: Create
+) -> "asyncio.Task[None] | None":
+    """Run a coroutine up to its first wait; `create` makes the task for what is left, if any is.
+
+    Up to there the current task is the caller's: nothing in it may ask which that is, as timeouts
+    and task groups do. What it raises before its first wait is raised here.
+    """
+    try:
+        awaited = coroutine.send(None)
+    except StopIteration:
+        return None
+    return create(_Rest(coroutine, awaited))
+
+
+class _Rest(Coroutine[Any, Any, None]):
+    """What is left of a coroutine that waits already."""
+
+    __slots__ = ("_awaited", "_coroutine", "_told")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
+        self._coroutine = coroutine
+        self._awaited = awaited
+        self._told = False
+
+    def send(self, value: None) -> Any:
+        if self._told:
+            return self._coroutine.send(value)
+        self._told = True
+        awaited, self._awaited = self._awaited, None
+        return awaited
+
+    def throw(self, *error: Any) -> Any:
+        self._told, self._awaited = True, None
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        raise TypeError("what is left of a coroutine is run by a task")

@@ -14,7 +14,6 @@ from typing import Any
 from httpunk import ConnectionClosedError, H2Server
 
 from gateway.frontends.grpc.hyper_limits import BoundedConnection
-from gateway.frontends.grpc.pings import PingStrikes
 from gateway.settings import NEVER_MS, GrpcKeepaliveSettings
 
 PING, GO_AWAY = 6, 7
@@ -166,3 +165,35 @@ class Keepalive:
 def _frame(kind: int, payload: bytes) -> bytes:
     """A frame of the connection itself (RFC 9113, 4.1)."""
     return HEAD.pack(0, len(payload), kind, 0, 0) + payload
+
+
+IDLE_INTERVAL_SECS = 7200.0
+"""Between pings on a connection without an RPC, unless they are permitted."""
+
+
+class PingStrikes:
+    """A client's pings that came too soon after one another, with nothing sent in between."""
+
+    def __init__(self, settings: GrpcKeepaliveSettings) -> None:
+        self._permitted = settings.permit_without_calls
+        self._interval_secs = settings.min_recv_ping_interval_ms / 1000
+        self._limit = settings.max_ping_strikes
+        self._strikes = 0
+        self._latest = 0.0
+        self._traffic: Hashable = None
+
+    def is_too_many(self, now: float, traffic: Hashable, *, idle: bool) -> bool:
+        """Count a ping at a time in seconds.
+
+        `traffic` is another one than before if data went to the client, `idle` means that there is
+        no RPC.
+        """
+        interval = IDLE_INTERVAL_SECS if idle and not self._permitted else self._interval_secs
+        in_time = traffic != self._traffic or now - self._latest >= interval
+        if traffic != self._traffic:
+            self._strikes = 0
+        self._latest, self._traffic = now, traffic
+        if in_time:
+            return False
+        self._strikes += 1
+        return 0 < self._limit < self._strikes

@@ -7,9 +7,8 @@ from typing import Any
 
 from gateway.frontends.grpc.hyper_connection import GREETING_SECS, Connection, Shared
 from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.sockets import OwnPath, bound, unix_path
-from gateway.frontends.grpc.tls import read_certificates
-from gateway.frontends.grpc.transport import Transport
+from gateway.frontends.grpc.rpc import Transport
+from gateway.frontends.grpc.sockets import OwnPath, bound, read_certificates, unix_path
 from gateway.settings import GrpcSettings
 
 BACKLOG = 4096

@@ -18,8 +18,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from gateway.errors import UNEXPECTED, InferenceError
-from gateway.frontends.grpc.errors import rpc_error
-from gateway.frontends.grpc.rpc import Call, ClientGone, RpcError, Status
+from gateway.frontends.grpc.rpc import Call, ClientGone, RpcError, Status, rpc_error
 from gateway.threads import LARGE_BYTES
 
 log = logging.getLogger("sluice.grpc")
@@ -75,7 +74,7 @@ class Method:
     the client leaves; right after that the task is cancelled. `compresses` says that its answers
     are compressed where the settings ask for that. `parse_large`, if there is one, parses messages
     of more than LARGE_BYTES without blocking the event loop. One that begins `at_once` may not ask
-    for the current task before it has waited for something (see `gateway/eager.py`).
+    for the current task before its first wait (see `hyper_connection.py`).
     """
 
     serve: Serve

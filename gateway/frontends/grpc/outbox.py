@@ -1,8 +1,18 @@
 """The messages of one RPC on their way to its client, who may be slow, or take nothing at all."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Hashable,
+    Iterator,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
+from types import TracebackType
+from typing import Any, Self
 
 Send = Callable[[Sequence[bytes]], Awaitable[None]]
 
@@ -62,3 +72,110 @@ class Outbox:
         else:
             self._patience.reschedule(0)
             self._patience = None
+
+
+class Turn:
+    """One place in an order; leaving the `with` block ends it, and the next place comes."""
+
+    __slots__ = ("_before", "_key", "_order", "over")
+
+    def __init__(self, order: "Order", key: Hashable, before: asyncio.Event | None) -> None:
+        self.over = asyncio.Event()
+        self._order = order
+        self._key = key
+        self._before = before
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.over.set()
+        self._order.forget(self._key, self)
+
+    async def come(self) -> None:
+        """Wait until the place before this one is over, and so every earlier one."""
+        if self._before is not None:
+            await self._before.wait()
+
+
+class Order:
+    """The places of an RPC: one row for each key, first come, first served."""
+
+    def __init__(self) -> None:
+        self._last: dict[Hashable, Turn] = {}
+
+    def turn(self, key: Hashable) -> Turn:
+        """The next place in the row of a key."""
+        last = self._last.get(key)
+        turn = self._last[key] = Turn(self, key, last.over if last is not None else None)
+        return turn
+
+    def forget(self, key: Hashable, turn: Turn) -> None:
+        """Drop a row whose last place is over."""
+        if self._last.get(key) is turn:
+            del self._last[key]
+
+
+MAX_ANSWERS = 1024
+MAX_BYTES = 64 * 1024 * 1024
+"""What is held, for an answer's turn or for a slow client, before no more requests are read."""
+
+
+class HeldAnswers:
+    """Counts the answers of one RPC that wait to be sent; the models have done with them."""
+
+    def __init__(self) -> None:
+        self._answers = 0
+        self._bytes = 0
+        self._released = asyncio.Event()
+
+    @property
+    def full(self) -> bool:
+        """No more requests should be read."""
+        return self._answers >= MAX_ANSWERS or self._bytes >= MAX_BYTES
+
+    @contextmanager
+    def holding(self, messages: Sequence[bytes]) -> Iterator[None]:
+        """These wait to be sent, inside `with`; without messages it is an error."""
+        count, size = max(len(messages), 1), sum(map(len, messages))
+        self._answers += count
+        self._bytes += size
+        try:
+            yield
+        finally:
+            self._answers -= count
+            self._bytes -= size
+            self._released.set()
+
+    async def room(self) -> None:
+        """Wait until it is not full."""
+        while self.full:
+            self._released.clear()
+            await self._released.wait()
+
+
+class Permits:
+    """A bound on the tasks of one kind. A task holds its permit from its start to its end."""
+
+    def __init__(self, count: int) -> None:
+        self._free = asyncio.Semaphore(count)
+
+    async def start(
+        self, tasks: asyncio.TaskGroup, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Start the task once a permit is free. The permit returns however the task ends."""
+        await self._free.acquire()
+        try:
+            task = tasks.create_task(work())
+        except BaseException:
+            self._free.release()
+            raise
+        task.add_done_callback(self._return)
+
+    def _return(self, task: "asyncio.Task[None]") -> None:
+        self._free.release()

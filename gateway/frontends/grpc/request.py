@@ -2,20 +2,67 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from gateway.config import ModelConfig
+from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.inputs import NO_CONTENTS, Contents, InputReader
 from gateway.frontends.grpc.parameters import HeaderForwarding, read_parameters
-from gateway.frontends.grpc.regions import read_region
+from gateway.frontends.grpc.protobuf_wire import (
+    LargeMessage,
+    Message,
+    parse_large,
+    parse_request,
+    read_contents,
+    takes_long,
+)
 from gateway.frontends.grpc.rpc import Metadata
-from gateway.messages import InferRequest, RequestedOutput, asked_once
+from gateway.messages import InferRequest, RequestedOutput, SharedRegion, asked_once, request_prefix
+from gateway.models.model import Model
+from gateway.observability.trace import Trace
+from gateway.observability.tracer import Tracer
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.shared_memory.regions import SharedMemory
-from gateway.tensor import Buffer
+from gateway.tensor import NUMPY_TYPES, Buffer, Datatype, Tensor
+from gateway.threads import LARGE_BYTES
 
 CLASSIFICATION = "classification"
+REGION = "shared_memory_region"
+OFFSET = "shared_memory_offset"
+BYTE_SIZE = "shared_memory_byte_size"
+
+CONTENTS = {
+    Datatype.BOOL: "bool_contents",
+    Datatype.INT8: "int_contents",
+    Datatype.INT16: "int_contents",
+    Datatype.INT32: "int_contents",
+    Datatype.INT64: "int64_contents",
+    Datatype.UINT8: "uint_contents",
+    Datatype.UINT16: "uint_contents",
+    Datatype.UINT32: "uint_contents",
+    Datatype.UINT64: "uint64_contents",
+    Datatype.FP32: "fp32_contents",
+    Datatype.FP64: "fp64_contents",
+    Datatype.BYTES: "bytes_contents",
+}
+"""Which field of InferTensorContents carries a datatype; FP16 and BF16 travel raw only."""
+
+WIDEST = {contents: datatype for datatype, contents in CONTENTS.items()}
+"""The datatype of each field: its elements', and what a field that does not fit is called."""
+
+PART_ELEMENTS = 1 << 15
+"""Elements that are converted at once: a call holds the interpreter lock."""
+
+Contents = Mapping[int, memoryview]
+"""Typed contents that were cut out of a message, by the index of their input."""
+NO_CONTENTS: Contents = MappingProxyType({})
+
+DATATYPES = {datatype.value: datatype for datatype in Datatype}
+INVALID = "<invalid>"
+"""How Triton calls a datatype that it does not know."""
 
 
 class Decoded:
@@ -114,3 +161,201 @@ def _classes(parameters: Mapping[str, pb.InferParameter]) -> int:
             Code.INVALID_ARG, "invalid value for 'classification' parameter, expected >= 0"
         )
     return found.int64_param
+
+
+class InputReader:
+    """Reads the inputs of one message in their order.
+
+    `raw` are its raw contents, which the inputs that are not in shared memory consume in order.
+    Raises InferenceError with Triton's texts.
+    """
+
+    def __init__(
+        self,
+        message: pb.ModelInferRequest,
+        raw: Sequence[Buffer],
+        config: ModelConfig,
+        shared_memory: SharedMemory,
+        contents: Contents = NO_CONTENTS,
+    ) -> None:
+        self._message = message
+        self._raw = iter(raw)
+        self._large = contents
+        self._index = -1
+        self._has_raw = bool(raw)
+        self._config = config
+        self._shared_memory = shared_memory
+
+    def read(self, tensor: Any) -> Tensor:
+        """One input; its data is a view where the message allows it."""
+        name = tensor.name
+        self._index += 1
+        datatype = DATATYPES.get(tensor.datatype)
+        region = read_region(name, tensor.parameters) if tensor.parameters else None
+        if region is not None:
+            self._refuse_contents(tensor, "unexpected 'content' provided when using shared memory")
+            data: Any = self._shared_memory.read(region, datatype)
+        elif self._has_raw:
+            data = self._next_raw(tensor)
+        else:
+            data = self._contents(tensor, datatype)
+        if datatype is None:
+            raise self._unknown_datatype(name)
+        return Tensor(name, datatype, tuple(tensor.shape[:]), data)
+
+    def _next_raw(self, tensor: Any) -> Buffer:
+        if tensor.HasField("contents"):
+            raise InferenceError(
+                Code.INVALID_ARG,
+                "contents field must not be specified when using raw_input_contents for "
+                f"'{tensor.name}' for model '{self._message.model_name}'",
+            )
+        data = next(self._raw, None)
+        if data is None:
+            raise self._without_data(tensor.name)
+        return data
+
+    def _refuse_contents(self, tensor: Any, what: str) -> None:
+        if tensor.HasField("contents"):
+            raise self._refused(f"{what} for input", tensor.name, "")
+
+    def _contents(self, tensor: Any, datatype: Datatype | None) -> Buffer | tuple[bytes, ...]:
+        if not tensor.HasField("contents"):
+            raise self._without_data(tensor.name)
+        if (view := self._large.get(self._index)) is not None:
+            return self._large_contents(tensor.name, datatype, view)
+        populated = [found.name for found, _ in tensor.contents.ListFields()]
+        if not populated:
+            return b""
+        if datatype is None or populated != [CONTENTS.get(datatype)]:
+            raise self._unexpected_contents(tensor.name, datatype, populated[0])
+        return _elements(getattr(tensor.contents, populated[0]), populated[0], datatype)
+
+    def _large_contents(self, name: str, datatype: Datatype | None, view: memoryview) -> Buffer:
+        found = read_contents(view)
+        if not found.populated:
+            return b""
+        if datatype is None or found.populated != [CONTENTS.get(datatype)]:
+            raise self._unexpected_contents(name, datatype, found.populated[0])
+        return found.as_datatype(datatype, NUMPY_TYPES.get(datatype))
+
+    def _unexpected_contents(
+        self, name: str, datatype: Datatype | None, first: str
+    ) -> InferenceError:
+        what = ", binary data was already supplied."
+        if datatype is None or first != CONTENTS.get(datatype):
+            expected = INVALID if datatype is None else datatype
+            what = f" of type '{WIDEST[first]}', expected datatype '{expected}'"
+        return self._refused("unexpected explicit tensor data for input", name, what)
+
+    def _refused(self, what: str, name: str, more: str) -> InferenceError:
+        text = f"{what} tensor '{name}' for model '{self._message.model_name}'{more}"
+        return InferenceError(Code.INVALID_ARG, text)
+
+    def _without_data(self, name: str) -> InferenceError:
+        return self._refused("unable to find data for input", name, " in request.")
+
+    def _unknown_datatype(self, name: str) -> InferenceError:
+        model = self._message.model_name
+        for expected in self._config.input:
+            if expected.name == name:
+                return InferenceError(
+                    Code.INVALID_ARG,
+                    f"{request_prefix(self._message.id)}inference input '{name}' data-type is "
+                    f"'{INVALID}', but model '{model}' expects '{expected.datatype}'",
+                )
+        return InferenceError(
+            Code.INVALID_ARG, f"unexpected inference input '{name}' for model '{model}'"
+        )
+
+
+def _elements(values: Any, contents: str, datatype: Datatype) -> Buffer | tuple[bytes, ...]:
+    if datatype is Datatype.BYTES:
+        return tuple(values)
+    # Without its type, numpy makes floats of integers of which some fit only uint64.
+    widest, dtype = NUMPY_TYPES[WIDEST[contents]], NUMPY_TYPES[datatype]
+    if len(values) <= PART_ELEMENTS:
+        return np.array(values, dtype=widest).astype(dtype).tobytes()
+    parts = (values[at : at + PART_ELEMENTS] for at in range(0, len(values), PART_ELEMENTS))
+    return b"".join([np.array(part, dtype=widest).astype(dtype).tobytes() for part in parts])
+
+
+def read_region(tensor: str, parameters: Mapping[str, pb.InferParameter]) -> SharedRegion | None:
+    """The region that a tensor's parameters name, or None; InferenceError with Triton's texts."""
+    if REGION not in parameters:
+        for key in (OFFSET, BYTE_SIZE):
+            if key in parameters:
+                raise _refused(f"'{key}' can not be specified without '{REGION}'", tensor)
+        return None
+    name = _value(tensor, parameters, REGION, "string_param")
+    offset = _value(tensor, parameters, OFFSET, "int64_param") if OFFSET in parameters else 0
+    if BYTE_SIZE not in parameters:
+        raise _refused(f"'{BYTE_SIZE}' must be specified along with '{REGION}'", tensor)
+    return SharedRegion(name, _value(tensor, parameters, BYTE_SIZE, "int64_param"), offset)
+
+
+def _value(tensor: str, parameters: Mapping[str, pb.InferParameter], key: str, kind: str) -> Any:
+    if parameters[key].WhichOneof("parameter_choice") != kind:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"invalid value type for '{key}' parameter for tensor '{tensor}', expected {kind}.",
+        )
+    return getattr(parameters[key], kind)
+
+
+def _refused(what: str, tensor: str) -> InferenceError:
+    return InferenceError(Code.INVALID_ARG, f"{what} parameter for tensor '{tensor}'")
+
+
+class LargeMessages:
+    """Prepares ModelInferRequests of more than LARGE_BYTES; the other ones need no thread.
+
+    A message that is only large by the raw contents of numbers needs none, either.
+    """
+
+    def __init__(self, dataplane: DataPlane) -> None:
+        self._dataplane = dataplane
+        self._threads = dataplane.threads
+
+    async def prepare(self, data: bytes, decoder: RequestDecoder) -> Message:
+        """The message, whose raw contents may be Decoded; DecodeError if it is none."""
+        if takes_long(data):
+            large = await self._threads.run(parse_large, data)
+        else:
+            large = LargeMessage(*parse_request(data), {})
+        message, raw, contents = large
+        if not contents and not _has_large_strings(large):
+            return message, raw
+        try:
+            model = self._dataplane.model(message.model_name, message.model_version)
+        except InferenceError:
+            return message, raw  # it is refused before its inputs are decoded
+        return message, await self._threads.run(_decoded, decoder, large, model)
+
+
+def _has_large_strings(large: LargeMessage) -> bool:
+    message, raw, _ = large
+    return any(len(each) > LARGE_BYTES for each in raw) and _has_strings(message)
+
+
+def _has_strings(message: pb.ModelInferRequest) -> bool:
+    return any(each.datatype == Datatype.BYTES for each in message.inputs)
+
+
+def _decoded(decoder: RequestDecoder, large: LargeMessage, model: Model) -> Decoded:
+    message, raw, contents = large
+    try:
+        return Decoded(model.checked(decoder.decode(message, raw, model.config, contents)))
+    except InferenceError as error:
+        return Decoded(error)
+
+
+def begin_trace(tracer: Tracer, request: InferRequest) -> Trace | None:
+    """The trace of a received request, if it is sampled."""
+    if not tracer.on:
+        return None
+    trace = tracer.begin(request.model)
+    if trace is not None:
+        trace.stamp("GRPC_WAITREAD_START", request.received_ns)
+        trace.stamp("GRPC_WAITREAD_END")
+    return trace

@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 
+from gateway.errors import Code, InferenceError
+
 Metadata = Sequence[tuple[str, str | bytes]]
 """Names in lower case; values are text, or bytes where the name ends in `-bin`."""
 
@@ -81,3 +83,51 @@ class Call(ABC):
     @abstractmethod
     def on_end(self, ended: Callable[[], None]) -> None:
         """Have a function called when the RPC is over: its answer is sent, or nobody wants it."""
+
+
+STATUS = {
+    Code.UNKNOWN: Status.UNKNOWN,
+    Code.INTERNAL: Status.INTERNAL,
+    Code.NOT_FOUND: Status.NOT_FOUND,
+    Code.INVALID_ARG: Status.INVALID_ARGUMENT,
+    Code.UNAVAILABLE: Status.UNAVAILABLE,
+    Code.UNSUPPORTED: Status.UNIMPLEMENTED,
+    Code.ALREADY_EXISTS: Status.ALREADY_EXISTS,
+    Code.CANCELLED: Status.CANCELLED,
+}
+"""The v2 protocol's status for each code; every code has one."""
+
+MAX_PLAIN_CHARS = 6144
+MAX_CHARS = 512
+"""Clients may refuse trailers beyond 8 KiB, and what is not printable ASCII is percent-encoded: up
+to twelve bytes for one character."""
+
+
+def rpc_error(error: InferenceError) -> RpcError:
+    """Ends an RPC as an error says; a message longer than trailers can be is cut."""
+    plain = error.message.isascii() and error.message.isprintable()
+    limit = MAX_PLAIN_CHARS if plain else MAX_CHARS
+    return RpcError(STATUS[error.code], error.message[:limit])
+
+
+class Transport(ABC):
+    """Serves methods at one address.
+
+    Built inside the running event loop; raises OSError when the address cannot be had, or its TLS
+    cannot be served.
+    """
+
+    port: int
+    """0 for a Unix socket."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Begin to accept."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Take no more RPCs; returns once those under way have ended."""
+
+    @abstractmethod
+    async def cut_off(self, grace_secs: float) -> None:
+        """Drop what is still under way when the grace period is over; comes after `stop`."""

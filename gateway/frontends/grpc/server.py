@@ -6,10 +6,9 @@ from gateway.dataplane import DataPlane
 from gateway.frontends.grpc.grpcio_transport import GrpcioTransport
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.methods import Method, methods
-from gateway.frontends.grpc.reflection import ReflectionServicer
+from gateway.frontends.grpc.rpc import Transport
 from gateway.frontends.grpc.servicer import Servicer
-from gateway.frontends.grpc.standard_services import HEALTH, HealthServicer
-from gateway.frontends.grpc.transport import Transport
+from gateway.frontends.grpc.standard_services import HEALTH, HealthServicer, ReflectionServicer
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.recordings import Recordings
 from gateway.settings import GrpcSettings, GrpcTransport

@@ -8,33 +8,51 @@ from gateway import metadata
 from gateway.config import pbtxt
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.errors import rpc_error
-from gateway.frontends.grpc.large_messages import LargeMessages
 from gateway.frontends.grpc.methods import Parse, ParseLarge
 from gateway.frontends.grpc.outbox import Outbox
 from gateway.frontends.grpc.parameters import HeaderForwarding
 from gateway.frontends.grpc.protobuf_wire import Message, parse_request
-from gateway.frontends.grpc.repository import RepositoryServicer
-from gateway.frontends.grpc.request import RequestDecoder
+from gateway.frontends.grpc.request import LargeMessages, RequestDecoder, begin_trace
 from gateway.frontends.grpc.request_memo import Incoming, KnownMessages
 from gateway.frontends.grpc.response import Encoder
-from gateway.frontends.grpc.rpc import Call, RpcError, Status
-from gateway.frontends.grpc.settings import SettingsServicer
-from gateway.frontends.grpc.shared_memory import SharedMemoryServicer
+from gateway.frontends.grpc.rpc import Call, RpcError, Status, rpc_error
 from gateway.frontends.grpc.stream_infer import StreamInfer, StrictError
-from gateway.frontends.grpc.tracing import begin, follow
 from gateway.messages import InferRequest
 from gateway.models.model import Model
+from gateway.models.override import FILE_PREFIX, Override
+from gateway.observability.log import (
+    BOOLEANS,
+    FORMAT,
+    VERBOSE,
+    read_log_settings,
+    show_log_settings,
+)
+from gateway.observability.trace import Trace
+from gateway.observability.tracer import read_trace_settings, show_trace_settings
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.recordings import Recordings
 from gateway.settings import GrpcSettings
+from gateway.shared_memory.regions import RegionKind
 
 log = logging.getLogger("sluice.grpc")
 
 STRICT_MODE = ("triton_grpc_error", "true")
+CONFIG = "config"
+UNLOAD_DEPENDENTS = "unload_dependents"
+
+KINDS = {
+    **dict.fromkeys(BOOLEANS, ("bool_param", "boolean")),
+    VERBOSE: ("uint32_param", "int32"),
+    FORMAT: ("string_param", "string"),
+}
+"""Which variant holds a log setting, and what Triton calls it."""
+
+VARIANTS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+
+Parameters = Mapping[str, pb.ModelRepositoryParameter]
 
 
-class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
+class Servicer:
     """GRPCInferenceService.
 
     Methods raise InferenceError or RpcError; what stands before them ends the RPC so. The two that
@@ -122,7 +140,7 @@ class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
 
     async def ModelInfer(self, incoming: Incoming, call: Call) -> bytes:
         model, infer_request = self._read(incoming, call)
-        trace = begin(self._dataplane.tracer, infer_request)
+        trace = begin_trace(self._dataplane.tracer, infer_request)
         try:
             with self._dataplane.infer(infer_request, model, trace) as stream:
                 if incoming.known is None and not self._forwarding.enabled:
@@ -130,7 +148,7 @@ class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
                 response = await stream.only()
         finally:
             if trace is not None:
-                follow(trace, call)
+                _trace_sending(trace, call)
         return Encoder(infer_request, model, self._dataplane.shared_memory).encode(response)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Message], call: Call) -> None:
@@ -154,6 +172,109 @@ class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
         finally:
             self._streams.discard(stream)
 
+    async def RepositoryIndex(
+        self, request: pb.RepositoryIndexRequest, call: Call
+    ) -> pb.RepositoryIndexResponse:
+        _refuse_repository(request.repository_name)
+        rows = await self._dataplane.index(ready=request.ready)
+        return pb.RepositoryIndexResponse(
+            models=[
+                pb.RepositoryIndexResponse.ModelIndex(
+                    name=row.name, version=row.version, state=row.state, reason=row.reason
+                )
+                for row in rows
+            ]
+        )
+
+    async def RepositoryModelLoad(
+        self, request: pb.RepositoryModelLoadRequest, call: Call
+    ) -> pb.RepositoryModelLoadResponse:
+        _refuse_repository(request.repository_name)
+        await self._dataplane.load(request.model_name, _override(request.parameters))
+        return pb.RepositoryModelLoadResponse()
+
+    async def RepositoryModelUnload(
+        self, request: pb.RepositoryModelUnloadRequest, call: Call
+    ) -> pb.RepositoryModelUnloadResponse:
+        _refuse_repository(request.repository_name)
+        unload_dependents = _unload_dependents(request.parameters)
+        await self._dataplane.unload(request.model_name, unload_dependents=unload_dependents)
+        return pb.RepositoryModelUnloadResponse()
+
+    async def LogSettings(
+        self, request: pb.LogSettingsRequest, call: Call
+    ) -> pb.LogSettingsResponse:
+        log = self._dataplane.log
+        wanted = {name: _log_value(name, value) for name, value in request.settings.items()}
+        log.change(read_log_settings(wanted, _refused_format))
+        response = pb.LogSettingsResponse()
+        for name, value in show_log_settings(log.settings).items():
+            setattr(response.settings[name], VARIANTS[type(value)], value)
+        return response
+
+    async def TraceSetting(
+        self, request: pb.TraceSettingRequest, call: Call
+    ) -> pb.TraceSettingResponse:
+        model = request.model_name
+        if model:
+            model = self._dataplane.model(model).name
+        wanted = {name: list(each.value) or None for name, each in request.settings.items()}
+        tracer = self._dataplane.tracer
+        if wanted:
+            tracer.update(model, read_trace_settings(wanted))
+        response = pb.TraceSettingResponse()
+        for name, found in show_trace_settings(tracer.settings(model)).items():
+            response.settings[name].value.extend([found] if isinstance(found, str) else found)
+        return response
+
+    async def SystemSharedMemoryStatus(
+        self, request: pb.SystemSharedMemoryStatusRequest, call: Call
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        response = pb.SystemSharedMemoryStatusResponse()
+        for region in self._dataplane.shared_memory.system_status(request.name):
+            found = response.regions[region.name]
+            found.name, found.key = region.name, region.key
+            found.offset, found.byte_size = region.offset, region.byte_size
+        return response
+
+    async def SystemSharedMemoryRegister(
+        self, request: pb.SystemSharedMemoryRegisterRequest, call: Call
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        self._dataplane.shared_memory.register_system(
+            request.name, request.key, request.offset, request.byte_size
+        )
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(
+        self, request: pb.SystemSharedMemoryUnregisterRequest, call: Call
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        self._dataplane.shared_memory.unregister(RegionKind.SYSTEM, request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def CudaSharedMemoryStatus(
+        self, request: pb.CudaSharedMemoryStatusRequest, call: Call
+    ) -> pb.CudaSharedMemoryStatusResponse:
+        response = pb.CudaSharedMemoryStatusResponse()
+        for region in self._dataplane.shared_memory.cuda_status(request.name):
+            found = response.regions[region.name]
+            found.name, found.device_id = region.name, region.device_id
+            found.byte_size = region.byte_size
+        return response
+
+    async def CudaSharedMemoryRegister(
+        self, request: pb.CudaSharedMemoryRegisterRequest, call: Call
+    ) -> pb.CudaSharedMemoryRegisterResponse:
+        self._dataplane.shared_memory.register_cuda(
+            request.name, request.raw_handle, request.device_id, request.byte_size
+        )
+        return pb.CudaSharedMemoryRegisterResponse()
+
+    async def CudaSharedMemoryUnregister(
+        self, request: pb.CudaSharedMemoryUnregisterRequest, call: Call
+    ) -> pb.CudaSharedMemoryUnregisterResponse:
+        self._dataplane.shared_memory.unregister(RegionKind.CUDA, request.name)
+        return pb.CudaSharedMemoryUnregisterResponse()
+
     def _read(self, incoming: Incoming, call: Call) -> tuple[Model, InferRequest]:
         """The model that a message is for, and its request."""
         if (known := incoming.known) is not None:
@@ -176,3 +297,59 @@ def _refuse_decoupled(model: Model) -> None:
             Code.UNSUPPORTED,
             "ModelInfer RPC doesn't support models with decoupled transaction policy",
         )
+
+
+def _trace_sending(trace: Trace, call: Call) -> None:
+    """Stamp the time at which the answer of the RPC, which is about to be sent, is sent."""
+
+    def sent() -> None:
+        trace.stamp("GRPC_SEND_END")
+        trace.sent()
+
+    trace.stamp("GRPC_SEND_START")
+    call.on_end(sent)
+
+
+def _override(parameters: Parameters) -> Override | None:
+    config, files = None, {}
+    for key, value in parameters.items():
+        if key == CONFIG:
+            _require(value, "string_param", f"load parameter '{key}'")
+            config = value.string_param
+        elif key.startswith(FILE_PREFIX):
+            _require(value, "bytes_param", f"load parameter '{key}'")
+            files[key] = value.bytes_param
+        else:
+            raise InferenceError(Code.INVALID_ARG, f"unrecognized load parameter '{key}'.")
+    return Override(config, files) if parameters else None
+
+
+def _unload_dependents(parameters: Parameters) -> bool:
+    value = parameters.get(UNLOAD_DEPENDENTS)
+    if value is None:
+        return False
+    _require(value, "bool_param", f"'{UNLOAD_DEPENDENTS}' parameter")
+    return value.bool_param
+
+
+def _require(value: pb.ModelRepositoryParameter, kind: str, what: str) -> None:
+    if value.WhichOneof("parameter_choice") != kind:
+        raise InferenceError(Code.INVALID_ARG, f"invalid value type for {what}, expected {kind}.")
+
+
+def _refuse_repository(name: str) -> None:
+    if name:
+        raise InferenceError(Code.UNSUPPORTED, "'repository_name' specification is not supported")
+
+
+def _log_value(name: str, value: Any) -> Any:
+    if name not in KINDS:
+        return value
+    variant, kind = KINDS[name]
+    if value.WhichOneof("parameter_choice") != variant:
+        raise InferenceError(Code.INVALID_ARG, f"expect {kind} for '{name}'")
+    return getattr(value, variant)
+
+
+def _refused_format(text: str) -> InferenceError:
+    return InferenceError(Code.INVALID_ARG, f"invalid argument for log_format, got: {text}")

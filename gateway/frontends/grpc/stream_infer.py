@@ -11,17 +11,14 @@ from functools import partial
 from gateway.conversations.turn import read_turn
 from gateway.dataplane import DataPlane
 from gateway.errors import UNEXPECTED, Code, InferenceError, first_error
-from gateway.frontends.grpc.held import HeldAnswers, Permits
 from gateway.frontends.grpc.methods import Messages
-from gateway.frontends.grpc.outbox import Outbox
+from gateway.frontends.grpc.outbox import HeldAnswers, Order, Outbox, Permits, Turn
 from gateway.frontends.grpc.parameters import wants_cancel, wants_empty_final
 from gateway.frontends.grpc.protobuf_wire import Message
-from gateway.frontends.grpc.request import RequestDecoder
+from gateway.frontends.grpc.request import RequestDecoder, begin_trace
 from gateway.frontends.grpc.response import Encoder
 from gateway.frontends.grpc.resumption import marked, recorded, resumed, resumes
 from gateway.frontends.grpc.rpc import ClientGone, RpcError
-from gateway.frontends.grpc.tracing import begin
-from gateway.frontends.grpc.turns import Order, Turn
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.observability.trace import Trace
@@ -224,7 +221,7 @@ class StreamInfer:
     def _submit(
         self, infer_request: InferRequest, model: Model, begun: list[Trace]
     ) -> ResponseStream:
-        trace = begin(self._dataplane.tracer, infer_request)
+        trace = begin_trace(self._dataplane.tracer, infer_request)
         if trace is not None:
             begun.append(trace)
         return self._dataplane.infer(infer_request, model, trace)

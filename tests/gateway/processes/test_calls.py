@@ -15,9 +15,8 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import UNEXPECTED
-from gateway.frontends.grpc.errors import rpc_error
 from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError, Status
+from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError, Status, rpc_error
 from gateway.frontends.http.asgi_extensions import (
     HEADER_NAMES,
     JOINED_BYTES,
@@ -28,15 +27,11 @@ from gateway.frontends.http.asgi_extensions import (
     Parts,
 )
 from gateway.processes.call import FRAME_BYTES, REPORTED_BYTES, WINDOW_BYTES
-from gateway.processes.channel import Channel
-from gateway.processes.frames import Frame, headed
-from gateway.processes.grpc import GrpcCall
-from gateway.processes.grpc_relay import relaying, shapes
-from gateway.processes.http import HttpCall
-from gateway.processes.http_relay import EARLY_BYTES, HttpRelay
-from gateway.processes.kinds import Kind
+from gateway.processes.channel import Channel, Frame, headed
+from gateway.processes.grpc import GrpcCall, relaying, shapes
+from gateway.processes.http import EARLY_BYTES, HttpCall, HttpRelay
+from gateway.processes.messages import FrontendKind, written_scope
 from gateway.processes.relayed_call import Calls
-from gateway.processes.scope import written_scope
 from tests.builders import settle, soon
 
 PIECE = bytes(REPORTED_BYTES - FRAME_BYTES)
@@ -81,8 +76,8 @@ class Link:
 
     async def heard(self) -> None:
         """Wait until the server has heard all that was said to it."""
-        self.frontend.send(Kind.DROP_HALF)
-        while (await soon(self._strays.get())).kind != Kind.DROP_HALF:
+        self.frontend.send(FrontendKind.DROP_HALF)
+        while (await soon(self._strays.get())).kind != FrontendKind.DROP_HALF:
             pass
 
     @property
@@ -102,10 +97,10 @@ class Link:
         return channel
 
     def _hear(self, frame: Frame) -> None:
-        if frame.kind == Kind.HTTP_CALL:
+        if frame.kind == FrontendKind.HTTP_CALL:
             http_call = HttpCall(self.server, frame.call, frame.payload)
             self._tasks.append(asyncio.create_task(http_call.run(self._app)))
-        elif frame.kind == Kind.GRPC_CALL:
+        elif frame.kind == FrontendKind.GRPC_CALL:
             grpc_call = GrpcCall(self.server, frame.call, frame.payload)
             method = self._methods[grpc_call.path]
             self._tasks.append(asyncio.create_task(grpc_call.run(method)))
@@ -459,8 +454,8 @@ async def test_a_client_that_leaves_in_the_turn_it_came_in_is_noticed() -> None:
 
     async with linked(app) as link:
         asked = headed(written_scope(request_scope(), whole=True), b"body")
-        link.frontend.send(Kind.HTTP_CALL, 1, asked)
-        link.frontend.send(Kind.GONE, 1)
+        link.frontend.send(FrontendKind.HTTP_CALL, 1, asked)
+        link.frontend.send(FrontendKind.GONE, 1)
         await link.heard()
     assert seen == ["http.disconnect"]
 
@@ -514,8 +509,8 @@ async def test_a_request_that_the_server_cannot_read_is_aborted() -> None:
 
     async with linked(app) as link:
         with link.calls.new() as call:
-            call.begin(Kind.HTTP_CALL, {"no": "scope"}, b"")
-            assert [frame.kind for frame in await soon(call.frames())] == [Kind.ABORT]
+            call.begin(FrontendKind.HTTP_CALL, {"no": "scope"}, b"")
+            assert [frame.kind for frame in await soon(call.frames())] == [FrontendKind.ABORT]
         assert await Client(link.app, b"").answer() == b"fine"
 
 
@@ -920,8 +915,8 @@ async def test_a_method_does_not_go_on_when_its_client_leaves_in_the_turn_it_cam
     shape: Callable[[Serve], Method],
 ) -> None:
     async with linked(method=shape(waiting_for(asyncio.Event(), asyncio.Event()))) as link:
-        link.frontend.send(Kind.GRPC_CALL, 1, asked_frame(b"one"))
-        link.frontend.send(Kind.GONE, 1)
+        link.frontend.send(FrontendKind.GRPC_CALL, 1, asked_frame(b"one"))
+        link.frontend.send(FrontendKind.GONE, 1)
         await link.heard()
         await settle()
         assert link.is_idle

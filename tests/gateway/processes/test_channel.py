@@ -1,14 +1,28 @@
 """Two ends of one connection: what one sends the other hears, and hears of its end."""
 
 import asyncio
+import itertools
 import socket
-from collections.abc import AsyncIterator
+import tracemalloc
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.processes.channel import Channel, Receiver
-from gateway.processes.frames import NO_CALL, Frame, Kind
+from gateway.processes.channel import (
+    HEAD,
+    NO_CALL,
+    Channel,
+    Frame,
+    FrameKind,
+    FrameReader,
+    Receiver,
+    headed,
+    number,
+    packed,
+    read_headed,
+    read_number,
+)
 from tests.builders import settle, soon
 
 
@@ -65,7 +79,7 @@ async def ends() -> AsyncIterator[Ends]:
 
 
 async def test_frames_of_one_turn_arrive_in_their_order(ends: Ends) -> None:
-    sent = [Frame(Kind.DATA, call, b"%d" % call) for call in (3, 1, 2, 1, NO_CALL)]
+    sent = [Frame(FrameKind.DATA, call, b"%d" % call) for call in (3, 1, 2, 1, NO_CALL)]
     for frame in sent:
         ends.one.channel.send(frame.kind, frame.call, frame.payload)
     assert [await ends.other.stray() for _ in sent] == sent
@@ -73,7 +87,7 @@ async def test_frames_of_one_turn_arrive_in_their_order(ends: Ends) -> None:
 
 async def test_frames_of_many_turns_arrive_in_their_order(ends: Ends) -> None:
     for call in range(1, 50):
-        ends.one.channel.send(Kind.DATA, call, bytes(call * 1000))
+        ends.one.channel.send(FrameKind.DATA, call, bytes(call * 1000))
         if call % 7 == 0:
             await settle()
     found = [await ends.other.stray() for _ in range(1, 50)]
@@ -96,22 +110,22 @@ async def test_frames_of_one_turn_are_one_write() -> None:
 
     connection, channel = Connection(), Channel(lambda _: None)
     channel.connection_made(connection)
-    channel.send(Kind.DATA, 1, b"one")
-    channel.send(Kind.END, 1)
+    channel.send(FrameKind.DATA, 1, b"one")
+    channel.send(FrameKind.END, 1)
     assert connection.writes == []
     await settle()
     assert len(connection.writes) == 1
-    channel.send(Kind.DATA, 2, b"two")
+    channel.send(FrameKind.DATA, 2, b"two")
     await settle()
     assert len(connection.writes) == 2
 
 
 async def test_a_large_frame_goes_both_ways_at_once(ends: Ends) -> None:
     large = bytes(4 << 20)
-    ends.one.channel.send(Kind.DATA, 1, large)
-    ends.other.channel.send(Kind.DATA, 2, large)
-    assert await ends.other.stray() == (Kind.DATA, 1, large)
-    assert await ends.one.stray() == (Kind.DATA, 2, large)
+    ends.one.channel.send(FrameKind.DATA, 1, large)
+    ends.other.channel.send(FrameKind.DATA, 2, large)
+    assert await ends.other.stray() == (FrameKind.DATA, 1, large)
+    assert await ends.one.stray() == (FrameKind.DATA, 2, large)
 
 
 async def test_who_has_joined_hears_the_frames_of_that_call_only(ends: Ends) -> None:
@@ -119,8 +133,8 @@ async def test_who_has_joined_hears_the_frames_of_that_call_only(ends: Ends) -> 
     ends.other.channel.join(1, one)
     ends.other.channel.join(2, two)
     for call in (1, 2, 3, 1):
-        ends.one.channel.send(Kind.DATA, call)
-    ends.one.channel.send(Kind.END, NO_CALL)
+        ends.one.channel.send(FrameKind.DATA, call)
+    ends.one.channel.send(FrameKind.END, NO_CALL)
     assert [(await ends.other.stray()).call for _ in range(2)] == [3, NO_CALL]
     assert [frame.call for frame in one.heard] == [1, 1]
     assert [frame.call for frame in two.heard] == [2]
@@ -131,8 +145,8 @@ async def test_frames_of_a_call_that_was_left_are_strays(ends: Ends) -> None:
     ends.other.channel.join(1, ear)
     ends.other.channel.leave(1)
     ends.other.channel.leave(1)
-    ends.one.channel.send(Kind.DATA, 1, b"late")
-    assert await ends.other.stray() == (Kind.DATA, 1, b"late")
+    ends.one.channel.send(FrameKind.DATA, 1, b"late")
+    assert await ends.other.stray() == (FrameKind.DATA, 1, b"late")
     assert ear.heard == []
 
 
@@ -145,7 +159,7 @@ async def test_a_call_may_be_joined_and_left_by_what_is_heard(ends: Ends) -> Non
     ear = Leaving()
     ends.other.channel.join(1, ear)
     for payload in (b"heard", b"late"):
-        ends.one.channel.send(Kind.DATA, 1, payload)
+        ends.one.channel.send(FrameKind.DATA, 1, payload)
     assert (await ends.other.stray()).payload == b"late"
     assert [frame.payload for frame in ear.heard] == [b"heard"]
 
@@ -187,7 +201,7 @@ async def test_who_joins_too_late_learns_it_at_once(ends: Ends) -> None:
 
 
 async def test_what_is_sent_right_before_the_end_arrives(ends: Ends) -> None:
-    ends.one.channel.send(Kind.DATA, 1, bytes(1 << 20))
+    ends.one.channel.send(FrameKind.DATA, 1, bytes(1 << 20))
     ends.one.channel.close()
     assert len((await ends.other.stray()).payload) == 1 << 20
     await soon(ends.other.channel.lost())
@@ -197,7 +211,7 @@ async def test_what_is_sent_after_the_end_is_dropped(ends: Ends) -> None:
     ends.one.channel.close()
     await soon(ends.other.channel.lost())
     for end in (ends.one, ends.other):
-        end.channel.send(Kind.DATA, 1, b"nobody")
+        end.channel.send(FrameKind.DATA, 1, b"nobody")
         end.channel.close()
     await settle()
     assert ends.one.strays.empty()
@@ -221,13 +235,13 @@ async def test_a_frame_that_a_call_cannot_handle_ends_the_call_on_both_sides(
     ends.other.channel.join(2, neighbour)
     ends.one.channel.join(1, asking)
     for call in (1, 2, 1, 2, 3):
-        ends.one.channel.send(Kind.DATA, call, b"%d" % call)
+        ends.one.channel.send(FrameKind.DATA, call, b"%d" % call)
     assert [(await ends.other.stray()).call for _ in range(2)] == [1, 3]
-    ends.other.channel.send(Kind.PONG)
+    ends.other.channel.send(FrameKind.PONG)
     await ends.one.stray()
-    assert [frame.kind for frame in broken.heard] == [Kind.DATA, Kind.ABORT]
-    assert [frame.kind for frame in asking.heard] == [Kind.ABORT]
-    assert [frame.kind for frame in neighbour.heard] == [Kind.DATA, Kind.DATA]
+    assert [frame.kind for frame in broken.heard] == [FrameKind.DATA, FrameKind.ABORT]
+    assert [frame.kind for frame in asking.heard] == [FrameKind.ABORT]
+    assert [frame.kind for frame in neighbour.heard] == [FrameKind.DATA, FrameKind.DATA]
     [record] = caplog.records
     assert (record.getMessage(), record.exc_info is None) == ("frame not handled", False)
 
@@ -237,15 +251,15 @@ async def test_an_abort_that_crosses_another_is_not_answered(ends: Ends) -> None
     ends.one.channel.join(1, ours)
     ends.other.channel.join(1, theirs)
     for end in (ends.one, ends.other):
-        end.channel.send(Kind.DATA, 1)
+        end.channel.send(FrameKind.DATA, 1)
     for end in (ends.one, ends.other):
-        assert await end.stray() == (Kind.ABORT, 1, b"")
+        assert await end.stray() == (FrameKind.ABORT, 1, b"")
     for end in (ends.one, ends.other):
-        end.channel.send(Kind.PING)
+        end.channel.send(FrameKind.PING)
     for end in (ends.one, ends.other):
-        assert (await end.stray()).kind == Kind.PING, "no ABORT came before"
+        assert (await end.stray()).kind == FrameKind.PING, "no ABORT came before"
     for each in (ours, theirs):
-        assert [frame.kind for frame in each.heard] == [Kind.DATA, Kind.ABORT]
+        assert [frame.kind for frame in each.heard] == [FrameKind.DATA, FrameKind.ABORT]
 
 
 async def test_a_call_that_fails_at_an_abort_too_is_logged_and_aborted_once(
@@ -259,14 +273,22 @@ async def test_a_call_that_fails_at_an_abort_too_is_logged_and_aborted_once(
     broken, also_broken, neighbour = Broken(), Broken(), Ear()
     for call, ear in ((1, broken), (2, also_broken), (3, neighbour)):
         ends.other.channel.join(call, ear)
-    for kind, call in ((Kind.DATA, 1), (Kind.ABORT, 2), (Kind.DATA, 3), (Kind.ABORT, 1)):
+    for kind, call in (
+        (FrameKind.DATA, 1),
+        (FrameKind.ABORT, 2),
+        (FrameKind.DATA, 3),
+        (FrameKind.ABORT, 1),
+    ):
         ends.one.channel.send(kind, call)
-    assert await ends.other.stray() == (Kind.ABORT, 1, b"")
-    ends.other.channel.send(Kind.PONG)
-    assert [await ends.one.stray() for _ in range(2)] == [(Kind.ABORT, 1, b""), (Kind.PONG, 0, b"")]
-    assert [frame.kind for frame in broken.heard] == [Kind.DATA, Kind.ABORT]
-    assert [frame.kind for frame in also_broken.heard] == [Kind.ABORT]
-    assert [frame.kind for frame in neighbour.heard] == [Kind.DATA]
+    assert await ends.other.stray() == (FrameKind.ABORT, 1, b"")
+    ends.other.channel.send(FrameKind.PONG)
+    assert [await ends.one.stray() for _ in range(2)] == [
+        (FrameKind.ABORT, 1, b""),
+        (FrameKind.PONG, 0, b""),
+    ]
+    assert [frame.kind for frame in broken.heard] == [FrameKind.DATA, FrameKind.ABORT]
+    assert [frame.kind for frame in also_broken.heard] == [FrameKind.ABORT]
+    assert [frame.kind for frame in neighbour.heard] == [FrameKind.DATA]
     messages = [record.getMessage() for record in caplog.records]
     assert messages == ["frame not handled", "call not ended", "frame not handled"]
 
@@ -283,12 +305,100 @@ async def test_a_call_that_cannot_begin_ends_where_it_was_asked_for() -> None:
     asking = Ear()
     one.channel.join(1, asking)
     for call in (1, NO_CALL, 2):
-        one.channel.send(Kind.DATA, call)
-    assert await one.stray() == (Kind.ABORT, 2, b"")
-    assert asking.heard == [Frame(Kind.ABORT, 1, b"")]
-    one.channel.send(Kind.ABORT, 1)  # no ABORT answers an ABORT
-    one.channel.send(Kind.DATA, 3)
-    assert await one.stray() == (Kind.ABORT, 3, b"")
+        one.channel.send(FrameKind.DATA, call)
+    assert await one.stray() == (FrameKind.ABORT, 2, b"")
+    assert asking.heard == [Frame(FrameKind.ABORT, 1, b"")]
+    one.channel.send(FrameKind.ABORT, 1)  # no ABORT answers an ABORT
+    one.channel.send(FrameKind.DATA, 3)
+    assert await one.stray() == (FrameKind.ABORT, 3, b"")
     assert [frame.call for frame in heard] == [1, NO_CALL, 2, 1, 3]
     one.channel.close()
     await soon(other.lost())
+
+
+LARGEST = (1 << 32) - 1
+SENT = [
+    Frame(FrameKind.PING, NO_CALL, b""),
+    Frame(FrameKind.DATA, 1, b"a"),
+    Frame(FrameKind.END, 1, b""),
+    Frame(FrameKind.DATA, LARGEST, bytes(9)),
+    Frame(FrameKind.TAKEN, 2, b"the end"),
+]
+STREAM = b"".join(packed(kind, call, payload) for kind, call, payload in SENT)
+
+
+def fed(chunks: Iterable[bytes]) -> list[Frame]:
+    """All frames of a stream of these chunks."""
+    reader = FrameReader()
+    return [frame for chunk in chunks for frame in reader.feed(chunk)]
+
+
+def cuts(data: bytes, parts: int) -> Iterable[list[bytes]]:
+    """The data in so many chunks, cut in every way there is; some of them are empty."""
+    for borders in itertools.combinations_with_replacement(range(len(data) + 1), parts - 1):
+        edges = (0, *borders, len(data))
+        yield [data[start:end] for start, end in itertools.pairwise(edges)]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_frames_are_the_same_wherever_the_stream_is_cut(parts: int) -> None:
+    for chunks in cuts(STREAM, parts):
+        assert fed(chunks) == SENT, chunks
+
+
+@pytest.mark.parametrize("size", range(1, 20))
+def test_frames_are_the_same_in_chunks_of_one_size(size: int) -> None:
+    assert fed(STREAM[at : at + size] for at in range(0, len(STREAM), size)) == SENT
+
+
+def test_a_frame_comes_out_with_the_chunk_that_ends_it() -> None:
+    reader = FrameReader()
+    whole = packed(FrameKind.DATA, 7, b"whole")
+    for byte in whole[:-1]:
+        assert list(reader.feed(bytes([byte]))) == []
+    found = list(reader.feed(whole[-1:] + packed(FrameKind.END, 7) + b"\0"))
+    assert found == [(FrameKind.DATA, 7, b"whole"), (FrameKind.END, 7, b"")]
+
+
+def test_a_large_frame_among_small_ones_is_put_together() -> None:
+    payload = bytes(range(256)) * 4096
+    stream = (
+        packed(FrameKind.END, 1) + packed(FrameKind.DATA, 2, payload) + packed(FrameKind.END, 2)
+    )
+    found = fed(stream[at : at + 1000] for at in range(0, len(stream), 1000))
+    assert found == [(FrameKind.END, 1, b""), (FrameKind.DATA, 2, payload), (FrameKind.END, 2, b"")]
+
+
+def test_payloads_are_bytes_whether_or_not_they_were_held() -> None:
+    for chunks in cuts(packed(FrameKind.DATA, 1, b"payload"), 2):
+        assert [type(frame.payload) for frame in fed(chunks)] == [bytes]
+
+
+def test_nothing_is_kept_of_frames_that_were_taken() -> None:
+    size = 1 << 20
+    whole = packed(FrameKind.DATA, 1, bytes(size))
+    reader = FrameReader()
+    tracemalloc.start()
+    try:
+        for part in (whole[:size], whole[size:]):
+            assert sum(1 for _ in reader.feed(part)) == (len(part) < size)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < size // 2
+
+
+def test_a_head_says_length_kind_and_call_in_nine_bytes() -> None:
+    assert HEAD.size == 9
+    assert packed(FrameKind.DATA, 0x01020304, b"xyz") == b"\3\0\0\0\0\4\3\2\1xyz"
+
+
+@pytest.mark.parametrize("head", [None, 0, [], {"a": [1, "é", None]}, "\0", [["n", "\xff"]]])
+@pytest.mark.parametrize("rest", [b"", b"\0\xff", b'{"not": "json', bytes(100_000)])
+def test_a_headed_payload_gives_its_head_and_the_bytes_behind_it(head: object, rest: bytes) -> None:
+    assert read_headed(headed(head, rest)) == (head, rest)
+
+
+@pytest.mark.parametrize("value", [0, 1, 255, 1 << 16, LARGEST])
+def test_numbers_are_read_as_they_were_written(value: int) -> None:
+    assert read_number(number(value)) == value

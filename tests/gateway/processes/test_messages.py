@@ -1,9 +1,25 @@
 """Headers and metadata are the same behind the JSON that carries them."""
 
-import pytest
+from typing import Any
 
-from gateway.processes.frames import headed, read_headed
-from gateway.processes.messages import Pairs, byte_pairs, read, text_pairs, written
+import pytest
+from starlette.requests import Request
+from starlette.types import Scope
+
+from gateway.frontends.http.asgi_extensions import HEADER_NAMES
+from gateway.frontends.http.request_head import HeaderFilter
+from gateway.processes.channel import OWN_KINDS, headed, read_headed
+from gateway.processes.channel import FrameKind as Common
+from gateway.processes.messages import (
+    FrontendKind,
+    Pairs,
+    byte_pairs,
+    read,
+    read_scope,
+    text_pairs,
+    written,
+    written_scope,
+)
 
 EVERY_BYTE = bytes(range(256))
 
@@ -45,3 +61,95 @@ def test_metadata_is_text_or_bytes_as_its_name_says(
 
 def test_bytes_that_happen_to_be_text_are_bytes_again() -> None:
     assert read(carried(written([("trace-bin", b"text")]))) == [("trace-bin", b"text")]
+
+
+HEADERS = [(b"host", b"here"), (b"x-name", b"caf\xe9"), (b"x-name", b"again")]
+NAMES = [b"Host", b"X-Name", b"x-NAME"]
+
+
+def listened(**changes: Any) -> Scope:
+    """A scope as a listener makes it."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/v2/models/café/infer",
+        "raw_path": b"/v2/models/caf%C3%A9/infer",
+        "query_string": b"a=1&b=%20",
+        "root_path": "",
+        "headers": HEADERS,
+        "client": ("127.0.0.1", 40000),
+        "server": ("::1", 8000),
+        "state": {HEADER_NAMES: NAMES, "of the connection": object()},
+    } | changes
+
+
+def carried_scope(scope: Scope, state: dict[str, Any] | None = None) -> Scope:
+    """The scope that comes out of a frame."""
+    head, _ = read_headed(headed(written_scope(scope, whole=True)))
+    return read_scope(head, state or {})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"client": None},
+        {"server": None},
+        {"client": None, "server": ("/run/sluice.sock", None)},
+        {"query_string": b"caf\xe9=\xff\x80", "raw_path": b"/\xff%00", "path": "/\ufffd\0"},
+        {"http_version": "1.0", "method": "GET", "root_path": "/below"},
+        {"headers": [], "state": {HEADER_NAMES: []}},
+    ],
+)
+def test_a_scope_is_the_same_behind_a_frame(changes: dict[str, Any]) -> None:
+    scope = listened(**changes)
+    found = carried_scope(scope)
+    assert {**found, "state": None} == {**scope, "state": None}
+    assert found["state"] == {HEADER_NAMES: scope["state"][HEADER_NAMES]}
+
+
+def test_the_state_is_of_those_who_answer() -> None:
+    state = {"watch": len}
+    assert carried_scope(listened(), state)["state"] == {"watch": len, HEADER_NAMES: NAMES}
+    assert state == {"watch": len}
+
+
+def test_headers_are_forwarded_by_the_names_that_the_client_wrote() -> None:
+    found = HeaderFilter("x-name").of(carried_scope(listened()))
+    assert found == [("X-Name", "caf\xe9"), ("x-NAME", "again")]
+
+
+def test_starlette_takes_it_for_a_scope() -> None:
+    request = Request(carried_scope(listened(client=None)))
+    assert request.client is None
+    assert request.query_params["a"] == "1"
+    assert request.headers["x-name"] == "caf\xe9"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_head_says_whether_the_body_beside_it_is_whole(whole: bool) -> None:
+    assert written_scope(listened(), whole=whole)["whole"] is whole
+
+
+def numbers(kinds: type) -> dict[str, int]:
+    """What a class of kinds adds, by name."""
+    return {name: value for name, value in vars(kinds).items() if name.isupper()}
+
+
+def test_kinds_are_distinct_and_fit_into_their_byte() -> None:
+    found = numbers(Common) | numbers(FrontendKind)
+    assert len(set(found.values())) == len(numbers(Common)) + len(numbers(FrontendKind))
+    assert all(0 <= number < 256 for number in found.values())
+
+
+@pytest.mark.parametrize(("name", "number"), numbers(FrontendKind).items())
+def test_kinds_of_frontends_begin_where_their_own_may(name: str, number: int) -> None:
+    assert number >= OWN_KINDS, name
+
+
+@pytest.mark.parametrize(("name", "number"), numbers(Common).items())
+def test_kinds_of_all_channels_end_before(name: str, number: int) -> None:
+    assert number < OWN_KINDS, name

@@ -2,6 +2,7 @@
 
 import gzip
 import itertools
+import struct
 import tracemalloc
 import zlib
 from collections.abc import Iterable, Sequence
@@ -19,9 +20,13 @@ from gateway.frontends.grpc.framing import (
     SMALL_BYTES,
     Deframer,
     compressed,
+    encoding_for,
     framed,
+    packed,
 )
 from gateway.frontends.grpc.rpc import RpcError, Status
+from gateway.settings import CompressionLevel
+from gateway.threads import LARGE_BYTES, request_threads
 
 LIMIT = 100
 TEXT = b"the quick brown fox"
@@ -265,3 +270,47 @@ def test_compressed_messages_that_are_sent_can_be_read(encoding: str, level: int
     stream = compressed(sent, encoding, level)
     assert fed([stream], encoding) == sent
     assert len(stream) < sum(map(len, framed(sent)))
+
+
+LEVELS = (CompressionLevel.LOW, CompressionLevel.MEDIUM, CompressionLevel.HIGH)
+
+THREADS = request_threads()
+
+
+@pytest.mark.parametrize(
+    ("accepted", "chosen"),
+    [
+        # What a real Triton chose.
+        ("identity,deflate,gzip", ("gzip", "deflate", "deflate")),
+        ("gzip", ("gzip", "gzip", "gzip")),
+        ("deflate", ("deflate", "deflate", "deflate")),
+        ("identity", ("identity", "identity", "identity")),
+        ("", ("identity", "identity", "identity")),
+        ("br, gzip , x", ("gzip", "gzip", "gzip")),
+        ("GZIP,agzip", ("identity", "identity", "identity")),
+    ],
+)
+def test_a_level_chooses_among_what_is_accepted(accepted: str, chosen: tuple[str, ...]) -> None:
+    assert tuple(encoding_for(level, accepted) for level in LEVELS) == chosen
+    assert encoding_for(CompressionLevel.NONE, accepted) == "identity"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize("size", [0, 1, 1000, LARGE_BYTES, LARGE_BYTES + 1, 1 << 20])
+async def test_messages_are_the_same_once_they_are_unpacked(encoding: str, size: int) -> None:
+    messages = [b"a" * size, bytes(range(256)), b""]
+    sent = await packed(messages, encoding, THREADS)
+    assert list(Deframer(encoding, 1 << 30).feed(sent)) == messages
+
+
+async def test_what_is_smaller_as_it_is_stays_so() -> None:
+    sent = await packed([bytes(range(256)), b"a" * 256], "deflate", THREADS)
+    assert sent.startswith(struct.pack(">BL", 0, 256) + bytes(range(256)))
+    flag, size = struct.unpack_from(">BL", sent, 5 + 256)
+    assert (flag, size < 256) == (1, True)
+
+
+async def test_the_forms_are_those_of_their_names() -> None:
+    data = b"a" * 1000
+    assert gzip.decompress((await packed([data], "gzip", THREADS))[5:]) == data
+    assert zlib.decompress((await packed([data], "deflate", THREADS))[5:]) == data

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -10,11 +10,11 @@ from hyperframe.frame import DataFrame, WindowUpdateFrame
 
 from gateway.frontends.grpc import hyper_limits
 from gateway.frontends.grpc.hyper_connection import Connection as Served
-from gateway.frontends.grpc.hyper_connection import Shared
+from gateway.frontends.grpc.hyper_connection import Shared, start_eagerly
 from gateway.frontends.grpc.hyper_events import LeanBackend
+from gateway.frontends.grpc.hyper_limits import Room
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.room import Room
 from gateway.frontends.grpc.rpc import Call
 from gateway.settings import GrpcSettings
 from tests.builders import soon
@@ -152,3 +152,111 @@ async def test_what_is_read_of_a_connection_that_is_gone_takes_no_room() -> None
     gone.leave()
     gone.receive(PREFACE)
     room.take(1 << 40)
+
+
+Made = list[asyncio.Task[None]]
+
+
+@pytest.fixture
+def made() -> Made:
+    return []
+
+
+@pytest.fixture
+def create(made: Made) -> Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]:
+    def keep(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        made.append(asyncio.get_running_loop().create_task(coroutine))
+        return made[-1]
+
+    return keep
+
+
+async def test_what_never_waits_needs_no_task(create: Any, made: Made) -> None:
+    done: list[str] = []
+
+    async def work() -> None:
+        done.append("done")
+
+    assert start_eagerly(work(), create) is None
+    assert (done, made) == (["done"], [])
+
+
+async def test_what_waits_goes_on_as_a_task(create: Any) -> None:
+    steps: list[object] = []
+    gate: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def work() -> None:
+        steps.append("begun")
+        steps.append(await gate)
+        await asyncio.sleep(0)
+        steps.append(asyncio.current_task())
+
+    task = start_eagerly(work(), create)
+    assert steps == ["begun"]
+    gate.set_result("opened")
+    assert task is not None
+    await soon(task)
+    assert steps == ["begun", "opened", task]
+
+
+@pytest.mark.parametrize("result", ["value", "error"])
+async def test_it_may_wait_for_what_is_settled_before_its_task_runs(
+    create: Any, result: str
+) -> None:
+    gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    seen: list[str] = []
+
+    async def work() -> None:
+        try:
+            await gate
+            seen.append("value")
+        except ValueError:
+            seen.append("error")
+
+    task = start_eagerly(work(), create)
+    assert task is not None
+    if result == "value":
+        gate.set_result(None)
+    else:
+        gate.set_exception(ValueError())
+    await soon(task)
+    assert seen == [result]
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3])
+async def test_it_is_cancelled_where_it_waits(create: Any, turns: int) -> None:
+    seen: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            await asyncio.sleep(0)
+            seen.append("cleaned up")
+            raise
+
+    task = start_eagerly(work(), create)
+    assert task is not None
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await soon(task)
+    assert seen == ["cancelled", "cleaned up"]
+
+
+async def test_what_it_raises_comes_to_whoever_waits_for_it(create: Any) -> None:
+    async def early() -> None:
+        raise ValueError("early")
+
+    async def late() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("late")
+
+    with pytest.raises(ValueError, match="early"):
+        start_eagerly(early(), create)
+    task = start_eagerly(late(), create)
+    assert task is not None
+    with pytest.raises(ValueError, match="late"):
+        await soon(task)

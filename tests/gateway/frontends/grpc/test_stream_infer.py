@@ -11,9 +11,8 @@ import pytest
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.held import MAX_ANSWERS
 from gateway.frontends.grpc.methods import Messages, Method
-from gateway.frontends.grpc.outbox import Outbox
+from gateway.frontends.grpc.outbox import MAX_ANSWERS, Outbox
 from gateway.frontends.grpc.parameters import HeaderForwarding
 from gateway.frontends.grpc.protobuf_wire import Message
 from gateway.frontends.grpc.request import RequestDecoder

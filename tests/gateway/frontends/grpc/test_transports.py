@@ -14,9 +14,8 @@ from hyperframe.frame import DataFrame, RstStreamFrame
 from gateway.errors import UNEXPECTED
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import Call, ClientGone, RpcError, Status
+from gateway.frontends.grpc.rpc import Call, ClientGone, RpcError, Status, Transport
 from gateway.frontends.grpc.server import TRANSPORTS
-from gateway.frontends.grpc.transport import Transport
 from gateway.settings import GrpcSettings, GrpcTransport
 from tests.builders import soon
 from tests.conftest import tasks_left

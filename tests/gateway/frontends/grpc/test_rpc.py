@@ -4,8 +4,7 @@ import grpc
 import pytest
 
 from gateway.errors import Code
-from gateway.frontends.grpc.errors import STATUS
-from gateway.frontends.grpc.rpc import Status
+from gateway.frontends.grpc.rpc import STATUS, Status
 
 
 def test_every_code_has_a_status() -> None:

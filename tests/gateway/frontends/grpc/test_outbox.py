@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from gateway.frontends.grpc.held import MAX_ANSWERS, MAX_BYTES, HeldAnswers
+from gateway.frontends.grpc.outbox import MAX_ANSWERS, MAX_BYTES, HeldAnswers
 from tests.builders import settle, soon
 
 
