@@ -16,7 +16,7 @@ FRAME_BYTES = 64
 """What a frame takes besides its payload, so that empty ones are not endless."""
 
 
-class Window:
+class SendWindow:
     """The sender's side: what has been sent, and not been passed on yet."""
 
     __slots__ = ("_closed", "_under_way", "_waiters")
@@ -36,7 +36,7 @@ class Window:
         self._under_way += size + FRAME_BYTES
 
     def taken(self, size: int) -> None:
-        """So much has been passed on, as `Receipts` count it."""
+        """So much has been passed on, as `ReceiveWindow` count it."""
         self._under_way -= size
         self._wake()
 
@@ -61,7 +61,7 @@ class Window:
                 waiter.set_result(None)
 
 
-class Receipts:
+class ReceiveWindow:
     """The receiver's side: what has been passed on, and not been told yet."""
 
     __slots__ = ("_untold",)
@@ -78,14 +78,14 @@ class Receipts:
         return told
 
 
-class CallEnd(Receiver):
+class ChannelCall(Receiver):
     """The windows of one call, and a task that waits for what is heard."""
 
     def __init__(self, channel: Channel, call: int) -> None:
         self._channel = channel
         self._call = call
-        self._window = Window()
-        self._receipts = Receipts()
+        self._window = SendWindow()
+        self._receipts = ReceiveWindow()
         self._waiter: asyncio.Future[None] | None = None
 
     def hear(self, frame: Frame) -> None:

@@ -79,7 +79,7 @@ def read_number(payload: bytes) -> int:
     return found
 
 
-class FrameReader:
+class FrameDecoder:
     """Takes bytes as they come, and gives the frames that are whole."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class Channel(asyncio.Protocol):
     def __init__(self, on_frame: Callable[[Frame], None]) -> None:
         self._on_frame = on_frame
         self._loop = asyncio.get_running_loop()
-        self._reader = FrameReader()
+        self._reader = FrameDecoder()
         self._receivers: dict[int, Receiver] = {}
         self._unsent: list[bytes] = []
         self._transport: Any = None

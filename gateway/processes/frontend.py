@@ -16,7 +16,7 @@ from gateway.processes.channel import NO_CALL, Channel, Frame, number, read_head
 from gateway.processes.grpc import relaying
 from gateway.processes.http import HttpRelay
 from gateway.processes.messages import FrontendKind
-from gateway.processes.relayed_call import Calls
+from gateway.processes.relayed_call import RelayedCalls
 from gateway.settings import GrpcSettings, HttpSettings, LogSettings
 
 
@@ -43,14 +43,16 @@ class Frontend:
             gone = tasks.create_task(self._leave_with_server(channel))
             first = await self._said.get()
             if first.kind == FrontendKind.SETTINGS:
-                await self._start(read_headed(first.payload)[0], Calls(channel), tasks)
+                await self._start(read_headed(first.payload)[0], RelayedCalls(channel), tasks)
                 obeying = tasks.create_task(self._obey(tasks))
                 await asyncio.wait(self._ends)
                 obeying.cancel()
             gone.cancel()
         channel.close()
 
-    async def _start(self, told: Mapping[str, Any], calls: Calls, tasks: asyncio.TaskGroup) -> None:
+    async def _start(
+        self, told: Mapping[str, Any], calls: RelayedCalls, tasks: asyncio.TaskGroup
+    ) -> None:
         self._log = Log(_log_settings(told["log"]))
         self._log.install()
         if told["grpc"] is not None:

@@ -9,16 +9,16 @@ from typing import Any
 
 from gateway.errors import UNEXPECTED
 from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError, Status
-from gateway.processes.call import CallEnd
+from gateway.frontends.grpc.rpc import ClientDisconnected, Metadata, RpcCall, RpcError, StatusCode
+from gateway.processes.call import ChannelCall
 from gateway.processes.channel import Channel, Frame, headed, read_headed
 from gateway.processes.messages import FrontendKind, read, writable, written
-from gateway.processes.relayed_call import Calls, RelayedCall, ServerGone, beside
+from gateway.processes.relayed_call import RelayedCall, RelayedCalls, ServerDisconnected, beside
 
 log = logging.getLogger("sluice.grpc")
 
 
-class GrpcCall(Call, CallEnd):
+class GrpcCall(RpcCall, ChannelCall):
     """One RPC on frames; its task is cancelled when the client has left.
 
     It hears what comes from the time it is made, and must be run.
@@ -91,14 +91,14 @@ class GrpcCall(Call, CallEnd):
     async def run(self, method: Method) -> None:
         """Have the method answer, and say how that has ended."""
         self._task = asyncio.current_task()
-        status, details = Status.INTERNAL, UNEXPECTED.message
+        status, details = StatusCode.INTERNAL, UNEXPECTED.message
         try:
             self._refuse_if_gone()
             await self._answer(method)
-            status, details = Status.OK, ""
+            status, details = StatusCode.OK, ""
         except RpcError as error:
             status, details = error.status, error.details
-        except ClientGone:
+        except ClientDisconnected:
             return
         except Exception:
             # Around one request in a frontend: the client learns nothing of what is in the log.
@@ -128,8 +128,8 @@ class GrpcCall(Call, CallEnd):
             await self._news()
         return self._messages.popleft()
 
-    def _end(self, status: Status, details: str = "") -> None:
-        if status is Status.OK and not self._trailing:
+    def _end(self, status: StatusCode, details: str = "") -> None:
+        if status is StatusCode.OK and not self._trailing:
             self._channel.send(FrontendKind.END, self._call)
             return
         said = {
@@ -141,7 +141,7 @@ class GrpcCall(Call, CallEnd):
 
     def _refuse_if_gone(self) -> None:
         if self._is_gone:
-            raise ClientGone
+            raise ClientDisconnected
 
 
 Shape = Sequence[Any]
@@ -157,7 +157,7 @@ def shapes(methods: Mapping[str, Method]) -> list[Shape]:
 
 
 def relaying(
-    found: Iterable[Shape], calls: Calls, send_timeout_secs: float
+    found: Iterable[Shape], calls: RelayedCalls, send_timeout_secs: float
 ) -> Mapping[str, Method]:
     """Methods of these shapes, which the server answers.
 
@@ -179,12 +179,12 @@ def relaying(
 class _Relay:
     """One method."""
 
-    def __init__(self, calls: Calls, path: str, send_timeout_secs: float | None) -> None:
+    def __init__(self, calls: RelayedCalls, path: str, send_timeout_secs: float | None) -> None:
         self._calls = calls
         self._path = path
         self._send_timeout_secs = send_timeout_secs
 
-    async def serve(self, asked: bytes | AsyncIterator[bytes], call: Call) -> bytes | None:
+    async def serve(self, asked: bytes | AsyncIterator[bytes], call: RpcCall) -> bytes | None:
         """Have the server answer; what it answers with if that is one message."""
         with self._calls.new() as relayed:
             if isinstance(asked, bytes):
@@ -194,7 +194,7 @@ class _Relay:
             async with beside(_send_messages(asked, relayed)):
                 return await self._answer(relayed, call)
 
-    def _head(self, call: Call, *, whole: bool) -> Mapping[str, Any]:
+    def _head(self, call: RpcCall, *, whole: bool) -> Mapping[str, Any]:
         return {
             "path": self._path,
             "metadata": written(call.metadata),
@@ -203,13 +203,13 @@ class _Relay:
             "whole": whole,
         }
 
-    async def _answer(self, relayed: RelayedCall, call: Call) -> bytes | None:
+    async def _answer(self, relayed: RelayedCall, call: RpcCall) -> bytes | None:
         messages: list[bytes] = []
         while True:
             try:
                 frames = await relayed.frames()
-            except ServerGone:
-                raise RpcError(Status.UNAVAILABLE, "Server exiting") from None
+            except ServerDisconnected:
+                raise RpcError(StatusCode.UNAVAILABLE, "Server exiting") from None
             for frame in frames:
                 if frame.kind == FrontendKind.DATA:
                     messages.append(frame.payload)
@@ -219,13 +219,13 @@ class _Relay:
                 await self._send(messages, relayed, call, self._send_timeout_secs)
                 messages = []
             if frames[-1].kind == FrontendKind.ABORT:
-                raise RpcError(Status.INTERNAL, UNEXPECTED.message)
+                raise RpcError(StatusCode.INTERNAL, UNEXPECTED.message)
             if frames[-1].kind == FrontendKind.END:
                 _end(frames[-1], call)
                 return messages[0] if messages else None
 
     async def _send(
-        self, messages: Sequence[bytes], relayed: RelayedCall, call: Call, within_secs: float
+        self, messages: Sequence[bytes], relayed: RelayedCall, call: RpcCall, within_secs: float
     ) -> None:
         """Send messages; if the call fails meanwhile, what is not taken in time is dropped."""
         time = asyncio.get_running_loop().time
@@ -242,14 +242,14 @@ def _nothing() -> None:
     """Called when a call fails of which nothing is being sent."""
 
 
-def _end(frame: Frame, call: Call) -> None:
+def _end(frame: Frame, call: RpcCall) -> None:
     """End the RPC as the server has; RpcError if it failed."""
     if not frame.payload:
         return
     said, _ = read_headed(frame.payload)
     call.set_trailing_metadata(read(said["metadata"]))
-    if said["status"] != Status.OK:
-        raise RpcError(Status(said["status"]), said["details"])
+    if said["status"] != StatusCode.OK:
+        raise RpcError(StatusCode(said["status"]), said["details"])
 
 
 async def _send_messages(messages: AsyncIterator[bytes], relayed: RelayedCall) -> None:

@@ -17,7 +17,7 @@ from gateway.frontends.http.asgi_extensions import (
     send_apart,
 )
 from gateway.frontends.http.errors import plain_error
-from gateway.processes.call import CallEnd
+from gateway.processes.call import ChannelCall
 from gateway.processes.channel import Channel, Frame, headed, read_headed
 from gateway.processes.messages import (
     FrontendKind,
@@ -27,17 +27,17 @@ from gateway.processes.messages import (
     written_scope,
 )
 from gateway.processes.relayed_call import (
-    Calls,
-    ClientLeft,
+    RelayCancelled,
     RelayedCall,
-    ServerGone,
+    RelayedCalls,
+    ServerDisconnected,
     beside,
 )
 
 log = logging.getLogger("sluice.http")
 
 
-class HttpCall(CallEnd):
+class HttpCall(ChannelCall):
     """One request: what an application of ASGI is called with, on frames.
 
     As in uvicorn, what is sent to a client that has gone is dropped. It hears what comes from the
@@ -163,7 +163,7 @@ NOTHING_YET: Message = {"type": "http.request", "body": b"", "more_body": True}
 class HttpRelay:
     """An application of ASGI behind a listener of ours."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: RelayedCalls) -> None:
         self._calls = calls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -185,9 +185,9 @@ class HttpRelay:
         scope["state"][WATCH](answer.call.leave)
         try:
             await answer.send()
-        except ClientLeft:
+        except RelayCancelled:
             return
-        except ServerGone:
+        except ServerDisconnected:
             if not answer.is_begun:
                 await plain_error(UNAVAILABLE, GONE)(scope, receive, answer.put)
         finally:
@@ -204,7 +204,7 @@ class _Answer:
         self.is_begun = False
 
     async def send(self) -> None:
-        """Send it all; ServerGone if there is no more of it, and it is not whole."""
+        """Send it all; ServerDisconnected if there is no more of it, and it is not whole."""
         while True:
             for frame in await self.call.frames():
                 if await self._send(frame):

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.rpc import Transport
-from gateway.frontends.grpc.sockets import OwnPath, bound, read_certificates, unix_path
+from gateway.frontends.grpc.sockets import SocketFile, bound, read_certificates, unix_path
 from gateway.frontends.http.listener import listening_at
 from gateway.observability.log import Log
 from gateway.observability.metrics import FrontendsReading
@@ -25,7 +25,7 @@ Sockets = Sequence[socket.socket]
 """One for each process; all the same one if it is in the file system."""
 
 
-class ProcessDoors:
+class ProcessListeners:
     """Has so many processes listen; what comes there is answered by what stands behind the doors.
 
     `http` and `grpc` come before `run`. They raise OSError when an address cannot be had.
@@ -42,13 +42,13 @@ class ProcessDoors:
         self._ended = asyncio.Event()
         log.on_change(self._log_differently)
 
-    def http(self, app: ASGIApp, settings: HttpSettings) -> "HttpDoor":
+    def http(self, app: ASGIApp, settings: HttpSettings) -> "ProcessHttpListener":
         """The application behind its port."""
         self._app = app
         self._told["http"] = asdict(settings)
         found = _http_sockets(settings, self._count)
         self._sockets["http_fd"] = found
-        return HttpDoor(self, found)
+        return ProcessHttpListener(self, found)
 
     def grpc(self, methods: Mapping[str, Method], settings: GrpcSettings) -> Transport:
         """The methods behind theirs."""
@@ -61,7 +61,7 @@ class ProcessDoors:
         self._told |= {"grpc": asdict(settings), "methods": shapes(methods)}
         found = _grpc_sockets(settings, self._count)
         self._sockets["grpc_fd"] = found
-        return GrpcDoor(self, found, settings)
+        return ProcessGrpcTransport(self, found, settings)
 
     async def run(self) -> None:
         """Keep the processes running until they have been told to stop, and have ended."""
@@ -108,10 +108,10 @@ class ProcessDoors:
             self._tasks.create_task(grpc_call.run(self._methods[grpc_call.path]))
 
 
-class HttpDoor:
+class ProcessHttpListener:
     """The port of HTTP."""
 
-    def __init__(self, doors: ProcessDoors, sockets: Sockets) -> None:
+    def __init__(self, doors: ProcessListeners, sockets: Sockets) -> None:
         self._doors = doors
         self._sockets = sockets
         self.port: int = sockets[0].getsockname()[1]
@@ -130,16 +130,16 @@ class HttpDoor:
         self._doors.tell(FrontendKind.DROP_HALF)
 
 
-class GrpcDoor(Transport):
+class ProcessGrpcTransport(Transport):
     """The address of gRPC; OSError if its TLS cannot be served."""
 
-    def __init__(self, doors: ProcessDoors, sockets: Sockets, settings: GrpcSettings) -> None:
+    def __init__(self, doors: ProcessListeners, sockets: Sockets, settings: GrpcSettings) -> None:
         if settings.tls is not None:
             read_certificates(settings.tls)
         self._doors = doors
         self._sockets = sockets
         path = unix_path(settings.address)
-        self._path = OwnPath(path) if path else None
+        self._path = SocketFile(path) if path else None
         self.port = 0 if path else sockets[0].getsockname()[1]
 
     async def start(self) -> None:

@@ -8,20 +8,20 @@ from types import TracebackType
 from typing import Self
 
 from gateway.errors import first_error
-from gateway.processes.call import CallEnd
+from gateway.processes.call import ChannelCall
 from gateway.processes.channel import Channel, Frame, call_numbers, headed
 from gateway.processes.messages import FrontendKind
 
 
-class ServerGone(Exception):
+class ServerDisconnected(Exception):
     """There is no server behind this frontend any more."""
 
 
-class ClientLeft(Exception):
+class RelayCancelled(Exception):
     """The client wants no more of the answer."""
 
 
-class RelayedCall(CallEnd):
+class RelayedCall(ChannelCall):
     """Inside `with`, one call; leaving it before its answer has ended tells the server so.
 
     One task reads the answer's frames, another may send.
@@ -91,12 +91,15 @@ class RelayedCall(CallEnd):
             self._channel.send(FrontendKind.END, self._call)
 
     async def frames(self) -> list[Frame]:
-        """All frames that are there, at least one; ServerGone or ClientLeft if none will come."""
+        """All received frames, at least one.
+
+        Raises ServerDisconnected or RelayCancelled if no further frame will arrive.
+        """
         while not self._frames:
             if self._has_left:
-                raise ClientLeft
+                raise RelayCancelled
             if self._is_lost:
-                raise ServerGone
+                raise ServerDisconnected
             await self._news()
         found = list(self._frames)
         self._frames.clear()
@@ -131,7 +134,7 @@ async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
         raise first_error(group) from None
 
 
-class Calls:
+class RelayedCalls:
     """The calls of one frontend process, by number."""
 
     def __init__(self, channel: Channel) -> None:

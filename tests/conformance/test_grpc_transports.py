@@ -13,7 +13,7 @@ from hyperframe.frame import ContinuationFrame, DataFrame, HeadersFrame
 
 from gateway.frontends.grpc import grpcio_transport, hyper_call
 from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import Call
+from gateway.frontends.grpc.rpc import RpcCall
 from gateway.frontends.grpc.server import TRANSPORTS
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.settings import GrpcSettings, GrpcTransport
@@ -279,7 +279,7 @@ SIZE = "/test.Service/Size"
 async def limited(transport: GrpcTransport, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     """Where a transport is whose messages have at most LIMIT bytes; its method tells their size."""
 
-    async def size(message: bytes, call: Call) -> bytes:
+    async def size(message: bytes, call: RpcCall) -> bytes:
         return str(len(message)).encode()
 
     for module in (grpcio_transport, hyper_call):

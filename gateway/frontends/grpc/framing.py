@@ -4,7 +4,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 
-from gateway.frontends.grpc.rpc import RpcError, Status
+from gateway.frontends.grpc.rpc import RpcError, StatusCode
 from gateway.settings import CompressionLevel
 from gateway.threads import LARGE_BYTES, Threads
 
@@ -41,7 +41,7 @@ class Deframer:
     def __init__(self, encoding: str, max_bytes: int) -> None:
         if encoding != IDENTITY and encoding not in WINDOW_BITS:
             raise RpcError(
-                Status.UNIMPLEMENTED,
+                StatusCode.UNIMPLEMENTED,
                 f"messages are compressed by '{encoding[:64]}', expected one of {ACCEPTED}",
             )
         self.encoding = encoding
@@ -71,7 +71,7 @@ class Deframer:
         """No chunk will follow; an error if a message is not whole."""
         if self._head:
             raise RpcError(
-                Status.INTERNAL,
+                StatusCode.INTERNAL,
                 f"the stream ended within a message: {self._came} bytes came of"
                 f" {HEAD.size + self._size}",
             )
@@ -103,15 +103,17 @@ class Deframer:
         self._missing = self._size
         if self._size > self._max_bytes:
             raise RpcError(
-                Status.RESOURCE_EXHAUSTED,
+                StatusCode.RESOURCE_EXHAUSTED,
                 f"a message of {self._size} bytes is larger than the limit of"
                 f" {self._max_bytes} bytes",
             )
         if self._flag not in (PLAIN, COMPRESSED):
-            raise RpcError(Status.INTERNAL, f"a message has the flag {self._flag}, expected 0 or 1")
+            raise RpcError(
+                StatusCode.INTERNAL, f"a message has the flag {self._flag}, expected 0 or 1"
+            )
         if self._flag == COMPRESSED and self.encoding == IDENTITY:
             raise RpcError(
-                Status.INTERNAL, "a message is compressed, and 'grpc-encoding' does not say how"
+                StatusCode.INTERNAL, "a message is compressed, and 'grpc-encoding' does not say how"
             )
 
     def _keep(self, part: bytes | memoryview) -> None:
@@ -141,7 +143,7 @@ class Deframer:
             raise self._malformed() from None
         if len(found) > self._max_bytes:
             raise RpcError(
-                Status.RESOURCE_EXHAUSTED,
+                StatusCode.RESOURCE_EXHAUSTED,
                 f"a decompressed message is larger than the limit of {self._max_bytes} bytes",
             )
         if not decompressor.eof or decompressor.unused_data:
@@ -149,7 +151,7 @@ class Deframer:
         return found
 
     def _malformed(self) -> RpcError:
-        return RpcError(Status.INTERNAL, f"a message is not in the form of {self.encoding}")
+        return RpcError(StatusCode.INTERNAL, f"a message is not in the form of {self.encoding}")
 
 
 def framed(messages: Sequence[bytes]) -> Sequence[bytes]:

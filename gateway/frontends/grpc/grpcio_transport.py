@@ -12,7 +12,7 @@ import grpc
 
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
-from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError, Transport
+from gateway.frontends.grpc.rpc import ClientDisconnected, Metadata, RpcCall, RpcError, Transport
 from gateway.frontends.grpc.sockets import read_certificates, require_free, unix_path
 from gateway.settings import CompressionLevel, GrpcKeepaliveSettings, GrpcSettings, netloc
 
@@ -78,7 +78,7 @@ class GrpcioTransport(Transport):
             await self._server.stop(None)
 
 
-class GrpcioCall(Call):
+class GrpcioCall(RpcCall):
     """An RPC of grpc.aio's; if it is `plain` its messages stay out of the server's compression."""
 
     def __init__(self, context: Context, *, plain: bool) -> None:
@@ -136,7 +136,7 @@ def _unless_gone() -> Iterator[None]:
     try:
         yield
     except grpc.aio.InternalError as error:
-        raise ClientGone from error
+        raise ClientDisconnected from error
 
 
 def _options(settings: GrpcSettings) -> list[tuple[str, Any]]:
@@ -191,7 +191,7 @@ def _unary(method: Method, plain: bool) -> Any:
             return await method.answer(message, call)
         except RpcError as error:
             await call.fail(error)
-        except ClientGone:
+        except ClientDisconnected:
             raise asyncio.CancelledError from None
 
     return grpc.unary_unary_rpc_method_handler(answer)
@@ -204,7 +204,7 @@ def _streaming(method: Method, plain: bool) -> Any:
             await method.run(messages, call)
         except RpcError as error:
             await call.fail(error)
-        except ClientGone:
+        except ClientDisconnected:
             raise asyncio.CancelledError from None
 
     return grpc.stream_stream_rpc_method_handler(run)

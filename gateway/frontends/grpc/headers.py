@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import quote
 
-from gateway.frontends.grpc.rpc import Metadata, RpcError, Status
+from gateway.frontends.grpc.rpc import Metadata, RpcError, StatusCode
 
 TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 SECS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -35,7 +35,7 @@ PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 class NotGrpc(RpcError):
     """What came is no gRPC: it is answered with an HTTP status that other clients understand."""
 
-    def __init__(self, http_status: int, status: Status, details: str) -> None:
+    def __init__(self, http_status: int, status: StatusCode, details: str) -> None:
         super().__init__(status, details)
         self.http_status = http_status
 
@@ -49,13 +49,13 @@ def require_grpc(request: Any) -> None:
     headers = request.headers
     if request.method != POST:
         shown = (request.method or "missing")[:SHOWN_CHARS]
-        raise NotGrpc(405, Status.INTERNAL, f"the HTTP method is {shown}, expected {POST}")
+        raise NotGrpc(405, StatusCode.INTERNAL, f"the HTTP method is {shown}, expected {POST}")
     if request.path is None:
-        raise NotGrpc(400, Status.INTERNAL, "the request has no ':path'")
+        raise NotGrpc(400, StatusCode.INTERNAL, "the request has no ':path'")
     if headers.get("content-type") not in CONTENT_TYPES:
         _require_content_type(headers.get("content-type", b""))
     if "te" not in headers:
-        raise RpcError(Status.INTERNAL, NO_TRAILERS)
+        raise RpcError(StatusCode.INTERNAL, NO_TRAILERS)
     if BINARY in " ".join(headers.keys()):
         read_metadata(headers.raw_items())
 
@@ -65,7 +65,7 @@ def _require_content_type(found: bytes) -> None:
         shown = found[:SHOWN_CHARS].decode("latin-1")
         raise NotGrpc(
             415,
-            Status.INVALID_ARGUMENT,
+            StatusCode.INVALID_ARGUMENT,
             f"'content-type' is '{shown}', expected application/grpc",
         )
 
@@ -75,10 +75,10 @@ def timeout_secs(value: bytes) -> float:
     found = TIMEOUT.fullmatch(value)
     if found is None:
         shown = value[:SHOWN_CHARS].decode("latin-1")
-        raise RpcError(Status.INTERNAL, f"'grpc-timeout' is '{shown}', expected such as '100m'")
+        raise RpcError(StatusCode.INTERNAL, f"'grpc-timeout' is '{shown}', expected such as '100m'")
     secs = int(found[1]) * SECS[found[2]]
     if not secs:
-        raise RpcError(Status.DEADLINE_EXCEEDED, DEADLINE_PASSED)
+        raise RpcError(StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED)
     return secs
 
 
@@ -101,7 +101,7 @@ def _values(name: str, value: bytes) -> Iterator[tuple[str, str | bytes]]:
             yield name, base64.b64decode(each + b"=" * (-len(each) % 4), validate=True)
         except binascii.Error:
             shown = name[:SHOWN_CHARS]
-            raise RpcError(Status.INTERNAL, f"metadata '{shown}' is not in base64") from None
+            raise RpcError(StatusCode.INTERNAL, f"metadata '{shown}' is not in base64") from None
 
 
 def _text(value: bytes) -> str:

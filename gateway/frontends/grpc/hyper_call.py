@@ -22,10 +22,10 @@ from gateway.frontends.grpc.headers import (
     written_metadata,
 )
 from gateway.frontends.grpc.hyper_events import HTTP_OK, send_rest, whole_body
-from gateway.frontends.grpc.hyper_limits import Room, Share
+from gateway.frontends.grpc.hyper_limits import BufferBudget, BufferShare
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
-from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError, Status
+from gateway.frontends.grpc.rpc import ClientDisconnected, Metadata, RpcCall, RpcError, StatusCode
 from gateway.settings import CompressionLevel
 from gateway.threads import Threads
 
@@ -33,28 +33,28 @@ BEGINNING = (("content-type", "application/grpc"), ("grpc-accept-encoding", ACCE
 STATUS = "grpc-status"
 DETAILS = "grpc-message"
 BEGUN = HeaderMap(BEGINNING)
-ANSWERED = HeaderMap(((STATUS, str(int(Status.OK))),))
+ANSWERED = HeaderMap(((STATUS, str(int(StatusCode.OK))),))
 """The headers and trailers of an answer that has none of its own."""
 
 SMALL_BYTES = 64 << 10
 """An answer that is no larger needs no room: it is sent also when others have taken all of it."""
 
 
-class HyperCall(Call):
+class HyperCall(RpcCall):
     """An RPC of httpunk's; what its client does not want any more raises HTTPunkError."""
 
     def __init__(
         self,
         request: Any,
         peer: str,
-        room: Room,
+        room: BufferBudget,
         loop: asyncio.AbstractEventLoop,
         threads: Threads,
     ) -> None:
         self._threads = threads
         self._request = request
-        self._incoming = Share(room)
-        self._outgoing = Share(room)
+        self._incoming = BufferShare(room)
+        self._outgoing = BufferShare(room)
         self._peer = peer
         self._loop = loop
         self._deadline: float | None = None
@@ -86,7 +86,7 @@ class HyperCall(Call):
             for piece in body:
                 await self._stream.send_data(piece)
         except HTTPunkError as error:
-            raise ClientGone from error
+            raise ClientDisconnected from error
         finally:
             self._outgoing.clear()
 
@@ -98,7 +98,7 @@ class HyperCall(Call):
         try:
             self._stream = await self._request.send_response(HTTP_OK, headers=headers)
         except HTTPunkError as error:
-            raise ClientGone from error
+            raise ClientDisconnected from error
 
     def set_trailing_metadata(self, metadata: Metadata) -> None:
         self._trailing = metadata
@@ -137,7 +137,7 @@ class HyperCall(Call):
             await self._answer(await method.answer(await self._only(), self))
             return
         await method.run(self._messages(), self)
-        await self._finish(Status.OK)
+        await self._finish(StatusCode.OK)
 
     async def fail(self, error: RpcError) -> None:
         """End the RPC with an error; also within a message, of which nothing more is sent."""
@@ -157,9 +157,9 @@ class HyperCall(Call):
             await send_rest(self._stream, body, ANSWERED)
             return
         await self.send((message,))
-        await self._finish(Status.OK)
+        await self._finish(StatusCode.OK)
 
-    async def _finish(self, status: Status, details: str = "") -> None:
+    async def _finish(self, status: StatusCode, details: str = "") -> None:
         trailers = self._trailers(status, details)
         if self._stream is None:
             headers = HeaderMap([*BEGINNING, *trailers])
@@ -167,7 +167,7 @@ class HyperCall(Call):
         else:
             await self._stream.send_trailers(HeaderMap(trailers))
 
-    def _trailers(self, status: Status, details: str) -> list[tuple[str, str]]:
+    def _trailers(self, status: StatusCode, details: str) -> list[tuple[str, str]]:
         found = [(STATUS, str(int(status))), *written_metadata(self._trailing)]
         return [*found, (DETAILS, written_details(details))] if details else found
 
@@ -181,7 +181,7 @@ class HyperCall(Call):
             deframer.end()
         if len(messages) != 1:
             found = "more than one message" if messages else "no message"
-            raise RpcError(Status.UNIMPLEMENTED, f"the client sent {found}, expected one")
+            raise RpcError(StatusCode.UNIMPLEMENTED, f"the client sent {found}, expected one")
         return messages[0]
 
     async def _first_two(self, deframer: Deframer) -> Sequence[bytes]:

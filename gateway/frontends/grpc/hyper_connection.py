@@ -12,11 +12,11 @@ from httpunk.asyncio import H2ServerProtocol
 from gateway.descriptors import DescriptorReserve
 from gateway.frontends.grpc.headers import DEADLINE, DEADLINE_PASSED, NotGrpc, require_grpc
 from gateway.frontends.grpc.hyper_call import HyperCall
-from gateway.frontends.grpc.hyper_events import LeanBackend, is_reset, is_whole, on_reset
-from gateway.frontends.grpc.hyper_keepalive import KeptServer
-from gateway.frontends.grpc.hyper_limits import Room
+from gateway.frontends.grpc.hyper_events import HyperBackend, is_reset, is_whole, on_reset
+from gateway.frontends.grpc.hyper_keepalive import KeepaliveServer
+from gateway.frontends.grpc.hyper_limits import BufferBudget
 from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import ClientGone, RpcError, Status
+from gateway.frontends.grpc.rpc import ClientDisconnected, RpcError, StatusCode
 from gateway.frontends.grpc.sockets import HTTP_2
 from gateway.settings import UNIX, GrpcSettings
 from gateway.threads import Threads, request_threads
@@ -59,22 +59,22 @@ Create = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 
 @dataclass(slots=True)
-class Shared:
+class HyperPort:
     """What the connections of one port have in common; the transport closes its threads."""
 
     methods: Mapping[str, Method]
     settings: GrpcSettings
-    room: Room = field(default_factory=lambda: Room(HELD_BYTES))
+    room: BufferBudget = field(default_factory=lambda: BufferBudget(HELD_BYTES))
     reserve: DescriptorReserve = field(default_factory=DescriptorReserve)
     threads: Threads = field(default_factory=request_threads)
-    connections: "set[Connection]" = field(default_factory=set)
+    connections: "set[HyperConnection]" = field(default_factory=set)
     is_closing: bool = False
 
 
-class Connection(H2ServerProtocol):
+class HyperConnection(H2ServerProtocol):
     """One client's connection; each of its RPCs runs in a task that ends with the client's wish."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: HyperPort) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._shared = shared
         self._socket: Any = None
@@ -134,8 +134,8 @@ class Connection(H2ServerProtocol):
 
     async def _make_server(self) -> H2Server:
         keepalive = self._shared.settings.keepalive
-        server = KeptServer(
-            self, self._socket, keepalive, backend=LeanBackend(self._loop), **LIMITS
+        server = KeepaliveServer(
+            self, self._socket, keepalive, backend=HyperBackend(self._loop), **LIMITS
         )
         self._bounds = server.connection
         self._bounds.bound(self._shared.room, self._begin)
@@ -190,7 +190,7 @@ class Connection(H2ServerProtocol):
         call = HyperCall(request, self._peer, self._shared.room, self._loop, self._shared.threads)
         try:
             await self._serve_rpc(request, call)
-        except (ClientGone, HTTPunkError):
+        except (ClientDisconnected, HTTPunkError):
             await request.reset()  # if it is not over
         except Exception:
             # Around one request in a frontend: its stream ends, and the others go on.
@@ -205,7 +205,7 @@ class Connection(H2ServerProtocol):
             method = self._shared.methods.get(request.path)
             if method is None:
                 shown = request.path[:SHOWN_CHARS]
-                raise RpcError(Status.UNIMPLEMENTED, f"no method '{shown}' is served here")
+                raise RpcError(StatusCode.UNIMPLEMENTED, f"no method '{shown}' is served here")
             if method.compresses:
                 call.compress(self._shared.settings.compression)
             await call.run(method)
@@ -214,7 +214,7 @@ class Connection(H2ServerProtocol):
         except RpcError as error:
             await call.fail(error)
         except TimeoutError:
-            await call.fail(RpcError(Status.DEADLINE_EXCEEDED, DEADLINE_PASSED))
+            await call.fail(RpcError(StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED))
 
 
 def _speaks_http_2(session: Any) -> bool:

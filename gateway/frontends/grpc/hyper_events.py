@@ -18,7 +18,7 @@ from httpunk._backend.asyncio import AsyncioBackend
 HTTP_OK = 200
 
 
-class Signal:
+class HyperEvent:
     """An event that is set at any time, and waited for by one task."""
 
     __slots__ = ("_listener", "_loop", "_set", "_waiter")
@@ -58,7 +58,7 @@ class Signal:
             listener()
 
 
-class Mailbox:
+class HyperQueue:
     """A queue without a bound of its own, read by one task; both ends in one, as httpunk asks."""
 
     __slots__ = ("_loop", "_waiter", "items")
@@ -81,15 +81,15 @@ class Mailbox:
         return self.items.popleft()
 
 
-class LeanBackend(AsyncioBackend):
+class HyperBackend(AsyncioBackend):
     """asyncio on one loop, with these instead of its own."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.event: Any = partial(Signal, loop)
+        self.event: Any = partial(HyperEvent, loop)
         self._loop = loop
 
-    def queue(self) -> tuple[Mailbox, Mailbox]:
-        mailbox = Mailbox(self._loop)
+    def queue(self) -> tuple[HyperQueue, HyperQueue]:
+        mailbox = HyperQueue(self._loop)
         return mailbox, mailbox
 
 

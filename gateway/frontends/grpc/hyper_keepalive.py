@@ -27,19 +27,19 @@ AGE_JITTER = 0.1
 """Connections that began together do not end together (gRPC proposal A9)."""
 
 
-class KeptServer(H2Server):
+class KeepaliveServer(H2Server):
     """A connection's HTTP/2 server, with the pings and the age that gRPC gives it."""
 
     def __init__(
         self, stream: Any, socket: Any, settings: GrpcKeepaliveSettings, **options: Any
     ) -> None:
-        self._conn: Any = KeptConnection(stream, **options)  # type: ignore[no-untyped-call]
+        self._conn: Any = KeepaliveConnection(stream, **options)  # type: ignore[no-untyped-call]
         self._conn.keepalive = Keepalive(self._conn, socket, settings)
 
     @property
-    def connection(self) -> "KeptConnection":
+    def connection(self) -> "KeepaliveConnection":
         """What drives the frames."""
-        found: KeptConnection = self._conn
+        found: KeepaliveConnection = self._conn
         return found
 
     def stop(self) -> None:
@@ -48,7 +48,7 @@ class KeptServer(H2Server):
         self._conn.leave()
 
 
-class KeptConnection(BoundedConnection):
+class KeepaliveConnection(BoundedConnection):
     """Tells what its keep-alive needs to know."""
 
     keepalive: "Keepalive"
@@ -81,7 +81,7 @@ class Keepalive:
     """
 
     def __init__(
-        self, connection: KeptConnection, socket: Any, settings: GrpcKeepaliveSettings
+        self, connection: KeepaliveConnection, socket: Any, settings: GrpcKeepaliveSettings
     ) -> None:
         self._connection = connection
         self._socket = socket

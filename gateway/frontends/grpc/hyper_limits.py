@@ -11,7 +11,7 @@ from httpunk import H2ProtocolError, H2StreamError
 from httpunk.h2 import connection as library
 from httpunk.h2.server import ServerConnection, ServerRequest
 
-from gateway.frontends.grpc.rpc import RpcError, Status
+from gateway.frontends.grpc.rpc import RpcError, StatusCode
 
 TURN_BYTES = 16 << 10
 """So much of a connection is read before the others have their turn, and less if it is dense."""
@@ -33,7 +33,7 @@ ENHANCE_YOUR_CALM = 11
 FULL = "the server holds as much of messages that are not whole, or not taken, as it may"
 
 
-class Room:
+class BufferBudget:
     """What messages on their way may take, whoever sends them."""
 
     def __init__(self, size_bytes: int) -> None:
@@ -42,7 +42,7 @@ class Room:
     def take(self, size: int) -> None:
         """Hold so many bytes more; RpcError if there is no room for them."""
         if size > self._free:
-            raise RpcError(Status.RESOURCE_EXHAUSTED, FULL)
+            raise RpcError(StatusCode.RESOURCE_EXHAUSTED, FULL)
         self._free -= size
 
     def give(self, size: int) -> None:
@@ -50,10 +50,10 @@ class Room:
         self._free += size
 
 
-class Share:
+class BufferShare:
     """What one RPC, or one connection, has of the room."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: BufferBudget) -> None:
         self._room = room
         self.held = 0
 
@@ -120,9 +120,9 @@ class BoundedConnection(ServerConnection):
         found: int = super().maybe_goaway_reply()
         return found
 
-    def bound(self, room: Room, serve: Callable[[Any], None]) -> None:
+    def bound(self, room: BufferBudget, serve: Callable[[Any], None]) -> None:
         """What is unread comes out of the room; requests go to `serve`. Comes before reading."""
-        self._share = Share(room)
+        self._share = BufferShare(room)
         self._take = serve
         self._begun = []
 

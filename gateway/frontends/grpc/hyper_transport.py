@@ -5,10 +5,10 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.frontends.grpc.hyper_connection import GREETING_SECS, Connection, Shared
+from gateway.frontends.grpc.hyper_connection import GREETING_SECS, HyperConnection, HyperPort
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.rpc import Transport
-from gateway.frontends.grpc.sockets import OwnPath, bound, read_certificates, unix_path
+from gateway.frontends.grpc.sockets import SocketFile, bound, read_certificates, unix_path
 from gateway.settings import GrpcSettings
 
 BACKLOG = 4096
@@ -27,12 +27,12 @@ class HyperTransport(Transport):
         settings: GrpcSettings,
         listening: socket.socket | None = None,
     ) -> None:
-        self._shared = Shared(methods, settings)
+        self._shared = HyperPort(methods, settings)
         self._tls = read_certificates(settings.tls).context if settings.tls else None
         self._socket = listening or bound(settings)
         path = unix_path(settings.address)
         self._is_unix = bool(path)
-        self._path = OwnPath(path) if path and listening is None else None
+        self._path = SocketFile(path) if path and listening is None else None
         self._server: asyncio.Server | None = None
         self._stopped = asyncio.Event()
         self.port: int = 0 if path else self._socket.getsockname()[1]
@@ -73,5 +73,5 @@ class HyperTransport(Transport):
         finally:
             self._shared.threads.close()
 
-    def _connect(self) -> "Connection":
-        return Connection(self._shared)
+    def _connect(self) -> "HyperConnection":
+        return HyperConnection(self._shared)

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from gateway.errors import UNEXPECTED, InferenceError
-from gateway.frontends.grpc.rpc import Call, ClientGone, RpcError, Status, rpc_error
+from gateway.frontends.grpc.rpc import ClientDisconnected, RpcCall, RpcError, StatusCode, rpc_error
 from gateway.threads import LARGE_BYTES
 
 log = logging.getLogger("sluice.grpc")
@@ -56,11 +56,11 @@ def _is_stray(error: BaseException | None) -> bool:
 
 
 TELLING = _Telling()
-PASSED = (RpcError, ClientGone)
+PASSED = (RpcError, ClientDisconnected)
 
-Serve = Callable[[Any, Call], Awaitable[Any]]
+Serve = Callable[[Any, RpcCall], Awaitable[Any]]
 Parse = Callable[[bytes], Any]
-ParseLarge = Callable[[bytes, Call], Awaitable[Any]]
+ParseLarge = Callable[[bytes, RpcCall], Awaitable[Any]]
 Serialize = Callable[[Any], bytes]
 
 
@@ -86,7 +86,7 @@ class Method:
     at_once: bool = False
     parse_large: ParseLarge | None = None
 
-    async def answer(self, message: bytes, call: Call) -> bytes:
+    async def answer(self, message: bytes, call: RpcCall) -> bytes:
         """The message that a message is answered with; RpcError, and nothing else, if none is."""
         with TELLING:
             if len(message) <= LARGE_BYTES or self.parse_large is None:
@@ -95,10 +95,10 @@ class Method:
                 asked = await self.parsed_large(self.parse_large(message, call))
             return self.serialize(await self.serve(asked, call))
 
-    async def run(self, messages: AsyncIterable[bytes], call: Call) -> None:
+    async def run(self, messages: AsyncIterable[bytes], call: RpcCall) -> None:
         """Send all that messages are answered with; RpcError, and nothing else, if that fails."""
         with TELLING:
-            asked: Any = Messages(self, messages, call)
+            asked: Any = ParsedMessages(self, messages, call)
             if not self.client_streams:
                 asked = await self._only(asked)
             answer = await self.serve(asked, call)
@@ -108,21 +108,21 @@ class Method:
     async def _only(self, asked: AsyncIterable[Any]) -> Any:
         async for message in asked:
             return message
-        raise RpcError(Status.UNIMPLEMENTED, "the client sent no message, expected one")
+        raise RpcError(StatusCode.UNIMPLEMENTED, "the client sent no message, expected one")
 
     def parsed(self, message: bytes) -> Any:
         """The message; RpcError INTERNAL if it is none."""
         try:
             return self.parse(message)
         except DecodeError:
-            raise RpcError(Status.INTERNAL, UNPARSABLE) from None
+            raise RpcError(StatusCode.INTERNAL, UNPARSABLE) from None
 
     async def parsed_large(self, parsing: Awaitable[Any]) -> Any:
         """The same of a large message, which is being parsed."""
         try:
             return await parsing
         except DecodeError:
-            raise RpcError(Status.INTERNAL, UNPARSABLE) from None
+            raise RpcError(StatusCode.INTERNAL, UNPARSABLE) from None
 
     @property
     def unary(self) -> bool:
@@ -130,7 +130,7 @@ class Method:
         return not (self.client_streams or self.server_streams)
 
 
-class Messages:
+class ParsedMessages:
     """The messages of a client, parsed one after the other.
 
     `is_parsing` while a large one, which has been received, is parsed in a thread.
@@ -138,7 +138,7 @@ class Messages:
 
     __slots__ = ("_call", "_iterator", "_messages", "_method", "is_parsing")
 
-    def __init__(self, method: Method, messages: AsyncIterable[bytes], call: Call) -> None:
+    def __init__(self, method: Method, messages: AsyncIterable[bytes], call: RpcCall) -> None:
         self.is_parsing = False
         self._method = method
         self._messages = messages

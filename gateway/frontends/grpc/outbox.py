@@ -74,12 +74,12 @@ class Outbox:
             self._patience = None
 
 
-class Turn:
+class OrderPosition:
     """One place in an order; leaving the `with` block ends it, and the next place comes."""
 
     __slots__ = ("_before", "_key", "_order", "over")
 
-    def __init__(self, order: "Order", key: Hashable, before: asyncio.Event | None) -> None:
+    def __init__(self, order: "StreamOrder", key: Hashable, before: asyncio.Event | None) -> None:
         self.over = asyncio.Event()
         self._order = order
         self._key = key
@@ -103,19 +103,19 @@ class Turn:
             await self._before.wait()
 
 
-class Order:
+class StreamOrder:
     """The places of an RPC: one row for each key, first come, first served."""
 
     def __init__(self) -> None:
-        self._last: dict[Hashable, Turn] = {}
+        self._last: dict[Hashable, OrderPosition] = {}
 
-    def turn(self, key: Hashable) -> Turn:
+    def turn(self, key: Hashable) -> OrderPosition:
         """The next place in the row of a key."""
         last = self._last.get(key)
-        turn = self._last[key] = Turn(self, key, last.over if last is not None else None)
+        turn = self._last[key] = OrderPosition(self, key, last.over if last is not None else None)
         return turn
 
-    def forget(self, key: Hashable, turn: Turn) -> None:
+    def forget(self, key: Hashable, turn: OrderPosition) -> None:
         """Drop a row whose last place is over."""
         if self._last.get(key) is turn:
             del self._last[key]
@@ -126,7 +126,7 @@ MAX_BYTES = 64 * 1024 * 1024
 """What is held, for an answer's turn or for a slow client, before no more requests are read."""
 
 
-class HeldAnswers:
+class UnsentResponses:
     """Counts the answers of one RPC that wait to be sent; the models have done with them."""
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class HeldAnswers:
             await self._released.wait()
 
 
-class Permits:
+class TaskLimit:
     """A bound on the tasks of one kind. A task holds its permit from its start to its end."""
 
     def __init__(self, count: int) -> None:

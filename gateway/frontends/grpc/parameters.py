@@ -23,7 +23,7 @@ OF_HTTP = ("headers", "binary_data_output")
 
 
 @dataclass(slots=True)
-class RequestParameters:
+class InferParameters:
     """What the parameters of one request say; `custom` are the client's own."""
 
     custom: dict[str, Parameter] = field(default_factory=dict)
@@ -70,9 +70,9 @@ def _refuse_reserved(header: str) -> None:
         )
 
 
-def read_parameters(found: Mapping[str, pb.InferParameter]) -> RequestParameters:
+def read_parameters(found: Mapping[str, pb.InferParameter]) -> InferParameters:
     """The parameters of a ModelInferRequest; InferenceError with Triton's texts."""
-    parameters = RequestParameters()
+    parameters = InferParameters()
     for key, value in found.items():
         reader = _KNOWN.get(key)
         if reader is not None:
@@ -134,15 +134,15 @@ def _of_kind(key: str, value: pb.InferParameter, *kinds: str) -> Any:
     return getattr(value, kind)
 
 
-def _read_flag(parameters: RequestParameters, key: str, value: pb.InferParameter) -> None:
+def _read_flag(parameters: InferParameters, key: str, value: pb.InferParameter) -> None:
     parameters.sequence_tags[key] = _of_kind(key, value, "bool_param")
 
 
-def _read_empty_final(parameters: RequestParameters, key: str, value: pb.InferParameter) -> None:
+def _read_empty_final(parameters: InferParameters, key: str, value: pb.InferParameter) -> None:
     _of_kind(key, value, "bool_param")
 
 
-def _read_correlation_id(parameters: RequestParameters, key: str, value: pb.InferParameter) -> None:
+def _read_correlation_id(parameters: InferParameters, key: str, value: pb.InferParameter) -> None:
     found = _of_kind(key, value, "int64_param", "string_param")
     if isinstance(found, str) and len(found) > MAX_CORRELATION_ID:
         raise InferenceError(
@@ -152,14 +152,14 @@ def _read_correlation_id(parameters: RequestParameters, key: str, value: pb.Infe
     parameters.sequence_tags[key] = found
 
 
-def _read_priority(parameters: RequestParameters, key: str, value: pb.InferParameter) -> None:
+def _read_priority(parameters: InferParameters, key: str, value: pb.InferParameter) -> None:
     found = _of_kind(key, value, "int64_param", "uint64_param")
     if found < 0:
         raise InferenceError(Code.INVALID_ARG, "invalid value for 'priority', expected value >= 0.")
     parameters.priority = found
 
 
-def _read_timeout(parameters: RequestParameters, key: str, value: pb.InferParameter) -> None:
+def _read_timeout(parameters: InferParameters, key: str, value: pb.InferParameter) -> None:
     parameters.timeout_us = _of_kind(key, value, "int64_param")
 
 

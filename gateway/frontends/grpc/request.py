@@ -65,7 +65,7 @@ INVALID = "<invalid>"
 """How Triton calls a datatype that it does not know."""
 
 
-class Decoded:
+class DecodedRequest:
     """A large message that was decoded in a thread, or why it cannot be."""
 
     __slots__ = ("_outcome",)
@@ -93,7 +93,7 @@ class RequestDecoder:
     def decode(
         self,
         message: pb.ModelInferRequest,
-        raw: Sequence[Buffer] | Decoded,
+        raw: Sequence[Buffer] | DecodedRequest,
         config: ModelConfig,
         contents: Contents = NO_CONTENTS,
     ) -> InferRequest:
@@ -102,13 +102,13 @@ class RequestDecoder:
         `raw` are its raw contents, wherever they are kept, or all of it, decoded before.
         `contents` are typed contents that are not in the message.
         """
-        if isinstance(raw, Decoded):
+        if isinstance(raw, DecodedRequest):
             return raw.request()
         received_ns = time.perf_counter_ns()
         parameters = read_parameters(message.parameters)
         if self._forwarding.enabled:
             parameters.custom.update(self._forwarding.select(self._metadata))
-        reader = InputReader(message, raw, config, self._shared_memory, contents)
+        reader = _InputReader(message, raw, config, self._shared_memory, contents)
         return InferRequest(
             model=message.model_name,
             version=message.model_version,
@@ -163,7 +163,7 @@ def _classes(parameters: Mapping[str, pb.InferParameter]) -> int:
     return found.int64_param
 
 
-class InputReader:
+class _InputReader:
     """Reads the inputs of one message in their order.
 
     `raw` are its raw contents, which the inputs that are not in shared memory consume in order.
@@ -318,7 +318,7 @@ class LargeMessages:
         self._threads = dataplane.threads
 
     async def prepare(self, data: bytes, decoder: RequestDecoder) -> Message:
-        """The message, whose raw contents may be Decoded; DecodeError if it is none."""
+        """The message, whose raw contents may be DecodedRequest; DecodeError if it is none."""
         if takes_long(data):
             large = await self._threads.run(parse_large, data)
         else:
@@ -342,12 +342,12 @@ def _has_strings(message: pb.ModelInferRequest) -> bool:
     return any(each.datatype == Datatype.BYTES for each in message.inputs)
 
 
-def _decoded(decoder: RequestDecoder, large: LargeMessage, model: Model) -> Decoded:
+def _decoded(decoder: RequestDecoder, large: LargeMessage, model: Model) -> DecodedRequest:
     message, raw, contents = large
     try:
-        return Decoded(model.checked(decoder.decode(message, raw, model.config, contents)))
+        return DecodedRequest(model.checked(decoder.decode(message, raw, model.config, contents)))
     except InferenceError as error:
-        return Decoded(error)
+        return DecodedRequest(error)
 
 
 def begin_trace(tracer: Tracer, request: InferRequest) -> Trace | None:

@@ -20,7 +20,7 @@ MOST_BYTES = 4096
 """Before the raw contents; longer messages take little room in the time that their data takes."""
 
 
-class Piece(NamedTuple):
+class InputSlice(NamedTuple):
     """An input, and where in a message its data is; `mark` is what stands right before it."""
 
     name: str
@@ -31,11 +31,11 @@ class Piece(NamedTuple):
     mark: bytes
 
 
-class KnownMessage(NamedTuple):
+class MemoEntry(NamedTuple):
     """All that a message says but for its data; `asked` is its request, which has been decoded."""
 
     asked: InferRequest
-    pieces: Sequence[Piece]
+    pieces: Sequence[InputSlice]
 
     def fits(self, data: bytes) -> bool:
         """Whether the raw contents of a message with the same header are as long as they were."""
@@ -63,16 +63,16 @@ class KnownMessage(NamedTuple):
         )
 
 
-class Incoming(NamedTuple):
+class InferMessage(NamedTuple):
     """A message, and what it means if that is known, or else its parts."""
 
     data: bytes
-    known: KnownMessage | None = None
+    known: MemoEntry | None = None
     message: pb.ModelInferRequest | None = None
     raw: Any = ()
 
 
-class KnownMessages:
+class RequestMemo:
     """The latest of those that have been decoded, by what stands before their raw contents.
 
     A message is remembered when another of the same length has come before: those that are always
@@ -81,17 +81,17 @@ class KnownMessages:
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, KnownMessage] = {}
+        self._known: dict[bytes, MemoEntry] = {}
         self._headers: dict[int, int] = {}
 
-    def parse(self, data: bytes) -> Incoming:
+    def parse(self, data: bytes) -> InferMessage:
         """A message; DecodeError if it is none."""
         known = self._known.get(data[: self._headers.get(len(data), 0)])
         if known is not None and known.fits(data):
-            return Incoming(data, known)
-        return Incoming(data, None, *parse_request(data))
+            return InferMessage(data, known)
+        return InferMessage(data, None, *parse_request(data))
 
-    def add(self, incoming: Incoming, request: InferRequest) -> None:
+    def add(self, incoming: InferMessage, request: InferRequest) -> None:
         """Remember one that was accepted, in place of the one known longest if need be.
 
         That is if only its raw contents may change, which are numbers: it has no id, is in no
@@ -105,7 +105,7 @@ class KnownMessages:
             return
         if not _is_plain(message, raw, request):
             return
-        known = KnownMessage(
+        known = MemoEntry(
             replace(request, inputs=()), tuple(_pieces(len(header), marks, raw, request))
         )
         if known.fits(data) and _is_all_but_raw(header, message):
@@ -136,11 +136,11 @@ def _cut(data: bytes, raw: Sequence[Buffer]) -> tuple[bytes, Sequence[bytes]]:
 
 def _pieces(
     end: int, marks: Sequence[bytes], raw: Sequence[Buffer], request: InferRequest
-) -> Iterator[Piece]:
+) -> Iterator[InputSlice]:
     for tensor, mark, each in zip(request.inputs, marks, raw, strict=True):
         start = end + len(mark)
         end = start + len(each)
-        yield Piece(tensor.name, tensor.datatype, tensor.shape, start, end, mark)
+        yield InputSlice(tensor.name, tensor.datatype, tensor.shape, start, end, mark)
 
 
 def _is_plain(message: pb.ModelInferRequest, raw: Sequence[Buffer], request: InferRequest) -> bool:

@@ -18,7 +18,7 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 
 
 @value
-class Encoder:
+class InferResponseEncoder:
     """Encodes the responses to one request, each output as the request asked for it.
 
     Outputs in shared memory are written there; large ones are copied once, into the message.

@@ -10,7 +10,7 @@ Metadata = Sequence[tuple[str, str | bytes]]
 """Names in lower case; values are text, or bytes where the name ends in `-bin`."""
 
 
-class Status(IntEnum):
+class StatusCode(IntEnum):
     """How an RPC ended; the numbers are those of `grpc-status` (gRPC, status codes)."""
 
     OK = 0
@@ -35,17 +35,17 @@ class Status(IntEnum):
 class RpcError(Exception):
     """Ends an RPC with a status other than OK, and a text for the client."""
 
-    def __init__(self, status: Status, details: str = "") -> None:
+    def __init__(self, status: StatusCode, details: str = "") -> None:
         super().__init__(details)
         self.status = status
         self.details = details
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """Nobody takes what an RPC sends any more; its method is about to be cancelled."""
 
 
-class Call(ABC):
+class RpcCall(ABC):
     """What a method knows of its RPC besides the messages.
 
     When the client leaves, or its deadline has passed, the method's task is cancelled.
@@ -69,7 +69,7 @@ class Call(ABC):
     async def send(self, messages: Sequence[bytes]) -> None:
         """Send messages of a streamed answer, in order; returns when there is room for more.
 
-        ClientGone if there is nobody to take them.
+        ClientDisconnected if there is nobody to take them.
         """
 
     @abstractmethod
@@ -86,14 +86,14 @@ class Call(ABC):
 
 
 STATUS = {
-    Code.UNKNOWN: Status.UNKNOWN,
-    Code.INTERNAL: Status.INTERNAL,
-    Code.NOT_FOUND: Status.NOT_FOUND,
-    Code.INVALID_ARG: Status.INVALID_ARGUMENT,
-    Code.UNAVAILABLE: Status.UNAVAILABLE,
-    Code.UNSUPPORTED: Status.UNIMPLEMENTED,
-    Code.ALREADY_EXISTS: Status.ALREADY_EXISTS,
-    Code.CANCELLED: Status.CANCELLED,
+    Code.UNKNOWN: StatusCode.UNKNOWN,
+    Code.INTERNAL: StatusCode.INTERNAL,
+    Code.NOT_FOUND: StatusCode.NOT_FOUND,
+    Code.INVALID_ARG: StatusCode.INVALID_ARGUMENT,
+    Code.UNAVAILABLE: StatusCode.UNAVAILABLE,
+    Code.UNSUPPORTED: StatusCode.UNIMPLEMENTED,
+    Code.ALREADY_EXISTS: StatusCode.ALREADY_EXISTS,
+    Code.CANCELLED: StatusCode.CANCELLED,
 }
 """The v2 protocol's status for each code; every code has one."""
 

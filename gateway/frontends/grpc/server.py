@@ -21,11 +21,11 @@ AT_ONCE = ("ModelInfer",)
 TRANSPORTS = {GrpcTransport.HYPER: HyperTransport, GrpcTransport.GRPCIO: GrpcioTransport}
 
 
-Carry = Callable[[Mapping[str, Method], GrpcSettings], Transport]
+TransportFactory = Callable[[Mapping[str, Method], GrpcSettings], Transport]
 """Makes what carries methods; raises OSError when the address cannot be had."""
 
 
-def carried_here(methods: Mapping[str, Method], settings: GrpcSettings) -> Transport:
+def local_transport(methods: Mapping[str, Method], settings: GrpcSettings) -> Transport:
     """The transport of that name, in this process."""
     transport: Transport = TRANSPORTS[settings.transport](methods, settings)
     return transport
@@ -44,7 +44,7 @@ class GrpcServer:
         settings: GrpcSettings,
         server_id: str,
         recordings: Recordings | None = None,
-        carry: Carry = carried_here,
+        carry: TransportFactory = local_transport,
     ) -> None:
         self._dataplane = dataplane
         self._servicer = Servicer(dataplane, settings, server_id, recordings)

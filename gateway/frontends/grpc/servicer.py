@@ -13,10 +13,10 @@ from gateway.frontends.grpc.outbox import Outbox
 from gateway.frontends.grpc.parameters import HeaderForwarding
 from gateway.frontends.grpc.protobuf_wire import Message, parse_request
 from gateway.frontends.grpc.request import LargeMessages, RequestDecoder, begin_trace
-from gateway.frontends.grpc.request_memo import Incoming, KnownMessages
-from gateway.frontends.grpc.response import Encoder
-from gateway.frontends.grpc.rpc import Call, RpcError, Status, rpc_error
-from gateway.frontends.grpc.stream_infer import StreamInfer, StrictError
+from gateway.frontends.grpc.request_memo import InferMessage, RequestMemo
+from gateway.frontends.grpc.response import InferResponseEncoder
+from gateway.frontends.grpc.rpc import RpcCall, RpcError, StatusCode, rpc_error
+from gateway.frontends.grpc.stream_infer import StreamInfer, StrictModeError
 from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.models.override import FILE_PREFIX, Override
@@ -71,7 +71,7 @@ class Servicer:
         self._server_id = server_id
         self._send_timeout_secs = settings.send_timeout_secs
         self._forwarding = HeaderForwarding(settings.header_forward_pattern)
-        self._known = KnownMessages()
+        self._known = RequestMemo()
         self._large = LargeMessages(dataplane)
         self._streams: set[StreamInfer] = set()
 
@@ -87,15 +87,15 @@ class Servicer:
         if name == "ModelStreamInfer":
             return self._prepare
 
-        def parse_in_thread(data: bytes, call: Call) -> Awaitable[Any]:
+        def parse_in_thread(data: bytes, call: RpcCall) -> Awaitable[Any]:
             return self._dataplane.threads.run(parse, data)
 
         return parse_in_thread
 
-    async def _prepare_unary(self, data: bytes, call: Call) -> Incoming:
-        return Incoming(data, None, *await self._prepare(data, call))
+    async def _prepare_unary(self, data: bytes, call: RpcCall) -> InferMessage:
+        return InferMessage(data, None, *await self._prepare(data, call))
 
-    async def _prepare(self, data: bytes, call: Call) -> Message:
+    async def _prepare(self, data: bytes, call: RpcCall) -> Message:
         return await self._large.prepare(data, self._decoder(call))
 
     def stop_reading(self) -> None:
@@ -103,42 +103,46 @@ class Servicer:
         for stream in self._streams:
             stream.stop_reading()
 
-    async def ServerLive(self, request: pb.ServerLiveRequest, call: Call) -> pb.ServerLiveResponse:
+    async def ServerLive(
+        self, request: pb.ServerLiveRequest, call: RpcCall
+    ) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=not self._dataplane.exiting)
 
     async def ServerReady(
-        self, request: pb.ServerReadyRequest, call: Call
+        self, request: pb.ServerReadyRequest, call: RpcCall
     ) -> pb.ServerReadyResponse:
         return pb.ServerReadyResponse(ready=await self._dataplane.check_ready())
 
     async def ServerMetadata(
-        self, request: pb.ServerMetadataRequest, call: Call
+        self, request: pb.ServerMetadataRequest, call: RpcCall
     ) -> pb.ServerMetadataResponse:
         return pb.ServerMetadataResponse(**metadata.server_metadata(self._server_id))
 
-    async def ModelReady(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
+    async def ModelReady(
+        self, request: pb.ModelReadyRequest, call: RpcCall
+    ) -> pb.ModelReadyResponse:
         ready = await metadata.check_model_ready(self._dataplane, request.name, request.version)
         return pb.ModelReadyResponse(ready=ready)
 
     async def ModelMetadata(
-        self, request: pb.ModelMetadataRequest, call: Call
+        self, request: pb.ModelMetadataRequest, call: RpcCall
     ) -> pb.ModelMetadataResponse:
         found = metadata.model_metadata(self._dataplane, request.name, request.version)
         return pb.ModelMetadataResponse(**found)
 
     async def ModelConfig(
-        self, request: pb.ModelConfigRequest, call: Call
+        self, request: pb.ModelConfigRequest, call: RpcCall
     ) -> pb.ModelConfigResponse:
         model = self._dataplane.model(request.name, request.version)
         return pb.ModelConfigResponse(config=pbtxt.to_message(model.config))
 
     async def ModelStatistics(
-        self, request: pb.ModelStatisticsRequest, call: Call
+        self, request: pb.ModelStatisticsRequest, call: RpcCall
     ) -> pb.ModelStatisticsResponse:
         rows = metadata.statistics(self._dataplane, request.name, request.version)
         return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**row) for row in rows])
 
-    async def ModelInfer(self, incoming: Incoming, call: Call) -> bytes:
+    async def ModelInfer(self, incoming: InferMessage, call: RpcCall) -> bytes:
         model, infer_request = self._read(incoming, call)
         trace = begin_trace(self._dataplane.tracer, infer_request)
         try:
@@ -149,9 +153,11 @@ class Servicer:
         finally:
             if trace is not None:
                 _trace_sending(trace, call)
-        return Encoder(infer_request, model, self._dataplane.shared_memory).encode(response)
+        return InferResponseEncoder(infer_request, model, self._dataplane.shared_memory).encode(
+            response
+        )
 
-    async def ModelStreamInfer(self, requests: AsyncIterator[Message], call: Call) -> None:
+    async def ModelStreamInfer(self, requests: AsyncIterator[Message], call: RpcCall) -> None:
         outbox = Outbox(call.send, self._send_timeout_secs)
         strict = STRICT_MODE in call.metadata
         stream = StreamInfer(
@@ -164,16 +170,16 @@ class Servicer:
         self._streams.add(stream)
         try:
             await stream.run(requests)
-        except StrictError as error:
+        except StrictModeError as error:
             raise rpc_error(error.error) from None
         except TimeoutError:
             log.warning("client stopped reading", extra={"secs": self._send_timeout_secs})
-            raise RpcError(Status.CANCELLED, "the client stopped reading") from None
+            raise RpcError(StatusCode.CANCELLED, "the client stopped reading") from None
         finally:
             self._streams.discard(stream)
 
     async def RepositoryIndex(
-        self, request: pb.RepositoryIndexRequest, call: Call
+        self, request: pb.RepositoryIndexRequest, call: RpcCall
     ) -> pb.RepositoryIndexResponse:
         _refuse_repository(request.repository_name)
         rows = await self._dataplane.index(ready=request.ready)
@@ -187,14 +193,14 @@ class Servicer:
         )
 
     async def RepositoryModelLoad(
-        self, request: pb.RepositoryModelLoadRequest, call: Call
+        self, request: pb.RepositoryModelLoadRequest, call: RpcCall
     ) -> pb.RepositoryModelLoadResponse:
         _refuse_repository(request.repository_name)
         await self._dataplane.load(request.model_name, _override(request.parameters))
         return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(
-        self, request: pb.RepositoryModelUnloadRequest, call: Call
+        self, request: pb.RepositoryModelUnloadRequest, call: RpcCall
     ) -> pb.RepositoryModelUnloadResponse:
         _refuse_repository(request.repository_name)
         unload_dependents = _unload_dependents(request.parameters)
@@ -202,7 +208,7 @@ class Servicer:
         return pb.RepositoryModelUnloadResponse()
 
     async def LogSettings(
-        self, request: pb.LogSettingsRequest, call: Call
+        self, request: pb.LogSettingsRequest, call: RpcCall
     ) -> pb.LogSettingsResponse:
         log = self._dataplane.log
         wanted = {name: _log_value(name, value) for name, value in request.settings.items()}
@@ -213,7 +219,7 @@ class Servicer:
         return response
 
     async def TraceSetting(
-        self, request: pb.TraceSettingRequest, call: Call
+        self, request: pb.TraceSettingRequest, call: RpcCall
     ) -> pb.TraceSettingResponse:
         model = request.model_name
         if model:
@@ -228,7 +234,7 @@ class Servicer:
         return response
 
     async def SystemSharedMemoryStatus(
-        self, request: pb.SystemSharedMemoryStatusRequest, call: Call
+        self, request: pb.SystemSharedMemoryStatusRequest, call: RpcCall
     ) -> pb.SystemSharedMemoryStatusResponse:
         response = pb.SystemSharedMemoryStatusResponse()
         for region in self._dataplane.shared_memory.system_status(request.name):
@@ -238,7 +244,7 @@ class Servicer:
         return response
 
     async def SystemSharedMemoryRegister(
-        self, request: pb.SystemSharedMemoryRegisterRequest, call: Call
+        self, request: pb.SystemSharedMemoryRegisterRequest, call: RpcCall
     ) -> pb.SystemSharedMemoryRegisterResponse:
         self._dataplane.shared_memory.register_system(
             request.name, request.key, request.offset, request.byte_size
@@ -246,13 +252,13 @@ class Servicer:
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def SystemSharedMemoryUnregister(
-        self, request: pb.SystemSharedMemoryUnregisterRequest, call: Call
+        self, request: pb.SystemSharedMemoryUnregisterRequest, call: RpcCall
     ) -> pb.SystemSharedMemoryUnregisterResponse:
         self._dataplane.shared_memory.unregister(RegionKind.SYSTEM, request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def CudaSharedMemoryStatus(
-        self, request: pb.CudaSharedMemoryStatusRequest, call: Call
+        self, request: pb.CudaSharedMemoryStatusRequest, call: RpcCall
     ) -> pb.CudaSharedMemoryStatusResponse:
         response = pb.CudaSharedMemoryStatusResponse()
         for region in self._dataplane.shared_memory.cuda_status(request.name):
@@ -262,7 +268,7 @@ class Servicer:
         return response
 
     async def CudaSharedMemoryRegister(
-        self, request: pb.CudaSharedMemoryRegisterRequest, call: Call
+        self, request: pb.CudaSharedMemoryRegisterRequest, call: RpcCall
     ) -> pb.CudaSharedMemoryRegisterResponse:
         self._dataplane.shared_memory.register_cuda(
             request.name, request.raw_handle, request.device_id, request.byte_size
@@ -270,12 +276,12 @@ class Servicer:
         return pb.CudaSharedMemoryRegisterResponse()
 
     async def CudaSharedMemoryUnregister(
-        self, request: pb.CudaSharedMemoryUnregisterRequest, call: Call
+        self, request: pb.CudaSharedMemoryUnregisterRequest, call: RpcCall
     ) -> pb.CudaSharedMemoryUnregisterResponse:
         self._dataplane.shared_memory.unregister(RegionKind.CUDA, request.name)
         return pb.CudaSharedMemoryUnregisterResponse()
 
-    def _read(self, incoming: Incoming, call: Call) -> tuple[Model, InferRequest]:
+    def _read(self, incoming: InferMessage, call: RpcCall) -> tuple[Model, InferRequest]:
         """The model that a message is for, and its request."""
         if (known := incoming.known) is not None:
             model = self._dataplane.model(known.asked.model, known.asked.version)
@@ -286,7 +292,7 @@ class Servicer:
         _refuse_decoupled(model)
         return model, self._decoder(call).decode(message, incoming.raw, model.config)
 
-    def _decoder(self, call: Call) -> RequestDecoder:
+    def _decoder(self, call: RpcCall) -> RequestDecoder:
         metadata = call.metadata if self._forwarding.enabled else ()
         return RequestDecoder(self._dataplane.shared_memory, self._forwarding, metadata)
 
@@ -299,7 +305,7 @@ def _refuse_decoupled(model: Model) -> None:
         )
 
 
-def _trace_sending(trace: Trace, call: Call) -> None:
+def _trace_sending(trace: Trace, call: RpcCall) -> None:
     """Stamp the time at which the answer of the RPC, which is about to be sent, is sent."""
 
     def sent() -> None:

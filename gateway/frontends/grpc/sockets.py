@@ -40,7 +40,7 @@ def require_free(settings: GrpcSettings) -> None:
         os.unlink(path)
 
 
-class OwnPath:
+class SocketFile:
     """A Unix socket in the file system, as it was when it was made."""
 
     def __init__(self, path: str) -> None:

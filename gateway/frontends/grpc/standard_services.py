@@ -9,7 +9,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import aio
 
 from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import Call, RpcError, Status
+from gateway.frontends.grpc.rpc import RpcCall, RpcError, StatusCode
 
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
@@ -42,13 +42,13 @@ class HealthServicer:
         self._closed = True
 
     async def Check(
-        self, request: health_pb2.HealthCheckRequest, call: Call
+        self, request: health_pb2.HealthCheckRequest, call: RpcCall
     ) -> health_pb2.HealthCheckResponse:
         if request.service not in self._services:
-            raise RpcError(Status.NOT_FOUND, f"no service '{request.service}' is served here")
+            raise RpcError(StatusCode.NOT_FOUND, f"no service '{request.service}' is served here")
         return health_pb2.HealthCheckResponse(status=self._status)
 
-    async def Watch(self, request: health_pb2.HealthCheckRequest, call: Call) -> None:
+    async def Watch(self, request: health_pb2.HealthCheckRequest, call: RpcCall) -> None:
         """Tells the status now and whenever it is another one; UNAVAILABLE when the server ends."""
         told = None
         while True:
@@ -58,7 +58,7 @@ class HealthServicer:
                 told = found
                 await call.send([health_pb2.HealthCheckResponse(status=found).SerializeToString()])
             if ended:
-                raise RpcError(Status.UNAVAILABLE, "the server ends")
+                raise RpcError(StatusCode.UNAVAILABLE, "the server ends")
             await changed.wait()
 
     def _status_of(self, service: str) -> Any:
@@ -98,7 +98,7 @@ class ReflectionServicer:
             )
 
     async def ServerReflectionInfo(
-        self, requests: AsyncIterator[reflection_pb2.ServerReflectionRequest], call: Call
+        self, requests: AsyncIterator[reflection_pb2.ServerReflectionRequest], call: RpcCall
     ) -> None:
         async for answer in self._answers.ServerReflectionInfo(requests, None):
             await call.send([answer.SerializeToString()])

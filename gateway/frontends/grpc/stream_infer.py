@@ -11,14 +11,20 @@ from functools import partial
 from gateway.conversations.turn import read_turn
 from gateway.dataplane import DataPlane
 from gateway.errors import UNEXPECTED, Code, InferenceError, first_error
-from gateway.frontends.grpc.methods import Messages
-from gateway.frontends.grpc.outbox import HeldAnswers, Order, Outbox, Permits, Turn
+from gateway.frontends.grpc.methods import ParsedMessages
+from gateway.frontends.grpc.outbox import (
+    OrderPosition,
+    Outbox,
+    StreamOrder,
+    TaskLimit,
+    UnsentResponses,
+)
 from gateway.frontends.grpc.parameters import wants_cancel, wants_empty_final
 from gateway.frontends.grpc.protobuf_wire import Message
 from gateway.frontends.grpc.request import RequestDecoder, begin_trace
-from gateway.frontends.grpc.response import Encoder
+from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.frontends.grpc.resumption import marked, recorded, resumed, resumes
-from gateway.frontends.grpc.rpc import ClientGone, RpcError
+from gateway.frontends.grpc.rpc import ClientDisconnected, RpcError
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.observability.trace import Trace
@@ -41,7 +47,7 @@ REMEMBERED = 64
 """Requests of an RPC that have ended and whose ids are still known to have been its own."""
 
 
-class StrictError(Exception):
+class StrictModeError(Exception):
     """A model's error in strict mode: it ends the RPC with its status."""
 
     def __init__(self, error: InferenceError) -> None:
@@ -49,12 +55,12 @@ class StrictError(Exception):
         self.error = error
 
 
-ENDINGS = (StrictError, TimeoutError, RpcError, ClientGone)
+ENDINGS = (StrictModeError, TimeoutError, RpcError, ClientDisconnected)
 """Errors that end an RPC as its contract says; any other is a defect."""
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class StreamRequest:
     """One request of the stream: where its answers come from and how they are labelled.
 
     A request that is not `single` has any number of responses. It has a turn only in a
@@ -63,8 +69,8 @@ class Asked:
 
     message: pb.ModelInferRequest
     stream: Responses
-    encoder: Encoder
-    turn: Turn | None
+    encoder: InferResponseEncoder
+    turn: OrderPosition | None
     single: bool
     empty_final: bool
     trace: Trace | None = None
@@ -95,20 +101,20 @@ class StreamInfer:
         self._strict = strict
         self._owned: dict[Responses, RequestName] = {}
         self._ended: deque[int] = deque(maxlen=REMEMBERED)
-        self._refusals = Permits(REFUSALS)
-        self._held = HeldAnswers()
+        self._refusals = TaskLimit(REFUSALS)
+        self._held = UnsentResponses()
         self._reader: asyncio.Task[None] | None = None
         self._requests: AsyncIterable[Message] | None = None
         self._awaits_message = False
         self._is_closed = False
-        self._order = Order()
+        self._order = StreamOrder()
 
     async def run(self, requests: AsyncIterable[Message]) -> None:
         """Serve the RPC until the client half-closes and every request is answered.
 
-        Raises StrictError in strict mode, TimeoutError when the client stopped reading, RpcError
-        when it sent what is no message, ClientGone when it has left; cancellation cancels every
-        request.
+        Raises StrictModeError in strict mode, TimeoutError when the client stopped reading,
+        RpcError for bytes that are not a message, ClientDisconnected after a disconnect.
+        Cancellation cancels every request.
         """
         self._requests = requests
         try:
@@ -134,7 +140,7 @@ class StreamInfer:
 
     def _end_reading(self) -> None:
         requests = self._requests
-        is_parsing = isinstance(requests, Messages) and requests.is_parsing
+        is_parsing = isinstance(requests, ParsedMessages) and requests.is_parsing
         if self._reader is not None and self._awaits_message and not is_parsing:
             self._reader.cancel()
 
@@ -187,7 +193,9 @@ class StreamInfer:
         except InferenceError as error:
             return error
 
-    def _ask(self, request: Message, model: Model | InferenceError, turn: Turn | None) -> Asked:
+    def _ask(
+        self, request: Message, model: Model | InferenceError, turn: OrderPosition | None
+    ) -> StreamRequest:
         message, raw = request
         if resumes(message):
             return self._resume(message)
@@ -203,17 +211,17 @@ class StreamInfer:
             else submit()
         )
         self._owned[stream] = RequestName(model.name, model.version, message.id)
-        return Asked(
+        return StreamRequest(
             message=message,
             stream=stream,
-            encoder=Encoder(infer_request, model, self._dataplane.shared_memory),
+            encoder=InferResponseEncoder(infer_request, model, self._dataplane.shared_memory),
             turn=turn or self._conversation_turn(infer_request, model),
             single=turn is not None,
             empty_final=wants_empty_final(message),
             trace=begun[0] if begun else None,
         )
 
-    def _conversation_turn(self, request: InferRequest, model: Model) -> Turn | None:
+    def _conversation_turn(self, request: InferRequest, model: Model) -> OrderPosition | None:
         """The place of a turn behind the turn before it, whose last answers may wait to be sent."""
         found = read_turn(request, model.config)
         return None if found is None else self._order.turn((model, found.tag.correlation_id))
@@ -226,34 +234,34 @@ class StreamInfer:
             begun.append(trace)
         return self._dataplane.infer(infer_request, model, trace)
 
-    def _resume(self, message: pb.ModelInferRequest) -> Asked:
+    def _resume(self, message: pb.ModelInferRequest) -> StreamRequest:
         reader = resumed(self._recordings, message)
         model = reader.recorded.model
         self._owned[reader] = RequestName(model.name, model.version, message.id)
         # What is said now goes under the id of the message that asks for it.
         request = replace(reader.recorded.request, id=message.id)
-        return Asked(
+        return StreamRequest(
             message=message,
             stream=reader,
-            encoder=Encoder(request, model, self._dataplane.shared_memory),
+            encoder=InferResponseEncoder(request, model, self._dataplane.shared_memory),
             turn=None,
             single=False,
             empty_final=wants_empty_final(message),
         )
 
-    async def _refuse(self, refusal: bytes, turn: Turn | None) -> None:
+    async def _refuse(self, refusal: bytes, turn: OrderPosition | None) -> None:
         with turn or nullcontext():
             if turn is not None:
                 await turn.come()
             await self._outbox.put([refusal])
 
-    async def _answer(self, asked: Asked) -> None:
+    async def _answer(self, asked: StreamRequest) -> None:
         with asked.turn or nullcontext():
             await self._answer_in_turn(asked)
             self._owned.pop(asked.stream, None)
             self._remember(asked.message)
 
-    async def _answer_in_turn(self, asked: Asked) -> None:
+    async def _answer_in_turn(self, asked: StreamRequest) -> None:
         with asked.stream:
             try:
                 if asked.single:
@@ -262,7 +270,7 @@ class StreamInfer:
                     await self._forward(asked)
             except InferenceError as error:
                 await self._report(asked, error)
-            except (StrictError, ClientGone):
+            except (StrictModeError, ClientDisconnected):
                 raise
             except Exception:
                 # Around one request in a frontend: the others on the stream go on.
@@ -277,7 +285,7 @@ class StreamInfer:
         if message.id:
             self._ended.append(hash((message.model_name, message.id)))
 
-    async def _forward(self, asked: Asked) -> None:
+    async def _forward(self, asked: StreamRequest) -> None:
         if asked.turn is not None:
             await asked.turn.come()
         complete = False
@@ -297,11 +305,11 @@ class StreamInfer:
                 with self._held.holding(messages):
                     await self._send(asked, messages)
             if error is not None:
-                raise StrictError(error)
+                raise StrictModeError(error)
         if not complete and asked.empty_final:
             await self._send(asked, [_encode(asked, InferResponse(final=True))])
 
-    async def _forward_single(self, asked: Asked) -> None:
+    async def _forward_single(self, asked: StreamRequest) -> None:
         error: InferenceError | None = None
         messages: list[bytes] = []
         try:
@@ -317,12 +325,12 @@ class StreamInfer:
                 raise error
             await self._send(asked, messages)
 
-    async def _report(self, asked: Asked, error: InferenceError) -> None:
+    async def _report(self, asked: StreamRequest, error: InferenceError) -> None:
         if self._strict:
-            raise StrictError(error)
+            raise StrictModeError(error)
         await self._send(asked, [_encode(asked, InferResponse(error=error, final=True))])
 
-    async def _send(self, asked: Asked, messages: Sequence[bytes]) -> None:
+    async def _send(self, asked: StreamRequest, messages: Sequence[bytes]) -> None:
         """Send messages, after all that others have put; its trace is told."""
         if asked.trace is not None:
             asked.trace.stamp("GRPC_SEND_START")
@@ -341,7 +349,7 @@ def _names_another(message: pb.ModelInferRequest, error: InferenceError) -> bool
     return resumes(message) or error.code is Code.ALREADY_EXISTS
 
 
-def _encode(asked: Asked, response: InferResponse) -> bytes:
+def _encode(asked: StreamRequest, response: InferResponse) -> bytes:
     return asked.encoder.encode_streamed(response, asked.message.model_version)
 
 
@@ -355,7 +363,7 @@ def _until_error(
     return shown, None
 
 
-def _is_sent(asked: Asked, response: InferResponse) -> bool:
+def _is_sent(asked: StreamRequest, response: InferResponse) -> bool:
     return asked.empty_final or has_data(response)
 
 

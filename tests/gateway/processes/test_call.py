@@ -8,8 +8,8 @@ from gateway.processes.call import (
     FRAME_BYTES,
     REPORTED_BYTES,
     WINDOW_BYTES,
-    Receipts,
-    Window,
+    ReceiveWindow,
+    SendWindow,
 )
 from tests.builders import settle, soon
 
@@ -21,7 +21,7 @@ TOLD = REPORTED_BYTES - FRAME_BYTES
 
 
 async def test_there_is_room_until_the_window_is_full() -> None:
-    window = Window()
+    window = SendWindow()
     window.sent(FULL - 1)
     assert window.has_room
     await soon(window.room())
@@ -30,7 +30,7 @@ async def test_there_is_room_until_the_window_is_full() -> None:
 
 
 async def test_who_waits_for_room_goes_on_when_some_is_given_back() -> None:
-    window = Window()
+    window = SendWindow()
     window.sent(FULL)
     waiting = asyncio.create_task(window.room())
     await settle()
@@ -40,7 +40,7 @@ async def test_who_waits_for_room_goes_on_when_some_is_given_back() -> None:
 
 
 async def test_a_piece_larger_than_the_window_holds_back_what_follows_it() -> None:
-    window = Window()
+    window = SendWindow()
     window.sent(3 * WINDOW_BYTES)
     waiting = asyncio.create_task(window.room())
     await settle()
@@ -52,7 +52,7 @@ async def test_a_piece_larger_than_the_window_holds_back_what_follows_it() -> No
 
 
 async def test_a_closed_window_has_room_for_ever() -> None:
-    window = Window()
+    window = SendWindow()
     window.sent(FULL)
     waiting = asyncio.create_task(window.room())
     await settle()
@@ -64,7 +64,7 @@ async def test_a_closed_window_has_room_for_ever() -> None:
 
 
 async def test_room_that_is_gone_before_it_is_used_is_waited_for_again() -> None:
-    window = Window()
+    window = SendWindow()
     window.sent(FULL)
     waiting = asyncio.create_task(window.room())
     await settle()
@@ -77,7 +77,7 @@ async def test_room_that_is_gone_before_it_is_used_is_waited_for_again() -> None
 
 
 async def test_the_next_may_wait_when_one_that_waited_was_cancelled() -> None:
-    window = Window()
+    window = SendWindow()
     window.sent(FULL)
     one = asyncio.create_task(window.room())
     await settle()
@@ -90,7 +90,7 @@ async def test_the_next_may_wait_when_one_that_waited_was_cancelled() -> None:
 
 
 async def test_all_who_wait_go_on() -> None:
-    window = Window()
+    window = SendWindow()
     window.sent(FULL)
     waiting = [asyncio.create_task(window.room()) for _ in range(2)]
     await settle()
@@ -99,27 +99,27 @@ async def test_all_who_wait_go_on() -> None:
 
 
 def test_frames_without_a_byte_fill_the_window_as_well() -> None:
-    window = Window()
+    window = SendWindow()
     for _ in range(WINDOW_BYTES // FRAME_BYTES):
         window.sent(0)
     assert not window.has_room
 
 
 def test_nothing_is_told_before_it_is_worth_a_frame() -> None:
-    receipts = Receipts()
+    receipts = ReceiveWindow()
     assert receipts.add(TOLD - 1) == 0
     assert receipts.add(0) == REPORTED_BYTES - 1 + FRAME_BYTES
 
 
 def test_what_was_told_is_not_told_again() -> None:
-    receipts = Receipts()
+    receipts = ReceiveWindow()
     assert receipts.add(TOLD + 5) == REPORTED_BYTES + 5
     assert receipts.add(TOLD - 1) == 0
 
 
 @pytest.mark.parametrize("size", [1000, REPORTED_BYTES - 1, REPORTED_BYTES, 5 * WINDOW_BYTES])
 def test_what_is_not_told_leaves_room_in_the_window(size: int) -> None:
-    window, receipts = Window(), Receipts()
+    window, receipts = SendWindow(), ReceiveWindow()
     for _ in range(2 * WINDOW_BYTES // size + 2):
         window.sent(size)
         if told := receipts.add(size):

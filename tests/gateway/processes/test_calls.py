@@ -16,7 +16,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import UNEXPECTED
 from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError, Status, rpc_error
+from gateway.frontends.grpc.rpc import (
+    ClientDisconnected,
+    Metadata,
+    RpcCall,
+    RpcError,
+    StatusCode,
+    rpc_error,
+)
 from gateway.frontends.http.asgi_extensions import (
     HEADER_NAMES,
     JOINED_BYTES,
@@ -31,7 +38,7 @@ from gateway.processes.channel import Channel, Frame, headed
 from gateway.processes.grpc import GrpcCall, relaying, shapes
 from gateway.processes.http import EARLY_BYTES, HttpCall, HttpRelay
 from gateway.processes.messages import FrontendKind, written_scope
-from gateway.processes.relayed_call import Calls
+from gateway.processes.relayed_call import RelayedCalls
 from tests.builders import settle, soon
 
 PIECE = bytes(REPORTED_BYTES - FRAME_BYTES)
@@ -44,7 +51,7 @@ SEND_TIMEOUT_SECS = 60.0
 
 
 class Link:
-    """A frontend process and the server, which hears calls as `ProcessDoors` does."""
+    """A frontend process and the server, which hears calls as `ProcessListeners` does."""
 
     def __init__(self, app: ASGIApp, method: Method) -> None:
         self._app = app
@@ -56,7 +63,7 @@ class Link:
         ours, theirs = socket.socketpair()
         self.frontend = await self._end(ours, lambda frame: None)
         self.server = await self._end(theirs, self._hear)
-        self.calls = Calls(self.frontend)
+        self.calls = RelayedCalls(self.frontend)
         self.app = HttpRelay(self.calls)
         self.method = relaying(shapes(self._methods), self.calls, SEND_TIMEOUT_SECS)[PATH]
 
@@ -112,7 +119,7 @@ async def no_app(scope: Scope, receive: Receive, send: Send) -> None:
     raise AssertionError("the test asks no application")
 
 
-async def no_method(asked: Any, call: Call) -> None:
+async def no_method(asked: Any, call: RpcCall) -> None:
     raise AssertionError("the test asks no method")
 
 
@@ -619,7 +626,7 @@ async def test_a_slow_application_holds_back_the_client_at_the_window() -> None:
         assert await client.answer() == b"".join(pieces[1:])
 
 
-class Rpc(Call):
+class Rpc(RpcCall):
     """A client of gRPC and its connection, which may be slow to take what comes."""
 
     def __init__(self, metadata: Metadata = (), secs: float | None = None) -> None:
@@ -694,7 +701,7 @@ class Asking:
         return message
 
 
-Serve = Callable[[Any, Call], Awaitable[Any]]
+Serve = Callable[[Any, RpcCall], Awaitable[Any]]
 
 
 def unary(serve: Serve) -> Method:
@@ -725,7 +732,7 @@ def asked_frame(message: bytes) -> bytes:
 
 
 async def test_a_message_is_answered_with_a_message() -> None:
-    async def serve(asked: bytes, call: Call) -> bytes:
+    async def serve(asked: bytes, call: RpcCall) -> bytes:
         call.set_trailing_metadata([("cost", "1"), ("cost-bin", b"\xff")])
         return asked + b"!"
 
@@ -737,7 +744,7 @@ async def test_a_message_is_answered_with_a_message() -> None:
 
 
 async def test_an_empty_answer_is_an_answer() -> None:
-    async def serve(asked: bytes, call: Call) -> bytes:
+    async def serve(asked: bytes, call: RpcCall) -> bytes:
         return b""
 
     async with linked(method=unary(serve)) as link:
@@ -747,7 +754,7 @@ async def test_an_empty_answer_is_an_answer() -> None:
 async def test_the_method_knows_of_its_client_what_the_frontend_does() -> None:
     found: list[Any] = []
 
-    async def serve(asked: bytes, call: Call) -> bytes:
+    async def serve(asked: bytes, call: RpcCall) -> bytes:
         found.append((call.metadata, call.peer, call.time_remaining()))
         return b""
 
@@ -763,7 +770,7 @@ async def test_the_method_knows_of_its_client_what_the_frontend_does() -> None:
 async def test_messages_come_one_by_one_behind_what_was_sent_before_them() -> None:
     more = asyncio.Event()
 
-    async def serve(asked: bytes, call: Call) -> None:
+    async def serve(asked: bytes, call: RpcCall) -> None:
         await call.send_initial_metadata([("begun", "1"), ("begun-bin", b"\x80")])
         await call.send([asked, b""])
         await more.wait()
@@ -781,7 +788,7 @@ async def test_messages_come_one_by_one_behind_what_was_sent_before_them() -> No
 
 
 async def test_a_stream_goes_both_ways() -> None:
-    async def serve(asked: AsyncIterator[bytes], call: Call) -> None:
+    async def serve(asked: AsyncIterator[bytes], call: RpcCall) -> None:
         async for message in asked:
             await call.send([message])
 
@@ -796,7 +803,7 @@ async def test_a_stream_goes_both_ways() -> None:
 
 
 async def test_messages_may_follow_when_the_client_has_half_closed() -> None:
-    async def serve(asked: AsyncIterator[bytes], call: Call) -> None:
+    async def serve(asked: AsyncIterator[bytes], call: RpcCall) -> None:
         found = [message async for message in asked]
         for message in found:
             await call.send([message])
@@ -809,7 +816,7 @@ async def test_messages_may_follow_when_the_client_has_half_closed() -> None:
 
 
 async def test_a_method_may_end_before_its_client_has_half_closed() -> None:
-    async def serve(asked: AsyncIterator[bytes], call: Call) -> None:
+    async def serve(asked: AsyncIterator[bytes], call: RpcCall) -> None:
         await call.send([await anext(asked)])
 
     async with linked(method=streaming(serve)) as link:
@@ -820,34 +827,34 @@ async def test_a_method_may_end_before_its_client_has_half_closed() -> None:
 
 @pytest.mark.parametrize("shape", [unary, answering])
 async def test_an_error_comes_with_its_trailing_metadata(shape: Callable[[Serve], Method]) -> None:
-    async def serve(asked: bytes, call: Call) -> bytes:
+    async def serve(asked: bytes, call: RpcCall) -> bytes:
         call.set_trailing_metadata([("why", "caf\xe9"), ("why-bin", b"\0\xff")])
-        raise RpcError(Status.DATA_LOSS, "caf\xe9 \N{SNOWMAN} is lost")
+        raise RpcError(StatusCode.DATA_LOSS, "caf\xe9 \N{SNOWMAN} is lost")
 
     async with linked(method=shape(serve)) as link:
         rpc = Rpc()
         with pytest.raises(RpcError) as caught:
             await soon(link.method.run(only(b""), rpc))
-        assert caught.value.status is Status.DATA_LOSS
+        assert caught.value.status is StatusCode.DATA_LOSS
         assert caught.value.details == "caf\xe9 \N{SNOWMAN} is lost"
         assert rpc.trailing == [("why", "caf\xe9"), ("why-bin", b"\0\xff")]
 
 
 async def test_an_error_comes_behind_the_messages_before_it() -> None:
-    async def serve(asked: AsyncIterator[bytes], call: Call) -> None:
+    async def serve(asked: AsyncIterator[bytes], call: RpcCall) -> None:
         await call.send([await anext(asked)])
-        raise RpcError(Status.ABORTED)
+        raise RpcError(StatusCode.ABORTED)
 
     async with linked(method=streaming(serve)) as link:
         rpc = Rpc()
         with pytest.raises(RpcError) as caught:
             await soon(link.method.run(Asking(b"one"), rpc))
-        assert (caught.value.status, caught.value.details) == (Status.ABORTED, "")
+        assert (caught.value.status, caught.value.details) == (StatusCode.ABORTED, "")
         assert rpc.untaken == [b"one"]
 
 
 async def test_the_client_learns_nothing_of_a_defect_but_that_there_is_one() -> None:
-    async def serve(asked: bytes, call: Call) -> bytes:
+    async def serve(asked: bytes, call: RpcCall) -> bytes:
         raise ValueError("a secret")
 
     expected = rpc_error(UNEXPECTED)
@@ -861,7 +868,7 @@ async def test_the_client_learns_nothing_of_a_defect_but_that_there_is_one() -> 
 async def test_an_rpc_that_the_server_cannot_begin_ends_with_an_error(
     shape: Callable[[Serve], Method],
 ) -> None:
-    async def serve(asked: Any, call: Call) -> Any:
+    async def serve(asked: Any, call: RpcCall) -> Any:
         raise AssertionError("the server does not know this path")
 
     async with linked() as link:
@@ -869,26 +876,26 @@ async def test_an_rpc_that_the_server_cannot_begin_ends_with_an_error(
         [method] = relaying(shapes_of_other, link.calls, SEND_TIMEOUT_SECS).values()
         with pytest.raises(RpcError) as caught:
             await soon(method.run(Asking(b"one"), Rpc()))
-    assert (caught.value.status, caught.value.details) == (Status.INTERNAL, UNEXPECTED.message)
+    assert (caught.value.status, caught.value.details) == (StatusCode.INTERNAL, UNEXPECTED.message)
 
 
 @pytest.mark.parametrize("shape", [unary, answering, streaming])
 async def test_an_rpc_whose_method_is_cancelled_by_the_server_ends_with_an_error(
     shape: Callable[[Serve], Method],
 ) -> None:
-    async def serve(asked: Any, call: Call) -> Any:
+    async def serve(asked: Any, call: RpcCall) -> Any:
         raise asyncio.CancelledError
 
     async with linked(method=shape(serve)) as link:
         with pytest.raises(RpcError) as caught:
             await soon(link.method.run(Asking(b"one"), Rpc()))
-    assert (caught.value.status, caught.value.details) == (Status.INTERNAL, UNEXPECTED.message)
+    assert (caught.value.status, caught.value.details) == (StatusCode.INTERNAL, UNEXPECTED.message)
 
 
 def waiting_for(begun: asyncio.Event, stopped: asyncio.Event) -> Serve:
     """A method that goes on until it is cancelled."""
 
-    async def serve(asked: Any, call: Call) -> None:
+    async def serve(asked: Any, call: RpcCall) -> None:
         call.on_end(stopped.set)
         begun.set()
         await asyncio.Event().wait()
@@ -925,9 +932,9 @@ async def test_a_method_does_not_go_on_when_its_client_leaves_in_the_turn_it_cam
 async def test_details_that_are_no_unicode_do_not_keep_an_rpc_from_ending() -> None:
     begun = asyncio.Event()
 
-    async def serve(asked: bytes, call: Call) -> bytes:
+    async def serve(asked: bytes, call: RpcCall) -> bytes:
         begun.set()
-        raise RpcError(Status.ABORTED, "no file \udcff")
+        raise RpcError(StatusCode.ABORTED, "no file \udcff")
 
     async with linked(method=unary(serve)) as link:
         running = asyncio.create_task(link.method.answer(b"", Rpc()))
@@ -936,11 +943,11 @@ async def test_details_that_are_no_unicode_do_not_keep_an_rpc_from_ending() -> N
         await link.lose_server()
         with pytest.raises(RpcError) as caught:
             await soon(running)
-        assert caught.value.status is Status.ABORTED
+        assert caught.value.status is StatusCode.ABORTED
 
 
 async def test_many_messages_are_answered_with_a_message() -> None:
-    async def serve(asked: AsyncIterator[bytes], call: Call) -> bytes:
+    async def serve(asked: AsyncIterator[bytes], call: RpcCall) -> bytes:
         return b"".join([message async for message in asked])
 
     method = Method(serve=serve, parse=bytes, serialize=bytes, client_streams=True)
@@ -963,7 +970,7 @@ async def test_the_client_is_told_that_the_server_is_gone(
         for each in (running, link.method.run(Asking(b"too late"), Rpc())):
             with pytest.raises(RpcError) as caught:
                 await soon(each)
-            assert caught.value.status is Status.UNAVAILABLE
+            assert caught.value.status is StatusCode.UNAVAILABLE
             assert caught.value.details == "Server exiting"
         await soon(stopped.wait())
 
@@ -972,13 +979,13 @@ async def test_nothing_can_be_sent_to_a_client_that_has_left() -> None:
     begun = asyncio.Event()
     refused: list[str] = []
 
-    async def serve(asked: bytes, call: Call) -> None:
+    async def serve(asked: bytes, call: RpcCall) -> None:
         begun.set()
         try:
             await asyncio.Event().wait()
         finally:
             for send in (call.send([b"late"]), call.send_initial_metadata([])):
-                with pytest.raises(ClientGone):
+                with pytest.raises(ClientDisconnected):
                     await send
                 refused.append("once")
 
@@ -994,7 +1001,7 @@ async def test_nothing_can_be_sent_to_a_client_that_has_left() -> None:
 async def test_the_end_is_told_behind_the_answer() -> None:
     ended: list[bool] = []
 
-    async def serve(asked: bytes, call: Call) -> bytes:
+    async def serve(asked: bytes, call: RpcCall) -> bytes:
         call.on_end(lambda: ended.append(True))
         return b""
 
@@ -1007,7 +1014,7 @@ async def test_the_end_is_told_behind_the_answer() -> None:
 async def test_a_slow_client_holds_back_the_method_at_the_window() -> None:
     sent: list[int] = []
 
-    async def serve(asked: bytes, call: Call) -> None:
+    async def serve(asked: bytes, call: RpcCall) -> None:
         for number in range(3 * FITTING):
             sent.append(number)
             await call.send([PIECE])
@@ -1027,7 +1034,7 @@ async def test_a_slow_client_holds_back_the_method_at_the_window() -> None:
 async def test_a_slow_method_holds_back_the_client_at_the_window() -> None:
     begun, takes = asyncio.Event(), asyncio.Event()
 
-    async def serve(asked: AsyncIterator[bytes], call: Call) -> None:
+    async def serve(asked: AsyncIterator[bytes], call: RpcCall) -> None:
         begun.set()
         await takes.wait()
         await call.send([b"%d" % len([message async for message in asked])])
@@ -1045,7 +1052,7 @@ async def test_a_slow_method_holds_back_the_client_at_the_window() -> None:
 
 
 async def test_rpcs_and_requests_share_a_channel() -> None:
-    async def serve(asked: bytes, call: Call) -> bytes:
+    async def serve(asked: bytes, call: RpcCall) -> bytes:
         return b"rpc " + asked
 
     async with linked(echo, unary(serve)) as link:

@@ -14,8 +14,8 @@ from gateway.processes.channel import (
     NO_CALL,
     Channel,
     Frame,
+    FrameDecoder,
     FrameKind,
-    FrameReader,
     Receiver,
     headed,
     number,
@@ -329,7 +329,7 @@ STREAM = b"".join(packed(kind, call, payload) for kind, call, payload in SENT)
 
 def fed(chunks: Iterable[bytes]) -> list[Frame]:
     """All frames of a stream of these chunks."""
-    reader = FrameReader()
+    reader = FrameDecoder()
     return [frame for chunk in chunks for frame in reader.feed(chunk)]
 
 
@@ -352,7 +352,7 @@ def test_frames_are_the_same_in_chunks_of_one_size(size: int) -> None:
 
 
 def test_a_frame_comes_out_with_the_chunk_that_ends_it() -> None:
-    reader = FrameReader()
+    reader = FrameDecoder()
     whole = packed(FrameKind.DATA, 7, b"whole")
     for byte in whole[:-1]:
         assert list(reader.feed(bytes([byte]))) == []
@@ -377,7 +377,7 @@ def test_payloads_are_bytes_whether_or_not_they_were_held() -> None:
 def test_nothing_is_kept_of_frames_that_were_taken() -> None:
     size = 1 << 20
     whole = packed(FrameKind.DATA, 1, bytes(size))
-    reader = FrameReader()
+    reader = FrameDecoder()
     tracemalloc.start()
     try:
         for part in (whole[:size], whole[size:]):

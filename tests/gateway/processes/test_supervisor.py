@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from gateway.observability.log import Log
 from gateway.processes import supervisor as processes
-from gateway.processes.listeners import HttpDoor, ProcessDoors
+from gateway.processes.listeners import ProcessHttpListener, ProcessListeners
 from gateway.settings import HttpSettings, LogSettings
 from tests.builders import WAIT_SECS
 from tests.children import frontends_of
@@ -30,9 +30,9 @@ APP = Starlette(routes=[Route("/", hello)])
 
 
 @asynccontextmanager
-async def serving(log: Log) -> AsyncIterator[HttpDoor]:
+async def serving(log: Log) -> AsyncIterator[ProcessHttpListener]:
     """One process with a port."""
-    doors = ProcessDoors(1, log)
+    doors = ProcessListeners(1, log)
     door = doors.http(APP, HttpSettings(address="127.0.0.1", port=0))
     running = asyncio.create_task(doors.run())
     yield door
@@ -46,7 +46,7 @@ async def until(found: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def ask(door: HttpDoor) -> str:
+async def ask(door: ProcessHttpListener) -> str:
     async with httpx.AsyncClient(timeout=WAIT_SECS) as client:
         return (await client.get(f"http://127.0.0.1:{door.port}/")).text
 
@@ -87,7 +87,7 @@ async def test_one_that_answers_goes_on(monkeypatch: pytest.MonkeyPatch) -> None
         assert frontends_of(os.getpid()) == before
 
 
-async def speak_no_http(door: HttpDoor) -> None:
+async def speak_no_http(door: ProcessHttpListener) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
     writer.write(b"\x16\x03\x01 no HTTP\r\n\r\n")
     await asyncio.wait_for(reader.read(), WAIT_SECS)

@@ -24,7 +24,7 @@ from gateway.frontends.grpc.framing import (
     framed,
     packed,
 )
-from gateway.frontends.grpc.rpc import RpcError, Status
+from gateway.frontends.grpc.rpc import RpcError, StatusCode
 from gateway.settings import CompressionLevel
 from gateway.threads import LARGE_BYTES, request_threads
 
@@ -45,7 +45,7 @@ def fed(chunks: Iterable[bytes], encoding: str = IDENTITY, limit: int = LIMIT) -
     return found
 
 
-def failing(chunks: Sequence[bytes], encoding: str = IDENTITY) -> tuple[Status, str]:
+def failing(chunks: Sequence[bytes], encoding: str = IDENTITY) -> tuple[StatusCode, str]:
     with pytest.raises(RpcError) as caught:
         fed(chunks, encoding)
     return caught.value.status, caught.value.details
@@ -134,13 +134,13 @@ def test_a_message_may_have_as_many_bytes_as_the_limit_says(parts: int) -> None:
 def test_a_message_beyond_the_limit_is_refused_once_its_size_is_known(size: int, flag: int) -> None:
     for chunks in cuts(HEAD.pack(flag, size), 2):
         assert failing(chunks, "gzip") == (
-            Status.RESOURCE_EXHAUSTED,
+            StatusCode.RESOURCE_EXHAUSTED,
             f"a message of {size} bytes is larger than the limit of {LIMIT} bytes",
         )
 
 
 def test_a_message_beyond_the_limit_is_refused_if_it_is_whole_in_a_chunk() -> None:
-    assert failing([message(b"x" * (LIMIT + 1))])[0] is Status.RESOURCE_EXHAUSTED
+    assert failing([message(b"x" * (LIMIT + 1))])[0] is StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize("encoding", PACK)
@@ -148,7 +148,7 @@ def test_a_decompressed_message_has_at_most_as_many_bytes_as_the_limit_says(enco
     fitting, larger = (PACK[encoding](b"x" * size) for size in (LIMIT, LIMIT + 1))
     assert fed([message(fitting, COMPRESSED)], encoding) == [b"x" * LIMIT]
     assert failing([message(larger, COMPRESSED)], encoding) == (
-        Status.RESOURCE_EXHAUSTED,
+        StatusCode.RESOURCE_EXHAUSTED,
         f"a decompressed message is larger than the limit of {LIMIT} bytes",
     )
 
@@ -172,7 +172,7 @@ def test_a_decompression_bomb_takes_no_more_memory_than_the_limit(encoding: str)
 def test_a_flag_is_0_or_1(encoding: str) -> None:
     for flag in range(2, 256):
         assert failing([message(TEXT, flag)], encoding) == (
-            Status.INTERNAL,
+            StatusCode.INTERNAL,
             f"a message has the flag {flag}, expected 0 or 1",
         )
 
@@ -180,7 +180,7 @@ def test_a_flag_is_0_or_1(encoding: str) -> None:
 def test_a_compressed_message_needs_an_encoding() -> None:
     for chunks in cuts(message(gzip.compress(TEXT), COMPRESSED), 2):
         assert failing(chunks) == (
-            Status.INTERNAL,
+            StatusCode.INTERNAL,
             "a message is compressed, and 'grpc-encoding' does not say how",
         )
 
@@ -189,7 +189,7 @@ def test_a_compressed_message_needs_an_encoding() -> None:
 def test_an_encoding_that_is_unknown_is_told_beside_those_that_are_known(encoding: str) -> None:
     with pytest.raises(RpcError) as caught:
         Deframer(encoding, LIMIT)
-    assert caught.value.status is Status.UNIMPLEMENTED
+    assert caught.value.status is StatusCode.UNIMPLEMENTED
     assert f"'{encoding[:64]}', expected one of {ACCEPTED}" in caught.value.details
     assert len(caught.value.details) < 200
 
@@ -202,7 +202,7 @@ def test_what_is_not_whole_or_goes_on_is_not_decompressed(encoding: str) -> None
     wrong += [pack(TEXT) for other, pack in PACK.items() if other != encoding]
     for data in wrong:
         assert failing([message(data, COMPRESSED)], encoding) == (
-            Status.INTERNAL,
+            StatusCode.INTERNAL,
             f"a message is not in the form of {encoding}",
         ), data
 
@@ -211,7 +211,7 @@ def test_what_is_not_whole_or_goes_on_is_not_decompressed(encoding: str) -> None
 def test_a_checksum_that_is_wrong_is_noticed(encoding: str) -> None:
     packed = bytearray(PACK[encoding](TEXT))
     packed[-5 if encoding == "gzip" else -1] ^= 1
-    assert failing([message(bytes(packed), COMPRESSED)], encoding)[0] is Status.INTERNAL
+    assert failing([message(bytes(packed), COMPRESSED)], encoding)[0] is StatusCode.INTERNAL
 
 
 def test_a_stream_that_ends_within_a_message_is_an_error_wherever_it_ends() -> None:
@@ -219,7 +219,7 @@ def test_a_stream_that_ends_within_a_message_is_an_error_wherever_it_ends() -> N
     for size in range(1, len(data)):
         status, details = failing([data[:size]])
         wanted = HEAD.size if size < HEAD.size else len(data)
-        assert status is Status.INTERNAL
+        assert status is StatusCode.INTERNAL
         assert details == f"the stream ended within a message: {size} bytes came of {wanted}"
 
 

@@ -16,7 +16,7 @@ from gateway.frontends.grpc.headers import (
     written_details,
     written_metadata,
 )
-from gateway.frontends.grpc.rpc import RpcError, Status
+from gateway.frontends.grpc.rpc import RpcError, StatusCode
 
 Headers = Sequence[tuple[str, str | bytes]]
 USUAL: Headers = (("te", "trailers"), ("content-type", "application/grpc"))
@@ -69,7 +69,7 @@ def test_a_timeout_has_a_number_and_a_unit(value: bytes, secs: float) -> None:
 def test_a_timeout_of_another_form_is_refused(value: bytes) -> None:
     with pytest.raises(RpcError) as caught:
         timeout_secs(value)
-    assert caught.value.status is Status.INTERNAL
+    assert caught.value.status is StatusCode.INTERNAL
     assert "expected such as '100m'" in caught.value.details
     assert len(caught.value.details) < 100
 
@@ -87,7 +87,7 @@ def test_a_timeout_has_at_most_eight_digits() -> None:
 def test_a_deadline_that_has_passed_ends_the_rpc_before_it_begins(value: bytes) -> None:
     with pytest.raises(RpcError) as caught:
         timeout_secs(value)
-    assert caught.value.status is Status.DEADLINE_EXCEEDED
+    assert caught.value.status is StatusCode.DEADLINE_EXCEEDED
 
 
 def test_binary_metadata_of_every_length_is_read_with_and_without_padding() -> None:
@@ -102,7 +102,7 @@ def test_binary_metadata_of_every_length_is_read_with_and_without_padding() -> N
 def test_binary_metadata_that_is_no_base64_is_refused(value: bytes) -> None:
     with pytest.raises(RpcError, match="metadata 'x-bin' is not in base64") as caught:
         read_metadata([(b"x-bin", value)])
-    assert caught.value.status is Status.INTERNAL
+    assert caught.value.status is StatusCode.INTERNAL
 
 
 def test_binary_metadata_may_hold_several_values() -> None:
@@ -174,7 +174,7 @@ def test_content_types_of_grpc_are_served(content_type: str) -> None:
 def test_other_content_types_are_refused_with_a_status_of_http(content_type: str) -> None:
     error = refused(typed(content_type))
     assert isinstance(error, NotGrpc)
-    assert (error.http_status, error.status) == (415, Status.INVALID_ARGUMENT)
+    assert (error.http_status, error.status) == (415, StatusCode.INVALID_ARGUMENT)
     assert f"'content-type' is '{content_type}'" in error.details
 
 
@@ -188,7 +188,7 @@ def test_a_missing_content_type_is_refused() -> None:
 def test_other_methods_of_http_are_refused(method: str | None) -> None:
     error = refused(Request(method=method))
     assert isinstance(error, NotGrpc)
-    assert (error.http_status, error.status) == (405, Status.INTERNAL)
+    assert (error.http_status, error.status) == (405, StatusCode.INTERNAL)
     assert f"the HTTP method is {(method or 'missing')[:32]}" in error.details
     assert len(error.details) < 100
 
@@ -196,17 +196,17 @@ def test_other_methods_of_http_are_refused(method: str | None) -> None:
 def test_a_request_without_a_path_is_refused() -> None:
     error = refused(Request(path=None))
     assert isinstance(error, NotGrpc)
-    assert (error.http_status, error.status) == (400, Status.INTERNAL)
+    assert (error.http_status, error.status) == (400, StatusCode.INTERNAL)
 
 
 def test_a_request_through_something_that_may_drop_trailers_is_refused() -> None:
     error = refused(Request(headers=HeaderMap([USUAL[1]])))
     assert not isinstance(error, NotGrpc)
-    assert error.status is Status.INTERNAL
+    assert error.status is StatusCode.INTERNAL
     assert "'te: trailers'" in error.details
 
 
 def test_binary_metadata_is_looked_at_before_the_method_is() -> None:
     require_grpc(Request(headers=HeaderMap([*USUAL, ("x-bin", "aGVsbG8")])))
     error = refused(Request(headers=HeaderMap([*USUAL, ("x-bin", "!!!")])))
-    assert error.status is Status.INTERNAL
+    assert error.status is StatusCode.INTERNAL

@@ -9,13 +9,13 @@ import pytest
 from hyperframe.frame import DataFrame, WindowUpdateFrame
 
 from gateway.frontends.grpc import hyper_limits
-from gateway.frontends.grpc.hyper_connection import Connection as Served
-from gateway.frontends.grpc.hyper_connection import Shared, start_eagerly
-from gateway.frontends.grpc.hyper_events import LeanBackend
-from gateway.frontends.grpc.hyper_limits import Room
+from gateway.frontends.grpc.hyper_connection import HyperConnection as Served
+from gateway.frontends.grpc.hyper_connection import HyperPort, start_eagerly
+from gateway.frontends.grpc.hyper_events import HyperBackend
+from gateway.frontends.grpc.hyper_limits import BufferBudget
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import Call
+from gateway.frontends.grpc.rpc import RpcCall
 from gateway.settings import GrpcSettings
 from tests.builders import soon
 from tests.conformance import abuses
@@ -35,10 +35,10 @@ class Service:
         self.begun = asyncio.Event()
         self.cancelled = asyncio.Event()
 
-    async def large(self, message: bytes, call: Call) -> bytes:
+    async def large(self, message: bytes, call: RpcCall) -> bytes:
         return bytes(LARGE)
 
-    async def wait(self, message: bytes, call: Call) -> bytes:
+    async def wait(self, message: bytes, call: RpcCall) -> bytes:
         self.begun.set()
         try:
             await asyncio.Event().wait()
@@ -131,7 +131,7 @@ async def test_who_comes_at_the_end_is_not_served(service: Service) -> None:
 
         close = abort
 
-    shared = Shared(service.methods(), GrpcSettings(), is_closing=True)
+    shared = HyperPort(service.methods(), GrpcSettings(), is_closing=True)
     late, socket = Served(shared), Socket()
     late.connection_made(socket)
     assert socket.aborted
@@ -144,9 +144,9 @@ async def test_what_is_read_of_a_connection_that_is_gone_takes_no_room() -> None
     class Free(hyper_limits.BoundedConnection):
         conn_recv_available = 0
 
-    room = Room(1 << 40)
+    room = BufferBudget(1 << 40)
     gone: Any = Free(
-        object(), backend=LeanBackend(asyncio.get_running_loop()), max_concurrent_streams=1
+        object(), backend=HyperBackend(asyncio.get_running_loop()), max_concurrent_streams=1
     )
     gone.bound(room, lambda request: None)
     gone.leave()

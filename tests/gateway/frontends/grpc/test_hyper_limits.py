@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from gateway.frontends.grpc import hyper_connection, hyper_limits
-from gateway.frontends.grpc.hyper_limits import Room, Share
+from gateway.frontends.grpc.hyper_limits import BufferBudget, BufferShare
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import Call, RpcError, Status
+from gateway.frontends.grpc.rpc import RpcCall, RpcError, StatusCode
 from gateway.settings import GrpcSettings
 from tests.conformance import abuses
 from tests.conformance.abuses import BEGIN, CANCEL, END_HEADERS, END_STREAM, frame, head
@@ -28,11 +28,11 @@ PROTOCOL_ERROR, ENHANCE_YOUR_CALM = 1, 11
 ACKNOWLEDGED = frame(abuses.SETTINGS, 1)
 
 
-async def echo(message: bytes, call: Call) -> bytes:
+async def echo(message: bytes, call: RpcCall) -> bytes:
     return message
 
 
-async def keep(messages: AsyncIterator[bytes], call: Call) -> None:
+async def keep(messages: AsyncIterator[bytes], call: RpcCall) -> None:
     """Read nothing."""
     await asyncio.Event().wait()
 
@@ -190,17 +190,17 @@ async def test_a_second_acknowledgement_is_an_error(port: int) -> None:
 
 
 def test_what_there_is_can_be_taken_and_one_byte_more_can_not() -> None:
-    share = Share(Room(10))
+    share = BufferShare(BufferBudget(10))
     share.add(10)
     with pytest.raises(RpcError) as caught:
         share.add(1)
-    assert caught.value.status is Status.RESOURCE_EXHAUSTED
+    assert caught.value.status is StatusCode.RESOURCE_EXHAUSTED
     assert share.held == 10
 
 
 def test_what_one_gives_back_another_can_take() -> None:
-    room = Room(10)
-    one, other = Share(room), Share(room)
+    room = BufferBudget(10)
+    one, other = BufferShare(room), BufferShare(room)
     one.add(4)
     one.add(6)
     one.clear()
@@ -209,8 +209,8 @@ def test_what_one_gives_back_another_can_take() -> None:
 
 
 def test_a_share_changes_to_more_and_to_less() -> None:
-    room = Room(10)
-    one, other = Share(room), Share(room)
+    room = BufferBudget(10)
+    one, other = BufferShare(room), BufferShare(room)
     one.change(10)
     one.change(3)
     other.add(7)
@@ -220,10 +220,10 @@ def test_a_share_changes_to_more_and_to_less() -> None:
 
 
 def test_giving_back_twice_gives_nothing() -> None:
-    room = Room(10)
-    share = Share(room)
+    room = BufferBudget(10)
+    share = BufferShare(room)
     share.add(5)
     share.clear()
     share.clear()
     with pytest.raises(RpcError):
-        Share(room).add(11)
+        BufferShare(room).add(11)

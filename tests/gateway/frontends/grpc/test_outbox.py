@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from gateway.frontends.grpc.outbox import MAX_ANSWERS, MAX_BYTES, HeldAnswers
+from gateway.frontends.grpc.outbox import MAX_ANSWERS, MAX_BYTES, UnsentResponses
 from tests.builders import settle, soon
 
 
@@ -21,7 +21,7 @@ from tests.builders import settle, soon
 async def test_it_is_full_at_either_limit_until_something_is_sent(
     messages: list[bytes], times: int
 ) -> None:
-    held = HeldAnswers()
+    held = UnsentResponses()
     with ExitStack() as others:
         for _ in range(times - 1):
             others.enter_context(held.holding(messages))

@@ -7,7 +7,7 @@ import pytest
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.parameters import (
     HeaderForwarding,
-    RequestParameters,
+    InferParameters,
     read_parameters,
     wants_empty_final,
 )
@@ -17,7 +17,7 @@ from gateway.protos import grpc_service_pb2 as pb
 EMPTY_FINAL = "triton_enable_empty_final_response"
 
 
-def read(given: dict[str, pb.InferParameter]) -> RequestParameters:
+def read(given: dict[str, pb.InferParameter]) -> InferParameters:
     return read_parameters(pb.ModelInferRequest(parameters=given).parameters)
 
 

@@ -11,7 +11,7 @@ from gateway.config import ModelConfig
 from gateway.frontends.grpc.parameters import HeaderForwarding
 from gateway.frontends.grpc.protobuf_wire import LARGE_BYTES, parse_request
 from gateway.frontends.grpc.request import RequestDecoder
-from gateway.frontends.grpc.request_memo import MOST_BYTES, MOST_KNOWN, KnownMessages
+from gateway.frontends.grpc.request_memo import MOST_BYTES, MOST_KNOWN, RequestMemo
 from gateway.messages import InferRequest
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.shared_memory.regions import SharedMemory
@@ -20,8 +20,8 @@ CONFIG = ModelConfig(name="m")
 
 
 @pytest.fixture
-def known() -> KnownMessages:
-    return KnownMessages()
+def known() -> RequestMemo:
+    return RequestMemo()
 
 
 def message(*sizes: int, fill: int = 1, **fields: Any) -> pb.ModelInferRequest:
@@ -38,7 +38,7 @@ def decoded(data: bytes) -> InferRequest:
     return decoder.decode(*parse_request(data), CONFIG)
 
 
-def taught(known: KnownMessages, made: pb.ModelInferRequest | bytes) -> None:
+def taught(known: RequestMemo, made: pb.ModelInferRequest | bytes) -> None:
     """The message comes for the first and the second time."""
     data = made if isinstance(made, bytes) else made.SerializeToString()
     for _ in range(2):
@@ -51,13 +51,13 @@ def timeless(request: InferRequest) -> InferRequest:
     return replace(request, received_ns=0)
 
 
-def meaning(known: KnownMessages, made: pb.ModelInferRequest | bytes) -> InferRequest | None:
+def meaning(known: RequestMemo, made: pb.ModelInferRequest | bytes) -> InferRequest | None:
     data = made if isinstance(made, bytes) else made.SerializeToString()
     incoming = known.parse(data)
     return None if incoming.known is None else timeless(incoming.known.request(data))
 
 
-def test_only_its_data_may_change(known: KnownMessages) -> None:
+def test_only_its_data_may_change(known: RequestMemo) -> None:
     taught(known, message(4, 300, fill=1))
     again = message(4, 300, fill=2)
     found = meaning(known, again)
@@ -66,13 +66,13 @@ def test_only_its_data_may_change(known: KnownMessages) -> None:
     assert [bytes(each.raw()) for each in found.inputs] == [bytes([2]) * 4, bytes([2]) * 300]
 
 
-def test_nothing_is_kept_of_what_comes_once(known: KnownMessages) -> None:
+def test_nothing_is_kept_of_what_comes_once(known: RequestMemo) -> None:
     data = message(4).SerializeToString()
     known.add(known.parse(data), decoded(data))
     assert known.parse(data).known is None
 
 
-def test_it_is_received_anew(known: KnownMessages) -> None:
+def test_it_is_received_anew(known: RequestMemo) -> None:
     data = message(4).SerializeToString()
     first = decoded(data)
     taught(known, data)
@@ -92,7 +92,7 @@ def test_it_is_received_anew(known: KnownMessages) -> None:
         pb.ModelInferRequest(model_name="n", inputs=message(4, 4).inputs),
     ],
 )
-def test_another_message_is_read(known: KnownMessages, other: pb.ModelInferRequest) -> None:
+def test_another_message_is_read(known: RequestMemo, other: pb.ModelInferRequest) -> None:
     taught(known, message(4, 4))
     assert meaning(known, other) is None
 
@@ -103,7 +103,7 @@ def with_parameter(name: str, **value: Any) -> pb.ModelInferRequest:
     return made
 
 
-def test_parameters_and_outputs_are_part_of_what_is_known(known: KnownMessages) -> None:
+def test_parameters_and_outputs_are_part_of_what_is_known(known: RequestMemo) -> None:
     made = with_parameter("temperature", double_param=0.5)
     made.parameters["priority"].uint64_param = 3
     made.parameters["timeout"].int64_param = 9
@@ -145,13 +145,13 @@ def with_input_parameter() -> pb.ModelInferRequest:
     ids=["id", "sequence", "nothing raw", "large", "long", "parameters of an input", "text"],
 )
 def test_what_changes_or_is_long_is_not_remembered(
-    known: KnownMessages, made: pb.ModelInferRequest
+    known: RequestMemo, made: pb.ModelInferRequest
 ) -> None:
     taught(known, made)
     assert meaning(known, made) is None
 
 
-def test_raw_contents_that_stand_elsewhere_are_not_mistaken(known: KnownMessages) -> None:
+def test_raw_contents_that_stand_elsewhere_are_not_mistaken(known: RequestMemo) -> None:
     """An unknown field at the end may look as raw contents do."""
     plain = message(4)
     raw = plain.raw_input_contents[0]
@@ -173,9 +173,7 @@ def test_raw_contents_that_stand_elsewhere_are_not_mistaken(known: KnownMessages
     ],
     ids=["id", "parameter", "more raw contents"],
 )
-def test_what_follows_the_raw_contents_is_not_passed_over(
-    known: KnownMessages, more: bytes
-) -> None:
+def test_what_follows_the_raw_contents_is_not_passed_over(known: RequestMemo, more: bytes) -> None:
     """Also if another message of that length, with as much before its contents, is known."""
     short = pb.ModelInferRequest(model_name="n", inputs=message(4).inputs)
     short.raw_input_contents.append(bytes(4))
@@ -185,7 +183,7 @@ def test_what_follows_the_raw_contents_is_not_passed_over(
     assert meaning(known, short.SerializeToString() + more) is None
 
 
-def test_of_one_length_the_first_to_be_known_stay_known(known: KnownMessages) -> None:
+def test_of_one_length_the_first_to_be_known_stay_known(known: RequestMemo) -> None:
     first, other = message(9), message(4, model_version="123")
     assert len(first.SerializeToString()) == len(other.SerializeToString())
     for _ in range(3):
@@ -195,12 +193,12 @@ def test_of_one_length_the_first_to_be_known_stay_known(known: KnownMessages) ->
     assert meaning(known, other) is None
 
 
-def test_what_is_no_message_is_refused(known: KnownMessages) -> None:
+def test_what_is_no_message_is_refused(known: RequestMemo) -> None:
     with pytest.raises(DecodeError):
         known.parse(b"\xff\xff\xff")
 
 
-def test_only_so_many_are_remembered(known: KnownMessages) -> None:
+def test_only_so_many_are_remembered(known: RequestMemo) -> None:
     for number in range(2 * MOST_KNOWN):
         taught(known, message(4, model_version=str(10_000 + number)))
     assert meaning(known, message(4, model_version=str(10_000 + 2 * MOST_KNOWN - 1))) is not None
@@ -208,7 +206,7 @@ def test_only_so_many_are_remembered(known: KnownMessages) -> None:
     assert len(known._known) == MOST_KNOWN  # noqa: SLF001 - that is what is bounded
 
 
-def test_whatever_comes_is_understood_as_if_it_came_first(known: KnownMessages) -> None:
+def test_whatever_comes_is_understood_as_if_it_came_first(known: RequestMemo) -> None:
     chance = random.Random(11)
     for _ in range(3000):
         sizes = [chance.choice((0, 1, 4, 127, 128, 200)) for _ in range(chance.randint(0, 3))]

@@ -9,7 +9,7 @@ import pytest
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc import response as encoding
-from gateway.frontends.grpc.response import Encoder
+from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.messages import InferRequest, InferResponse, RequestedOutput, SharedRegion
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.shared_memory.regions import SharedMemory
@@ -27,13 +27,13 @@ def encoder(
     *outputs: RequestedOutput,
     config: ModelConfig = CONFIG,
     shared_memory: SharedMemory | None = None,
-) -> Encoder:
+) -> InferResponseEncoder:
     request = InferRequest(model="m", id="r1", outputs=outputs)
     model = serve(ScriptedInstance(), config=config)
-    return Encoder(request, model, shared_memory or SharedMemory())
+    return InferResponseEncoder(request, model, shared_memory or SharedMemory())
 
 
-def encode(found: Encoder, *outputs: Tensor, **fields: Any) -> pb.ModelInferResponse:
+def encode(found: InferResponseEncoder, *outputs: Tensor, **fields: Any) -> pb.ModelInferResponse:
     return pb.ModelInferResponse.FromString(found.encode(InferResponse(outputs=outputs, **fields)))
 
 

@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from gateway.errors import Code
-from gateway.frontends.grpc.rpc import STATUS, Status
+from gateway.frontends.grpc.rpc import STATUS, StatusCode
 
 
 def test_every_code_has_a_status() -> None:
@@ -12,7 +12,7 @@ def test_every_code_has_a_status() -> None:
 
 
 def test_statuses_are_those_of_grpc() -> None:
-    assert {each.name: each.value for each in Status} == {
+    assert {each.name: each.value for each in StatusCode} == {
         each.name: each.value[0] for each in grpc.StatusCode
     }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.frontends.grpc.sockets import (
-    OwnPath,
+    SocketFile,
     bound,
     read_certificates,
     require_free,
@@ -110,10 +110,10 @@ def test_looking_whether_an_address_is_free_leaves_nothing_behind(tmp_path: Path
 def test_a_path_is_removed_by_whose_socket_it_is(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with bound(at(f"unix:{path}")):
-        OwnPath(str(path)).remove()
+        SocketFile(str(path)).remove()
     assert not path.exists()
     with bound(at(f"unix:{path}")):
-        old = OwnPath(str(path))
+        old = SocketFile(str(path))
         path.rename(tmp_path / "moved")
         old.remove()  # nothing is there
         with bound(at(f"unix:{path}")):

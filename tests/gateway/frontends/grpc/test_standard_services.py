@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2 as pb
 
-from gateway.frontends.grpc.rpc import RpcError, Status
+from gateway.frontends.grpc.rpc import RpcError, StatusCode
 from gateway.frontends.grpc.standard_services import HealthServicer
 from tests.builders import soon
 
@@ -44,7 +44,7 @@ async def test_the_server_and_its_services_are_as_ready_as_was_said(service: str
 async def test_a_service_that_is_not_served_is_not_found() -> None:
     with pytest.raises(RpcError, match="'other'") as caught:
         await check(HealthServicer(("v2",)), "other")
-    assert caught.value.status is Status.NOT_FOUND
+    assert caught.value.status is StatusCode.NOT_FOUND
 
 
 async def test_a_watcher_is_told_now_and_when_it_changes_and_not_otherwise() -> None:
@@ -84,4 +84,4 @@ async def test_at_the_end_watchers_are_told_and_let_go() -> None:
     assert await soon(watcher.seen.get()) == NOT_SERVING
     with pytest.raises(RpcError) as caught:
         await soon(watcher.task)
-    assert caught.value.status is Status.UNAVAILABLE
+    assert caught.value.status is StatusCode.UNAVAILABLE

@@ -11,12 +11,12 @@ import pytest
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.methods import Messages, Method
+from gateway.frontends.grpc.methods import Method, ParsedMessages
 from gateway.frontends.grpc.outbox import MAX_ANSWERS, Outbox
 from gateway.frontends.grpc.parameters import HeaderForwarding
 from gateway.frontends.grpc.protobuf_wire import Message
 from gateway.frontends.grpc.request import RequestDecoder
-from gateway.frontends.grpc.stream_infer import REFUSALS, StreamInfer, StrictError
+from gateway.frontends.grpc.stream_infer import REFUSALS, StreamInfer, StrictModeError
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.stream import DEFAULT_LIMIT
@@ -40,7 +40,7 @@ MANY = replace(TEXT, name="many", model_transaction_policy=DECOUPLED)
 ONE = replace(TEXT, name="one")
 
 
-class Call:
+class RpcCall:
     """One RPC driven by hand: the test is the client."""
 
     def __init__(
@@ -185,7 +185,7 @@ async def begun(instance: ScriptedInstance, count: int) -> list[Execution]:
 async def test_a_response_carries_the_id_the_model_and_the_final_flag(
     models: list[Model], many: ScriptedInstance
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.ask("many", "r1")
         execution = await many.begun()
         execution.answer(text_response("a"))
@@ -201,7 +201,7 @@ async def test_a_response_carries_the_id_the_model_and_the_final_flag(
 
 
 async def test_the_only_response_is_final(models: list[Model], one: ScriptedInstance) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.ask("one", "r1")
         execution = await one.begun()
         execution.answer(text_response("a"))
@@ -214,7 +214,7 @@ async def test_the_only_response_is_final(models: list[Model], one: ScriptedInst
 async def test_requests_interleave_and_each_keeps_its_order(
     models: list[Model], many: ScriptedInstance
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.ask("many", "r1")
         call.ask("many", "r2")
         first, second = await begun(many, 2)
@@ -228,7 +228,7 @@ async def test_requests_interleave_and_each_keeps_its_order(
 async def test_models_that_are_not_decoupled_answer_in_the_order_they_were_asked(
     models: list[Model], one: ScriptedInstance
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         for request_id in ("r1", "r2", "r3"):
             call.ask("one", request_id)
         first, second, third = await begun(one, 3)
@@ -246,7 +246,7 @@ async def test_models_that_are_not_decoupled_answer_in_the_order_they_were_asked
 async def test_decoupled_models_overtake_the_others(
     models: list[Model], one: ScriptedInstance, many: ScriptedInstance
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.ask("one", "slow")
         call.ask("many", "fast")
         slow, fast = await one.begun(), await many.begun()
@@ -262,7 +262,7 @@ async def test_decoupled_models_overtake_the_others(
 async def test_an_empty_final_response_is_kept_from_who_did_not_ask(
     models: list[Model], many: ScriptedInstance
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.ask("many", "r1")
         execution = await many.begun()
         execution.answer(text_response("a"))
@@ -278,7 +278,7 @@ async def test_an_empty_final_response_is_kept_from_who_did_not_ask(
 async def test_an_empty_final_response_is_sent_to_who_asked(
     models: list[Model], many: ScriptedInstance, flagged: bool
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.ask("many", "r1", empty_final=True)
         execution = await many.begun()
         execution.answer(text_response("a"))
@@ -300,7 +300,7 @@ async def test_an_empty_final_response_is_sent_to_who_asked(
 async def test_a_final_response_with_data_is_the_only_final_one(
     models: list[Model], many: ScriptedInstance
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.ask("many", "r1", empty_final=True)
         (await many.begun()).finish("a")
         message = await call.answer()
@@ -316,7 +316,7 @@ async def test_a_final_response_with_data_is_the_only_final_one(
 async def test_a_refused_request_is_a_message_with_its_id_and_the_stream_lives_on(
     models: list[Model], many: ScriptedInstance
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.ask("nope", "r1")
         message = await call.answer()
         assert message.error_message == "Request for unknown model: 'nope' is not found"
@@ -331,7 +331,7 @@ async def test_a_models_error_is_a_message_and_the_stream_lives_on(
     models: list[Model], one: ScriptedInstance, many: ScriptedInstance, model: str
 ) -> None:
     instance = {"one": one, "many": many}[model]
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.ask(model, "r1", version="1")
         (await instance.begun()).crash(BROKEN)
         message = await call.answer()
@@ -347,7 +347,7 @@ async def test_a_models_error_is_a_message_and_the_stream_lives_on(
 async def test_responses_before_an_error_are_sent(
     models: list[Model], many: ScriptedInstance
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.ask("many", "r1")
         execution = await many.begun()
         execution.answer(text_response("a"))
@@ -361,7 +361,7 @@ async def test_responses_before_an_error_are_sent(
 async def test_a_model_that_is_not_decoupled_has_one_response(
     models: list[Model], one: ScriptedInstance, count: int
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.ask("one", "r1")
         execution = await one.begun()
         for _ in range(count):
@@ -379,12 +379,12 @@ async def test_in_strict_mode_a_models_error_ends_the_rpc(
     models: list[Model], one: ScriptedInstance, many: ScriptedInstance, model: str
 ) -> None:
     instance = {"one": one, "many": many}[model]
-    async with Call(*models, strict=True) as call:
+    async with RpcCall(*models, strict=True) as call:
         call.ask(model, "r1")
         call.ask(model, "r2")
         first, second = await begun(instance, 2)
         first.crash(BROKEN)
-        with pytest.raises(StrictError) as caught:
+        with pytest.raises(StrictModeError) as caught:
             await call.ended()
         assert caught.value.error is BROKEN
         await soon(second.stopped.wait())
@@ -394,7 +394,7 @@ async def test_in_strict_mode_a_models_error_ends_the_rpc(
 async def test_in_strict_mode_a_refused_request_is_a_message_still(
     models: list[Model], many: ScriptedInstance
 ) -> None:
-    async with Call(*models, strict=True) as call:
+    async with RpcCall(*models, strict=True) as call:
         call.ask("nope", "r1")
         assert (await call.answer()).error_message
         call.ask("many", "r2")
@@ -408,7 +408,7 @@ async def test_in_strict_mode_a_refused_request_is_a_message_still(
 async def test_after_a_half_close_what_was_asked_is_answered(
     models: list[Model], many: ScriptedInstance, one: ScriptedInstance
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.ask("many", "r1")
         call.ask("one", "r2")
         executions = [await many.begun(), await one.begun()]
@@ -424,7 +424,7 @@ async def test_after_a_half_close_what_was_asked_is_answered(
 
 
 async def test_a_half_close_at_once_ends_the_rpc(models: list[Model]) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.half_close()
         await call.ended()
 
@@ -432,7 +432,7 @@ async def test_a_half_close_at_once_ends_the_rpc(models: list[Model]) -> None:
 async def test_a_server_that_drains_reads_no_more_and_answers_what_was_asked(
     models: list[Model], many: ScriptedInstance
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.ask("many", "r1")
         execution = await many.begun()
         call.rpc.stop_reading()
@@ -447,7 +447,7 @@ async def test_a_server_that_drains_reads_no_more_and_answers_what_was_asked(
 async def test_a_server_that_drains_answers_a_message_that_its_reader_has_not_seen_yet(
     models: list[Model], many: ScriptedInstance
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         await settle()
         call.ask("many", "r1")
         call.rpc.stop_reading()
@@ -476,7 +476,7 @@ async def test_a_server_that_drains_answers_a_large_message_that_is_being_parsed
         await asyncio.Event().wait()
 
     method = Method(_never, _never, _never, client_streams=True, parse_large=parse)
-    async with Call(*models, requests=Messages(method, sent(), None)) as call:  # type: ignore[arg-type]
+    async with RpcCall(*models, requests=ParsedMessages(method, sent(), None)) as call:  # type: ignore[arg-type]
         await settle()
         call.rpc.stop_reading()
         await settle()
@@ -493,7 +493,7 @@ def _never(*_: object) -> Any:
 async def test_a_server_that_drains_sends_a_refusal_that_waits_for_a_slow_client(
     models: list[Model],
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.reads.clear()
         for number in range(REFUSALS + 2):
             call.ask("nope", str(number))
@@ -512,7 +512,7 @@ async def test_a_server_that_drains_sends_a_refusal_that_waits_for_a_slow_client
 async def test_a_server_that_drains_answers_a_cancellation_that_waits_for_a_slow_client(
     models: list[Model],
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.reads.clear()
         for number in range(REFUSALS):
             call.ask("nope", str(number))
@@ -533,7 +533,7 @@ async def test_cancelling_the_rpc_stops_every_request(
     models: list[Model], one: ScriptedInstance, many: ScriptedInstance, model: str
 ) -> None:
     instance = {"one": one, "many": many}[model]
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.ask(model, "r1")
         call.ask(model, "r2")
         executions = await begun(instance, 2)
@@ -550,7 +550,7 @@ async def test_cancelling_the_rpc_stops_every_request(
 async def test_a_request_that_comes_as_the_rpc_is_cancelled_is_stopped_too(
     models: list[Model],
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         await settle()  # the reader waits for a request
         asyncio.get_running_loop().call_soon(call.ask, "many", "r1")
         call.cancel()
@@ -562,7 +562,7 @@ async def test_a_request_that_comes_as_the_rpc_is_cancelled_is_stopped_too(
 async def test_cancelling_drops_what_is_queued(serve: Serve) -> None:
     instance = ScriptedInstance(concurrency=1)
     model = serve(instance, config=MANY)
-    async with Call(model) as call:
+    async with RpcCall(model) as call:
         call.ask("many", "r1")
         call.ask("many", "r2")
         await instance.begun()
@@ -574,10 +574,10 @@ async def test_cancelling_drops_what_is_queued(serve: Serve) -> None:
 async def test_an_rpc_that_ends_disturbs_no_other(
     models: list[Model], many: ScriptedInstance
 ) -> None:
-    async with Call(*models) as stays:
+    async with RpcCall(*models) as stays:
         stays.ask("many", "r1")
         execution = await many.begun()
-        async with Call(*models) as leaves:
+        async with RpcCall(*models) as leaves:
             leaves.ask("many", "r2")
             await many.begun()
         execution.finish("still here")
@@ -590,7 +590,7 @@ async def test_an_rpc_that_ends_disturbs_no_other(
 async def test_a_slow_client_holds_back_the_model(
     models: list[Model], many: ScriptedInstance
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.reads.clear()
         call.ask("many", "r1")
         execution = await many.begun()
@@ -610,7 +610,7 @@ async def test_a_slow_client_holds_back_the_model(
 async def test_a_client_that_takes_nothing_for_too_long_has_gone(
     models: list[Model], many: ScriptedInstance
 ) -> None:
-    async with Call(*models, send_timeout_secs=0.01) as call:
+    async with RpcCall(*models, send_timeout_secs=0.01) as call:
         call.reads.clear()
         call.ask("many", "r1")
         execution = await many.begun()
@@ -624,7 +624,7 @@ async def test_a_client_that_takes_nothing_for_too_long_has_gone(
 async def test_leaving_a_full_stream_leaves_nothing(
     models: list[Model], many: ScriptedInstance
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.reads.clear()
         call.ask("many", "r1")
         execution = await many.begun()
@@ -641,7 +641,7 @@ async def test_leaving_a_full_stream_leaves_nothing(
 async def test_a_client_that_asks_much_and_reads_nothing_is_not_read_without_end(
     models: list[Model],
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.reads.clear()
         for number in range(5000):
             call.ask("nope", str(number))
@@ -656,7 +656,7 @@ async def test_a_client_that_asks_much_and_reads_nothing_is_not_read_without_end
 async def test_answers_that_wait_for_their_turn_keep_more_requests_from_being_read(
     models: list[Model], one: ScriptedInstance
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.ask("one", "first")
         first = await one.begun()
         names = [str(number) for number in range(MAX_ANSWERS)]
@@ -680,7 +680,7 @@ async def test_answers_that_wait_for_their_turn_keep_more_requests_from_being_re
 async def test_a_request_is_cancelled_by_its_id_and_what_it_had_said_comes_before(
     models: list[Model], many: ScriptedInstance
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.ask("many", "r1")
         execution = await many.begun()
         execution.answer(text_response("one"))
@@ -699,7 +699,7 @@ async def test_a_request_is_cancelled_by_its_id_and_what_it_had_said_comes_befor
 async def test_a_client_that_does_not_read_can_cancel_and_gets_all_that_was_said(
     models: list[Model], many: ScriptedInstance
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.reads.clear()
         call.ask("many", "r1")
         execution = await many.begun()
@@ -720,7 +720,7 @@ async def test_a_client_that_does_not_read_can_cancel_and_gets_all_that_was_said
 async def test_in_strict_mode_cancelling_a_request_does_not_end_the_rpc(
     models: list[Model], many: ScriptedInstance, one: ScriptedInstance
 ) -> None:
-    async with Call(*models, strict=True) as call:
+    async with RpcCall(*models, strict=True) as call:
         call.ask("many", "r1")
         call.ask("one", "r2")
         await many.begun()
@@ -737,7 +737,7 @@ async def test_in_strict_mode_cancelling_a_request_does_not_end_the_rpc(
 async def test_cancelling_is_not_what_any_other_value_of_the_parameter_means(
     models: list[Model], many: ScriptedInstance
 ) -> None:
-    async with Call(*models) as call:
+    async with RpcCall(*models) as call:
         call.ask("many", "r1")
         execution = await many.begun()
         call.cancel_request("many", "r1", wanted=False)
@@ -749,7 +749,7 @@ async def test_cancelling_is_not_what_any_other_value_of_the_parameter_means(
 
 async def test_a_turn_answers_after_the_last_answer_of_the_turn_before_it(serve: Serve) -> None:
     instance = ScriptedInstance()
-    async with Call(serve(instance, config=CHAT)) as call:
+    async with RpcCall(serve(instance, config=CHAT)) as call:
         call.say("chat", "count", "a", start=True)
         call.say("chat", "enough", "b")
         first = await instance.begun()

@@ -14,7 +14,7 @@ from hyperframe.frame import DataFrame, RstStreamFrame
 from gateway.errors import UNEXPECTED
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import Call, ClientGone, RpcError, Status, Transport
+from gateway.frontends.grpc.rpc import ClientDisconnected, RpcCall, RpcError, StatusCode, Transport
 from gateway.frontends.grpc.server import TRANSPORTS
 from gateway.settings import GrpcSettings, GrpcTransport
 from tests.builders import soon
@@ -36,13 +36,13 @@ class Service:
         self.cancelled: asyncio.Queue[float] = asyncio.Queue()
         self.ended: asyncio.Queue[float] = asyncio.Queue()
 
-    async def wait(self, message: bytes, call: Call) -> bytes:
+    async def wait(self, message: bytes, call: RpcCall) -> bytes:
         """Wait for what never comes."""
         with self._noted(call):
             await asyncio.Event().wait()
         raise AssertionError("an event was set that nobody sets")
 
-    async def read(self, messages: AsyncIterator[bytes], call: Call) -> None:
+    async def read(self, messages: AsyncIterator[bytes], call: RpcCall) -> None:
         """Read all there is, and then wait."""
         with self._noted(call):
             async for _ in messages:
@@ -50,38 +50,38 @@ class Service:
             self.begun.put_nowait("end")
             await asyncio.Event().wait()
 
-    async def write(self, messages: AsyncIterator[bytes], call: Call) -> None:
+    async def write(self, messages: AsyncIterator[bytes], call: RpcCall) -> None:
         """Send without an end."""
         with self._noted(call):
             while True:
                 await call.send([bytes(10_000)])
 
-    async def tell(self, message: bytes, call: Call) -> bytes:
+    async def tell(self, message: bytes, call: RpcCall) -> bytes:
         """Answer with the metadata that came."""
         found = sorted((name, value) for name, value in call.metadata if name.startswith("x"))
         return repr(found).encode()
 
-    async def fail(self, message: bytes, call: Call) -> bytes:
+    async def fail(self, message: bytes, call: RpcCall) -> bytes:
         """Fail with the text that came."""
-        raise RpcError(Status.ABORTED, message.decode())
+        raise RpcError(StatusCode.ABORTED, message.decode())
 
-    async def decorate(self, message: bytes, call: Call) -> bytes:
+    async def decorate(self, message: bytes, call: RpcCall) -> bytes:
         """Send metadata before and behind the answer."""
         await call.send_initial_metadata([(TOLD, "a"), (TOLD, "b"), (f"{TOLD}-bin", b"\0\xff")])
         call.set_trailing_metadata([(TOLD, "c"), (TOLD, "d"), (f"{TOLD}-bin", b"\1\xfe")])
         return message
 
     @contextmanager
-    def _noted(self, call: Call) -> Any:
+    def _noted(self, call: RpcCall) -> Any:
         call.on_end(lambda: self.ended.put_nowait(time.perf_counter()))
         self.begun.put_nowait("method")
         try:
             yield
-        except (asyncio.CancelledError, ClientGone):
+        except (asyncio.CancelledError, ClientDisconnected):
             self.cancelled.put_nowait(time.perf_counter())
             raise
 
-    async def give_up(self, message: bytes, call: Call) -> bytes:
+    async def give_up(self, message: bytes, call: RpcCall) -> bytes:
         """End as a task does that somebody has cancelled, though nobody has."""
         raise asyncio.CancelledError
 
