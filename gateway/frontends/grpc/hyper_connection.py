@@ -163,7 +163,7 @@ class HyperConnection(H2ServerProtocol):
             return
         create: Create = self._loop.create_task
         if self._is_quick(request):
-            task = self._begin_at_once(request, create)
+            task = self._begin_eagerly(request, create)
         else:
             task = create(self.handle(request))
         if task is not None:
@@ -171,7 +171,7 @@ class HyperConnection(H2ServerProtocol):
             task.add_done_callback(self._rpcs.discard)
             on_reset(request, task.cancel)
 
-    def _begin_at_once(self, request: Any, create: Create) -> "asyncio.Task[None] | None":
+    def _begin_eagerly(self, request: Any, create: Create) -> "asyncio.Task[None] | None":
         try:
             return start_eagerly(self.handle(request), create)
         except (Exception, asyncio.CancelledError):
@@ -182,7 +182,7 @@ class HyperConnection(H2ServerProtocol):
     def _is_quick(self, request: Any) -> bool:
         """Whether it is likely to be answered without waiting; a deadline needs a task."""
         method = self._shared.methods.get(request.path)
-        quick = method is not None and method.at_once and is_whole(request)
+        quick = method is not None and method.eager and is_whole(request)
         return quick and request.headers.get(DEADLINE) is None
 
     async def handle(self, request: Any) -> None:

@@ -1,7 +1,7 @@
-"""Messages in bytes: what protobuf would copy is taken out of them, and put into them, by hand.
+"""Protobuf wire format of large fields, which protobuf would copy or convert slowly.
 
-A message is the concatenation of its fields (protocol buffers encoding), so a large field can be
-cut out of a message, and the rest parsed by protobuf; and a message can be put together of parts.
+A message is the concatenation of its fields (protocol buffers encoding). So a large field can be
+cut out before protobuf parses the rest, and a message can be joined from parts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,19 +15,19 @@ from gateway.protos import grpc_service_pb2 as pb
 from gateway.tensor import LENGTH_BYTES, Buffer, Datatype, Runs
 
 Message = tuple[pb.ModelInferRequest, Any]
-"""A ModelInferRequest and its raw contents, which may be views of what it was parsed from."""
+"""A ModelInferRequest and its raw contents, which may be views of the received bytes."""
 
 LENGTH_DELIMITED = 2
 SMALL_BYTES = 64 * 1024
-"""What protobuf parses in a moment."""
+"""Size up to which protobuf parses on the event loop."""
 LARGE_BYTES = 16384
-"""Below, copying costs less than looking for what need not be copied."""
+"""Size from which large fields are cut out; below it copying is cheaper."""
 
 MAX_FIELDS = 256
-"""A message of more fields than that is left to protobuf, which is faster with many."""
+"""Maximum number of fields for cutting; protobuf is faster with more."""
 
 MAX_SHIFT = 63
-"""Where the last byte of a varint begins; what goes on behind it is left to protobuf."""
+"""Bit offset of the last byte of a varint; protobuf handles longer ones."""
 
 
 def _tag(message: type, field: str) -> int:
@@ -44,7 +44,7 @@ INFER_RESPONSE = bytes([_tag(pb.ModelStreamInferResponse, "infer_response")])
 
 
 def parse_request(data: bytes) -> Message:
-    """A ModelInferRequest; large raw contents are views of `data`. DecodeError if it is none."""
+    """A ModelInferRequest; large raw contents are views of `data`. Raises DecodeError."""
     split = _split(data) if len(data) >= LARGE_BYTES else None
     if split is None:
         message = pb.ModelInferRequest.FromString(data)
@@ -54,7 +54,7 @@ def parse_request(data: bytes) -> Message:
 
 
 class LargeMessage(NamedTuple):
-    """A ModelInferRequest, its raw contents, and the typed contents of inputs by their index."""
+    """A ModelInferRequest, its raw contents, and typed contents by index of input."""
 
     message: pb.ModelInferRequest
     raw: Sequence[Buffer]
@@ -62,13 +62,13 @@ class LargeMessage(NamedTuple):
 
 
 def takes_long(data: bytes) -> bool:
-    """Whether to parse a message blocks for more than a moment: its raw contents never do."""
+    """Whether parsing a message would block the event loop; raw contents do not count."""
     split = _split(data)
     return split is None or len(split[0]) > SMALL_BYTES
 
 
 def parse_large(data: bytes) -> LargeMessage:
-    """The same as `parse_request`; large typed contents are views of `data`, too."""
+    """As `parse_request`, but large typed contents are views of `data` too."""
     split = _split(data)
     if split is None:
         return LargeMessage(*parse_request(data), {})
@@ -79,7 +79,7 @@ def parse_large(data: bytes) -> LargeMessage:
 
 
 def _without_contents(rest: bytes, contents: dict[int, memoryview]) -> Iterator[Buffer]:
-    """The fields of a message; of inputs with large contents what is left, and the contents."""
+    """The fields of a message; large typed contents are moved into `contents`."""
     index = 0
     for tag, field, start in _fields(rest):
         if tag == INPUT:
@@ -94,7 +94,7 @@ def _without_contents(rest: bytes, contents: dict[int, memoryview]) -> Iterator[
 
 
 def _cut_out(tensor: memoryview) -> tuple[bytes, memoryview] | None:
-    """An input without its contents, and those; None if they are not large."""
+    """An input without its typed contents, and these; None for a small input."""
     if len(tensor) < LARGE_BYTES:
         return None
     left: list[Buffer] = []
@@ -113,7 +113,7 @@ def _cut_out(tensor: memoryview) -> tuple[bytes, memoryview] | None:
 
 
 def _fields(data: Buffer) -> Iterator[tuple[int, memoryview, int]]:
-    """Each field: its tag, its bytes, and where in those its value begins."""
+    """Each field: tag, bytes, and offset of the value in these bytes."""
     view, end, at = memoryview(data), len(data), 0
     while at < end:
         start = at
@@ -128,7 +128,7 @@ def _fields(data: Buffer) -> Iterator[tuple[int, memoryview, int]]:
 
 
 def _split(data: bytes) -> tuple[bytes, list[memoryview]] | None:
-    """The message without its raw contents, and those; None for what protobuf should look at."""
+    """The message without its raw contents, and these; None if protobuf must parse all of it."""
     view, end, at = memoryview(data), len(data), 0
     rest: list[memoryview] = []
     raw: list[memoryview] = []
@@ -150,7 +150,7 @@ def _split(data: bytes) -> tuple[bytes, list[memoryview]] | None:
 
 
 def read_varint(data: Buffer, at: int) -> tuple[int, int]:
-    """The number that begins there, and where it ends; IndexError if it is cut or too long."""
+    """The varint at an offset, and the offset of its end; IndexError if it is invalid."""
     value = shift = 0
     while (byte := data[at]) & 0x80:
         if shift == MAX_SHIFT:
@@ -161,7 +161,7 @@ def read_varint(data: Buffer, at: int) -> tuple[int, int]:
 
 
 def sized(tag: bytes, size: int) -> bytes:
-    """What stands before `size` bytes of a field."""
+    """The tag and the length before `size` bytes of a field."""
     found = bytearray(tag)
     while size > 0x7F:
         found.append(size & 0x7F | 0x80)
@@ -174,7 +174,7 @@ FIELDS: dict[int, str] = {
     field.number: field.name for field in pb.InferTensorContents.DESCRIPTOR.fields
 }
 FIXED = {"fp32_contents": 4, "fp64_contents": 8}
-"""The fields whose elements have a fixed size."""
+"""Sizes of the elements of fields with a fixed size, in bytes."""
 STRINGS = "bytes_contents"
 
 VARINT, FIXED_64, LENGTH_DELIMITED, FIXED_32 = 0, 1, 2, 5
@@ -188,17 +188,17 @@ UNSIGNED: dict[str, Any] = {
     "int64_contents": np.dtype("<u8"),
     "uint64_contents": np.dtype("<u8"),
 }
-"""The part of each varint that counts: what follows is cut off (protocol buffers encoding)."""
+"""The significant bits of each varint; the others are cut off (protocol buffers encoding)."""
 
 
 class TypedContents(NamedTuple):
-    """The populated fields, and the data of the only one."""
+    """The names of the populated fields, and the data if there is exactly one."""
 
     populated: list[str]
     data: Buffer = b""
 
     def as_datatype(self, datatype: Datatype, dtype: Any) -> Buffer:
-        """The data as that datatype has it; of numbers the lowest bytes."""
+        """The data in the layout of a datatype; numbers keep their lowest bytes."""
         (name,) = self.populated
         if name in FIXED or datatype is Datatype.BYTES:
             return self.data
@@ -208,7 +208,11 @@ class TypedContents(NamedTuple):
 
 
 def read_contents(view: memoryview) -> TypedContents:
-    """An InferTensorContents; DecodeError if it is none. Any thread may call this."""
+    """Parse InferTensorContents with numpy, without an object per element; thread-safe.
+
+    protobuf creates a Python object per element, and holds the interpreter lock meanwhile.
+    Raises DecodeError.
+    """
     found: dict[str, Buffer] = {}
     at, end, runs = 0, len(view), Runs()
     try:
@@ -235,7 +239,7 @@ def read_contents(view: memoryview) -> TypedContents:
 
 
 def _wire_form(records: memoryview, count: int, head: int) -> bytes:
-    """So many strings of one size, each with its length instead of its head."""
+    """Strings of equal size, with the length of the BYTES format instead of their heads."""
     size = len(records) // count - head
     length = size.to_bytes(LENGTH_BYTES, "little")
     if count == 1:
@@ -247,7 +251,7 @@ def _wire_form(records: memoryview, count: int, head: int) -> bytes:
 
 
 def _add(found: dict[str, Buffer], name: str, chunk: Buffer) -> None:
-    """Put a chunk behind those before it; an only one stays a view."""
+    """Append a chunk of a field; a single chunk stays a view."""
     known = found.setdefault(name, chunk)
     if isinstance(known, bytearray):
         known += chunk
@@ -267,7 +271,7 @@ def _data(name: str, packed: Buffer) -> Buffer:
 
 
 def _span(view: memoryview, at: int, kind: int) -> tuple[int, int]:
-    """Where the value of a field begins and ends."""
+    """The start and the end of the value of a field."""
     if kind == LENGTH_DELIMITED:
         size, at = read_varint(view, at)
         return at, at + size

@@ -1,4 +1,4 @@
-"""A ModelInferRequest to an InferRequest; no I/O but reading shared memory."""
+"""Decoding of a ModelInferRequest into an InferRequest; the only I/O is reading shared memory."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -48,25 +48,25 @@ CONTENTS = {
     Datatype.FP64: "fp64_contents",
     Datatype.BYTES: "bytes_contents",
 }
-"""Which field of InferTensorContents carries a datatype; FP16 and BF16 travel raw only."""
+"""The field of InferTensorContents for each datatype; FP16 and BF16 have raw contents only."""
 
 WIDEST = {contents: datatype for datatype, contents in CONTENTS.items()}
-"""The datatype of each field: its elements', and what a field that does not fit is called."""
+"""The datatype of the elements of each field, which Triton's errors name."""
 
 PART_ELEMENTS = 1 << 15
-"""Elements that are converted at once: a call holds the interpreter lock."""
+"""Elements converted in one call, which holds the interpreter lock."""
 
 Contents = Mapping[int, memoryview]
-"""Typed contents that were cut out of a message, by the index of their input."""
+"""Typed contents that were cut out of a message, by index of input."""
 NO_CONTENTS: Contents = MappingProxyType({})
 
 DATATYPES = {datatype.value: datatype for datatype in Datatype}
 INVALID = "<invalid>"
-"""How Triton calls a datatype that it does not know."""
+"""Triton's name of an unknown datatype."""
 
 
 class DecodedRequest:
-    """A large message that was decoded in a thread, or why it cannot be."""
+    """The result of decoding a large message in a thread: a request or an error."""
 
     __slots__ = ("_outcome",)
 
@@ -74,14 +74,14 @@ class DecodedRequest:
         self._outcome = outcome
 
     def request(self) -> InferRequest:
-        """The request; raises the InferenceError instead."""
+        """The request; raises the InferenceError of a failed decoding."""
         if isinstance(self._outcome, InferenceError):
             raise self._outcome
         return self._outcome
 
 
 class RequestDecoder:
-    """Decodes the requests of one RPC, to each of which it may forward the RPC's metadata."""
+    """Decodes the requests of one RPC, and forwards metadata of the RPC to each."""
 
     def __init__(
         self, shared_memory: SharedMemory, forwarding: HeaderForwarding, metadata: Metadata
@@ -99,8 +99,8 @@ class RequestDecoder:
     ) -> InferRequest:
         """A request for a model with this config; InferenceError with Triton's texts.
 
-        `raw` are its raw contents, wherever they are kept, or all of it, decoded before.
-        `contents` are typed contents that are not in the message.
+        `raw` are the raw contents, or an earlier result of decoding the whole message.
+        `contents` are typed contents that were cut out of the message.
         """
         if isinstance(raw, DecodedRequest):
             return raw.request()
@@ -113,7 +113,7 @@ class RequestDecoder:
             model=message.model_name,
             version=message.model_version,
             id=message.id,
-            # Slices are lists, which are faster to go through than protobuf's own sequences.
+            # A slice is a list, which iterates faster than a sequence of protobuf.
             inputs=tuple([reader.read(tensor) for tensor in message.inputs[:]]),
             outputs=self._outputs(message.outputs[:]),
             parameters=parameters.custom,
@@ -164,10 +164,10 @@ def _classes(parameters: Mapping[str, pb.InferParameter]) -> int:
 
 
 class _InputReader:
-    """Reads the inputs of one message in their order.
+    """Reads the inputs of one message in order: raw, typed, or in shared memory (protocol 18.3).
 
-    `raw` are its raw contents, which the inputs that are not in shared memory consume in order.
-    Raises InferenceError with Triton's texts.
+    The inputs outside shared memory consume the raw contents in order. Raises InferenceError with
+    Triton's texts.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class _InputReader:
         self._shared_memory = shared_memory
 
     def read(self, tensor: Any) -> Tensor:
-        """One input; its data is a view where the message allows it."""
+        """One input; its data is a view where possible."""
         name = tensor.name
         self._index += 1
         datatype = DATATYPES.get(tensor.datatype)
@@ -272,7 +272,7 @@ class _InputReader:
 def _elements(values: Any, contents: str, datatype: Datatype) -> Buffer | tuple[bytes, ...]:
     if datatype is Datatype.BYTES:
         return tuple(values)
-    # Without its type, numpy makes floats of integers of which some fit only uint64.
+    # Without a dtype numpy converts integers to floats if some fit uint64 only.
     widest, dtype = NUMPY_TYPES[WIDEST[contents]], NUMPY_TYPES[datatype]
     if len(values) <= PART_ELEMENTS:
         return np.array(values, dtype=widest).astype(dtype).tobytes()
@@ -281,7 +281,10 @@ def _elements(values: Any, contents: str, datatype: Datatype) -> Buffer | tuple[
 
 
 def read_region(tensor: str, parameters: Mapping[str, pb.InferParameter]) -> SharedRegion | None:
-    """The region that a tensor's parameters name, or None; InferenceError with Triton's texts."""
+    """The shared memory region in a tensor's parameters, or None (protocol: shared memory, 12.3).
+
+    Raises InferenceError with Triton's texts.
+    """
     if REGION not in parameters:
         for key in (OFFSET, BYTE_SIZE):
             if key in parameters:
@@ -308,9 +311,9 @@ def _refused(what: str, tensor: str) -> InferenceError:
 
 
 class LargeMessages:
-    """Prepares ModelInferRequests of more than LARGE_BYTES; the other ones need no thread.
+    """Parses, decodes and checks ModelInferRequests above LARGE_BYTES in a thread.
 
-    A message that is only large by the raw contents of numbers needs none, either.
+    A message that is large only because of raw numbers is parsed on the event loop.
     """
 
     def __init__(self, dataplane: DataPlane) -> None:
@@ -318,7 +321,10 @@ class LargeMessages:
         self._threads = dataplane.threads
 
     async def prepare(self, data: bytes, decoder: RequestDecoder) -> Message:
-        """The message, whose raw contents may be DecodedRequest; DecodeError if it is none."""
+        """The message, with a DecodedRequest as raw contents if a thread has decoded it.
+
+        Raises DecodeError for bytes that are not a message.
+        """
         if takes_long(data):
             large = await self._threads.run(parse_large, data)
         else:
@@ -329,7 +335,7 @@ class LargeMessages:
         try:
             model = self._dataplane.model(message.model_name, message.model_version)
         except InferenceError:
-            return message, raw  # it is refused before its inputs are decoded
+            return message, raw  # the method refuses the request before it decodes inputs
         return message, await self._threads.run(_decoded, decoder, large, model)
 
 

@@ -1,6 +1,6 @@
-"""What a message of ModelInfer meant when it came before: clients repeat it while shapes stay.
+"""Memo of parsed ModelInfer messages, because clients repeat them with other data.
 
-Only the raw contents at its end change then, and parsing it again would tell nothing new.
+While shapes stay the same, only the raw contents at the end of a message change.
 """
 
 import time
@@ -17,11 +17,11 @@ from gateway.tensor import Buffer, Datatype, Tensor
 
 MOST_KNOWN = 256
 MOST_BYTES = 4096
-"""Before the raw contents; longer messages take little room in the time that their data takes."""
+"""Maximum size of a header, which is all bytes before the raw contents."""
 
 
 class InputSlice(NamedTuple):
-    """An input, and where in a message its data is; `mark` is what stands right before it."""
+    """An input and the offsets of its data; `mark` is the tag and length before the data."""
 
     name: str
     datatype: Datatype
@@ -32,19 +32,19 @@ class InputSlice(NamedTuple):
 
 
 class MemoEntry(NamedTuple):
-    """All that a message says but for its data; `asked` is its request, which has been decoded."""
+    """The decoded request `asked` of a header, without its data."""
 
     asked: InferRequest
     pieces: Sequence[InputSlice]
 
     def fits(self, data: bytes) -> bool:
-        """Whether the raw contents of a message with the same header are as long as they were."""
+        """Whether the raw contents of a message with the same header have the same lengths."""
         return len(data) == self.pieces[-1].end and all(
             data.endswith(piece.mark, 0, piece.start) for piece in self.pieces
         )
 
     def request(self, data: bytes) -> InferRequest:
-        """The request with these bytes for a message."""
+        """The request of a message with these bytes."""
         asked = self.asked
         return InferRequest(
             model=asked.model,
@@ -64,7 +64,7 @@ class MemoEntry(NamedTuple):
 
 
 class InferMessage(NamedTuple):
-    """A message, and what it means if that is known, or else its parts."""
+    """A message with its entry in the memo, or else with its parsed parts."""
 
     data: bytes
     known: MemoEntry | None = None
@@ -73,11 +73,10 @@ class InferMessage(NamedTuple):
 
 
 class RequestMemo:
-    """The latest of those that have been decoded, by what stands before their raw contents.
+    """The latest decoded messages, by their headers.
 
-    A message is remembered when another of the same length has come before: those that are always
-    of other shapes do not come again. Of those of one length, only such are known as have as much
-    before their raw contents as the first of them.
+    A message is added only after another message of the same length, because changing shapes
+    rarely repeat. All entries of one length of message have the same length of header.
     """
 
     def __init__(self) -> None:
@@ -85,17 +84,17 @@ class RequestMemo:
         self._headers: dict[int, int] = {}
 
     def parse(self, data: bytes) -> InferMessage:
-        """A message; DecodeError if it is none."""
+        """The message; DecodeError for bytes that are not one."""
         known = self._known.get(data[: self._headers.get(len(data), 0)])
         if known is not None and known.fits(data):
             return InferMessage(data, known)
         return InferMessage(data, None, *parse_request(data))
 
     def add(self, incoming: InferMessage, request: InferRequest) -> None:
-        """Remember one that was accepted, in place of the one known longest if need be.
+        """Add an accepted message, and evict the oldest entry of a full memo.
 
-        That is if only its raw contents may change, which are numbers: it has no id, is in no
-        sequence, and has nothing in shared memory.
+        Skipped are messages with an id, a sequence, strings or shared memory, since more than
+        their raw contents can change.
         """
         data, _, message, raw = incoming
         if message is None or len(data) >= LARGE_BYTES or not self._has_come_before(len(data)):
@@ -128,7 +127,7 @@ def _make_room(found: dict[Any, Any]) -> None:
 
 
 def _cut(data: bytes, raw: Sequence[Buffer]) -> tuple[bytes, Sequence[bytes]]:
-    """What stands before the raw contents, if these stand at the end; and before each of them."""
+    """The header of a message whose raw contents are at its end, and the marks of these."""
     marks = [sized(bytes([RAW_INPUT]), len(each)) for each in raw]
     size = sum(map(len, marks)) + sum(map(len, raw))
     return data[: len(data) - size], marks
@@ -155,7 +154,7 @@ def _is_plain(message: pb.ModelInferRequest, raw: Sequence[Buffer], request: Inf
 
 
 def _is_all_but_raw(header: bytes, message: pb.ModelInferRequest) -> bool:
-    """Whether the raw contents stand behind all else, in one row."""
+    """Whether the header holds all fields except the raw contents."""
     rest = pb.ModelInferRequest()
     rest.CopyFrom(message)
     rest.ClearField("raw_input_contents")

@@ -1,4 +1,4 @@
-"""An InferResponse to the bytes of a ModelInferResponse (protocol 18.5); no I/O."""
+"""Encoding of an InferResponse into a ModelInferResponse (protocol 18.5); no I/O."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -19,9 +19,9 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 
 @value
 class InferResponseEncoder:
-    """Encodes the responses to one request, each output as the request asked for it.
+    """Encodes the responses to one request, each output as the request demands.
 
-    Outputs in shared memory are written there; large ones are copied once, into the message.
+    Outputs in shared memory are written there; other outputs are copied once, into the message.
     """
 
     request: InferRequest
@@ -29,12 +29,12 @@ class InferResponseEncoder:
     shared_memory: SharedMemory
 
     def encode(self, response: InferResponse) -> bytes:
-        """A ModelInferResponse; INVALID_ARG if it is larger than gRPC can send."""
+        """A ModelInferResponse; INVALID_ARG above MAX_MESSAGE_BYTES."""
         return _joined(self._parts(response, self.model.version))
 
     def encode_streamed(self, response: InferResponse, asked_version: str) -> bytes:
-        """A ModelStreamInferResponse, which also says whether it is final, or its error."""
-        # Without outputs the version is the one that was asked for (protocol 19.3).
+        """A ModelStreamInferResponse with the final flag and the error, if any."""
+        # Without outputs the version is the requested one (protocol 19.3).
         version = self.model.version if response.outputs else asked_version
         parts = self._parts(response, version)
         parts.append(_FINAL if response.final else _NOT_FINAL)

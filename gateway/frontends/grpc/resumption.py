@@ -1,4 +1,4 @@
-"""Streams that a client can come back to on another RPC: which message asks for what?"""
+"""Resumable streams: parameters of requests and responses (resumption on another RPC)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,24 +14,24 @@ from gateway.resumption.recordings import Recordings
 from gateway.stream import ResponseStream
 
 RESUME = "resume"
-"""The request parameter with the token of the stream that a message goes on with."""
+"""Request parameter: token of the stream to resume."""
 RESUME_AFTER = "resume_after"
-"""The request parameter with the number of the last response that the client has."""
+"""Request parameter: number of the last response that the client has received."""
 EVENT = "sluice_event"
-"""The response parameter with the number of the response in its stream, from 1."""
+"""Response parameter: number of the response in its stream, from 1."""
 STREAM = "sluice_stream"
-"""The parameter of the first response with the token of the stream."""
+"""Response parameter of the first response: token of the stream."""
 
 
 def resumes(message: pb.ModelInferRequest) -> bool:
-    """Whether a message asks for nothing but the rest of a stream."""
+    """Whether a message resumes a stream."""
     return RESUME in message.parameters
 
 
 def resumed(recordings: Recordings, message: pb.ModelInferRequest) -> RecordingReader:
-    """The rest of a stream that was asked for from the same model.
+    """The rest of a recorded stream of the same model.
 
-    NOT_FOUND if there is no such stream, INVALID_ARG if a parameter is no good.
+    NOT_FOUND for an unknown stream, INVALID_ARG for an invalid parameter.
     """
     token = _given(message, RESUME, "string_param")
     after = (
@@ -51,7 +51,7 @@ def recorded(
     model: Model,
     submit: Callable[[], ResponseStream],
 ) -> RecordingReader:
-    """The stream of a request that is to be resumable; INVALID_ARG if the model has no streams."""
+    """The recorded stream of a request; INVALID_ARG if the model is not decoupled."""
     if not model.config.decoupled:
         raise InferenceError(
             Code.INVALID_ARG,
@@ -62,7 +62,7 @@ def recorded(
 
 
 def marked(stream: Responses, batch: Sequence[InferResponse]) -> Sequence[InferResponse]:
-    """The responses of the batch taken last, with what a client needs to come back."""
+    """The responses of the latest batch, with the parameters that a client needs to resume."""
     if not isinstance(stream, RecordingReader):
         return batch
     return [_marked(stream, event, response) for event, response in stream.numbered(batch)]

@@ -1,4 +1,4 @@
-"""The gRPC server: the services behind a transport, their health, and their end."""
+"""gRPC server: services, health and shutdown behind one transport."""
 
 from collections.abc import Callable, Mapping
 
@@ -15,27 +15,27 @@ from gateway.settings import GrpcSettings, GrpcTransport
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 COMPRESSING = ("ModelInfer", "ModelStreamInfer")
-"""As Triton: what management answers is not compressed (protocol: gRPC transport)."""
-AT_ONCE = ("ModelInfer",)
-"""What is asked often and answered soon; nothing on its way asks for the current task."""
+"""Methods with compressed responses, as in Triton (protocol: gRPC transport)."""
+EAGER = ("ModelInfer",)
+"""Methods that start without a task; their code never asks for the current task."""
 TRANSPORTS = {GrpcTransport.HYPER: HyperTransport, GrpcTransport.GRPCIO: GrpcioTransport}
 
 
 TransportFactory = Callable[[Mapping[str, Method], GrpcSettings], Transport]
-"""Makes what carries methods; raises OSError when the address cannot be had."""
+"""Creates a transport for methods; raises OSError if the address cannot be bound."""
 
 
 def local_transport(methods: Mapping[str, Method], settings: GrpcSettings) -> Transport:
-    """The transport of that name, in this process."""
+    """The configured transport, in this process."""
     transport: Transport = TRANSPORTS[settings.transport](methods, settings)
     return transport
 
 
 class GrpcServer:
-    """One bound address with the v2 service, grpc.health.v1 and reflection behind it.
+    """The v2 service, grpc.health.v1 and reflection at one bound address.
 
-    Built inside the running event loop; raises OSError when the address cannot be had, or its TLS
-    cannot be served. The port is 0 for a Unix socket.
+    Needs a running event loop. Raises OSError if the address cannot be bound or the TLS files
+    cannot be used. The port is 0 for a Unix socket.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class GrpcServer:
         settings: GrpcSettings,
         server_id: str,
         recordings: Recordings | None = None,
-        carry: TransportFactory = local_transport,
+        create_transport: TransportFactory = local_transport,
     ) -> None:
         self._dataplane = dataplane
         self._servicer = Servicer(dataplane, settings, server_id, recordings)
         self._health = HealthServicer((DESCRIPTOR.full_name,))
-        self._transport = carry(self._methods(), settings)
+        self._transport = create_transport(self._methods(), settings)
         self.address = settings.address
         self.port = self._transport.port
 
@@ -62,7 +62,7 @@ class GrpcServer:
                     self._servicer,
                     self._servicer.parsers,
                     COMPRESSING,
-                    AT_ONCE,
+                    EAGER,
                     self._servicer.parser_of_large,
                 )
             ),
@@ -71,21 +71,21 @@ class GrpcServer:
         }
 
     async def start(self) -> None:
-        """Begin to accept."""
+        """Start accepting connections."""
         await self._transport.start()
 
     async def follow_health(self) -> None:
-        """Keep grpc.health.v1 in step with the server's readiness, until cancelled."""
+        """Publish each change of readiness through grpc.health.v1, until cancelled."""
         while True:
             self._health.set(ready=self._dataplane.ready)
             await self._dataplane.changed()
 
     async def stop(self) -> None:
-        """Take no more requests; returns once those under way have ended."""
+        """Refuse new requests; return when the running ones have ended."""
         self._servicer.stop_reading()
         self._health.close()
         await self._transport.stop()
 
     async def cut_off(self, grace_secs: float) -> None:
-        """Drop what is still under way when the grace period is over; comes after `stop`."""
+        """Drop the connections that remain after the grace period; call after `stop`."""
         await self._transport.cut_off(grace_secs)

@@ -1,4 +1,4 @@
-"""The v2 service over gRPC: one short method per RPC."""
+"""GRPCInferenceService: one method per RPC of the v2 protocol."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Mapping
@@ -45,7 +45,7 @@ KINDS = {
     VERBOSE: ("uint32_param", "int32"),
     FORMAT: ("string_param", "string"),
 }
-"""Which variant holds a log setting, and what Triton calls it."""
+"""The variant of each log setting, and its name in Triton's errors."""
 
 VARIANTS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
 
@@ -53,10 +53,9 @@ Parameters = Mapping[str, pb.ModelRepositoryParameter]
 
 
 class Servicer:
-    """GRPCInferenceService.
+    """Methods of GRPCInferenceService; each raises InferenceError or RpcError.
 
-    Methods raise InferenceError or RpcError; what stands before them ends the RPC so. The two that
-    infer take parsed messages with their raw contents, and give the bytes of their responses.
+    ModelInfer and ModelStreamInfer take parsed messages and return or send encoded responses.
     """
 
     def __init__(
@@ -77,11 +76,11 @@ class Servicer:
 
     @property
     def parsers(self) -> Mapping[str, Parse]:
-        """What makes messages of bytes, for the methods that give bytes."""
+        """Parsers of the methods that return bytes."""
         return {"ModelInfer": self._known.parse, "ModelStreamInfer": parse_request}
 
     def parser_of_large(self, name: str, parse: Parse) -> ParseLarge:
-        """What parses the large messages of the method of that name, in a thread if need be."""
+        """The parser of large messages of a method; it runs in a thread if it would block."""
         if name == "ModelInfer":
             return self._prepare_unary
         if name == "ModelStreamInfer":
@@ -99,7 +98,7 @@ class Servicer:
         return await self._large.prepare(data, self._decoder(call))
 
     def stop_reading(self) -> None:
-        """Let every open stream finish what it has been asked, and take no more."""
+        """Refuse further requests on every open stream; the received ones are answered."""
         for stream in self._streams:
             stream.stop_reading()
 
@@ -282,7 +281,7 @@ class Servicer:
         return pb.CudaSharedMemoryUnregisterResponse()
 
     def _read(self, incoming: InferMessage, call: RpcCall) -> tuple[Model, InferRequest]:
-        """The model that a message is for, and its request."""
+        """The model and the request of a message."""
         if (known := incoming.known) is not None:
             model = self._dataplane.model(known.asked.model, known.asked.version)
             _refuse_decoupled(model)
@@ -306,7 +305,7 @@ def _refuse_decoupled(model: Model) -> None:
 
 
 def _trace_sending(trace: Trace, call: RpcCall) -> None:
-    """Stamp the time at which the answer of the RPC, which is about to be sent, is sent."""
+    """Record when sending the response starts and ends."""
 
     def sent() -> None:
         trace.stamp("GRPC_SEND_END")

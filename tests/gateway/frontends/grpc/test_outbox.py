@@ -21,16 +21,16 @@ from tests.builders import settle, soon
 async def test_it_is_full_at_either_limit_until_something_is_sent(
     messages: list[bytes], times: int
 ) -> None:
-    held = UnsentResponses()
+    unsent = UnsentResponses()
     with ExitStack() as others:
         for _ in range(times - 1):
-            others.enter_context(held.holding(messages))
-        assert not held.full
-        await soon(held.room())
-        with held.holding(messages):
-            assert held.full
-            waiting = asyncio.create_task(held.room())
+            others.enter_context(unsent.counted(messages))
+        assert not unsent.full
+        await soon(unsent.wait_for_room())
+        with unsent.counted(messages):
+            assert unsent.full
+            waiting = asyncio.create_task(unsent.wait_for_room())
             await settle()
             assert not waiting.done()
         await soon(waiting)
-        assert not held.full
+        assert not unsent.full

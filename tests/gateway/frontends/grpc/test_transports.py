@@ -85,11 +85,11 @@ class Service:
         """End as a task does that somebody has cancelled, though nobody has."""
         raise asyncio.CancelledError
 
-    def methods(self, *, at_once: bool = False) -> dict[str, Method]:
+    def methods(self, *, eager: bool = False) -> dict[str, Method]:
         streams = {"client_streams": True, "server_streams": True}
         return {
             **{
-                f"/test.Service/{each.__name__}": Method(each, bytes, bytes, at_once=at_once)
+                f"/test.Service/{each.__name__}": Method(each, bytes, bytes, eager=eager)
                 for each in (self.wait, self.tell, self.fail, self.decorate, self.give_up)
             },
             **{
@@ -104,10 +104,10 @@ async def service() -> Service:
     return Service()
 
 
-AT_ONCE = "hyper, at once"
+EAGER = "hyper, eager"
 
 
-@pytest.fixture(params=[*GrpcTransport, AT_ONCE])
+@pytest.fixture(params=[*GrpcTransport, EAGER])
 async def transport(
     request: pytest.FixtureRequest, service: Service, caplog: pytest.LogCaptureFixture
 ) -> AsyncIterator[Transport]:
@@ -183,7 +183,7 @@ PHASES = {
 
 @pytest.mark.parametrize("leave", LEAVING)
 @pytest.mark.parametrize("phase", PHASES)
-async def test_a_method_whose_client_leaves_is_cancelled_at_once(
+async def test_a_disconnect_cancels_the_method_immediately(
     connection: Connection,
     service: Service,
     allowed_secs: float,
@@ -295,16 +295,16 @@ async def test_a_text_of_a_status_reaches_the_client_letter_by_letter(
 @asynccontextmanager
 async def serving(service: Service, name: str) -> AsyncIterator[Transport]:
     """A transport by name, with this service."""
-    at_once = name == AT_ONCE
-    transport = TRANSPORTS[GrpcTransport.HYPER if at_once else GrpcTransport(name)](
-        service.methods(at_once=at_once), GrpcSettings(address="127.0.0.1", port=0)
+    eager = name == EAGER
+    transport = TRANSPORTS[GrpcTransport.HYPER if eager else GrpcTransport(name)](
+        service.methods(eager=eager), GrpcSettings(address="127.0.0.1", port=0)
     )
     await transport.start()
     yield transport
     await soon(asyncio.gather(transport.stop(), transport.cut_off(60.0)))
 
 
-@pytest.mark.parametrize("name", [*GrpcTransport, AT_ONCE])
+@pytest.mark.parametrize("name", [*GrpcTransport, EAGER])
 async def test_a_method_that_ends_as_if_it_were_cancelled_ends_its_stream_alone(
     service: Service, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
@@ -320,7 +320,7 @@ async def test_a_method_that_ends_as_if_it_were_cancelled_ends_its_stream_alone(
 
 
 async def test_an_rpc_that_was_reset_before_it_was_read_never_begins(service: Service) -> None:
-    async with serving(service, AT_ONCE) as transport:
+    async with serving(service, EAGER) as transport:
         with Connection(transport.port) as connection:
             connection.begin()
             headers = connection.headers(1, request("/test.Service/wait"))
@@ -335,7 +335,7 @@ async def test_an_rpc_that_was_reset_before_it_was_read_never_begins(service: Se
 async def test_what_goes_wrong_outside_a_method_is_logged_and_ends_its_stream_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    broken: Any = SimpleNamespace(at_once=False)
+    broken: Any = SimpleNamespace(eager=False)
     methods = {**Service().methods(), "/test.Service/broken": broken}
     transport = HyperTransport(methods, GrpcSettings(address="127.0.0.1", port=0))
     await transport.start()
