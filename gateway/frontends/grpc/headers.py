@@ -1,4 +1,4 @@
-"""The headers of gRPC over HTTP/2: deadlines, metadata, and the text of a status."""
+"""Headers of gRPC over HTTP/2: checks, deadlines, metadata, text of a status."""
 
 import base64
 import binascii
@@ -15,25 +15,25 @@ SECS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 POST = "POST"
 CONTENT_TYPES = (b"application/grpc", b"application/grpc+proto")
 CONTENT_TYPE = re.compile(rb"application/grpc([+;].*)?", re.IGNORECASE)
-"""What a message is written in says the method, not the content type; so it is with grpcio."""
+"""Accepted content types; as in grpcio the suffix does not select the message format."""
 
 SHOWN_CHARS = 32
 NO_TRAILERS = "the request has no 'te: trailers': something on the way may not pass on trailers"
 DEADLINE = "grpc-timeout"
 DEADLINE_PASSED = "Deadline Exceeded"
-"""The text that gRPC's own server sends, and so Triton."""
+"""The text of gRPC's own server, and so of Triton."""
 
 OWN = frozenset({b"te", b"content-type", b"content-length", b"host"})
 OWN_PREFIX = b"grpc-"
-"""What belongs to the protocol and is no metadata."""
+"""Headers of the protocol, which are not metadata."""
 
 BINARY = "-bin"
 PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
-"""What stands for itself in `grpc-message`."""
+"""Characters of `grpc-message` without percent-encoding."""
 
 
 class NotGrpc(RpcError):
-    """What came is no gRPC: it is answered with an HTTP status that other clients understand."""
+    """A request that is not gRPC, answered with an HTTP status for other clients."""
 
     def __init__(self, http_status: int, status: StatusCode, details: str) -> None:
         super().__init__(status, details)
@@ -41,10 +41,10 @@ class NotGrpc(RpcError):
 
 
 def require_grpc(request: Any) -> None:
-    """Raise NotGrpc if a request is none of gRPC's, RpcError if its headers cannot be read.
+    """Raise NotGrpc for a request that is not gRPC, RpcError for invalid headers.
 
-    The request has `method`, `path` and `headers` of httpunk's kind. Which refusals those are is
-    told in gRPC over HTTP/2, "Requests"; the statuses beside HTTP's are those of gRPC for Go.
+    The request has `method`, `path` and `headers` of httpunk. Source: gRPC over HTTP/2, "Requests";
+    the gRPC statuses are those of gRPC for Go.
     """
     headers = request.headers
     if request.method != POST:
@@ -71,7 +71,7 @@ def _require_content_type(found: bytes) -> None:
 
 
 def timeout_secs(value: bytes) -> float:
-    """The seconds that `grpc-timeout` allows; RpcError if it is none, or nothing is left of it."""
+    """The seconds of a `grpc-timeout`; RpcError if it is invalid or zero."""
     found = TIMEOUT.fullmatch(value)
     if found is None:
         shown = value[:SHOWN_CHARS].decode("latin-1")
@@ -83,7 +83,7 @@ def timeout_secs(value: bytes) -> float:
 
 
 def read_metadata(headers: Iterable[tuple[bytes, bytes]]) -> Metadata:
-    """The metadata among the headers of a request; RpcError if what is binary is no base64."""
+    """The metadata among the headers of a request; RpcError for invalid base64."""
     return [
         pair
         for name, value in headers
@@ -105,7 +105,7 @@ def _values(name: str, value: bytes) -> Iterator[tuple[str, str | bytes]]:
 
 
 def _text(value: bytes) -> str:
-    """UTF-8, or the bytes as characters where it is none: so does grpcio read metadata."""
+    """A value as UTF-8, else as Latin-1; as grpcio reads metadata."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -113,12 +113,12 @@ def _text(value: bytes) -> str:
 
 
 def written_metadata(metadata: Metadata) -> Iterator[tuple[str, str]]:
-    """The headers that carry metadata."""
+    """The headers of metadata."""
     for name, value in metadata:
         text = value if isinstance(value, str) else base64.b64encode(value).decode().rstrip("=")
         yield name, text
 
 
 def written_details(details: str) -> str:
-    """The value of `grpc-message`: percent-encoded UTF-8."""
+    """The value of `grpc-message`, percent-encoded UTF-8."""
     return quote(details, safe=PRINTABLE, errors="replace")

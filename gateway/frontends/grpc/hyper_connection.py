@@ -1,4 +1,4 @@
-"""One client's connection on hyper's HTTP/2 (httpunk), and the RPCs that come over it."""
+"""One connection on hyper's HTTP/2 (httpunk), and the tasks of its RPCs."""
 
 import asyncio
 import logging
@@ -33,26 +33,26 @@ LIMITS: Mapping[str, Any] = {
     "max_send_buf_size": 1 << 20,
     "auto_date_header": False,
 }
-"""Per connection; windows, frames and buffers in bytes.
+"""Limits per connection; windows, frames and buffers in bytes.
 
-What methods do not read fills their streams' windows and, of the connection's window, as much: that
-of 256 such streams, so that they do not stop the others.
+Data that a method does not read fills the window of its stream and of the connection. The window
+of the connection is that of 256 streams, so a few unread streams do not block the others.
 """
 
 WRITE_BUFFER_BYTES = 1 << 20
-"""What may wait for a connection's socket before nothing more is read from it."""
+"""Unsent output of a connection above which reading stops."""
 
-HELD_BYTES = 4 << 30
-"""What messages that are not whole, or not taken, may hold on all connections together."""
+BUFFERED_BYTES = 4 << 30
+"""Maximum of incomplete and unsent messages of all connections together."""
 
 GREETING_SECS = 20.0
-"""So long may a client take for what it must send first, its preface and its settings."""
+"""Timeout for the preface and the settings of a client."""
 
 MAPPED = "::ffff:"
-"""Before an IPv4 address on a socket of IPv6."""
+"""Prefix of an IPv4 address on an IPv6 socket."""
 
 SHOWN_CHARS = 256
-"""So much of a path is repeated to who asked for it."""
+"""Longest part of the path shown in the error."""
 
 
 Create = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
@@ -60,11 +60,11 @@ Create = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 @dataclass(slots=True)
 class HyperPort:
-    """What the connections of one port have in common; the transport closes its threads."""
+    """State shared by the connections of one port; the transport closes the threads."""
 
     methods: Mapping[str, Method]
     settings: GrpcSettings
-    room: BufferBudget = field(default_factory=lambda: BufferBudget(HELD_BYTES))
+    budget: BufferBudget = field(default_factory=lambda: BufferBudget(BUFFERED_BYTES))
     reserve: DescriptorReserve = field(default_factory=DescriptorReserve)
     threads: Threads = field(default_factory=request_threads)
     connections: "set[HyperConnection]" = field(default_factory=set)
@@ -72,7 +72,7 @@ class HyperPort:
 
 
 class HyperConnection(H2ServerProtocol):
-    """One client's connection; each of its RPCs runs in a task that ends with the client's wish."""
+    """One connection; a reset of a stream cancels the task of its RPC."""
 
     def __init__(self, shared: HyperPort) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -85,12 +85,12 @@ class HyperConnection(H2ServerProtocol):
 
     def connection_made(self, transport: Any) -> None:
         self._socket = transport
-        self._peer = _written(transport.get_extra_info("peername"))
+        self._peer = _peer_name(transport.get_extra_info("peername"))
         transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
         self._greeting = self._loop.call_later(GREETING_SECS, self._require_greeted)
         self._shared.connections.add(self)
         super().connection_made(transport)  # type: ignore[no-untyped-call]
-        # Its RPCs are waited for, also those whose client is gone already.
+        # The connection is kept until its RPCs have ended, also after a disconnect.
         serving: Any = self._serve_task
         serving.add_done_callback(lambda _: self._shared.connections.discard(self))
         refused = not _speaks_http_2(transport.get_extra_info("ssl_object"))
@@ -105,10 +105,10 @@ class HyperConnection(H2ServerProtocol):
         super().connection_lost(exc)  # type: ignore[no-untyped-call]
 
     async def receive_some(self, max_bytes: int = 0) -> bytes:
-        """Of the library's: what is to be read next; it is less than asked for, for our reasons.
+        """Override of httpunk: read at most `turn_bytes`.
 
-        Who does not read what it is told is not read either: answers to it would pile up. Nobody
-        keeps the loop for as long as there is something to read.
+        Reading blocks while WRITE_BUFFER_BYTES of output are unsent, and yields to the other
+        connections before each further read.
         """
         stream: Any = super()
         while not stream.writable_now():
@@ -119,12 +119,12 @@ class HyperConnection(H2ServerProtocol):
         return data
 
     async def graceful_shutdown(self) -> None:
-        """Of the library's: take no more RPCs; who has not even begun is not waited for."""
+        """Override of httpunk: refuse new RPCs; drop a client without a preface."""
         self._require_greeted()
         await super().graceful_shutdown()
 
     def cut_off(self) -> None:
-        """Drop the client."""
+        """Drop the connection."""
         self._socket.abort()
         self._cancel_rpcs()
 
@@ -138,17 +138,17 @@ class HyperConnection(H2ServerProtocol):
             self, self._socket, keepalive, backend=HyperBackend(self._loop), **LIMITS
         )
         self._bounds = server.connection
-        self._bounds.bound(self._shared.room, self._begin)
+        self._bounds.bound(self._shared.budget, self._begin)
         if self._conn_lost:
             server.stop()
         return server
 
     async def _serve(self) -> None:
-        """Of the library's: the connection's whole life; RPCs begin where they come in."""
+        """Override of httpunk: the life of the connection; RPCs start where they are received."""
         self._server = await self._make_server()
         await self._maybe_apply_graceful()  # type: ignore[no-untyped-call]
         async with self._server as server:
-            await server.accept()  # at the end
+            await server.accept()  # returns when the connection ends
             if self._bounds.is_failed():
                 self._cancel_rpcs()
             while self._rpcs:
@@ -162,7 +162,7 @@ class HyperConnection(H2ServerProtocol):
         if is_reset(request):
             return
         create: Create = self._loop.create_task
-        if self._is_quick(request):
+        if self._is_eager(request):
             task = self._begin_eagerly(request, create)
         else:
             task = create(self.handle(request))
@@ -175,25 +175,25 @@ class HyperConnection(H2ServerProtocol):
         try:
             return start_eagerly(self.handle(request), create)
         except (Exception, asyncio.CancelledError):
-            # Around one request in a frontend: it runs where all of the connection's are read.
+            # Around one request in a frontend: an error would end the reading of the connection.
             log.exception("request failed unexpectedly")
             return create(request.reset())
 
-    def _is_quick(self, request: Any) -> bool:
-        """Whether it is likely to be answered without waiting; a deadline needs a task."""
+    def _is_eager(self, request: Any) -> bool:
+        """Whether an RPC can start without a task; a deadline needs one."""
         method = self._shared.methods.get(request.path)
-        quick = method is not None and method.eager and is_whole(request)
-        return quick and request.headers.get(DEADLINE) is None
+        eager = method is not None and method.eager and is_whole(request)
+        return eager and request.headers.get(DEADLINE) is None
 
     async def handle(self, request: Any) -> None:
-        """One RPC, until it is answered or its client is gone."""
-        call = HyperCall(request, self._peer, self._shared.room, self._loop, self._shared.threads)
+        """Serve one RPC until it is answered or its client disconnects."""
+        call = HyperCall(request, self._peer, self._shared.budget, self._loop, self._shared.threads)
         try:
             await self._serve_rpc(request, call)
         except (ClientDisconnected, HTTPunkError):
-            await request.reset()  # if it is not over
+            await request.reset()  # no-op for an ended stream
         except Exception:
-            # Around one request in a frontend: its stream ends, and the others go on.
+            # Around one request in a frontend: its stream is reset, the others continue.
             log.exception("request failed unexpectedly")
             await request.reset()
         finally:
@@ -218,12 +218,12 @@ class HyperConnection(H2ServerProtocol):
 
 
 def _speaks_http_2(session: Any) -> bool:
-    """Whether the client of a TLS session has agreed to it, as gRPC demands; who has none does."""
+    """Whether a TLS session has agreed on HTTP/2, as gRPC requires; true without TLS."""
     return session is None or session.selected_alpn_protocol() == HTTP_2
 
 
-def _written(name: Any) -> str:
-    """An address as gRPC writes it."""
+def _peer_name(name: Any) -> str:
+    """An address in gRPC's notation."""
     if not isinstance(name, tuple):
         return UNIX
     host, port = name[0].removeprefix(MAPPED), name[1]
@@ -233,10 +233,11 @@ def _written(name: Any) -> str:
 def start_eagerly(
     coroutine: Coroutine[Any, Any, None], create: Create
 ) -> "asyncio.Task[None] | None":
-    """Run a coroutine up to its first wait; `create` makes the task for what is left, if any is.
+    """Run a coroutine up to its first wait; `create` makes a task for the rest, if any.
 
-    Up to there the current task is the caller's: nothing in it may ask which that is, as timeouts
-    and task groups do. What it raises before its first wait is raised here.
+    As `asyncio.eager_task_factory` of Python 3.12. Up to the first wait the current task is the
+    caller's, so the coroutine must not use timeouts or task groups there. An error before the
+    first wait is raised here.
     """
     try:
         awaited = coroutine.send(None)
@@ -246,28 +247,28 @@ def start_eagerly(
 
 
 class _Rest(Coroutine[Any, Any, None]):
-    """What is left of a coroutine that waits already."""
+    """The rest of a coroutine that has run up to its first wait."""
 
-    __slots__ = ("_awaited", "_coroutine", "_told")
+    __slots__ = ("_awaited", "_coroutine", "_is_started")
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
         self._coroutine = coroutine
         self._awaited = awaited
-        self._told = False
+        self._is_started = False
 
     def send(self, value: None) -> Any:
-        if self._told:
+        if self._is_started:
             return self._coroutine.send(value)
-        self._told = True
+        self._is_started = True
         awaited, self._awaited = self._awaited, None
         return awaited
 
     def throw(self, *error: Any) -> Any:
-        self._told, self._awaited = True, None
+        self._is_started, self._awaited = True, None
         return self._coroutine.throw(*error)
 
     def close(self) -> None:
         self._coroutine.close()
 
     def __await__(self) -> Generator[Any, Any, None]:
-        raise TypeError("what is left of a coroutine is run by a task")
+        raise TypeError("the rest of a coroutine can only be run by a task")

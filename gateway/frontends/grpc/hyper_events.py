@@ -1,9 +1,8 @@
-"""What makes httpunk's driver cheap for small RPCs: lean events and queues, and shorter ways.
+"""Fast events, queues and shortcuts for httpunk, which make small RPCs cheap.
 
-Each RPC has three events and a queue of its own, most of which nobody ever waits on. Those of
-asyncio are made for any number of waiters and cost more than all else that httpunk does for a small
-RPC. The shorter ways use what httpunk does not promise to keep: its release is pinned, and tests
-would notice.
+httpunk creates three events and a queue per RPC, most of which have no waiter. asyncio's allow any
+number of waiters, and cost more than the rest of httpunk for a small RPC. The shortcuts use private
+names of httpunk: its release is pinned, and tests fail if they change.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ HTTP_OK = 200
 
 
 class HyperEvent:
-    """An event that is set at any time, and waited for by one task."""
+    """An event with at most one waiting task and one listener."""
 
     __slots__ = ("_listener", "_loop", "_set", "_waiter")
 
@@ -30,11 +29,11 @@ class HyperEvent:
         self._listener: Callable[[], object] | None = None
 
     def is_set(self) -> bool:
-        """Whether it has happened."""
+        """Whether the event is set."""
         return self._set
 
     def set(self) -> None:
-        """It happens."""
+        """Set the event, wake the waiter and call the listener."""
         if not self._set:
             self._set = True
             _wake(self._waiter)
@@ -42,24 +41,24 @@ class HyperEvent:
                 self._listener()
 
     def clear(self) -> None:
-        """It may happen again."""
+        """Reset the event."""
         self._set = False
 
     async def wait(self) -> None:
-        """Wait until it happens."""
+        """Wait until the event is set."""
         while not self._set:
             self._waiter = self._loop.create_future()
             await self._waiter
 
     def listen(self, listener: Callable[[], object]) -> None:
-        """Have a function called when it happens; at once if it has."""
+        """Call a function when the event is set; immediately if it is."""
         self._listener = listener
         if self._set:
             listener()
 
 
 class HyperQueue:
-    """A queue without a bound of its own, read by one task; both ends in one, as httpunk asks."""
+    """An unbounded queue with one reader; both ends in one object, as httpunk requires."""
 
     __slots__ = ("_loop", "_waiter", "items")
 
@@ -69,12 +68,12 @@ class HyperQueue:
         self._waiter: asyncio.Future[None] | None = None
 
     def send(self, item: Any) -> None:
-        """Put something in."""
+        """Append an item."""
         self.items.append(item)
         _wake(self._waiter)
 
     async def receive(self) -> Any:
-        """Take the next one out."""
+        """Remove and return the first item; wait for one."""
         while not self.items:
             self._waiter = self._loop.create_future()
             await self._waiter
@@ -82,7 +81,7 @@ class HyperQueue:
 
 
 class HyperBackend(AsyncioBackend):
-    """asyncio on one loop, with these instead of its own."""
+    """httpunk's backend for asyncio, with these events and queues."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.event: Any = partial(HyperEvent, loop)
@@ -94,13 +93,13 @@ class HyperBackend(AsyncioBackend):
 
 
 def is_whole(request: Any) -> bool:
-    """Whether a request is there with all of its body, in one piece."""
+    """Whether the whole body of a request has been received, in one piece."""
     items = request._stream.body_recv.items
     return len(items) == 2 and items[1] is None and type(items[0]) is tuple
 
 
 def whole_body(request: Any) -> bytes | None:
-    """The body of a request that is there already, in one piece; None for any other."""
+    """The body of a request, if `is_whole`; else None."""
     if not is_whole(request):
         return None
     chunk, is_budgeted = request._stream.body_recv.items.popleft()
@@ -113,7 +112,7 @@ def whole_body(request: Any) -> bytes | None:
 
 
 async def send_rest(answer: Any, body: Sequence[bytes], trailers: HeaderMap) -> None:
-    """Send what follows the head of an answer; as the library, but waiting only where it must."""
+    """Send the body and the trailers of an answer; waits only for flow control."""
     connection, stream = answer._conn, answer._stream
     for piece in body:
         sent = connection._try_send_data(stream, piece, 0, False)
@@ -124,14 +123,14 @@ async def send_rest(answer: Any, body: Sequence[bytes], trailers: HeaderMap) -> 
 
 
 def is_reset(request: Any) -> bool:
-    """Whether its client has abandoned a request already."""
+    """Whether the client has reset a request."""
     found: bool = request._stream.reset_evt.is_set()
     return found
 
 
-def on_reset(request: Any, left: Callable[[], object]) -> None:
-    """Have a function called when a request's client abandons it."""
-    request._stream.reset_evt.listen(left)
+def on_reset(request: Any, reset: Callable[[], object]) -> None:
+    """Call a function when the client resets a request."""
+    request._stream.reset_evt.listen(reset)
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:

@@ -1,7 +1,6 @@
-"""What can one client make a connection on hyper's HTTP/2 hold, and how long does it keep the loop?
+"""Limits of memory and of time on the event loop for connections on hyper's HTTP/2.
 
-httpunk is hyper's HTTP/2 but for what is bounded here. Methods of its connection are overridden
-that it does not promise to keep: its release is pinned, and tests would notice.
+The overridden methods of httpunk are private: its release is pinned, and tests fail if they change.
 """
 
 from collections.abc import Callable
@@ -14,63 +13,63 @@ from httpunk.h2.server import ServerConnection, ServerRequest
 from gateway.frontends.grpc.rpc import RpcError, StatusCode
 
 TURN_BYTES = 16 << 10
-"""So much of a connection is read before the others have their turn, and less if it is dense."""
+"""Maximum read of one connection per turn of the event loop; less for small frames."""
 
 LARGE_TURN_BYTES = 64 << 10
-"""And so much once a large frame has begun, of which there is hardly more to do than to copy it."""
+"""Maximum read within a large frame, which is only copied."""
 
 TURN_FRAMES = 64
-"""About so many frames are served before the others have their turn."""
+"""Approximate maximum of frames of one connection per turn of the event loop."""
 
 LARGE_HEADERS = 2 * TURN_BYTES
-"""A block of headers of which so much came in turns of its own is too large."""
+"""Size from which an incomplete block of headers is too large."""
 
 UNREAD_BYTES = 16 << 20
-"""What methods leave unread of one connection needs no room that is shared."""
+"""Unread data of one connection that does not count towards the budget."""
 
 ENHANCE_YOUR_CALM = 11
 
-FULL = "the server holds as much of messages that are not whole, or not taken, as it may"
+FULL = "the server's buffers for incomplete and unsent messages are full"
 
 
 class BufferBudget:
-    """What messages on their way may take, whoever sends them."""
+    """Memory for incomplete and unsent messages of all connections, in bytes."""
 
     def __init__(self, size_bytes: int) -> None:
         self._free = size_bytes
 
-    def take(self, size: int) -> None:
-        """Hold so many bytes more; RpcError if there is no room for them."""
+    def reserve(self, size: int) -> None:
+        """Reserve bytes; RpcError RESOURCE_EXHAUSTED if the budget is used up."""
         if size > self._free:
             raise RpcError(StatusCode.RESOURCE_EXHAUSTED, FULL)
         self._free -= size
 
-    def give(self, size: int) -> None:
-        """So many bytes are held no longer."""
+    def release(self, size: int) -> None:
+        """Return reserved bytes."""
         self._free += size
 
 
 class BufferShare:
-    """What one RPC, or one connection, has of the room."""
+    """The bytes that one RPC or one connection has reserved."""
 
-    def __init__(self, room: BufferBudget) -> None:
-        self._room = room
-        self.held = 0
+    def __init__(self, budget: BufferBudget) -> None:
+        self._budget = budget
+        self.reserved = 0
 
     def add(self, size: int) -> None:
-        """Hold so many bytes more; RpcError if there is no room for them."""
-        self._room.take(size)
-        self.held += size
+        """Reserve bytes; RpcError RESOURCE_EXHAUSTED if the budget is used up."""
+        self._budget.reserve(size)
+        self.reserved += size
 
     def change(self, size: int) -> None:
-        """Hold so many bytes, instead of those before."""
-        self.add(size - self.held)
+        """Reserve this number of bytes in place of the earlier reservation."""
+        self.add(size - self.reserved)
 
     def clear(self) -> None:
-        """Hold nothing."""
-        if self.held:
-            self._room.give(self.held)
-            self.held = 0
+        """Return all reserved bytes."""
+        if self.reserved:
+            self._budget.release(self.reserved)
+            self.reserved = 0
 
 
 def _acknowledgement() -> Any:
@@ -80,59 +79,58 @@ def _acknowledgement() -> Any:
 
 
 class BoundedConnection(ServerConnection):
-    """One client's connection, within `room`.
+    """One connection whose unread data count towards the budget.
 
-    Our limits hold from the start, as hyper has it: not only once the client acknowledges them,
-    which one that means harm does not. A request whose headers are so large that hyper has left
-    some out is reset; to a client of gRPC that is RESOURCE_EXHAUSTED.
+    The limits apply from the start, also if the client never acknowledges them. A request is reset
+    if its headers exceed the limit of hyper; gRPC clients report RESOURCE_EXHAUSTED.
     """
 
     greeted = False
-    """The client has sent its preface and its settings."""
+    """Whether the client has sent its preface and its settings."""
 
     turn_bytes = TURN_BYTES
-    """What to read next, at most."""
+    """Maximum of the next read, in bytes."""
 
     _begun: list[Any]
-    _has_left = False
+    _is_closed = False
     _acknowledged = False
     _unfinished = 0
     _oversized = 0
 
     def _on_request(self, st: Any, frame: Any, eof: bool) -> None:
-        """Of the library's: a request has begun.
+        """Override of httpunk: a request has started.
 
-        It is handed over once what came with it has been read, and not by the queue of the
-        library's, which would cost a turn of the loop.
+        It is served after all frames of the same read, without the queue of httpunk, which would
+        cost a turn of the event loop.
         """
         self._begun.append(ServerRequest(st, self, frame))  # type: ignore[no-untyped-call]
         if eof:
             st.body_send.send(None)
 
     def maybe_goaway_reply(self) -> int:
-        """Of the library's: all frames of a read have been served."""
+        """Override of httpunk: all frames of a read are handled."""
         if self._begun:
             begun, self._begun = self._begun, []
             for request in begun:
-                self._take(request)
-                # Those that are reset before they are accepted are counted.
+                self._serve_request(request)
+                # Requests that are reset before they are accepted count as a flood.
                 self.accepted(request._stream.id)
         found: int = super().maybe_goaway_reply()
         return found
 
-    def bound(self, room: BufferBudget, serve: Callable[[Any], None]) -> None:
-        """What is unread comes out of the room; requests go to `serve`. Comes before reading."""
-        self._share = BufferShare(room)
-        self._take = serve
+    def bound(self, budget: BufferBudget, serve: Callable[[Any], None]) -> None:
+        """Count unread data towards `budget`, and pass requests to `serve`; call before reading."""
+        self._share = BufferShare(budget)
+        self._serve_request = serve
         self._begun = []
 
     async def start(self) -> None:
-        """Of the library's: begin to read and to write."""
+        """Override of httpunk: start to read and to write."""
         await super().start()  # type: ignore[no-untyped-call]
         super().recv_settings(_acknowledgement())
 
     def recv_settings(self, frame: Any) -> tuple[bool, list[object], int]:
-        """Of the library's: the client's settings, or its acknowledgement of ours."""
+        """Override of httpunk: the settings of the client, or its acknowledgement of ours."""
         if frame.ack and not self._acknowledged:
             self._acknowledged = True
             return False, [], 0
@@ -140,12 +138,12 @@ class BoundedConnection(ServerConnection):
         return super().recv_settings(frame)
 
     def receive(self, data: bytes) -> list[Any]:
-        """Of the library's: the frames that end in these bytes."""
-        self._require_room()
+        """Override of httpunk: the frames completed by these bytes."""
+        self._reserve_unread()
         frames = super().receive(data)
         if not frames:
             self._unfinished += len(data)
-            if self._unfinished >= LARGE_HEADERS:  # of a large frame, whatever came before it
+            if self._unfinished >= LARGE_HEADERS:  # within a large frame
                 self.turn_bytes = LARGE_TURN_BYTES
             return frames
         first: Any = frames[0]
@@ -156,26 +154,26 @@ class BoundedConnection(ServerConnection):
         return frames
 
     def recv_headers(self, frame: Any, spare: object | None = None) -> Any:
-        """Of the library's: a request, or its trailers."""
+        """Override of httpunk: the headers or trailers of a request."""
         verdict = super().recv_headers(frame, spare)
         if frame.stream_id == self._oversized:
             raise H2StreamError(self._oversized, ENHANCE_YOUR_CALM, "library")
         return verdict
 
     def reset_on_error(self, sid: int, reason: int) -> Any:
-        """Of the library's: a stream is reset for what its client did; its RPC is over as well."""
+        """Override of httpunk: reset a stream after a protocol error, and end its RPC."""
         verdict: Any = super().reset_on_error(sid, reason)
         if verdict.handle is not None:
             verdict.handle.reset_evt.set()
         return verdict
 
-    def leave(self) -> None:
-        """The connection is gone; what is still read of it takes no room."""
-        self._has_left = True
+    def close_budget(self) -> None:
+        """Return all reserved bytes after a disconnect, and reserve no more."""
+        self._is_closed = True
         self._share.clear()
 
-    def _require_room(self) -> None:
-        if self._has_left:
+    def _reserve_unread(self) -> None:
+        if self._is_closed:
             return
         unread = self._initial_connection_window_size - self.conn_recv_available
         try:

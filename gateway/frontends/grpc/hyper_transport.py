@@ -1,4 +1,4 @@
-"""gRPC on hyper's HTTP/2 (httpunk): a port, and the end of what is served on it."""
+"""Transport `hyper`: gRPC on hyper's HTTP/2 (httpunk), its port and its shutdown."""
 
 import asyncio
 import socket
@@ -12,13 +12,13 @@ from gateway.frontends.grpc.sockets import SocketFile, bound, read_certificates,
 from gateway.settings import GrpcSettings
 
 BACKLOG = 4096
-"""So many clients may come at once: each one more would try again after a second."""
+"""Connections waiting to be accepted; the clients of further ones retry after a second."""
 
 
 class HyperTransport(Transport):
-    """A bound port whose connections are served here; raises OSError when it cannot be had.
+    """Server of gRPC connections at one address; raises OSError if binding fails.
 
-    With a socket that is `listening` already, whose path, if it has one, stays.
+    An already `listening` socket may be given; the path of a given Unix socket is not removed.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class HyperTransport(Transport):
         if self._path is not None:
             self._path.remove()
         try:
-            while leaving := tuple(self._shared.connections):
-                ends = [each.graceful_shutdown() for each in leaving]
+            while remaining := tuple(self._shared.connections):
+                ends = [each.graceful_shutdown() for each in remaining]
                 await asyncio.gather(*ends, return_exceptions=True)
-                await asyncio.gather(*(each.wait_closed() for each in leaving))
-                self._shared.connections.difference_update(leaving)
+                await asyncio.gather(*(each.wait_closed() for each in remaining))
+                self._shared.connections.difference_update(remaining)
         finally:
             self._stopped.set()
 

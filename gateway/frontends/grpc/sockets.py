@@ -1,4 +1,4 @@
-"""Where does a transport listen: at a TCP port, or at a socket in the file system?"""
+"""Listening sockets (TCP or Unix) and TLS certificates of a transport."""
 
 import os
 import re
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from gateway.settings import UNIX, GrpcSettings, GrpcTlsSettings
+from gateway.settings import UNIX, GrpcSettings, GrpcTlsSettings, netloc
 
 EVERY_ADDRESS = "::"
-"""Of IPv6, and of IPv4 with it."""
+"""Every address of IPv6 and IPv4."""
 
 
 def unix_path(address: str) -> str:
-    """The path in an address such as `unix:/run/sluice`; "" if it is of TCP."""
+    """The path in an address such as `unix:/run/sluice`; "" for TCP."""
     return address.removeprefix(UNIX) if address.startswith(UNIX) else ""
 
 
 def bound(settings: GrpcSettings) -> socket.socket:
-    """A socket that listens; OSError that says why the address cannot be had.
+    """A listening socket; OSError with the address and the reason if binding fails.
 
-    A Unix socket at which nobody listens any more is replaced.
+    A stale Unix socket, without a listener, is replaced.
     """
     path = unix_path(settings.address)
     if path:
@@ -33,7 +33,7 @@ def bound(settings: GrpcSettings) -> socket.socket:
 
 
 def require_free(settings: GrpcSettings) -> None:
-    """Raise the same OSError, and let the address go; gRPC only logs why, in its own form."""
+    """Raise the OSError of `bound` for an unusable address, which gRPC would only log."""
     bound(settings).close()
     path = unix_path(settings.address)
     if path:
@@ -41,16 +41,16 @@ def require_free(settings: GrpcSettings) -> None:
 
 
 class SocketFile:
-    """A Unix socket in the file system, as it was when it was made."""
+    """A Unix socket in the file system, identified by its inode."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._made = _identity(path)
+        self._identity = _identity(path)
 
     def remove(self) -> None:
-        """Take it out of the file system, unless somebody has put another one there."""
+        """Remove the socket, unless another one has replaced it."""
         try:
-            if _identity(self._path) == self._made:
+            if _identity(self._path) == self._identity:
                 os.unlink(self._path)
         except FileNotFoundError:
             return
@@ -71,9 +71,9 @@ def _tcp(settings: GrpcSettings) -> socket.socket:
             dualstack_ipv6=address == EVERY_ADDRESS and socket.has_dualstack_ipv6(),
         )
     except OSError as error:
-        # What Python adds to the reason is said before it here.
+        # Python appends the address to the reason.
         why = (error.strerror or str(error)).partition(" (while")[0]
-        raise OSError(f"port {port} of {address} cannot be had: {why}") from None
+        raise OSError(f"cannot listen on {netloc(address, port)}: {why}") from None
 
 
 def _unix(path: str) -> socket.socket:
@@ -88,13 +88,13 @@ def _unix(path: str) -> socket.socket:
 
 
 def _clear(path: str) -> None:
-    """Remove what a server has left that did not end well."""
+    """Remove the stale socket of a server that did not shut down."""
     try:
         kind = os.lstat(path).st_mode
     except OSError:
-        return  # binding says what is the matter, if anything is
+        return  # binding reports the error, if any
     if not stat.S_ISSOCK(kind):
-        raise _refused(path, "there is something else than a socket; remove it")
+        raise _refused(path, "the path exists and is not a socket; remove it")
     if _is_served(path):
         raise _refused(path, "Address already in use")
     os.unlink(path)
@@ -108,12 +108,12 @@ def _is_served(path: str) -> bool:
         except ConnectionRefusedError:
             return False
         except BlockingIOError:
-            return True  # so many ask that they have to wait
+            return True  # the backlog of a listener is full
     return True
 
 
 def _refused(path: str, why: str) -> OSError:
-    return OSError(f"{UNIX}{path} cannot be had: {why}")
+    return OSError(f"cannot listen on {UNIX}{path}: {why}")
 
 
 CERT_FLAG, KEY_FLAG, ROOT_FLAG = "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"
@@ -126,17 +126,17 @@ ENCRYPTED = re.compile(rb"-----BEGIN ENCRYPTED PRIVATE KEY-----|^Proc-Type: 4,EN
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Files that fit together, in PEM form. `root` is empty if no authority was named."""
+    """A checked certificate, its key and the client authority in PEM; `root` may be empty."""
 
     cert: bytes
     key: bytes
     root: bytes
     context: ssl.SSLContext
-    """Serves by them, HTTP/2 only."""
+    """TLS 1.2 or later, with ALPN `h2`."""
 
 
 def read_certificates(settings: GrpcTlsSettings) -> Certificates:
-    """Read the files; OSError that names the flag, what was found and the fix."""
+    """Read and check the files; OSError with the flag, the file, the fault and the fix."""
     cert = _read(CERT_FLAG, settings.cert)
     key = _read(KEY_FLAG, settings.key)
     root = _read(ROOT_FLAG, settings.root) if settings.root else b""

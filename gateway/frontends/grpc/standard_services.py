@@ -1,4 +1,4 @@
-"""grpc.health.v1: is the server ready, and when does that change?"""
+"""Standard services of gRPC: health (grpc.health.v1) and reflection (v1, v1alpha)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -15,10 +15,10 @@ HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 
 class HealthServicer:
-    """Health, for the server as a whole ("") and for the services with these names.
+    """Health of the server as a whole ("") and of the services with these names.
 
-    The servicer that comes with grpcio belongs to its own transport, and forgets the other watchers
-    of a service when one leaves.
+    The servicer of grpcio requires grpcio's transport, and drops all watchers of a service when
+    one disconnects.
     """
 
     def __init__(self, services: tuple[str, ...]) -> None:
@@ -28,17 +28,17 @@ class HealthServicer:
         self._closed = False
 
     def set(self, *, ready: bool) -> None:
-        """What the services are from now on; without effect once it is closed."""
+        """Set the status of all services; no effect after `close`."""
         if not self._closed:
-            self._become(
+            self._set(
                 health_pb2.HealthCheckResponse.SERVING
                 if ready
                 else health_pb2.HealthCheckResponse.NOT_SERVING
             )
 
     def close(self) -> None:
-        """The server is about to end: nothing is served any more, and watchers are let go."""
-        self._become(health_pb2.HealthCheckResponse.NOT_SERVING)
+        """Set NOT_SERVING and end all watches, because the server shuts down."""
+        self._set(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._closed = True
 
     async def Check(
@@ -49,13 +49,13 @@ class HealthServicer:
         return health_pb2.HealthCheckResponse(status=self._status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, call: RpcCall) -> None:
-        """Tells the status now and whenever it is another one; UNAVAILABLE when the server ends."""
-        told = None
+        """Send the status now and after each change; UNAVAILABLE at shutdown."""
+        sent = None
         while True:
             changed, ended = self._changed, self._closed
             found = self._status_of(request.service)
-            if found != told:
-                told = found
+            if found != sent:
+                sent = found
                 await call.send([health_pb2.HealthCheckResponse(status=found).SerializeToString()])
             if ended:
                 raise RpcError(StatusCode.UNAVAILABLE, "the server ends")
@@ -65,7 +65,7 @@ class HealthServicer:
         known = service in self._services
         return self._status if known else health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
-    def _become(self, status: Any) -> None:
+    def _set(self, status: Any) -> None:
         self._status = status
         self._changed.set()
         self._changed = asyncio.Event()
@@ -73,17 +73,17 @@ class HealthServicer:
 
 REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 REFLECTION_NAMES = (REFLECTION.full_name, "grpc.reflection.v1.ServerReflection")
-"""The two versions have the same messages; clients ask for the newer one first."""
+"""Both versions have the same messages; clients try the newer one first."""
 
 
 class ReflectionServicer:
-    """Tells of services by grpcio's own answers."""
+    """Server reflection with the answers of grpcio's servicer."""
 
     def __init__(self, services: Iterable[str]) -> None:
         self._answers: Any = aio.ReflectionServicer((*services, *REFLECTION_NAMES))
 
     def methods(self) -> Iterator[tuple[str, Method]]:
-        """The paths of both versions."""
+        """The paths of both versions, with the method."""
         (described,) = REFLECTION.methods
         for name in REFLECTION_NAMES:
             yield (

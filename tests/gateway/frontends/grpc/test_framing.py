@@ -20,9 +20,9 @@ from gateway.frontends.grpc.framing import (
     SMALL_BYTES,
     Deframer,
     compressed,
+    compressed_in_thread,
     encoding_for,
     framed,
-    packed,
 )
 from gateway.frontends.grpc.rpc import RpcError, StatusCode
 from gateway.settings import CompressionLevel
@@ -297,14 +297,14 @@ def test_a_level_chooses_among_what_is_accepted(accepted: str, chosen: tuple[str
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 @pytest.mark.parametrize("size", [0, 1, 1000, LARGE_BYTES, LARGE_BYTES + 1, 1 << 20])
-async def test_messages_are_the_same_once_they_are_unpacked(encoding: str, size: int) -> None:
+async def test_messages_are_the_same_once_they_are_decompressed(encoding: str, size: int) -> None:
     messages = [b"a" * size, bytes(range(256)), b""]
-    sent = await packed(messages, encoding, THREADS)
+    sent = await compressed_in_thread(messages, encoding, THREADS)
     assert list(Deframer(encoding, 1 << 30).feed(sent)) == messages
 
 
 async def test_what_is_smaller_as_it_is_stays_so() -> None:
-    sent = await packed([bytes(range(256)), b"a" * 256], "deflate", THREADS)
+    sent = await compressed_in_thread([bytes(range(256)), b"a" * 256], "deflate", THREADS)
     assert sent.startswith(struct.pack(">BL", 0, 256) + bytes(range(256)))
     flag, size = struct.unpack_from(">BL", sent, 5 + 256)
     assert (flag, size < 256) == (1, True)
@@ -312,5 +312,5 @@ async def test_what_is_smaller_as_it_is_stays_so() -> None:
 
 async def test_the_forms_are_those_of_their_names() -> None:
     data = b"a" * 1000
-    assert gzip.decompress((await packed([data], "gzip", THREADS))[5:]) == data
-    assert zlib.decompress((await packed([data], "deflate", THREADS))[5:]) == data
+    assert gzip.decompress((await compressed_in_thread([data], "gzip", THREADS))[5:]) == data
+    assert zlib.decompress((await compressed_in_thread([data], "deflate", THREADS))[5:]) == data

@@ -144,14 +144,14 @@ async def test_what_is_read_of_a_connection_that_is_gone_takes_no_room() -> None
     class Free(hyper_limits.BoundedConnection):
         conn_recv_available = 0
 
-    room = BufferBudget(1 << 40)
+    budget = BufferBudget(1 << 40)
     gone: Any = Free(
         object(), backend=HyperBackend(asyncio.get_running_loop()), max_concurrent_streams=1
     )
-    gone.bound(room, lambda request: None)
-    gone.leave()
+    gone.bound(budget, lambda request: None)
+    gone.close_budget()
     gone.receive(PREFACE)
-    room.take(1 << 40)
+    budget.reserve(1 << 40)
 
 
 Made = list[asyncio.Task[None]]

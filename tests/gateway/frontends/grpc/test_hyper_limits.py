@@ -47,8 +47,8 @@ METHODS = {
 
 @pytest.fixture
 async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    """A server with little room."""
-    monkeypatch.setattr(hyper_connection, "HELD_BYTES", ROOM_BYTES)
+    """A server with little budget."""
+    monkeypatch.setattr(hyper_connection, "BUFFERED_BYTES", ROOM_BYTES)
     monkeypatch.setattr(hyper_limits, "UNREAD_BYTES", ROOM_BYTES)
     transport = HyperTransport(METHODS, GrpcSettings(address="127.0.0.1", port=0))
     await transport.start()
@@ -195,35 +195,35 @@ def test_what_there_is_can_be_taken_and_one_byte_more_can_not() -> None:
     with pytest.raises(RpcError) as caught:
         share.add(1)
     assert caught.value.status is StatusCode.RESOURCE_EXHAUSTED
-    assert share.held == 10
+    assert share.reserved == 10
 
 
 def test_what_one_gives_back_another_can_take() -> None:
-    room = BufferBudget(10)
-    one, other = BufferShare(room), BufferShare(room)
+    budget = BufferBudget(10)
+    one, other = BufferShare(budget), BufferShare(budget)
     one.add(4)
     one.add(6)
     one.clear()
     other.add(10)
-    assert (one.held, other.held) == (0, 10)
+    assert (one.reserved, other.reserved) == (0, 10)
 
 
 def test_a_share_changes_to_more_and_to_less() -> None:
-    room = BufferBudget(10)
-    one, other = BufferShare(room), BufferShare(room)
+    budget = BufferBudget(10)
+    one, other = BufferShare(budget), BufferShare(budget)
     one.change(10)
     one.change(3)
     other.add(7)
     with pytest.raises(RpcError):
         one.change(4)
-    assert one.held == 3
+    assert one.reserved == 3
 
 
 def test_giving_back_twice_gives_nothing() -> None:
-    room = BufferBudget(10)
-    share = BufferShare(room)
+    budget = BufferBudget(10)
+    share = BufferShare(budget)
     share.add(5)
     share.clear()
     share.clear()
     with pytest.raises(RpcError):
-        BufferShare(room).add(11)
+        BufferShare(budget).add(11)
