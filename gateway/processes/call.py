@@ -1,4 +1,4 @@
-"""How much may be under way in one direction of a call."""
+"""One end of a call on a channel, with the windows of its two directions."""
 
 import asyncio
 from abc import abstractmethod
@@ -6,42 +6,42 @@ from abc import abstractmethod
 from gateway.processes.channel import Channel, Frame, FrameKind, Receiver, number, read_number
 
 WINDOW_BYTES = 1 << 20
-"""So much of a call may be on its way and not passed on; a single piece may be larger."""
+"""Maximum of unacknowledged bytes of a call; a single piece may be larger."""
 
 REPORTED_BYTES = 64 << 10
-"""What has been passed on is told when it is so much."""
+"""Passed-on bytes from which a TAKEN frame is sent."""
 
 
 FRAME_BYTES = 64
-"""What a frame takes besides its payload, so that empty ones are not endless."""
+"""Overhead counted per frame, which limits the number of empty frames."""
 
 
 class SendWindow:
-    """The sender's side: what has been sent, and not been passed on yet."""
+    """The sender's side of a window: sent bytes that the receiver has not passed on."""
 
-    __slots__ = ("_closed", "_under_way", "_waiters")
+    __slots__ = ("_closed", "_unacknowledged", "_waiters")
 
     def __init__(self) -> None:
-        self._under_way = 0
+        self._unacknowledged = 0
         self._closed = False
         self._waiters: list[asyncio.Future[None]] = []
 
     @property
     def has_room(self) -> bool:
         """Whether more may be sent."""
-        return self._under_way < WINDOW_BYTES or self._closed
+        return self._unacknowledged < WINDOW_BYTES or self._closed
 
     def sent(self, size: int) -> None:
-        """A frame of so many bytes is under way."""
-        self._under_way += size + FRAME_BYTES
+        """Count a sent frame."""
+        self._unacknowledged += size + FRAME_BYTES
 
     def taken(self, size: int) -> None:
-        """So much has been passed on, as `ReceiveWindow` count it."""
-        self._under_way -= size
+        """Count bytes that the receiver has passed on, as `ReceiveWindow` reports them."""
+        self._unacknowledged -= size
         self._wake()
 
     def close(self) -> None:
-        """Nobody takes anything any more: who waits need not."""
+        """Stop limiting, because the other end has closed; waiting tasks continue."""
         self._closed = True
         self._wake()
 
@@ -62,24 +62,24 @@ class SendWindow:
 
 
 class ReceiveWindow:
-    """The receiver's side: what has been passed on, and not been told yet."""
+    """The receiver's side of a window: passed-on bytes that are not reported."""
 
-    __slots__ = ("_untold",)
+    __slots__ = ("_unreported",)
 
     def __init__(self) -> None:
-        self._untold = 0
+        self._unreported = 0
 
     def add(self, size: int) -> int:
-        """A frame of so many bytes has been passed on; how much is to be told now, if anything."""
-        self._untold += size + FRAME_BYTES
-        if self._untold < REPORTED_BYTES:
+        """Count a passed-on frame; the bytes to report now, or 0."""
+        self._unreported += size + FRAME_BYTES
+        if self._unreported < REPORTED_BYTES:
             return 0
-        told, self._untold = self._untold, 0
-        return told
+        reported, self._unreported = self._unreported, 0
+        return reported
 
 
 class ChannelCall(Receiver):
-    """The windows of one call, and a task that waits for what is heard."""
+    """One end of a call: its windows, and the waiting for its frames."""
 
     def __init__(self, channel: Channel, call: int) -> None:
         self._channel = channel
@@ -96,19 +96,19 @@ class ChannelCall(Receiver):
 
     @abstractmethod
     def _take(self, frame: Frame) -> None:
-        """A frame that is not about the window."""
+        """Handle a frame other than TAKEN."""
 
     def _send_data(self, payload: bytes) -> None:
         self._channel.send(FrameKind.DATA, self._call, payload)
         self._window.sent(len(payload))
 
     def _passed_on(self, size: int) -> None:
-        """A frame of so many bytes has been passed on."""
-        if told := self._receipts.add(size):
-            self._channel.send(FrameKind.TAKEN, self._call, number(told))
+        """Count a passed-on frame, and report it to the sender."""
+        if reported := self._receipts.add(size):
+            self._channel.send(FrameKind.TAKEN, self._call, number(reported))
 
     async def _news(self) -> None:
-        """Wait until something may have been heard; one task."""
+        """Wait for the next frame or disconnect; one task at a time."""
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
 

@@ -1,4 +1,8 @@
-"""One end of the connection between the server and a process that it has started."""
+"""Frames and channel between the server and a process that it has started.
+
+A frame is a head of nine bytes (payload length, kind, number of the call; little endian) and a
+payload, whose format depends on the kind.
+"""
 
 import asyncio
 import logging
@@ -16,35 +20,35 @@ LENGTH = struct.Struct("<I")
 
 
 class FrameKind:
-    """What a frame says, in every channel; what else there is, each channel's own kinds say.
+    """Kinds of frames of every channel; subclasses add the kinds of one channel.
 
-    "Headed" payloads are JSON, its length before it, and bytes behind it.
+    A "headed" payload is the length of JSON, the JSON, and further bytes.
     """
 
-    DATA = 0  # a piece of what a call carries
+    DATA = 0  # a piece of the body or the messages of a call
     END = 1  # no more DATA
-    GONE = 2  # nothing more is wanted
-    TAKEN = 3  # so many bytes of DATA have been passed on: a number
-    PING = 4  # to a process that the server has started
-    PONG = 5  # what it answers
-    ABORT = 6  # the sender has ended the call in its middle; neither END nor GONE follows
+    GONE = 2  # the sender reads no further DATA
+    TAKEN = 3  # number of bytes of DATA that were passed on
+    PING = 4  # from the server to the process
+    PONG = 5  # the answer to PING
+    ABORT = 6  # the sender has failed the call; neither END nor GONE follows
 
 
 OWN_KINDS = 16
-"""From here on kinds are each channel's own."""
+"""The lowest kind of the subclasses."""
 
 NO_CALL = 0
-"""The number of no call: what the processes say to each other."""
+"""Call number of frames that belong to the processes, not to a call."""
 
 
 def call_numbers() -> Iterator[int]:
-    """Every number but the one that is no call's; when they come again the first have ended."""
+    """Call numbers, without NO_CALL; they repeat after 2**32 calls."""
     while True:
         yield from range(1, 1 << 32)
 
 
 class Frame(NamedTuple):
-    """One message."""
+    """One frame."""
 
     kind: int
     call: int
@@ -52,47 +56,47 @@ class Frame(NamedTuple):
 
 
 def packed(kind: int, call: int, payload: bytes = b"") -> bytes:
-    """A frame as bytes."""
+    """The bytes of a frame."""
     return HEAD.pack(len(payload), kind, call) + payload
 
 
 def headed(head: object, rest: bytes = b"") -> bytes:
-    """The payload of JSON and bytes behind it."""
+    """A headed payload."""
     text = orjson.dumps(head)
     return b"%b%b%b" % (LENGTH.pack(len(text)), text, rest)
 
 
 def read_headed(payload: bytes) -> tuple[Any, bytes]:
-    """The JSON and the bytes of such a payload."""
+    """The JSON and the further bytes of a headed payload."""
     end = LENGTH.size + LENGTH.unpack_from(payload)[0]
     return orjson.loads(payload[LENGTH.size : end]), payload[end:]
 
 
 def number(value: int) -> bytes:
-    """The payload of a number."""
+    """The payload of a number below 2**32."""
     return LENGTH.pack(value)
 
 
 def read_number(payload: bytes) -> int:
-    """The number in such a payload."""
+    """The number in a payload."""
     found: int = LENGTH.unpack(payload)[0]
     return found
 
 
 class FrameDecoder:
-    """Takes bytes as they come, and gives the frames that are whole."""
+    """Decoder of received bytes into frames."""
 
     def __init__(self) -> None:
-        self._held = bytearray()
+        self._incomplete = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that end in `data`; all of them must be taken."""
-        if self._held:
-            self._held += data
-            data = bytes(self._held) if self._is_whole() else b""
+        """The frames completed by `data`; iterate over all of them."""
+        if self._incomplete:
+            self._incomplete += data
+            data = bytes(self._incomplete) if self._is_complete() else b""
             if not data:
                 return
-            self._held.clear()
+            self._incomplete.clear()
         start, size = 0, len(data)
         while size - start >= HEAD.size:
             length, kind, call = HEAD.unpack_from(data, start)
@@ -102,34 +106,34 @@ class FrameDecoder:
             yield Frame(kind, call, data[start + HEAD.size : end])
             start = end
         if start < size:
-            self._held += memoryview(data)[start:]
+            self._incomplete += memoryview(data)[start:]
 
-    def _is_whole(self) -> bool:
-        """Whether the first frame of what is held has all come."""
-        if len(self._held) < HEAD.size:
+    def _is_complete(self) -> bool:
+        """Whether the first frame is complete."""
+        if len(self._incomplete) < HEAD.size:
             return False
-        length: int = HEAD.unpack_from(self._held)[0]
-        return len(self._held) >= HEAD.size + length
+        length: int = HEAD.unpack_from(self._incomplete)[0]
+        return len(self._incomplete) >= HEAD.size + length
 
 
 class Receiver(ABC):
-    """What one call hears from the other process."""
+    """Receiver of the frames of one call."""
 
     @abstractmethod
     def hear(self, frame: Frame) -> None:
-        """A frame of this call."""
+        """Handle a frame of the call."""
 
     @abstractmethod
     def lose(self) -> None:
-        """The other process is gone."""
+        """Handle a disconnect of the other process."""
 
 
 class Channel(asyncio.Protocol):
-    """Sends frames, those of one turn of the loop in one write, and hands out what comes.
+    """Sends frames, with one write per turn of the event loop, and dispatches received ones.
 
-    Frames of calls that nobody here knows go to `on_frame`, and so do those of the processes.
-    Frames of calls that have ended here are such, too. What is under way is bounded by each call's
-    window, so nothing here is. A frame that cannot be handled ends its call on both sides by ABORT.
+    `on_frame` gets the frames of the processes, and of calls without a receiver, such as ended
+    calls. Buffers are bounded by the windows of the calls. If handling a frame fails, ABORT ends
+    its call on both sides.
     """
 
     def __init__(self, on_frame: Callable[[Frame], None]) -> None:
@@ -143,31 +147,31 @@ class Channel(asyncio.Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the other process is gone."""
+        """Whether the other process has disconnected."""
         return self._lost.is_set()
 
     async def lost(self) -> None:
-        """Wait until the other process is gone."""
+        """Wait until the other process has disconnected."""
         await self._lost.wait()
 
     def join(self, call: int, receiver: Receiver) -> None:
-        """Have the frames of a call; at once told if there will be none."""
+        """Register the receiver of a call; `lose` is called immediately after a disconnect."""
         self._receivers[call] = receiver
         if self.is_lost:
             receiver.lose()
 
     def leave(self, call: int) -> None:
-        """Have no more of them."""
+        """Remove the receiver of a call."""
         self._receivers.pop(call, None)
 
     def send(self, kind: int, call: int = NO_CALL, payload: bytes = b"") -> None:
-        """Send a frame; one to a process that is gone is dropped."""
+        """Send a frame; dropped after a disconnect."""
         if not self._unsent:
             self._loop.call_soon(self._flush)
         self._unsent.append(packed(kind, call, payload))
 
     def close(self) -> None:
-        """Send what is unsent, and end the connection."""
+        """Send the unsent frames and close the connection."""
         self._flush()
         if self._transport is not None:
             self._transport.close()
@@ -180,7 +184,7 @@ class Channel(asyncio.Protocol):
             try:
                 self._hear(frame)
             except Exception:
-                # Around one call: the others on the channel go on.
+                # Around one call: the others on the channel continue.
                 log.exception("frame not handled", extra={"kind": frame.kind, "call": frame.call})
                 self._abort(frame)
 
@@ -193,7 +197,7 @@ class Channel(asyncio.Protocol):
                 log.exception("call not ended")
 
     def _abort(self, broken: Frame) -> None:
-        """End the call of a frame here and there. The other side does not answer an ABORT."""
+        """End the call of a frame on both sides; the other side does not answer ABORT."""
         if broken.call == NO_CALL or broken.kind == FrameKind.ABORT:
             return
         receiver = self._receivers.pop(broken.call, None)

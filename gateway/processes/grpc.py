@@ -1,4 +1,4 @@
-"""An RPC that has come to a frontend process, answered by a method here."""
+"""RPCs of a frontend process: relayed there, answered in the server."""
 
 import asyncio
 import logging
@@ -12,29 +12,34 @@ from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.rpc import ClientDisconnected, Metadata, RpcCall, RpcError, StatusCode
 from gateway.processes.call import ChannelCall
 from gateway.processes.channel import Channel, Frame, headed, read_headed
-from gateway.processes.messages import FrontendKind, read, writable, written
-from gateway.processes.relayed_call import RelayedCall, RelayedCalls, ServerDisconnected, beside
+from gateway.processes.messages import FrontendKind, encodable, metadata_pairs, read_metadata
+from gateway.processes.relayed_call import (
+    RelayedCall,
+    RelayedCalls,
+    ServerDisconnected,
+    concurrently,
+)
 
 log = logging.getLogger("sluice.grpc")
 
 
 class GrpcCall(RpcCall, ChannelCall):
-    """One RPC on frames; its task is cancelled when the client has left.
+    """The server's end of an RPC: a call on frames, cancelled when the client disconnects.
 
-    It hears what comes from the time it is made, and must be run.
+    It receives frames from its creation, and must be run.
     """
 
     def __init__(self, channel: Channel, call: int, payload: bytes) -> None:
         head, message = read_headed(payload)
         loop = asyncio.get_running_loop()
         super().__init__(channel, call)
-        self._metadata = read(head["metadata"])
+        self._metadata = read_metadata(head["metadata"])
         self._peer: str = head["peer"]
         secs: float | None = head["secs"]
         self._deadline = None if secs is None else loop.time() + secs
         self._messages: deque[bytes | None] = deque((message, None) if head["whole"] else ())
         self._trailing: Metadata = ()
-        self._is_gone = False
+        self._is_disconnected = False
         self._task: asyncio.Task[None] | None = None
         self._ended: Callable[[], None] | None = None
         self.path: str = head["path"]
@@ -54,16 +59,16 @@ class GrpcCall(RpcCall, ChannelCall):
         return self._deadline - asyncio.get_running_loop().time()
 
     async def send(self, messages: Sequence[bytes]) -> None:
-        self._refuse_if_gone()
+        self._require_client()
         for message in messages:
             self._send_data(message)
         if not self._window.has_room:
             await self._window.room()
-            self._refuse_if_gone()
+            self._require_client()
 
     async def send_initial_metadata(self, metadata: Metadata) -> None:
-        self._refuse_if_gone()
-        self._channel.send(FrontendKind.HEAD, self._call, headed(written(metadata)))
+        self._require_client()
+        self._channel.send(FrontendKind.HEAD, self._call, headed(metadata_pairs(metadata)))
 
     def set_trailing_metadata(self, metadata: Metadata) -> None:
         self._trailing = metadata
@@ -79,9 +84,9 @@ class GrpcCall(RpcCall, ChannelCall):
         self._wake()
 
     def lose(self) -> None:
-        if self._is_gone:
+        if self._is_disconnected:
             return
-        self._is_gone = True
+        self._is_disconnected = True
         self._messages.append(None)
         self._window.close()
         self._wake()
@@ -89,11 +94,11 @@ class GrpcCall(RpcCall, ChannelCall):
             self._task.cancel()
 
     async def run(self, method: Method) -> None:
-        """Have the method answer, and say how that has ended."""
+        """Answer by the method, and send the status."""
         self._task = asyncio.current_task()
         status, details = StatusCode.INTERNAL, UNEXPECTED.message
         try:
-            self._refuse_if_gone()
+            self._require_client()
             await self._answer(method)
             status, details = StatusCode.OK, ""
         except RpcError as error:
@@ -101,10 +106,10 @@ class GrpcCall(RpcCall, ChannelCall):
         except ClientDisconnected:
             return
         except Exception:
-            # Around one request in a frontend: the client learns nothing of what is in the log.
+            # Around one request in a frontend: the text of the error stays in the log.
             log.exception("request failed unexpectedly")
         finally:
-            if not self._is_gone:
+            if not self._is_disconnected:
                 self._end(status, details)
             self._channel.leave(self._call)
             if self._ended is not None:
@@ -115,7 +120,7 @@ class GrpcCall(RpcCall, ChannelCall):
             await method.run(self._received(), self)
             return
         message = self._messages[0]
-        assert message is not None  # noqa: S101 - the frontend sends what is unary with its message
+        assert message is not None  # noqa: S101 - the frontend sends a unary RPC with its message
         self._channel.send(FrontendKind.DATA, self._call, await method.answer(message, self))
 
     async def _received(self) -> AsyncIterator[bytes]:
@@ -134,22 +139,22 @@ class GrpcCall(RpcCall, ChannelCall):
             return
         said = {
             "status": status,
-            "details": writable(details),
-            "metadata": written(self._trailing),
+            "details": encodable(details),
+            "metadata": metadata_pairs(self._trailing),
         }
         self._channel.send(FrontendKind.END, self._call, headed(said))
 
-    def _refuse_if_gone(self) -> None:
-        if self._is_gone:
+    def _require_client(self) -> None:
+        if self._is_disconnected:
             raise ClientDisconnected
 
 
 Shape = Sequence[Any]
-"""Of one method: its path, whether the client streams, the server does, and answers compress."""
+"""Path, client streams, server streams, answers are compressed."""
 
 
 def shapes(methods: Mapping[str, Method]) -> list[Shape]:
-    """What a frontend process has to know of the server's methods."""
+    """The shapes of methods, for a frontend process."""
     return [
         (path, each.client_streams, each.server_streams, each.compresses)
         for path, each in methods.items()
@@ -159,9 +164,9 @@ def shapes(methods: Mapping[str, Method]) -> list[Shape]:
 def relaying(
     found: Iterable[Shape], calls: RelayedCalls, send_timeout_secs: float
 ) -> Mapping[str, Method]:
-    """Methods of these shapes, which the server answers.
+    """Methods that relay RPCs to the server.
 
-    When one has failed, a client has so many seconds to take what came before that.
+    After a failure a client has `send_timeout_secs` to read the messages sent before it.
     """
     return {
         path: Method(
@@ -177,7 +182,7 @@ def relaying(
 
 
 class _Relay:
-    """One method."""
+    """The frontend's end of the RPCs of one method."""
 
     def __init__(self, calls: RelayedCalls, path: str, send_timeout_secs: float | None) -> None:
         self._calls = calls
@@ -185,19 +190,19 @@ class _Relay:
         self._send_timeout_secs = send_timeout_secs
 
     async def serve(self, asked: bytes | AsyncIterator[bytes], call: RpcCall) -> bytes | None:
-        """Have the server answer; what it answers with if that is one message."""
+        """Relay an RPC; the answer if it is one message, else None."""
         with self._calls.new() as relayed:
             if isinstance(asked, bytes):
                 relayed.begin(FrontendKind.GRPC_CALL, self._head(call, whole=True), asked)
                 return await self._answer(relayed, call)
             relayed.begin(FrontendKind.GRPC_CALL, self._head(call, whole=False))
-            async with beside(_send_messages(asked, relayed)):
+            async with concurrently(_send_messages(asked, relayed)):
                 return await self._answer(relayed, call)
 
     def _head(self, call: RpcCall, *, whole: bool) -> Mapping[str, Any]:
         return {
             "path": self._path,
-            "metadata": written(call.metadata),
+            "metadata": metadata_pairs(call.metadata),
             "peer": call.peer,
             "secs": call.time_remaining(),
             "whole": whole,
@@ -214,7 +219,7 @@ class _Relay:
                 if frame.kind == FrontendKind.DATA:
                     messages.append(frame.payload)
                 elif frame.kind == FrontendKind.HEAD:
-                    await call.send_initial_metadata(read(read_headed(frame.payload)[0]))
+                    await call.send_initial_metadata(read_metadata(read_headed(frame.payload)[0]))
             if messages and self._send_timeout_secs is not None:
                 await self._send(messages, relayed, call, self._send_timeout_secs)
                 messages = []
@@ -227,11 +232,11 @@ class _Relay:
     async def _send(
         self, messages: Sequence[bytes], relayed: RelayedCall, call: RpcCall, within_secs: float
     ) -> None:
-        """Send messages; if the call fails meanwhile, what is not taken in time is dropped."""
+        """Send messages; if the call fails meanwhile, drop those unread after the timeout."""
         time = asyncio.get_running_loop().time
         with suppress(TimeoutError):
-            async with asyncio.timeout(None) as patience:
-                relayed.on_failure(lambda: patience.reschedule(time() + within_secs))
+            async with asyncio.timeout(None) as timeout:
+                relayed.on_failure(lambda: timeout.reschedule(time() + within_secs))
                 await call.send(messages)
         relayed.on_failure(_nothing)
         for message in messages:
@@ -239,15 +244,15 @@ class _Relay:
 
 
 def _nothing() -> None:
-    """Called when a call fails of which nothing is being sent."""
+    """The function of `on_failure` while no message is being sent."""
 
 
 def _end(frame: Frame, call: RpcCall) -> None:
-    """End the RPC as the server has; RpcError if it failed."""
+    """Apply the status and the metadata of the server; RpcError unless OK."""
     if not frame.payload:
         return
     said, _ = read_headed(frame.payload)
-    call.set_trailing_metadata(read(said["metadata"]))
+    call.set_trailing_metadata(read_metadata(said["metadata"]))
     if said["status"] != StatusCode.OK:
         raise RpcError(StatusCode(said["status"]), said["details"])
 

@@ -1,4 +1,4 @@
-"""A request of HTTP that has come to a frontend process, answered by the application here."""
+"""HTTP requests of a frontend process: relayed there, answered in the server."""
 
 import logging
 from collections import deque
@@ -31,17 +31,17 @@ from gateway.processes.relayed_call import (
     RelayedCall,
     RelayedCalls,
     ServerDisconnected,
-    beside,
+    concurrently,
 )
 
 log = logging.getLogger("sluice.http")
 
 
 class HttpCall(ChannelCall):
-    """One request: what an application of ASGI is called with, on frames.
+    """The server's end of a request: an ASGI connection on frames.
 
-    As in uvicorn, what is sent to a client that has gone is dropped. It hears what comes from the
-    time it is made, and must be run.
+    As in uvicorn, data sent after a disconnect are dropped. It receives frames from its creation,
+    and must be run.
     """
 
     def __init__(self, channel: Channel, call: int, payload: bytes) -> None:
@@ -51,7 +51,7 @@ class HttpCall(ChannelCall):
         self._is_whole: bool = head["whole"]
         self._is_wanted = False
         self._is_over = False
-        self._leave: Callable[[], None] | None = None
+        self._on_disconnect: Callable[[], None] | None = None
         state = {
             WATCH: self._watch,
             SEND_WHOLE: self.send_whole,
@@ -76,15 +76,15 @@ class HttpCall(ChannelCall):
         self._is_over = True
         self._window.close()
         self._wake()
-        if self._leave is not None:
-            self._leave()
+        if self._on_disconnect is not None:
+            self._on_disconnect()
 
     async def run(self, app: ASGIApp) -> None:
-        """Have the application answer; if it fails, that is logged, and the client dropped."""
+        """Call the application; if it fails, log the error and drop the client."""
         try:
             await app(self._scope, self.receive, self.send)
         except Exception:
-            # Around one request in a frontend: the client learns nothing of what is in the log.
+            # Around one request in a frontend: the text of the error stays in the log.
             log.exception("request failed unexpectedly")
         finally:
             self._channel.leave(self._call)
@@ -92,7 +92,7 @@ class HttpCall(ChannelCall):
                 self._channel.send(FrontendKind.ABORT, self._call)
 
     async def receive(self) -> Message:
-        """The next piece of the body, and in the end that the client has gone."""
+        """The next piece of the body, or `http.disconnect`."""
         while not (self._pieces or self._is_over):
             self._ask_for_more()
             await self._news()
@@ -104,7 +104,7 @@ class HttpCall(ChannelCall):
         return {"type": "http.request", "body": piece, "more_body": more}
 
     async def send(self, message: Message) -> None:
-        """Send the head, or a piece of the body; returns when there is room for more."""
+        """Send the head, or a piece of the body; return when the window has room."""
         if self._is_over:
             return
         if message["type"] == "http.response.start":
@@ -126,14 +126,14 @@ class HttpCall(ChannelCall):
             await self._window.room()
 
     async def send_whole(self, headers: Headers, parts: Parts) -> None:
-        """Answer with status 200; a small answer's head and body at once."""
+        """Answer with status 200; a small answer is one frame."""
         if sum(map(len, parts)) <= JOINED_BYTES:
             self._answered(FrontendKind.WHOLE, headed(text_pairs(headers), b"".join(parts)))
         else:
             await send_apart(self.send, headers, parts)
 
     def _ask_for_more(self) -> None:
-        """Say that the body is wanted: the client may wait for that."""
+        """Request the body once, because the client may wait for `100 Continue`."""
         if not (self._is_whole or self._is_wanted):
             self._is_wanted = True
             self._channel.send(FrontendKind.WANTED, self._call)
@@ -144,33 +144,33 @@ class HttpCall(ChannelCall):
             self._is_over = True
             self._wake()
 
-    def _watch(self, leave: Callable[[], None] | None) -> None:
-        """As the connection's own: have `leave` called if the client goes away."""
-        self._leave = leave
-        if leave is not None and self._is_over:
-            leave()
+    def _watch(self, on_disconnect: Callable[[], None] | None) -> None:
+        """As the listener's own WATCH: call `on_disconnect` when the client disconnects."""
+        self._on_disconnect = on_disconnect
+        if on_disconnect is not None and self._is_over:
+            on_disconnect()
 
 
 UNAVAILABLE = 503
 GONE = "Server exiting"
 
 EARLY_BYTES = 64 << 10
-"""Of a request whose body is said to be larger the server hears before any of that has come."""
+"""Content length above which the server gets the request before its body."""
 
-NOTHING_YET: Message = {"type": "http.request", "body": b"", "more_body": True}
+EMPTY_PIECE: Message = {"type": "http.request", "body": b"", "more_body": True}
 
 
 class HttpRelay:
-    """An application of ASGI behind a listener of ours."""
+    """The frontend's end of requests: an ASGI application that relays to the server."""
 
     def __init__(self, calls: RelayedCalls) -> None:
         self._calls = calls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_early = _waits_or_announces_much(scope)
-        first = NOTHING_YET if is_early else await receive()
+        is_early = _is_decided_early(scope)
+        first = EMPTY_PIECE if is_early else await receive()
         if first["type"] != "http.request":
-            return  # the client left before its request was whole
+            return  # the client disconnected before the request body was complete
         with self._calls.new() as call:
             whole = not first.get("more_body", False)
             call.begin(FrontendKind.HTTP_CALL, written_scope(scope, whole=whole), first["body"])
@@ -178,11 +178,11 @@ class HttpRelay:
             if whole:
                 await self._answer(scope, receive, answer)
                 return
-            async with beside(_send_body(receive, call, is_early=is_early)):
+            async with concurrently(_send_body(receive, call, is_early=is_early)):
                 await self._answer(scope, receive, answer)
 
     async def _answer(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
-        scope["state"][WATCH](answer.call.leave)
+        scope["state"][WATCH](answer.call.cancel)
         try:
             await answer.send()
         except RelayCancelled:
@@ -195,7 +195,7 @@ class HttpRelay:
 
 
 class _Answer:
-    """What comes for one request, on its way to the client."""
+    """The relaying of one answer to the client."""
 
     def __init__(self, scope: Scope, put: Send, call: RelayedCall) -> None:
         self._state: dict[str, Any] = scope["state"]
@@ -204,14 +204,14 @@ class _Answer:
         self.is_begun = False
 
     async def send(self) -> None:
-        """Send it all; ServerDisconnected if there is no more of it, and it is not whole."""
+        """Send the answer; ServerDisconnected if it is incomplete."""
         while True:
             for frame in await self.call.frames():
                 if await self._send(frame):
                     return
 
     async def _send(self, frame: Frame) -> bool:
-        """Send one frame; whether it is the last."""
+        """Send one frame; whether it was the last."""
         if frame.kind == FrontendKind.DATA:
             await self._state[SEND_PIECE](frame.payload)
             self.call.passed_on(len(frame.payload))
@@ -226,28 +226,28 @@ class _Answer:
             await self._state[SEND_WHOLE](byte_pairs(headers), (body,))
         elif frame.kind == FrontendKind.END:
             await self.put({"type": "http.response.body", "body": b"", "more_body": False})
-        # What is aborted has not been ended, and so the listener drops its client.
+        # After ABORT the answer is incomplete, so the listener drops the client.
         return True
 
 
-def _waits_or_announces_much(scope: Scope) -> bool:
-    """Whether the server should decide before anything of the body is read."""
+def _is_decided_early(scope: Scope) -> bool:
+    """Whether the server should get a request before its body (large, or `Expect`)."""
     headers = dict(scope["headers"])
     length: bytes = headers.get(b"content-length", b"0")
     return b"expect" in headers or (length.isdigit() and int(length) > EARLY_BYTES)
 
 
 async def _send_body(receive: Receive, call: RelayedCall, *, is_early: bool) -> None:
-    """Send the rest of the request as it comes; reading it tells a client that waits to go on."""
+    """Relay the rest of the body; reading it sends `100 Continue` to a waiting client."""
     if is_early:
-        await call.wanted()
+        await call.body_wanted()
     while (message := await receive())["type"] == "http.request":
         if message["body"]:
             await call.send(message["body"])
         if not message.get("more_body", False):
             call.end()
             return
-    call.leave()
+    call.cancel()
 
 
 def _start(head: Any) -> Message:

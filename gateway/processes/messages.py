@@ -1,4 +1,4 @@
-"""How what stands before a body is written in JSON: names and values of headers, as text."""
+"""Messages between the server and its frontend processes: kinds of frames, heads as JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,30 +12,30 @@ Pairs = Sequence[Sequence[str]]
 
 
 def text_pairs(headers: Iterable[tuple[bytes, bytes]]) -> Pairs:
-    """Headers of HTTP; each byte becomes a character."""
+    """HTTP headers as text; each byte becomes a character (Latin-1)."""
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
 
 
 def byte_pairs(pairs: Pairs) -> list[tuple[bytes, bytes]]:
-    """The same headers again."""
+    """The HTTP headers of `text_pairs`."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
 
 
-def writable(text: str) -> str:
-    """A text without what is no character, as a name of a file may have it."""
+def encodable(text: str) -> str:
+    """A text that UTF-8 can encode; lone surrogates, as in file names, are replaced."""
     return text.encode("utf-8", "replace").decode()
 
 
-def written(metadata: Iterable[tuple[str, str | bytes]]) -> Pairs:
-    """Metadata of gRPC; of values that are bytes each byte becomes a character."""
+def metadata_pairs(metadata: Iterable[tuple[str, str | bytes]]) -> Pairs:
+    """gRPC metadata as text; each byte of a binary value becomes a character (Latin-1)."""
     return [
-        (name, writable(value) if isinstance(value, str) else value.decode("latin-1"))
+        (name, encodable(value) if isinstance(value, str) else value.decode("latin-1"))
         for name, value in metadata
     ]
 
 
-def read(pairs: Pairs) -> list[tuple[str, str | bytes]]:
-    """The same metadata again: values are bytes where the name ends in `-bin`."""
+def read_metadata(pairs: Pairs) -> list[tuple[str, str | bytes]]:
+    """The gRPC metadata of `metadata_pairs`; values are bytes if the name ends in `-bin`."""
     return [
         (name, value.encode("latin-1") if name.endswith("-bin") else value) for name, value in pairs
     ]
@@ -46,7 +46,7 @@ AS_TEXT = ("raw_path", "query_string")
 
 
 def written_scope(scope: Scope, *, whole: bool) -> Mapping[str, Any]:
-    """The head as JSON; `whole` says that the piece of the body that goes with it is all of it."""
+    """The ASGI scope of a request as JSON; `whole` marks a request whose body is complete."""
     found = {name: scope[name] for name in AS_IS}
     found |= {name: scope[name].decode("latin-1") for name in AS_TEXT}
     found["headers"] = text_pairs(scope["headers"])
@@ -56,7 +56,7 @@ def written_scope(scope: Scope, *, whole: bool) -> Mapping[str, Any]:
 
 
 def read_scope(head: Mapping[str, Any], state: dict[str, Any]) -> Scope:
-    """The scope again, with another `state`; the names as the client wrote them are added to it."""
+    """The ASGI scope of `written_scope`, with another `state` plus the original header names."""
     found: dict[str, Any] = {name: head[name] for name in AS_IS}
     found |= {name: head[name].encode("latin-1") for name in AS_TEXT}
     for address in ("client", "server"):
@@ -71,19 +71,20 @@ def read_scope(head: Mapping[str, Any], state: dict[str, Any]) -> Scope:
 
 
 class FrontendKind(FrameKind):
-    """Of an answer of gRPC, END is headed: status, details, trailing metadata.
+    """Kinds of frames between the server and its frontend processes.
 
-    An answer of HTTP that is aborted drops its client.
+    END of an RPC is empty for OK without metadata, else headed: status, details, trailing
+    metadata. ABORT of an HTTP request drops its client.
     """
 
-    SETTINGS = 16  # headed; to a frontend, first of all
+    SETTINGS = 16  # headed: the first frame to a frontend
     HTTP_CALL = 17  # headed: the request's head, and the first piece of its body
-    GRPC_CALL = 18  # headed: path and metadata, and the message if only one comes
-    HEAD = 19  # headed: the answer's head, initial metadata
-    WHOLE = 20  # headed: an HTTP answer with status 200, and its body
-    STOP_HTTP = 22  # accept nothing more, and drop all in so many milliseconds: a number
-    DROP_HALF = 23  # drop those of whose request only a part has come
-    STOP_GRPC = 24  # take no more RPCs
-    CUT_OFF = 25  # drop all RPCs in so many milliseconds: a number
-    WANTED = 26  # the rest of a request's body is wanted
-    LOG = 27  # headed: how to log from now on
+    GRPC_CALL = 18  # headed: path and metadata, and the message of a unary RPC
+    HEAD = 19  # headed: status and headers (HTTP), or initial metadata (gRPC)
+    WHOLE = 20  # headed: the headers of an HTTP answer with status 200, and its body
+    STOP_HTTP = 22  # stop accepting, drop connections after a number of milliseconds
+    DROP_HALF = 23  # drop the connections with an incomplete request
+    STOP_GRPC = 24  # refuse new RPCs
+    CUT_OFF = 25  # drop all RPCs after a number of milliseconds
+    WANTED = 26  # the server reads the rest of the request body
+    LOG = 27  # headed: new log settings

@@ -1,4 +1,4 @@
-"""The frontend processes as the server sees them: started, heard, started again, ended."""
+"""Supervision of frontend processes: start, watchdog, restart, shutdown."""
 
 import asyncio
 import logging
@@ -15,47 +15,47 @@ from gateway.python_processes import module_command, module_environment
 log = logging.getLogger("sluice.server")
 
 FIRST_PAUSE_SECS, LONGEST_PAUSE_SECS = 0.1, 5.0
-"""Before a process that has ended is started again; twice as long after each that ends at once."""
+"""Pause before a restart; doubled after each process that ends early."""
 
 STEADY_SECS = 10.0
-"""So long a process must have run for the pause to begin anew."""
+"""Running time of a process that resets the pause."""
 
-PATIENCE_SECS = 10.0
-"""A process that has answered nothing for so long hangs: it is killed, and another one started."""
+ANSWER_SECS = 10.0
+"""Timeout for the answer to a ping; a process that exceeds it is killed and restarted."""
 
 START_SECS = 60.0
-"""The same for one that has answered nothing yet: it has to import what it needs."""
+"""Timeout for the first answer of a process, which has to import its modules."""
 
 EXIT_SECS = 5.0
-"""So long a process may take to end when its connection has, before it is killed."""
+"""Time for a process to exit after its channel is closed, before it is killed."""
 
-Hear = Callable[[Channel, Frame], None]
+OnFrame = Callable[[Channel, Frame], None]
 
 
 class FrontendProcess:
-    """One of them, with the sockets that it accepts at, and the next one when it has ended.
+    """One frontend process with its listening sockets; a process that ends is restarted.
 
-    `up` says that one runs and has begun to answer, `restarts` how often another had to be started.
+    `up` is true while a process runs and has answered; `restarts` counts the restarts.
     """
 
-    def __init__(self, index: int, told: Mapping[str, Any], passed: Sequence[int]) -> None:
+    def __init__(self, index: int, settings: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         self._name = f"frontend {index}"
-        self._told = told
-        self._passed = passed
+        self._settings = settings
+        self._descriptors = descriptors
         self._channel: Channel | None = None
         self._is_stopping = False
         self._has_answered = False
         self.up = False
         self.restarts = 0
-        self._last_words: list[tuple[int, bytes]] = []
+        self._stop_frames: list[tuple[int, bytes]] = []
 
-    async def run(self, hear: Hear) -> None:
-        """Keep one running until it has been told to stop, and has ended."""
+    async def run(self, on_frame: OnFrame) -> None:
+        """Keep a process running; return when it has ended after `stop`."""
         pause, time = FIRST_PAUSE_SECS, asyncio.get_running_loop().time
         while not self._is_stopping:
             began = time()
             try:
-                status = await self._run_once(hear)
+                status = await self._run_once(on_frame)
             except OSError as error:
                 status = error.strerror or str(error)
             if self._is_stopping:
@@ -66,52 +66,52 @@ class FrontendProcess:
             pause = FIRST_PAUSE_SECS if steady else min(2 * pause, LONGEST_PAUSE_SECS)
             self.restarts += 1
 
-    def tell(self, kind: int, payload: bytes = b"") -> None:
-        """Say something that ends it, also to the next one if this one ends before it hears."""
+    def stop(self, kind: int, payload: bytes = b"") -> None:
+        """Send a frame of the shutdown, also to a process that replaces this one."""
         self._is_stopping = True
-        self._last_words.append((kind, payload))
+        self._stop_frames.append((kind, payload))
         if self._channel is not None:
             self._channel.send(kind, NO_CALL, payload)
 
-    def log_differently(self, settings: Mapping[str, Any]) -> None:
-        """Say how to log from now on."""
-        self._told = {**self._told, "log": settings}
+    def change_log(self, settings: Mapping[str, Any]) -> None:
+        """Send new log settings."""
+        self._settings = {**self._settings, "log": settings}
         if self._channel is not None:
             self._channel.send(FrontendKind.LOG, NO_CALL, headed(settings))
 
-    async def _run_once(self, hear: Hear) -> int | str:
-        """Start one and wait for its end; its exit status. OSError if it cannot be started."""
+    async def _run_once(self, on_frame: OnFrame) -> int | str:
+        """Run one process; its exit status, or the reason of a kill. OSError if it cannot start."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
                 process = self._start(theirs)
             try:
-                await self._talk(ours.dup(), hear)
+                await self._converse(ours.dup(), on_frame)
             except TimeoutError:
                 process.kill()
-                return f"it has answered nothing for {PATIENCE_SECS:g} s, and was killed"
+                return f"killed after {ANSWER_SECS:g} s without an answer"
             finally:
                 self._channel, self.up = None, False
                 ours.shutdown(socket.SHUT_RDWR)
                 status = await _ended(process)
         return status
 
-    async def _talk(self, connection: socket.socket, hear: Hear) -> None:
-        """Tell it what it must know, and hear what it says until it ends.
+    async def _converse(self, connection: socket.socket, on_frame: OnFrame) -> None:
+        """Send the settings and handle frames until the process disconnects.
 
         Raises TimeoutError if it hangs.
         """
 
-        def heard(frame: Frame) -> None:
+        def received(frame: Frame) -> None:
             self._has_answered = self.up = True
             if frame.kind != FrontendKind.PONG:
-                hear(channel, frame)
+                on_frame(channel, frame)
 
-        channel = Channel(heard)
+        channel = Channel(received)
         await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=connection)
-        channel.send(FrontendKind.SETTINGS, NO_CALL, headed(self._told))
+        channel.send(FrontendKind.SETTINGS, NO_CALL, headed(self._settings))
         self._channel = channel
-        for kind, payload in self._last_words:
+        for kind, payload in self._stop_frames:
             channel.send(kind, NO_CALL, payload)
         try:
             await self._watch(channel)
@@ -119,14 +119,14 @@ class FrontendProcess:
             channel.close()
 
     async def _watch(self, channel: Channel) -> None:
-        """Wait until it is gone; TimeoutError once it does not answer."""
+        """Ping until the process disconnects; TimeoutError if it does not answer."""
         time = asyncio.get_running_loop().time
         ends_at = time() + START_SECS
         while not channel.is_lost:
             self._has_answered = False
             channel.send(FrontendKind.PING)
             with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE_SECS):
+                async with asyncio.timeout(ANSWER_SECS):
                     await channel.lost()
             if self._has_answered:
                 ends_at = 0.0
@@ -139,13 +139,13 @@ class FrontendProcess:
             module_command("gateway.processes", str(descriptor)),
             stdin=subprocess.DEVNULL,
             env=module_environment(),
-            pass_fds=(descriptor, *self._passed),
-            start_new_session=True,  # signals of the terminal are the server's
+            pass_fds=(descriptor, *self._descriptors),
+            start_new_session=True,  # signals of the terminal go to the server only
         )
 
 
 async def _ended(process: "subprocess.Popen[bytes]") -> int:
-    """The exit status of a process that has nothing more to do; one that goes on is killed."""
+    """The exit status of a process without a channel; killed after EXIT_SECS."""
     with suppress(subprocess.TimeoutExpired):
         return await asyncio.to_thread(process.wait, EXIT_SECS)
     process.kill()
@@ -153,5 +153,5 @@ async def _ended(process: "subprocess.Popen[bytes]") -> int:
 
 
 def in_ms(secs: float) -> bytes:
-    """A time as frames have it."""
+    """The payload of a time in milliseconds."""
     return number(min(int(secs * 1000), (1 << 32) - 1))

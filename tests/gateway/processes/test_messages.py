@@ -14,10 +14,10 @@ from gateway.processes.messages import (
     FrontendKind,
     Pairs,
     byte_pairs,
-    read,
+    metadata_pairs,
+    read_metadata,
     read_scope,
     text_pairs,
-    written,
     written_scope,
 )
 
@@ -56,11 +56,13 @@ def test_headers_keep_every_byte_and_their_order(headers: list[tuple[bytes, byte
 def test_metadata_is_text_or_bytes_as_its_name_says(
     metadata: list[tuple[str, str | bytes]],
 ) -> None:
-    assert read(carried(written(metadata))) == metadata
+    assert read_metadata(carried(metadata_pairs(metadata))) == metadata
 
 
 def test_bytes_that_happen_to_be_text_are_bytes_again() -> None:
-    assert read(carried(written([("trace-bin", b"text")]))) == [("trace-bin", b"text")]
+    assert read_metadata(carried(metadata_pairs([("trace-bin", b"text")]))) == [
+        ("trace-bin", b"text")
+    ]
 
 
 HEADERS = [(b"host", b"here"), (b"x-name", b"caf\xe9"), (b"x-name", b"again")]

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from gateway.observability.log import Log
-from gateway.processes import supervisor as processes
+from gateway.processes import supervisor
 from gateway.processes.listeners import ProcessHttpListener, ProcessListeners
 from gateway.settings import HttpSettings, LogSettings
 from tests.builders import WAIT_SECS
@@ -56,7 +56,7 @@ async def test_one_that_hangs_is_killed_and_another_is_started(
 ) -> None:
     async with serving(Log()) as door:
         assert await ask(door) == "hello"
-        monkeypatch.setattr(processes, "PATIENCE_SECS", 0.3)
+        monkeypatch.setattr(supervisor, "ANSWER_SECS", 0.3)
         [hung] = frontends_of(os.getpid())
         os.kill(hung, signal.SIGSTOP)
         await until(
@@ -64,7 +64,7 @@ async def test_one_that_hangs_is_killed_and_another_is_started(
         )
         assert await ask(door) == "hello"
     statuses = [vars(each)["status"] for each in caplog.records if "status" in vars(each)]
-    assert "it has answered nothing for 0.3 s, and was killed" in statuses
+    assert "killed after 0.3 s without an answer" in statuses
 
 
 async def test_files_in_the_working_directory_are_not_imported(
@@ -79,7 +79,7 @@ async def test_files_in_the_working_directory_are_not_imported(
 
 
 async def test_one_that_answers_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "PATIENCE_SECS", 0.2)
+    monkeypatch.setattr(supervisor, "ANSWER_SECS", 0.2)
     async with serving(Log()) as door:
         assert await ask(door) == "hello"
         before = frontends_of(os.getpid())

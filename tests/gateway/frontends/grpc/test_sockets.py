@@ -50,10 +50,8 @@ def test_a_port_is_had_by_one_unless_all_share_it() -> None:
         port = first.getsockname()[1]
         require_free(at("127.0.0.1", port, reuse=True))
         bound(at("127.0.0.1", port, reuse=True)).close()
-        assert (
-            refusal(at("127.0.0.1", port))
-            == f"cannot listen on 127.0.0.1:{port}: Address already in use"
-        )
+        said = f"cannot listen on 127.0.0.1:{port}: Address already in use"
+        assert refusal(at("127.0.0.1", port)) == said
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
