@@ -79,11 +79,11 @@ class GrpcioTransport(Transport):
 
 
 class GrpcioCall(RpcCall):
-    """RPC of grpc.aio; a `plain` one disables the compression of the server."""
+    """RPC of grpc.aio; an `uncompressed` one disables the compression of the server."""
 
-    def __init__(self, context: Context, *, plain: bool) -> None:
+    def __init__(self, context: Context, *, uncompressed: bool) -> None:
         self._context = context
-        self._plain = plain
+        self._uncompressed = uncompressed
 
     @property
     def metadata(self) -> Metadata:
@@ -104,8 +104,8 @@ class GrpcioCall(RpcCall):
                 await self._context.write(message)
 
     def before_message(self) -> None:
-        """Apply `plain` to the next message; called before each."""
-        if self._plain:
+        """Apply `uncompressed` to the next message; called before each."""
+        if self._uncompressed:
             self._context.disable_next_message_compression()
 
     async def send_initial_metadata(self, metadata: Metadata) -> None:
@@ -183,9 +183,9 @@ def _handlers(methods: Mapping[str, Method], compressed: bool) -> Mapping[str, M
     return found
 
 
-def _unary(method: Method, plain: bool) -> Any:
+def _unary(method: Method, uncompressed: bool) -> Any:
     async def answer(message: bytes, context: Context) -> bytes:
-        call = GrpcioCall(context, plain=plain)
+        call = GrpcioCall(context, uncompressed=uncompressed)
         call.before_message()
         try:
             return await method.answer(message, call)
@@ -197,9 +197,9 @@ def _unary(method: Method, plain: bool) -> Any:
     return grpc.unary_unary_rpc_method_handler(answer)
 
 
-def _streaming(method: Method, plain: bool) -> Any:
+def _streaming(method: Method, uncompressed: bool) -> Any:
     async def run(messages: AsyncIterator[bytes], context: Context) -> None:
-        call = GrpcioCall(context, plain=plain)
+        call = GrpcioCall(context, uncompressed=uncompressed)
         try:
             await method.run(messages, call)
         except RpcError as error:

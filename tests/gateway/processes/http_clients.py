@@ -92,7 +92,7 @@ class Client:
         return self._taken()
 
     async def dropped(self) -> bytes:
-        """What came of the body before the client was dropped."""
+        """The body received before the client was dropped."""
         await self.ended()
         assert not self.is_answered
         return self._taken()

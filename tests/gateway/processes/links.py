@@ -34,7 +34,7 @@ SEND_TIMEOUT_SECS = 60.0
 
 
 class Link:
-    """A frontend process and the server, which hears calls as `ProcessListeners` does."""
+    """A frontend process and the server, which starts calls as `ProcessListeners`."""
 
     def __init__(self, app: ASGIApp, method: Method) -> None:
         self._app = app
@@ -51,7 +51,7 @@ class Link:
         self.method = relaying(shapes(self._methods), self.calls, SEND_TIMEOUT_SECS)[PATH]
 
     async def close(self) -> None:
-        """The tasks of the server end by themselves when the frontend process is gone."""
+        """Close the channel; the tasks of the server end by themselves."""
         self.frontend.close()
         for channel in (self.frontend, self.server):
             await soon(channel.lost())
@@ -65,7 +65,7 @@ class Link:
             await soon(asyncio.wait(self._tasks))
 
     async def heard(self) -> None:
-        """Wait until the server has heard all that was said to it."""
+        """Wait until the server has received all frames."""
         self.frontend.send(FrontendKind.DROP_HALF)
         while (await soon(self._strays.get())).kind != FrontendKind.DROP_HALF:
             pass

@@ -15,7 +15,7 @@ from tests.gateway.processes.links import PATH
 
 
 class Rpc(RpcCall):
-    """A client of gRPC and its connection, which may be slow to take what comes."""
+    """A gRPC client, which may read slowly."""
 
     def __init__(self, metadata: Metadata = (), secs: float | None = None) -> None:
         self.takes = asyncio.Event()
@@ -109,7 +109,7 @@ def streaming(serve: Serve) -> Method:
 
 
 async def only(message: bytes) -> AsyncIterator[bytes]:
-    """What comes of a client that does not stream."""
+    """The messages of a client that does not stream."""
     yield message
 
 

@@ -1,4 +1,4 @@
-"""What is under way is bounded, and what has been passed on is told in time."""
+"""Windows of calls: limits, and reports of passed-on bytes."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ async def test_there_is_room_until_the_window_is_full() -> None:
     assert not window.has_room
 
 
-async def test_who_waits_for_room_goes_on_when_some_is_given_back() -> None:
+async def test_a_blocked_sender_continues_when_the_window_has_room() -> None:
     window = SendWindow()
     window.sent(FULL)
     waiting = asyncio.create_task(window.room())
@@ -39,7 +39,7 @@ async def test_who_waits_for_room_goes_on_when_some_is_given_back() -> None:
     await soon(waiting)
 
 
-async def test_a_piece_larger_than_the_window_holds_back_what_follows_it() -> None:
+async def test_a_piece_above_the_window_blocks_the_next_one() -> None:
     window = SendWindow()
     window.sent(3 * WINDOW_BYTES)
     waiting = asyncio.create_task(window.room())
@@ -63,7 +63,7 @@ async def test_a_closed_window_has_room_for_ever() -> None:
     await soon(window.room())
 
 
-async def test_room_that_is_gone_before_it_is_used_is_waited_for_again() -> None:
+async def test_a_woken_sender_waits_again_if_the_window_is_full() -> None:
     window = SendWindow()
     window.sent(FULL)
     waiting = asyncio.create_task(window.room())
@@ -76,7 +76,7 @@ async def test_room_that_is_gone_before_it_is_used_is_waited_for_again() -> None
     await soon(waiting)
 
 
-async def test_the_next_may_wait_when_one_that_waited_was_cancelled() -> None:
+async def test_a_cancelled_waiter_does_not_block_the_next_one() -> None:
     window = SendWindow()
     window.sent(FULL)
     one = asyncio.create_task(window.room())
@@ -89,7 +89,7 @@ async def test_the_next_may_wait_when_one_that_waited_was_cancelled() -> None:
     await soon(other)
 
 
-async def test_all_who_wait_go_on() -> None:
+async def test_every_waiting_task_continues() -> None:
     window = SendWindow()
     window.sent(FULL)
     waiting = [asyncio.create_task(window.room()) for _ in range(2)]
@@ -105,20 +105,20 @@ def test_frames_without_a_byte_fill_the_window_as_well() -> None:
     assert not window.has_room
 
 
-def test_nothing_is_told_before_it_is_worth_a_frame() -> None:
+def test_small_amounts_are_not_reported() -> None:
     receipts = ReceiveWindow()
     assert receipts.add(TOLD - 1) == 0
     assert receipts.add(0) == REPORTED_BYTES - 1 + FRAME_BYTES
 
 
-def test_what_was_told_is_not_told_again() -> None:
+def test_reported_bytes_are_not_reported_again() -> None:
     receipts = ReceiveWindow()
     assert receipts.add(TOLD + 5) == REPORTED_BYTES + 5
     assert receipts.add(TOLD - 1) == 0
 
 
 @pytest.mark.parametrize("size", [1000, REPORTED_BYTES - 1, REPORTED_BYTES, 5 * WINDOW_BYTES])
-def test_what_is_not_told_leaves_room_in_the_window(size: int) -> None:
+def test_unreported_bytes_never_fill_the_window(size: int) -> None:
     window, receipts = SendWindow(), ReceiveWindow()
     for _ in range(2 * WINDOW_BYTES // size + 2):
         window.sent(size)

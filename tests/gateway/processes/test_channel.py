@@ -18,7 +18,7 @@ from tests.builders import settle, soon
 
 
 class Ear(Receiver):
-    """Writes down what it hears."""
+    """Stores the received frames."""
 
     def __init__(self) -> None:
         self.heard: list[Frame] = []
@@ -33,7 +33,7 @@ class Ear(Receiver):
 
 @dataclass
 class End:
-    """One end, and the frames that nobody there had joined for."""
+    """One end, and the frames without a receiver there."""
 
     channel: Channel
     strays: asyncio.Queue[Frame] = field(default_factory=asyncio.Queue)
@@ -111,7 +111,7 @@ async def test_frames_of_one_turn_are_one_write() -> None:
     assert len(connection.writes) == 2
 
 
-async def test_a_large_frame_goes_both_ways_at_once(ends: Ends) -> None:
+async def test_large_frames_cross_in_both_directions(ends: Ends) -> None:
     large = bytes(4 << 20)
     ends.one.channel.send(FrameKind.DATA, 1, large)
     ends.other.channel.send(FrameKind.DATA, 2, large)
@@ -119,7 +119,7 @@ async def test_a_large_frame_goes_both_ways_at_once(ends: Ends) -> None:
     assert await ends.one.stray() == (FrameKind.DATA, 2, large)
 
 
-async def test_who_has_joined_hears_the_frames_of_that_call_only(ends: Ends) -> None:
+async def test_a_receiver_gets_the_frames_of_its_call_only(ends: Ends) -> None:
     one, two = Ear(), Ear()
     ends.other.channel.join(1, one)
     ends.other.channel.join(2, two)
@@ -131,7 +131,7 @@ async def test_who_has_joined_hears_the_frames_of_that_call_only(ends: Ends) -> 
     assert [frame.call for frame in two.heard] == [2]
 
 
-async def test_frames_of_a_call_that_was_left_are_strays(ends: Ends) -> None:
+async def test_frames_of_a_removed_receiver_go_to_the_channel(ends: Ends) -> None:
     ear = Ear()
     ends.other.channel.join(1, ear)
     ends.other.channel.leave(1)
@@ -141,7 +141,7 @@ async def test_frames_of_a_call_that_was_left_are_strays(ends: Ends) -> None:
     assert ear.heard == []
 
 
-async def test_a_call_may_be_joined_and_left_by_what_is_heard(ends: Ends) -> None:
+async def test_a_frame_may_add_and_remove_receivers(ends: Ends) -> None:
     class Leaving(Ear):
         def hear(self, frame: Frame) -> None:
             super().hear(frame)
@@ -155,7 +155,7 @@ async def test_a_call_may_be_joined_and_left_by_what_is_heard(ends: Ends) -> Non
     assert [frame.payload for frame in ear.heard] == [b"heard"]
 
 
-async def test_everybody_learns_once_that_the_other_process_is_gone(ends: Ends) -> None:
+async def test_every_receiver_is_notified_once_of_a_disconnect(ends: Ends) -> None:
     ears = [Ear(), Ear()]
     for call, ear in enumerate(ears, 1):
         ends.other.channel.join(call, ear)
@@ -166,7 +166,7 @@ async def test_everybody_learns_once_that_the_other_process_is_gone(ends: Ends) 
     assert [ear.losses for ear in ears] == [1, 1]
 
 
-async def test_who_leaves_when_the_other_process_is_gone_keeps_nobody_from_hearing(
+async def test_a_receiver_removed_at_a_disconnect_does_not_affect_others(
     ends: Ends,
 ) -> None:
     class Leaving(Ear):
@@ -183,7 +183,7 @@ async def test_who_leaves_when_the_other_process_is_gone_keeps_nobody_from_heari
     assert [ear.losses for ear in ears] == [1, 1]
 
 
-async def test_who_joins_too_late_learns_it_at_once(ends: Ends) -> None:
+async def test_a_receiver_registered_after_a_disconnect_is_notified_immediately(ends: Ends) -> None:
     ends.one.channel.close()
     await soon(ends.other.channel.lost())
     ear = Ear()
@@ -191,14 +191,14 @@ async def test_who_joins_too_late_learns_it_at_once(ends: Ends) -> None:
     assert ear.losses == 1
 
 
-async def test_what_is_sent_right_before_the_end_arrives(ends: Ends) -> None:
+async def test_frames_sent_directly_before_closing_arrive(ends: Ends) -> None:
     ends.one.channel.send(FrameKind.DATA, 1, bytes(1 << 20))
     ends.one.channel.close()
     assert len((await ends.other.stray()).payload) == 1 << 20
     await soon(ends.other.channel.lost())
 
 
-async def test_what_is_sent_after_the_end_is_dropped(ends: Ends) -> None:
+async def test_frames_sent_after_a_disconnect_are_dropped(ends: Ends) -> None:
     ends.one.channel.close()
     await soon(ends.other.channel.lost())
     for end in (ends.one, ends.other):
@@ -284,7 +284,7 @@ async def test_a_call_that_fails_at_an_abort_too_is_logged_and_aborted_once(
     assert messages == ["frame not handled", "call not ended", "frame not handled"]
 
 
-async def test_a_call_that_cannot_begin_ends_where_it_was_asked_for() -> None:
+async def test_a_call_that_cannot_start_is_aborted_at_the_caller() -> None:
     def refuse(frame: Frame) -> None:
         heard.append(frame)
         raise LookupError("a defect")

@@ -39,7 +39,7 @@ def fed(chunks: Iterable[bytes]) -> list[Frame]:
 
 
 def cuts(data: bytes, parts: int) -> Iterable[list[bytes]]:
-    """The data in so many chunks, cut in every way there is; some of them are empty."""
+    """The data cut into `parts` chunks in every possible way; some are empty."""
     for borders in itertools.combinations_with_replacement(range(len(data) + 1), parts - 1):
         edges = (0, *borders, len(data))
         yield [data[start:end] for start, end in itertools.pairwise(edges)]
@@ -56,7 +56,7 @@ def test_frames_are_the_same_in_chunks_of_one_size(size: int) -> None:
     assert fed(STREAM[at : at + size] for at in range(0, len(STREAM), size)) == SENT
 
 
-def test_a_frame_comes_out_with_the_chunk_that_ends_it() -> None:
+def test_a_frame_is_decoded_with_its_last_chunk() -> None:
     reader = FrameDecoder()
     whole = packed(FrameKind.DATA, 7, b"whole")
     for byte in whole[:-1]:
@@ -79,7 +79,7 @@ def test_payloads_are_bytes_whether_or_not_they_were_held() -> None:
         assert [type(frame.payload) for frame in fed(chunks)] == [bytes]
 
 
-def test_nothing_is_kept_of_frames_that_were_taken() -> None:
+def test_decoded_frames_are_not_kept() -> None:
     size = 1 << 20
     whole = packed(FrameKind.DATA, 1, bytes(size))
     reader = FrameDecoder()

@@ -53,7 +53,7 @@ async def test_an_empty_answer_is_an_answer() -> None:
         assert await soon(link.method.answer(b"asked", Rpc())) == b""
 
 
-async def test_the_method_knows_of_its_client_what_the_frontend_does() -> None:
+async def test_the_method_sees_metadata_peer_and_deadline_of_the_client() -> None:
     found: list[Any] = []
 
     async def serve(asked: bytes, call: RpcCall) -> bytes:
@@ -69,7 +69,7 @@ async def test_the_method_knows_of_its_client_what_the_frontend_does() -> None:
     assert found[1] == ([], "ipv4:127.0.0.1:40000", None)
 
 
-async def test_messages_come_one_by_one_behind_what_was_sent_before_them() -> None:
+async def test_messages_arrive_in_order_after_the_initial_metadata() -> None:
     more = asyncio.Event()
 
     async def serve(asked: bytes, call: RpcCall) -> None:
@@ -89,7 +89,7 @@ async def test_messages_come_one_by_one_behind_what_was_sent_before_them() -> No
         assert rpc.untaken == [b"last"]
 
 
-async def test_a_stream_goes_both_ways() -> None:
+async def test_client_and_server_stream_concurrently() -> None:
     async def serve(asked: AsyncIterator[bytes], call: RpcCall) -> None:
         async for message in asked:
             await call.send([message])
@@ -128,7 +128,7 @@ async def test_a_method_may_end_before_its_client_has_half_closed() -> None:
 
 
 @pytest.mark.parametrize("shape", [unary, answering])
-async def test_an_error_comes_with_its_trailing_metadata(shape: Callable[[Serve], Method]) -> None:
+async def test_an_error_has_its_trailing_metadata(shape: Callable[[Serve], Method]) -> None:
     async def serve(asked: bytes, call: RpcCall) -> bytes:
         call.set_trailing_metadata([("why", "caf\xe9"), ("why-bin", b"\0\xff")])
         raise RpcError(StatusCode.DATA_LOSS, "caf\xe9 \N{SNOWMAN} is lost")
@@ -142,7 +142,7 @@ async def test_an_error_comes_with_its_trailing_metadata(shape: Callable[[Serve]
         assert rpc.trailing == [("why", "caf\xe9"), ("why-bin", b"\0\xff")]
 
 
-async def test_an_error_comes_behind_the_messages_before_it() -> None:
+async def test_an_error_follows_the_messages_before_it() -> None:
     async def serve(asked: AsyncIterator[bytes], call: RpcCall) -> None:
         await call.send([await anext(asked)])
         raise RpcError(StatusCode.ABORTED)
@@ -155,7 +155,7 @@ async def test_an_error_comes_behind_the_messages_before_it() -> None:
         assert rpc.untaken == [b"one"]
 
 
-async def test_the_client_learns_nothing_of_a_defect_but_that_there_is_one() -> None:
+async def test_the_text_of_an_unexpected_error_is_not_sent() -> None:
     async def serve(asked: bytes, call: RpcCall) -> bytes:
         raise ValueError("a secret")
 
@@ -206,7 +206,7 @@ def waiting_for(begun: asyncio.Event, stopped: asyncio.Event) -> Serve:
 
 
 @pytest.mark.parametrize("shape", [unary, answering, streaming])
-async def test_a_method_is_cancelled_when_its_client_leaves(
+async def test_a_disconnect_cancels_the_method(
     shape: Callable[[Serve], Method],
 ) -> None:
     begun, stopped = asyncio.Event(), asyncio.Event()
@@ -220,7 +220,7 @@ async def test_a_method_is_cancelled_when_its_client_leaves(
 
 
 @pytest.mark.parametrize("shape", [unary, answering, streaming])
-async def test_a_method_does_not_go_on_when_its_client_leaves_in_the_turn_it_came_in(
+async def test_a_disconnect_in_the_turn_of_the_rpc_cancels_the_method(
     shape: Callable[[Serve], Method],
 ) -> None:
     async with linked(method=shape(waiting_for(asyncio.Event(), asyncio.Event()))) as link:
@@ -261,7 +261,7 @@ async def test_many_messages_are_answered_with_a_message() -> None:
 
 
 @pytest.mark.parametrize("shape", [unary, answering, streaming])
-async def test_the_client_is_told_that_the_server_is_gone(
+async def test_an_rpc_ends_with_unavailable_when_the_server_disconnects(
     shape: Callable[[Serve], Method],
 ) -> None:
     begun, stopped = asyncio.Event(), asyncio.Event()
@@ -277,7 +277,7 @@ async def test_the_client_is_told_that_the_server_is_gone(
         await soon(stopped.wait())
 
 
-async def test_nothing_can_be_sent_to_a_client_that_has_left() -> None:
+async def test_sending_after_a_disconnect_fails() -> None:
     begun = asyncio.Event()
     refused: list[str] = []
 
@@ -300,7 +300,7 @@ async def test_nothing_can_be_sent_to_a_client_that_has_left() -> None:
     assert len(refused) == 2
 
 
-async def test_the_end_is_told_behind_the_answer() -> None:
+async def test_on_end_is_called_after_the_answer() -> None:
     ended: list[bool] = []
 
     async def serve(asked: bytes, call: RpcCall) -> bytes:
@@ -313,7 +313,7 @@ async def test_the_end_is_told_behind_the_answer() -> None:
         assert ended == [True]
 
 
-async def test_a_slow_client_holds_back_the_method_at_the_window() -> None:
+async def test_a_slow_client_blocks_the_method_at_the_window() -> None:
     sent: list[int] = []
 
     async def serve(asked: bytes, call: RpcCall) -> None:
@@ -333,7 +333,7 @@ async def test_a_slow_client_holds_back_the_method_at_the_window() -> None:
         assert rpc.untaken == [PIECE] * 3 * FITTING
 
 
-async def test_a_slow_method_holds_back_the_client_at_the_window() -> None:
+async def test_a_slow_method_blocks_the_client_at_the_window() -> None:
     begun, takes = asyncio.Event(), asyncio.Event()
 
     async def serve(asked: AsyncIterator[bytes], call: RpcCall) -> None:

@@ -29,7 +29,7 @@ async def test_an_answer_is_the_applications_status_headers_and_body() -> None:
         assert client.heads == [(418, TEXT)]
 
 
-async def test_a_whole_answer_is_given_to_the_listener_at_once() -> None:
+async def test_a_complete_answer_is_passed_on_in_one_call() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await scope["state"][SEND_WHOLE](TEXT, (await body_of(receive),))
 
@@ -40,7 +40,7 @@ async def test_a_whole_answer_is_given_to_the_listener_at_once() -> None:
 
 
 @pytest.mark.parametrize("size", [JOINED_BYTES, JOINED_BYTES + 1, 3 * WINDOW_BYTES])
-async def test_a_whole_answer_may_be_large_and_have_many_parts(size: int) -> None:
+async def test_a_complete_answer_may_be_large_and_have_many_parts(size: int) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         parts = (b"", b"x" * (size // 2), memoryview(b"y" * (size - size // 2)))
         await scope["state"][SEND_WHOLE](TEXT, parts)
@@ -52,7 +52,7 @@ async def test_a_whole_answer_may_be_large_and_have_many_parts(size: int) -> Non
         assert client.heads == [(200, TEXT)]
 
 
-async def test_a_streamed_answer_comes_piece_by_piece() -> None:
+async def test_a_streamed_answer_arrives_piece_by_piece() -> None:
     more = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,14 +95,14 @@ async def test_an_answer_to_head_has_no_body() -> None:
 
 @pytest.mark.parametrize("pieces", [[b"", b""], [b"a", b"b", b""], [b"x" * 50_000] * 60])
 @pytest.mark.parametrize("announces", [True, False])
-async def test_a_body_in_pieces_comes_whole(pieces: list[bytes], announces: bool) -> None:
+async def test_a_body_in_pieces_arrives_complete(pieces: list[bytes], announces: bool) -> None:
     headers = [(b"content-length", b"%d" % (EARLY_BYTES + 1))] if announces else []
     async with linked(echo) as link:
         client = Client(link.app, *pieces, headers=headers)
         assert await client.answer() == b"".join(pieces)
 
 
-async def test_the_application_hears_of_a_large_body_before_any_of_it_has_come() -> None:
+async def test_the_application_starts_before_a_large_body_arrives() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await begin(send)
         await scope["state"][SEND_PIECE](b"go on")
@@ -115,7 +115,7 @@ async def test_the_application_hears_of_a_large_body_before_any_of_it_has_come()
         assert await client.answer() == b"body"
 
 
-async def test_an_answer_may_come_before_the_body_is_whole() -> None:
+async def test_an_answer_may_precede_the_end_of_the_body() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await begin(send, 413)
         await finish(send, b"too much")
@@ -128,7 +128,7 @@ async def test_an_answer_may_come_before_the_body_is_whole() -> None:
         assert await client.answer() == b"too much"
 
 
-async def test_a_slow_client_holds_back_the_application_at_the_window() -> None:
+async def test_a_slow_client_blocks_the_application_at_the_window() -> None:
     sent: list[int] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -149,7 +149,7 @@ async def test_a_slow_client_holds_back_the_application_at_the_window() -> None:
     assert len(sent) == 3 * FITTING
 
 
-async def test_an_application_that_is_held_back_goes_on_when_the_client_leaves() -> None:
+async def test_a_disconnect_releases_a_blocked_application() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await begin(send)
         for _ in range(3 * FITTING):
@@ -166,7 +166,7 @@ async def test_an_application_that_is_held_back_goes_on_when_the_client_leaves()
         await client.dropped()
 
 
-async def test_a_slow_application_holds_back_the_client_at_the_window() -> None:
+async def test_a_slow_application_blocks_the_client_at_the_window() -> None:
     begun, takes = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -15,20 +15,20 @@ from tests.gateway.processes.http_clients import Client, begin, body_of, echo, f
 from tests.gateway.processes.links import TEXT, linked
 
 
-async def test_a_client_that_leaves_before_its_request_has_begun_is_nobodys() -> None:
+async def test_a_disconnect_before_the_request_starts_no_call() -> None:
     async with linked() as link:
         client = Client(link.app)
         client.leave()
         assert await client.dropped() == b""
 
 
-async def test_answers_go_to_those_who_asked() -> None:
+async def test_concurrent_requests_get_their_own_answers() -> None:
     async with linked(echo) as link:
         clients = [Client(link.app, b"%d," % n, b"%d" % n) for n in range(20)]
         assert [await each.answer() for each in clients] == [b"%d,%d" % (n, n) for n in range(20)]
 
 
-async def test_the_application_is_told_when_a_client_leaves() -> None:
+async def test_a_disconnect_reaches_the_application() -> None:
     left = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,7 +48,7 @@ async def test_the_application_is_told_when_a_client_leaves() -> None:
         await link.answered()
 
 
-async def test_who_watches_for_a_client_that_has_left_is_told_at_once() -> None:
+async def test_a_watch_set_after_a_disconnect_is_called_immediately() -> None:
     left: list[bool] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,7 +65,7 @@ async def test_who_watches_for_a_client_that_has_left_is_told_at_once() -> None:
     assert left == [True]
 
 
-async def test_the_application_sees_that_a_client_leaves_within_its_body() -> None:
+async def test_a_disconnect_within_the_body_reaches_the_application() -> None:
     begun, left = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,7 +82,7 @@ async def test_the_application_sees_that_a_client_leaves_within_its_body() -> No
         await client.dropped()
 
 
-async def test_a_client_that_leaves_in_the_turn_it_came_in_is_noticed() -> None:
+async def test_a_disconnect_in_the_turn_of_the_request_is_noticed() -> None:
     seen: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +97,7 @@ async def test_a_client_that_leaves_in_the_turn_it_came_in_is_noticed() -> None:
     assert seen == ["http.disconnect"]
 
 
-async def test_a_cancelled_request_is_one_whose_client_has_left() -> None:
+async def test_cancelling_the_relay_disconnects_the_application() -> None:
     begun, left = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,7 +131,7 @@ async def test_the_client_of_an_application_that_raises_is_dropped(
     assert isinstance(record.exc_info[1], ValueError)
 
 
-async def test_the_client_of_an_application_that_says_nothing_is_dropped() -> None:
+async def test_the_client_of_an_application_without_an_answer_is_dropped() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await begin(send)
 
@@ -151,7 +151,7 @@ async def test_a_request_that_the_server_cannot_read_is_aborted() -> None:
         assert await Client(link.app, b"").answer() == b"fine"
 
 
-async def test_a_client_without_an_answer_is_told_that_the_server_is_gone() -> None:
+async def test_a_request_without_an_answer_gets_503_when_the_server_disconnects() -> None:
     begun, left = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,7 +169,7 @@ async def test_a_client_without_an_answer_is_told_that_the_server_is_gone() -> N
         await soon(left.wait())
 
 
-async def test_a_client_with_half_an_answer_is_dropped_when_the_server_is_gone() -> None:
+async def test_an_incomplete_answer_is_dropped_when_the_server_disconnects() -> None:
     left = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -186,7 +186,7 @@ async def test_a_client_with_half_an_answer_is_dropped_when_the_server_is_gone()
         assert [status for status, _ in client.heads] == [200]
 
 
-async def test_an_answer_that_is_whole_outlives_the_server() -> None:
+async def test_a_complete_answer_is_sent_after_a_disconnect_of_the_server() -> None:
     async with linked(echo) as link:
         client = Client(link.app, b"asked")
         client.takes.clear()

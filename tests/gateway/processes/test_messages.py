@@ -1,4 +1,4 @@
-"""Headers and metadata are the same behind the JSON that carries them."""
+"""Headers and metadata survive their encoding as JSON; numbers of kinds."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ EVERY_BYTE = bytes(range(256))
 
 
 def carried(pairs: Pairs) -> Pairs:
-    """What comes out of a frame that such pairs were put into."""
+    """Pairs after a frame has carried them."""
     found: Pairs = read_headed(headed(pairs))[0]
     return found
 
@@ -113,7 +113,7 @@ def test_a_scope_is_the_same_behind_a_frame(changes: dict[str, Any]) -> None:
     assert found["state"] == {HEADER_NAMES: scope["state"][HEADER_NAMES]}
 
 
-def test_the_state_is_of_those_who_answer() -> None:
+def test_the_state_is_that_of_the_server() -> None:
     state = {"watch": len}
     assert carried_scope(listened(), state)["state"] == {"watch": len, HEADER_NAMES: NAMES}
     assert state == {"watch": len}
@@ -124,7 +124,7 @@ def test_headers_are_forwarded_by_the_names_that_the_client_wrote() -> None:
     assert found == [("X-Name", "caf\xe9"), ("x-NAME", "again")]
 
 
-def test_starlette_takes_it_for_a_scope() -> None:
+def test_starlette_accepts_the_scope() -> None:
     request = Request(carried_scope(listened(client=None)))
     assert request.client is None
     assert request.query_params["a"] == "1"
@@ -132,12 +132,12 @@ def test_starlette_takes_it_for_a_scope() -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_the_head_says_whether_the_body_beside_it_is_whole(whole: bool) -> None:
+def test_the_head_marks_a_complete_body(whole: bool) -> None:
     assert written_scope(listened(), whole=whole)["whole"] is whole
 
 
 def numbers(kinds: type) -> dict[str, int]:
-    """What a class of kinds adds, by name."""
+    """The kinds that a class adds, by name."""
     return {name: value for name, value in vars(kinds).items() if name.isupper()}
 
 

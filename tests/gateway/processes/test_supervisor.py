@@ -1,4 +1,4 @@
-"""Real processes with the connections: one that hangs, and what they are told to log."""
+"""Real frontend processes: restart after a hang, new log settings."""
 
 import asyncio
 import os
@@ -32,11 +32,11 @@ APP = Starlette(routes=[Route("/", hello)])
 @asynccontextmanager
 async def serving(log: Log) -> AsyncIterator[ProcessHttpListener]:
     """One process with a port."""
-    doors = ProcessListeners(1, log)
-    door = doors.http(APP, HttpSettings(address="127.0.0.1", port=0))
-    running = asyncio.create_task(doors.run())
-    yield door
-    door.stop(0)
+    listeners = ProcessListeners(1, log)
+    listener = listeners.http(APP, HttpSettings(address="127.0.0.1", port=0))
+    running = asyncio.create_task(listeners.run())
+    yield listener
+    listener.stop(0)
     await asyncio.wait_for(running, WAIT_SECS)
 
 
@@ -46,23 +46,23 @@ async def until(found: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def ask(door: ProcessHttpListener) -> str:
+async def ask(listener: ProcessHttpListener) -> str:
     async with httpx.AsyncClient(timeout=WAIT_SECS) as client:
-        return (await client.get(f"http://127.0.0.1:{door.port}/")).text
+        return (await client.get(f"http://127.0.0.1:{listener.port}/")).text
 
 
-async def test_one_that_hangs_is_killed_and_another_is_started(
+async def test_a_process_that_hangs_is_killed_and_restarted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving(Log()) as door:
-        assert await ask(door) == "hello"
+    async with serving(Log()) as listener:
+        assert await ask(listener) == "hello"
         monkeypatch.setattr(supervisor, "ANSWER_SECS", 0.3)
         [hung] = frontends_of(os.getpid())
         os.kill(hung, signal.SIGSTOP)
         await until(
             lambda: bool(frontends_of(os.getpid())) and hung not in frontends_of(os.getpid())
         )
-        assert await ask(door) == "hello"
+        assert await ask(listener) == "hello"
     statuses = [vars(each)["status"] for each in caplog.records if "status" in vars(each)]
     assert "killed after 0.3 s without an answer" in statuses
 
@@ -74,36 +74,36 @@ async def test_files_in_the_working_directory_are_not_imported(
     for name in ("json.py", "uvloop.py", "gateway/__init__.py"):
         (tmp_path / name).write_text("raise SystemExit('imported from the working directory')")
     monkeypatch.chdir(tmp_path)
-    async with serving(Log()) as door:
-        assert await ask(door) == "hello"
+    async with serving(Log()) as listener:
+        assert await ask(listener) == "hello"
 
 
-async def test_one_that_answers_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_answers_is_not_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "ANSWER_SECS", 0.2)
-    async with serving(Log()) as door:
-        assert await ask(door) == "hello"
+    async with serving(Log()) as listener:
+        assert await ask(listener) == "hello"
         before = frontends_of(os.getpid())
         await asyncio.sleep(1)
         assert frontends_of(os.getpid()) == before
 
 
-async def speak_no_http(door: ProcessHttpListener) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+async def speak_no_http(listener: ProcessHttpListener) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     writer.write(b"\x16\x03\x01 no HTTP\r\n\r\n")
     await asyncio.wait_for(reader.read(), WAIT_SECS)
     writer.close()
     await writer.wait_closed()
 
 
-async def test_processes_hear_of_changes_of_the_log(tmp_path: Path) -> None:
-    """Who speaks no HTTP is warned of by the process that has the connection."""
+async def test_processes_receive_new_log_settings(tmp_path: Path) -> None:
+    """The frontend process logs a warning for a client that does not speak HTTP."""
     file = tmp_path / "log"
     log = Log(LogSettings(file=str(file), warning=False))
-    async with serving(log) as door:
-        await speak_no_http(door)
+    async with serving(log) as listener:
+        await speak_no_http(listener)
         log.change({"warning": True})
         await asyncio.sleep(0)
-        await speak_no_http(door)
+        await speak_no_http(listener)
         [pid] = frontends_of(os.getpid())
         await until(lambda: f" {pid} " in file.read_text())
         assert file.read_text().count("Invalid HTTP request") == 1

@@ -1,4 +1,4 @@
-"""Messages are cut out of a stream the same way wherever its chunks are cut, or the RPC fails."""
+"""Framing and compression of messages, for streams cut anywhere."""
 
 import gzip
 import itertools
@@ -52,7 +52,7 @@ def failing(chunks: Sequence[bytes], encoding: str = IDENTITY) -> tuple[StatusCo
 
 
 def cuts(data: bytes, parts: int) -> Iterable[list[bytes]]:
-    """The data in so many chunks, cut in every way there is; some of them are empty."""
+    """The data cut into `parts` chunks in every possible way; some are empty."""
     for borders in itertools.combinations_with_replacement(range(len(data) + 1), parts - 1):
         edges = (0, *borders, len(data))
         yield [data[start:end] for start, end in itertools.pairwise(edges)]
@@ -81,7 +81,7 @@ def test_plain_and_compressed_messages_share_a_stream_wherever_it_is_cut(encodin
         assert fed(chunks, encoding) == [TEXT, TEXT, b"", b""], chunks
 
 
-def test_a_message_comes_out_with_the_chunk_that_ends_it() -> None:
+def test_a_message_is_extracted_with_its_last_chunk() -> None:
     deframer = Deframer(IDENTITY, LIMIT)
     for byte in message(TEXT)[:-1]:
         assert not deframer.feed(bytes([byte]))
@@ -109,7 +109,7 @@ def test_a_message_in_tiny_chunks_takes_little_more_memory_than_its_size() -> No
     assert held < 1.5 * size
 
 
-def test_empty_chunks_leave_nothing_behind() -> None:
+def test_empty_chunks_are_not_stored() -> None:
     deframer = Deframer(IDENTITY, LIMIT)
     deframer.feed(message(TEXT)[:7])
     tracemalloc.start()
@@ -186,7 +186,7 @@ def test_a_compressed_message_needs_an_encoding() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["snappy", "GZIP", "", "gzip,identity", "x" * 1000])
-def test_an_encoding_that_is_unknown_is_told_beside_those_that_are_known(encoding: str) -> None:
+def test_an_unknown_encoding_is_refused_with_the_known_ones(encoding: str) -> None:
     with pytest.raises(RpcError) as caught:
         Deframer(encoding, LIMIT)
     assert caught.value.status is StatusCode.UNIMPLEMENTED
@@ -195,7 +195,7 @@ def test_an_encoding_that_is_unknown_is_told_beside_those_that_are_known(encodin
 
 
 @pytest.mark.parametrize("encoding", PACK)
-def test_what_is_not_whole_or_goes_on_is_not_decompressed(encoding: str) -> None:
+def test_incomplete_or_trailing_compressed_data_are_refused(encoding: str) -> None:
     packed = PACK[encoding](TEXT)
     wrong = [packed[:size] for size in range(1, len(packed))]
     wrong += [packed + b"x", packed + packed, b"garbage", bytes(20), packed[2:]]
@@ -214,7 +214,7 @@ def test_a_checksum_that_is_wrong_is_noticed(encoding: str) -> None:
     assert failing([message(bytes(packed), COMPRESSED)], encoding)[0] is StatusCode.INTERNAL
 
 
-def test_a_stream_that_ends_within_a_message_is_an_error_wherever_it_ends() -> None:
+def test_the_end_of_a_stream_within_a_message_is_an_error() -> None:
     data = message(TEXT)
     for size in range(1, len(data)):
         status, details = failing([data[:size]])
@@ -228,7 +228,7 @@ def test_a_stream_may_end_before_any_message_and_behind_each() -> None:
     assert fed([message(TEXT), message(TEXT)]) == [TEXT, TEXT]
 
 
-def test_what_may_become_large_is_not_quick() -> None:
+def test_a_chunk_that_may_become_large_is_not_quick() -> None:
     small = bytes(QUICK_BYTES)
     assert Deframer(IDENTITY, LIMIT).quick(bytes(1 << 20))
     deframer = Deframer("gzip", 1 << 20)
@@ -252,7 +252,7 @@ def test_a_large_message_is_sent_as_it_is() -> None:
     assert len(framed((large[1:],))) == 1
 
 
-def test_what_is_kept_of_a_message_does_not_keep_those_before_it() -> None:
+def test_a_partial_message_does_not_keep_earlier_ones_in_memory() -> None:
     chunk = message(bytes(1 << 20)) + message(bytes(2 * SMALL_BYTES))[:-1]
     tracemalloc.start()
     try:
@@ -280,7 +280,7 @@ THREADS = request_threads()
 @pytest.mark.parametrize(
     ("accepted", "chosen"),
     [
-        # What a real Triton chose.
+        # As a real Triton.
         ("identity,deflate,gzip", ("gzip", "deflate", "deflate")),
         ("gzip", ("gzip", "gzip", "gzip")),
         ("deflate", ("deflate", "deflate", "deflate")),
@@ -303,7 +303,7 @@ async def test_messages_are_the_same_once_they_are_decompressed(encoding: str, s
     assert list(Deframer(encoding, 1 << 30).feed(sent)) == messages
 
 
-async def test_what_is_smaller_as_it_is_stays_so() -> None:
+async def test_a_message_that_would_not_shrink_is_not_compressed() -> None:
     sent = await compressed_in_thread([bytes(range(256)), b"a" * 256], "deflate", THREADS)
     assert sent.startswith(struct.pack(">BL", 0, 256) + bytes(range(256)))
     flag, size = struct.unpack_from(">BL", sent, 5 + 256)

@@ -1,4 +1,4 @@
-"""Deadlines, metadata and the text of a status, as gRPC writes them over HTTP/2."""
+"""Deadlines, metadata and the text of a status in headers of HTTP/2."""
 
 import base64
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ USUAL: Headers = (("te", "trailers"), ("content-type", "application/grpc"))
 
 @dataclass
 class Request:
-    """What a transport knows before the first message."""
+    """The head of a request."""
 
     method: str | None = "POST"
     path: str | None = "/service/Method"
@@ -118,7 +118,7 @@ def test_metadata_of_one_name_keeps_all_its_values_in_their_order() -> None:
     assert read_metadata(sent) == [("a", "2"), ("b", "x"), ("a", "1"), ("a", "2")]
 
 
-def test_text_is_utf_8_or_comes_through_byte_by_byte() -> None:
+def test_metadata_are_utf_8_or_latin_1() -> None:
     every = bytes(range(0x20, 0x100))
     [(_, text), (_, other)] = read_metadata([(b"x", "\xe4 \N{SNOWMAN}".encode()), (b"x", every)])
     assert text == "\xe4 \N{SNOWMAN}"
@@ -126,7 +126,7 @@ def test_text_is_utf_8_or_comes_through_byte_by_byte() -> None:
     assert other.encode("latin-1") == every
 
 
-def test_what_belongs_to_the_protocol_is_no_metadata() -> None:
+def test_headers_of_the_protocol_are_not_metadata() -> None:
     own = [b"te", b"content-type", b"content-length", b"host", b"grpc-timeout", b"grpc-x-bin"]
     assert read_metadata([(name, b"!") for name in own]) == []
 
@@ -138,7 +138,7 @@ def test_metadata_that_is_written_can_be_read() -> None:
     assert not any(b"=" in value for _, value in written)
 
 
-def test_details_are_printable_and_come_back_as_they_were() -> None:
+def test_details_are_printable_and_decode_unchanged() -> None:
     every = "".join(map(chr, range(0x300))) + "\u2028 \N{SNOWMAN} \U0001f600 100% %41"
     written = written_details(every)
     assert all(0x20 <= ord(char) <= 0x7E for char in written)

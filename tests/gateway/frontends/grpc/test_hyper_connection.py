@@ -1,4 +1,4 @@
-"""How an RPC on hyper's HTTP/2, and a connection, come to their end when all goes wrong."""
+"""The end of connections and RPCs on hyper's HTTP/2 after errors; eager start of RPCs."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ OVERFLOW = 2**31 - 1
 
 
 class Service:
-    """A method with a large answer, and one that waits for what never comes."""
+    """A method with a large answer, and one that never returns."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -62,7 +62,7 @@ async def service() -> Service:
 async def transport(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> AsyncIterator[HyperTransport]:
-    """It ends at once when its clients have left, and says of no defect."""
+    """A transport that stops at once after all disconnects, without an error in the log."""
     found = HyperTransport(service.methods(), GrpcSettings(address="127.0.0.1", port=0))
     await found.start()
     yield found
@@ -107,7 +107,7 @@ async def test_a_stream_that_the_server_resets_takes_its_method_with_it(
         await soon(service.cancelled.wait())
 
 
-async def test_who_comes_at_the_end_is_not_served(service: Service) -> None:
+async def test_a_connection_during_shutdown_is_not_served(service: Service) -> None:
     class Socket:
         aborted = False
 
@@ -140,7 +140,7 @@ async def test_who_comes_at_the_end_is_not_served(service: Service) -> None:
     assert not shared.connections
 
 
-async def test_what_is_read_of_a_connection_that_is_gone_takes_no_room() -> None:
+async def test_data_read_after_a_disconnect_do_not_count() -> None:
     class Free(hyper_limits.BoundedConnection):
         conn_recv_available = 0
 
@@ -171,7 +171,7 @@ def create(made: Made) -> Callable[[Coroutine[Any, Any, None]], asyncio.Task[Non
     return keep
 
 
-async def test_what_never_waits_needs_no_task(create: Any, made: Made) -> None:
+async def test_a_coroutine_without_a_wait_needs_no_task(create: Any, made: Made) -> None:
     done: list[str] = []
 
     async def work() -> None:
@@ -181,7 +181,7 @@ async def test_what_never_waits_needs_no_task(create: Any, made: Made) -> None:
     assert (done, made) == (["done"], [])
 
 
-async def test_what_waits_goes_on_as_a_task(create: Any) -> None:
+async def test_a_waiting_coroutine_continues_as_a_task(create: Any) -> None:
     steps: list[object] = []
     gate: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -200,7 +200,7 @@ async def test_what_waits_goes_on_as_a_task(create: Any) -> None:
 
 
 @pytest.mark.parametrize("result", ["value", "error"])
-async def test_it_may_wait_for_what_is_settled_before_its_task_runs(
+async def test_a_coroutine_may_wait_for_a_future_that_is_done_early(
     create: Any, result: str
 ) -> None:
     gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -224,7 +224,7 @@ async def test_it_may_wait_for_what_is_settled_before_its_task_runs(
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3])
-async def test_it_is_cancelled_where_it_waits(create: Any, turns: int) -> None:
+async def test_a_started_coroutine_can_be_cancelled(create: Any, turns: int) -> None:
     seen: list[str] = []
 
     async def work() -> None:
@@ -246,7 +246,7 @@ async def test_it_is_cancelled_where_it_waits(create: Any, turns: int) -> None:
     assert seen == ["cancelled", "cleaned up"]
 
 
-async def test_what_it_raises_comes_to_whoever_waits_for_it(create: Any) -> None:
+async def test_an_error_reaches_the_awaiting_task(create: Any) -> None:
     async def early() -> None:
         raise ValueError("early")
 

@@ -1,4 +1,4 @@
-"""What httpunk waits on."""
+"""Events and queues for httpunk."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ async def test_an_event_that_was_set_is_not_waited_for() -> None:
     assert signal.is_set()
 
 
-async def test_who_waits_for_an_event_is_woken() -> None:
+async def test_setting_an_event_wakes_its_waiter() -> None:
     signal = HyperEvent(asyncio.get_running_loop())
     waiting = asyncio.create_task(signal.wait())
     await asyncio.sleep(0)
@@ -34,7 +34,7 @@ async def test_an_event_can_happen_again() -> None:
     await soon(waiting)
 
 
-async def test_who_has_given_up_waiting_does_not_hurt() -> None:
+async def test_a_cancelled_waiter_is_ignored() -> None:
     signal = HyperEvent(asyncio.get_running_loop())
     waiting = asyncio.create_task(signal.wait())
     await asyncio.sleep(0)
@@ -43,7 +43,7 @@ async def test_who_has_given_up_waiting_does_not_hurt() -> None:
     await soon(signal.wait())
 
 
-async def test_a_listener_is_told_when_it_happens_or_at_once() -> None:
+async def test_a_listener_is_called_when_the_event_is_set_or_immediately() -> None:
     told: list[str] = []
     signal = HyperEvent(asyncio.get_running_loop())
     signal.listen(lambda: told.append("then"))
@@ -55,14 +55,14 @@ async def test_a_listener_is_told_when_it_happens_or_at_once() -> None:
     assert told == ["then", "at once"]
 
 
-async def test_what_is_put_into_a_mailbox_comes_out_in_order() -> None:
+async def test_a_queue_keeps_the_order_of_its_items() -> None:
     mailbox = HyperQueue(asyncio.get_running_loop())
     mailbox.send(1)
     mailbox.send(None)
     assert [await soon(mailbox.receive()), await soon(mailbox.receive())] == [1, None]
 
 
-async def test_who_waits_at_an_empty_mailbox_gets_what_comes() -> None:
+async def test_a_reader_of_an_empty_queue_gets_the_next_item() -> None:
     mailbox = HyperQueue(asyncio.get_running_loop())
     waiting = asyncio.create_task(mailbox.receive())
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""A client may ping so often, by gRPC's rules; what it is sent in between clears its record."""
+"""Strikes for early pings, by gRPC's rules."""
 
 import pytest
 
@@ -31,13 +31,13 @@ def test_one_strike_more_than_allowed_is_too_many() -> None:
     ]
 
 
-def test_strikes_add_up_however_long_it_takes() -> None:
+def test_strikes_do_not_expire() -> None:
     found = strikes(limit=2)
     times = (0, 59, 300, 359, 600, 659)
     assert [found.is_too_many(at, "same", idle=False) for at in times] == [False] * 5 + [True]
 
 
-def test_what_is_sent_clears_the_record() -> None:
+def test_sent_data_reset_the_strikes() -> None:
     found = strikes(limit=1)
     assert not any(found.is_too_many(n, n // 2, idle=False) for n in range(100))
 
@@ -48,7 +48,7 @@ def test_without_a_limit_any_number_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("permitted", [False, True])
-def test_an_idle_client_may_ping_as_rarely_as_tcp_unless_it_is_permitted(permitted: bool) -> None:
+def test_without_an_rpc_the_minimum_interval_of_pings_is_two_hours(permitted: bool) -> None:
     found = strikes(limit=1, permitted=permitted)
     said = [found.is_too_many(n * MINUTE, "same", idle=True) for n in range(3)]
     assert said == [False, False, not permitted]

@@ -1,4 +1,4 @@
-"""What one client can make a connection on hyper's HTTP/2 hold, and what it can not."""
+"""Limits of memory for connections on hyper's HTTP/2."""
 
 import asyncio
 import gzip
@@ -83,7 +83,7 @@ async def status(connection: Connection, stream: int) -> int | None:
     return (await asyncio.to_thread(connection.answer, stream)).grpc_status
 
 
-async def test_messages_that_are_not_whole_have_so_much_room_and_no_more(port: int) -> None:
+async def test_incomplete_messages_are_limited_by_the_budget(port: int) -> None:
     part = bytes(16000)
     with Connection(port) as one, Connection(port) as other:
         one.send(BEGIN + begun(1, 1 << 30, *[part] * 40))
@@ -102,7 +102,7 @@ async def served(connection: Connection) -> None:
     assert await status(connection, 3) == OK
 
 
-async def test_answers_that_nobody_takes_have_so_much_room_and_no_more(port: int) -> None:
+async def test_unread_answers_are_limited_by_the_budget(port: int) -> None:
     with Connection(port) as one, Connection(port) as other:
         one.send(PREFACE + abuses.setting(abuses.INITIAL_WINDOW, 0) + asked(1, LARGE))
         await asyncio.to_thread(one.head, 1)
@@ -116,7 +116,7 @@ async def test_answers_that_nobody_takes_have_so_much_room_and_no_more(port: int
         assert await status(other, 5) == OK
 
 
-async def test_what_methods_do_not_read_has_so_much_room_and_no_more(port: int) -> None:
+async def test_unread_data_are_limited_by_the_budget(port: int) -> None:
     part = bytes(16000)
     with Connection(port) as one, Connection(port) as other:
         one.send(BEGIN + begun(1, 1 << 30, *[part] * 200, block=KEEP))
@@ -130,7 +130,7 @@ async def test_what_methods_do_not_read_has_so_much_room_and_no_more(port: int) 
 @pytest.mark.parametrize(
     ("size", "status_of"), [(ROOM_BYTES // 4, OK), (2 * ROOM_BYTES, RESOURCE_EXHAUSTED)]
 )
-async def test_what_messages_become_when_they_are_decompressed_needs_room(
+async def test_decompressed_messages_count_towards_the_budget(
     port: int, size: int, status_of: int
 ) -> None:
     packed = gzip.compress(bytes(size))
@@ -145,7 +145,7 @@ async def test_what_messages_become_when_they_are_decompressed_needs_room(
 
 
 @pytest.mark.parametrize("first", [b"", PREFACE[:12], PREFACE])
-async def test_who_does_not_say_what_comes_first_is_cut_off(
+async def test_a_client_without_a_preface_is_dropped(
     port: int, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
     monkeypatch.setattr(hyper_connection, "GREETING_SECS", 0.05)
@@ -154,7 +154,9 @@ async def test_who_does_not_say_what_comes_first_is_cut_off(
         assert await asyncio.to_thread(silent.closed) is None
 
 
-async def test_who_has_said_it_may_be_idle(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_with_a_preface_may_be_idle(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hyper_connection, "GREETING_SECS", 0.05)
     with Connection(port) as idle, Connection(port) as silent:
         idle.send(BEGIN)
@@ -162,7 +164,7 @@ async def test_who_has_said_it_may_be_idle(port: int, monkeypatch: pytest.Monkey
         await served(idle)
 
 
-async def test_streams_that_are_reset_at_once_but_not_all_at_once_are_borne(port: int) -> None:
+async def test_resets_spread_over_turns_are_tolerated(port: int) -> None:
     with Connection(port) as connection:
         connection.send(BEGIN)
         for stream in range(1, 201, 4):
@@ -189,7 +191,7 @@ async def test_a_second_acknowledgement_is_an_error(port: int) -> None:
         assert gone.error_code == PROTOCOL_ERROR
 
 
-def test_what_there_is_can_be_taken_and_one_byte_more_can_not() -> None:
+def test_the_whole_budget_can_be_reserved_and_not_one_byte_more() -> None:
     share = BufferShare(BufferBudget(10))
     share.add(10)
     with pytest.raises(RpcError) as caught:
@@ -198,7 +200,7 @@ def test_what_there_is_can_be_taken_and_one_byte_more_can_not() -> None:
     assert share.reserved == 10
 
 
-def test_what_one_gives_back_another_can_take() -> None:
+def test_released_bytes_can_be_reserved_again() -> None:
     budget = BufferBudget(10)
     one, other = BufferShare(budget), BufferShare(budget)
     one.add(4)
@@ -208,7 +210,7 @@ def test_what_one_gives_back_another_can_take() -> None:
     assert (one.reserved, other.reserved) == (0, 10)
 
 
-def test_a_share_changes_to_more_and_to_less() -> None:
+def test_a_share_can_grow_and_shrink() -> None:
     budget = BufferBudget(10)
     one, other = BufferShare(budget), BufferShare(budget)
     one.change(10)

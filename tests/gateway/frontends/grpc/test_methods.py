@@ -1,4 +1,4 @@
-"""What stands before a method: its bytes, its errors, and what the client learns of a defect."""
+"""Parsing, serialization and translation of errors around a method."""
 
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -27,7 +27,7 @@ class Servicer:
 
 
 class Sent:
-    """Keeps what a method sends."""
+    """Stores the messages of a method."""
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []
@@ -98,14 +98,14 @@ async def test_a_method_that_streams_takes_an_iterator_and_sends_its_answers() -
     assert await run(method, b"a", b"b") == [b"A", b"A", b"B", b"B"]
 
 
-async def test_a_method_to_which_the_client_streams_may_give_one_message() -> None:
+async def test_a_method_with_a_streaming_client_may_return_one_message() -> None:
     async def joined(messages: AsyncIterator[bytes], call: RpcCall) -> bytes:
         return b"".join([message async for message in messages])
 
     assert await run(Method(joined, bytes, bytes, client_streams=True), b"a", b"b") == [b"ab"]
 
 
-async def test_a_method_that_streams_may_take_one_message() -> None:
+async def test_a_streaming_method_may_take_one_message() -> None:
     async def told(message: bytes, call: RpcCall) -> None:
         await call.send([message])
 
@@ -116,11 +116,11 @@ async def test_a_method_that_streams_may_take_one_message() -> None:
     assert caught.value.status is StatusCode.UNIMPLEMENTED
 
 
-async def test_what_cannot_be_parsed_is_refused() -> None:
+async def test_an_invalid_message_is_refused() -> None:
     assert await ending(answer, b"\xff") == (StatusCode.INTERNAL, UNPARSABLE)
 
 
-async def test_what_cannot_be_parsed_in_a_stream_is_refused() -> None:
+async def test_an_invalid_message_in_a_stream_is_refused() -> None:
     async def read(messages: AsyncIterator[Any], call: RpcCall) -> None:
         async for _ in messages:
             pass
@@ -140,7 +140,7 @@ async def test_a_long_message_is_cut(character: str, kept: int) -> None:
     assert await ending(raising(error)) == (StatusCode.INVALID_ARGUMENT, character * kept)
 
 
-async def test_a_defect_is_logged_once_and_tells_the_client_nothing(
+async def test_an_unexpected_error_is_logged_once_and_its_text_is_not_sent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.ERROR):
@@ -155,7 +155,7 @@ async def test_a_method_may_end_the_rpc_itself() -> None:
     assert await ending(raising(error)) == (StatusCode.UNIMPLEMENTED, "not here")
 
 
-async def test_a_client_that_is_gone_is_no_defect(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_disconnect_is_not_logged_as_an_error(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ClientDisconnected):
         await found("ModelReady", raising(ClientDisconnected())).answer(READY, NO_CALL)
     assert not caplog.records

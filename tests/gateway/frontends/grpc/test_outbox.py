@@ -1,4 +1,4 @@
-"""What a stream holds of answers that wait to be sent."""
+"""Limits of unsent responses on one RPC."""
 
 import asyncio
 from contextlib import ExitStack
@@ -18,7 +18,7 @@ from tests.builders import settle, soon
         ([bytes(MAX_BYTES // 2)], 2),
     ],
 )
-async def test_it_is_full_at_either_limit_until_something_is_sent(
+async def test_reading_blocks_at_either_limit_until_a_response_is_sent(
     messages: list[bytes], times: int
 ) -> None:
     unsent = UnsentResponses()

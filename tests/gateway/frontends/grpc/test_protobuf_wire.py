@@ -1,4 +1,4 @@
-"""Messages in bytes: cut apart without changing what they say."""
+"""Large fields cut out of messages, without a change of the decoded values."""
 
 import random
 import time
@@ -35,7 +35,7 @@ def request(raw: list[bytes], outputs: int = 2) -> pb.ModelInferRequest:
 
 
 @pytest.mark.parametrize("raw", [[], [b"small"], RAW, [bytes(2**20)] * 3])
-def test_a_message_says_the_same_in_whatever_way_it_is_parsed(raw: list[bytes]) -> None:
+def test_every_parser_gives_the_same_message(raw: list[bytes]) -> None:
     whole = request(raw)
     message, found = parse_request(whole.SerializeToString())
     assert [bytes(each) for each in found] == raw
@@ -52,7 +52,7 @@ def test_large_raw_contents_are_views_of_the_message() -> None:
     assert found.readonly
 
 
-def test_many_fields_are_left_to_protobuf() -> None:
+def test_messages_with_many_fields_are_parsed_by_protobuf() -> None:
     whole = request([b"a" * LARGE_BYTES], outputs=MAX_FIELDS + 1)
     message, found = parse_request(whole.SerializeToString())
     assert len(message.outputs) == MAX_FIELDS + 1
@@ -71,7 +71,7 @@ def test_an_unknown_field_does_no_harm() -> None:
 
 @pytest.mark.parametrize("size", [3, LARGE_BYTES])
 @pytest.mark.parametrize("junk", [b"\x3a\xff\xff\xff\xff\x7f", b"\x3a", b"\xff" * 20, b"\x0b"])
-def test_what_is_no_message_is_refused(size: int, junk: bytes) -> None:
+def test_bytes_that_are_not_a_message_are_refused(size: int, junk: bytes) -> None:
     with pytest.raises(DecodeError):
         parse_request(request([bytes(size)]).SerializeToString() + junk)
 
@@ -159,6 +159,6 @@ def test_elements_that_are_not_packed_are_read_too() -> None:
 @pytest.mark.parametrize(
     "data", [b"\x12\x05\x01", b"\x32\x03abc", b"\x12\x01\x80", b"\x80", b"\0\0"]
 )
-def test_what_is_no_contents_is_refused(data: bytes) -> None:
+def test_invalid_contents_are_refused(data: bytes) -> None:
     with pytest.raises(DecodeError):
         read_contents(memoryview(data))

@@ -56,7 +56,7 @@ def refusal(*inputs: pb.ModelInferRequest.InferInputTensor, **fields: Any) -> tu
     return caught.value.code, caught.value.message
 
 
-def test_a_request_says_what_it_wants_of_whom() -> None:
+def test_a_request_has_the_fields_of_its_message() -> None:
     request = decode_request(
         pb.ModelInferRequest(
             model_name="m",
@@ -116,7 +116,7 @@ def test_raw_contents_are_taken_in_the_order_of_the_inputs() -> None:
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_half_precision_comes_raw(datatype: str) -> None:
+def test_half_precision_has_raw_contents_only(datatype: str) -> None:
     request = decode(tensor(datatype=datatype), raw_input_contents=[b"\0\x3c\0\xc0"])
     assert request.inputs[0].raw() == b"\0\x3c\0\xc0"
 
@@ -244,7 +244,7 @@ def test_contents_do_not_go_with_shared_memory() -> None:
     )
 
 
-def test_a_region_that_nobody_registered_is_not_found() -> None:
+def test_an_unregistered_region_is_not_found() -> None:
     text = "Unable to find shared memory region: 'region'"
     assert refusal(shared(region=TEXT, byte_size=INT)) == (Code.NOT_FOUND, text)
     output = wanted(**parameters_of(region=TEXT, byte_size=INT))

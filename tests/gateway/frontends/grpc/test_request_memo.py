@@ -1,4 +1,4 @@
-"""A message that came before is known again, and means what a new reading of it would."""
+"""Memoized messages give the same requests as newly parsed ones."""
 
 import random
 from dataclasses import replace
@@ -25,7 +25,7 @@ def known() -> RequestMemo:
 
 
 def message(*sizes: int, fill: int = 1, **fields: Any) -> pb.ModelInferRequest:
-    """One with so many bytes of raw contents for each input."""
+    """A message with raw contents of these sizes."""
     made = pb.ModelInferRequest(model_name="m", **fields)
     for number, size in enumerate(sizes):
         made.inputs.add(name=f"x{number}", datatype="UINT8", shape=[size])
@@ -66,13 +66,13 @@ def test_only_its_data_may_change(known: RequestMemo) -> None:
     assert [bytes(each.raw()) for each in found.inputs] == [bytes([2]) * 4, bytes([2]) * 300]
 
 
-def test_nothing_is_kept_of_what_comes_once(known: RequestMemo) -> None:
+def test_a_message_is_not_added_at_its_first_arrival(known: RequestMemo) -> None:
     data = message(4).SerializeToString()
     known.add(known.parse(data), decoded(data))
     assert known.parse(data).known is None
 
 
-def test_it_is_received_anew(known: RequestMemo) -> None:
+def test_a_known_message_has_a_new_receive_time(known: RequestMemo) -> None:
     data = message(4).SerializeToString()
     first = decoded(data)
     taught(known, data)
@@ -144,14 +144,14 @@ def with_input_parameter() -> pb.ModelInferRequest:
     ],
     ids=["id", "sequence", "nothing raw", "large", "long", "parameters of an input", "text"],
 )
-def test_what_changes_or_is_long_is_not_remembered(
+def test_changing_or_long_messages_are_not_added(
     known: RequestMemo, made: pb.ModelInferRequest
 ) -> None:
     taught(known, made)
     assert meaning(known, made) is None
 
 
-def test_raw_contents_that_stand_elsewhere_are_not_mistaken(known: RequestMemo) -> None:
+def test_raw_contents_elsewhere_in_a_message_are_not_memoized(known: RequestMemo) -> None:
     """An unknown field at the end may look as raw contents do."""
     plain = message(4)
     raw = plain.raw_input_contents[0]
@@ -173,7 +173,7 @@ def test_raw_contents_that_stand_elsewhere_are_not_mistaken(known: RequestMemo) 
     ],
     ids=["id", "parameter", "more raw contents"],
 )
-def test_what_follows_the_raw_contents_is_not_passed_over(known: RequestMemo, more: bytes) -> None:
+def test_fields_after_the_raw_contents_are_parsed(known: RequestMemo, more: bytes) -> None:
     """Also if another message of that length, with as much before its contents, is known."""
     short = pb.ModelInferRequest(model_name="n", inputs=message(4).inputs)
     short.raw_input_contents.append(bytes(4))
@@ -183,7 +183,7 @@ def test_what_follows_the_raw_contents_is_not_passed_over(known: RequestMemo, mo
     assert meaning(known, short.SerializeToString() + more) is None
 
 
-def test_of_one_length_the_first_to_be_known_stay_known(known: RequestMemo) -> None:
+def test_entries_of_one_length_have_the_header_length_of_the_first(known: RequestMemo) -> None:
     first, other = message(9), message(4, model_version="123")
     assert len(first.SerializeToString()) == len(other.SerializeToString())
     for _ in range(3):
@@ -193,12 +193,12 @@ def test_of_one_length_the_first_to_be_known_stay_known(known: RequestMemo) -> N
     assert meaning(known, other) is None
 
 
-def test_what_is_no_message_is_refused(known: RequestMemo) -> None:
+def test_bytes_that_are_not_a_message_are_refused(known: RequestMemo) -> None:
     with pytest.raises(DecodeError):
         known.parse(b"\xff\xff\xff")
 
 
-def test_only_so_many_are_remembered(known: RequestMemo) -> None:
+def test_the_memo_is_bounded(known: RequestMemo) -> None:
     for number in range(2 * MOST_KNOWN):
         taught(known, message(4, model_version=str(10_000 + number)))
     assert meaning(known, message(4, model_version=str(10_000 + 2 * MOST_KNOWN - 1))) is not None
@@ -206,7 +206,7 @@ def test_only_so_many_are_remembered(known: RequestMemo) -> None:
     assert len(known._known) == MOST_KNOWN  # noqa: SLF001 - that is what is bounded
 
 
-def test_whatever_comes_is_understood_as_if_it_came_first(known: RequestMemo) -> None:
+def test_the_memo_never_changes_the_request_of_a_message(known: RequestMemo) -> None:
     chance = random.Random(11)
     for _ in range(3000):
         sizes = [chance.choice((0, 1, 4, 127, 128, 200)) for _ in range(chance.randint(0, 3))]

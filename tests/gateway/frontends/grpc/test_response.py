@@ -60,7 +60,7 @@ async def test_a_response_has_one_raw_entry_per_output_in_order(serve: Serve) ->
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 16383, 16384, 2**21])
-async def test_raw_contents_of_any_size_come_whole(serve: Serve, size: int) -> None:
+async def test_raw_contents_of_any_size_arrive_complete(serve: Serve, size: int) -> None:
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
     found = encode(encoder(serve), Tensor("Y", Datatype.UINT8, (size,), memoryview(data)))
     assert list(found.raw_output_contents) == [data]
@@ -129,7 +129,7 @@ async def test_an_output_must_fit_its_part_of_shared_memory(serve: Serve) -> Non
 
 
 @pytest.mark.parametrize("final", [True, False])
-async def test_a_streamed_response_says_whether_it_is_final(serve: Serve, final: bool) -> None:
+async def test_a_streamed_response_has_the_final_flag(serve: Serve, final: bool) -> None:
     response = InferResponse(outputs=(SCORES,), parameters={"n": 1}, final=final)
     found = pb.ModelStreamInferResponse.FromString(encoder(serve).encode_streamed(response, ""))
     assert found.error_message == ""

@@ -1,4 +1,4 @@
-"""Marks on the responses of ModelStreamInfer, and the messages that come back to a stream."""
+"""Parameters of resumable streams on ModelStreamInfer."""
 
 from dataclasses import replace
 
@@ -23,12 +23,12 @@ def message(model: str = "llm", version: str = "", **parameters: str | int) -> p
     return found
 
 
-def test_only_a_message_with_a_token_comes_back() -> None:
+def test_only_a_message_with_a_token_resumes() -> None:
     assert resumes(message(resume="x"))
     assert not resumes(message(resume_after=1))
 
 
-async def test_responses_are_marked_from_where_the_client_comes_back(serve: Serve) -> None:
+async def test_resumed_responses_are_numbered_from_the_resumption(serve: Serve) -> None:
     instance, recordings = ScriptedInstance(), Recordings()
     model = serve(instance, config=LLM)
     request = text_request(model="llm")
@@ -58,7 +58,7 @@ async def test_responses_are_marked_from_where_the_client_comes_back(serve: Serv
     recordings.drain()
 
 
-async def test_what_is_not_recorded_is_not_marked() -> None:
+async def test_unrecorded_responses_are_not_numbered() -> None:
     batch = [text_response("a")]
     assert marked(ResponseStream(), batch) is batch
 
@@ -77,7 +77,7 @@ def test_a_bad_parameter_is_refused(parameters: dict[str, str | int], text: str)
     assert caught.value.code is Code.INVALID_ARG
 
 
-async def test_a_model_that_answers_once_has_no_stream_to_come_back_to(serve: Serve) -> None:
+async def test_a_model_that_is_not_decoupled_has_no_resumable_stream(serve: Serve) -> None:
     model = serve(ScriptedInstance())
     request = text_request()
     with pytest.raises(InferenceError, match="model 'text' is not decoupled") as caught:

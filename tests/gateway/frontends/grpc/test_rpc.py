@@ -1,4 +1,4 @@
-"""From a code to a gRPC status."""
+"""Translation of error codes into gRPC status codes."""
 
 import grpc
 import pytest

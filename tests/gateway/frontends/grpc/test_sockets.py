@@ -1,4 +1,4 @@
-"""Addresses are had or refused with the reason, and a Unix socket is left to its owner."""
+"""Listening sockets, their errors, Unix sockets, TLS files."""
 
 import socket
 import ssl
@@ -40,7 +40,7 @@ def test_an_address_is_written_as_grpc_does(address: str, path: str, written: st
     assert netloc(address, 8001) == written
 
 
-def test_a_port_is_had_by_one_unless_all_share_it() -> None:
+def test_a_port_is_exclusive_unless_every_server_shares_it() -> None:
     with bound(at("127.0.0.1")) as first:
         port = first.getsockname()[1]
         said = f"cannot listen on 127.0.0.1:{port}: Address already in use"
@@ -81,7 +81,7 @@ def test_a_unix_socket_in_use_is_refused_also_if_its_queue_is_full(tmp_path: Pat
             client.close()
 
 
-def test_a_socket_that_is_left_over_is_replaced(tmp_path: Path) -> None:
+def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "s"
     bound(at(f"unix:{path}")).close()
     assert path.exists()
@@ -90,7 +90,7 @@ def test_a_socket_that_is_left_over_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])
-def test_what_is_no_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
+def test_a_file_that_is_not_a_socket_is_not_replaced(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "s"
     if kind == "file":
         path.write_text("precious")
@@ -103,12 +103,12 @@ def test_what_is_no_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
     assert path.is_symlink() or path.exists()
 
 
-def test_looking_whether_an_address_is_free_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_checking_an_address_leaves_no_socket(tmp_path: Path) -> None:
     require_free(at(f"unix:{tmp_path / 's'}"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_path_is_removed_by_whose_socket_it_is(tmp_path: Path) -> None:
+def test_a_socket_file_is_removed_only_by_its_own_server(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with bound(at(f"unix:{path}")):
         SocketFile(str(path)).remove()
@@ -143,7 +143,7 @@ def tls_refusal(cert: Path, key: Path, root: Path | str = "") -> str:
     return str(caught.value)
 
 
-def test_a_client_certificate_is_demanded_only_if_it_is_mutual(
+def test_a_client_certificate_is_required_only_with_mutual_tls(
     authority: Authority, server: Certificate
 ) -> None:
     assert read(server.cert, server.key).verify_mode is ssl.CERT_NONE
@@ -173,7 +173,7 @@ def test_a_file_that_is_not_there_is_named_with_its_flag(
     assert tls_refusal(tmp_path, server.key).endswith("cannot be read: Is a directory")
 
 
-def test_a_file_without_pem_is_refused_with_what_is_missing(
+def test_a_file_without_pem_is_refused_with_the_missing_kind(
     authority: Authority, server: Certificate, tmp_path: Path
 ) -> None:
     other = tmp_path / "other.pem"
@@ -209,7 +209,7 @@ def test_a_key_of_another_certificate_is_refused(authority: Authority, server: C
     )
 
 
-def test_nobody_is_asked_for_the_pass_phrase_of_a_key(
+def test_an_encrypted_key_is_refused_without_a_prompt(
     authority: Authority, server: Certificate
 ) -> None:
     said = tls_refusal(server.cert, encrypted(server.key))

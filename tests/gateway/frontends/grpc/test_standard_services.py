@@ -1,4 +1,4 @@
-"""grpc.health.v1 for one who asks, and for those who watch."""
+"""grpc.health.v1: checks and watches."""
 
 import asyncio
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ async def test_a_service_that_is_not_served_is_not_found() -> None:
     assert caught.value.status is StatusCode.NOT_FOUND
 
 
-async def test_a_watcher_is_told_now_and_when_it_changes_and_not_otherwise() -> None:
+async def test_a_watcher_receives_the_status_initially_and_after_each_change() -> None:
     health = HealthServicer(("v2",))
     watcher = Watcher(health)
     assert await soon(watcher.seen.get()) == SERVING
@@ -58,7 +58,7 @@ async def test_a_watcher_is_told_now_and_when_it_changes_and_not_otherwise() -> 
     watcher.task.cancel()
 
 
-async def test_a_watcher_that_leaves_takes_nobody_with_it() -> None:
+async def test_a_disconnect_of_one_watcher_does_not_affect_others() -> None:
     health = HealthServicer(("v2",))
     leaving, staying = Watcher(health), Watcher(health)
     assert await soon(leaving.seen.get()) == await soon(staying.seen.get()) == SERVING
@@ -69,13 +69,13 @@ async def test_a_watcher_that_leaves_takes_nobody_with_it() -> None:
     staying.task.cancel()
 
 
-async def test_who_watches_a_service_that_is_not_served_is_told_so() -> None:
+async def test_watching_an_unknown_service_reports_it() -> None:
     watcher = Watcher(HealthServicer(("v2",)), "other")
     assert await soon(watcher.seen.get()) == UNKNOWN
     watcher.task.cancel()
 
 
-async def test_at_the_end_watchers_are_told_and_let_go() -> None:
+async def test_shutdown_ends_all_watches() -> None:
     health = HealthServicer(("v2",))
     watcher = Watcher(health)
     assert await soon(watcher.seen.get()) == SERVING

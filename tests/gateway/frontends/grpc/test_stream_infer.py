@@ -60,7 +60,7 @@ async def test_requests_interleave_and_each_keeps_its_order(
         assert heard == [("r1", "a"), ("r2", "x"), ("r2", "y"), ("r1", "b")]
 
 
-async def test_models_that_are_not_decoupled_answer_in_the_order_they_were_asked(
+async def test_models_that_are_not_decoupled_answer_in_the_order_of_requests(
     models: list[Model], one: ScriptedInstance
 ) -> None:
     async with StreamClient(*models) as call:
@@ -91,7 +91,7 @@ async def test_decoupled_models_overtake_the_others(
         assert await call.said() == ("slow", "second")
 
 
-async def test_an_empty_final_response_is_kept_from_who_did_not_ask(
+async def test_an_empty_final_response_is_not_sent_without_the_parameter(
     models: list[Model], many: ScriptedInstance
 ) -> None:
     async with StreamClient(*models) as call:
@@ -107,7 +107,7 @@ async def test_an_empty_final_response_is_kept_from_who_did_not_ask(
 
 
 @pytest.mark.parametrize("flagged", [True, False], ids=["with the flag", "without"])
-async def test_an_empty_final_response_is_sent_to_who_asked(
+async def test_an_empty_final_response_is_sent_with_the_parameter(
     models: list[Model], many: ScriptedInstance, flagged: bool
 ) -> None:
     async with StreamClient(*models) as call:
@@ -142,7 +142,7 @@ async def test_a_final_response_with_data_is_the_only_final_one(
         assert call.silent
 
 
-async def test_a_refused_request_is_a_message_with_its_id_and_the_stream_lives_on(
+async def test_a_refused_request_is_a_message_with_its_id_and_the_rpc_continues(
     models: list[Model], many: ScriptedInstance
 ) -> None:
     async with StreamClient(*models) as call:
@@ -156,7 +156,7 @@ async def test_a_refused_request_is_a_message_with_its_id_and_the_stream_lives_o
 
 
 @pytest.mark.parametrize("model", ["one", "many"])
-async def test_a_models_error_is_a_message_and_the_stream_lives_on(
+async def test_an_error_of_a_model_is_a_message_and_the_rpc_continues(
     models: list[Model], one: ScriptedInstance, many: ScriptedInstance, model: str
 ) -> None:
     instance = {"one": one, "many": many}[model]
@@ -201,7 +201,7 @@ async def test_a_model_that_is_not_decoupled_has_one_response(
 
 
 @pytest.mark.parametrize("model", ["one", "many"])
-async def test_in_strict_mode_a_models_error_ends_the_rpc(
+async def test_in_strict_mode_an_error_of_a_model_ends_the_rpc(
     models: list[Model], one: ScriptedInstance, many: ScriptedInstance, model: str
 ) -> None:
     instance = {"one": one, "many": many}[model]

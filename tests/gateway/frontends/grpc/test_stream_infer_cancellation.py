@@ -35,7 +35,7 @@ async def test_cancelling_the_rpc_stops_every_request(
     assert [model.in_flight for model in models] == [0, 0]
 
 
-async def test_a_request_that_comes_as_the_rpc_is_cancelled_is_stopped_too(
+async def test_a_request_received_during_cancellation_is_cancelled(
     models: list[Model],
 ) -> None:
     async with StreamClient(*models) as call:
@@ -47,7 +47,7 @@ async def test_a_request_that_comes_as_the_rpc_is_cancelled_is_stopped_too(
     assert [model.in_flight for model in models] == [0, 0]
 
 
-async def test_cancelling_drops_what_is_queued(serve: Serve) -> None:
+async def test_cancelling_drops_queued_requests(serve: Serve) -> None:
     instance = ScriptedInstance(concurrency=1)
     model = serve(instance, config=MANY)
     async with StreamClient(model) as call:
@@ -59,7 +59,7 @@ async def test_cancelling_drops_what_is_queued(serve: Serve) -> None:
     assert model.in_flight == 0
 
 
-async def test_an_rpc_that_ends_disturbs_no_other(
+async def test_the_end_of_an_rpc_does_not_affect_others(
     models: list[Model], many: ScriptedInstance
 ) -> None:
     async with StreamClient(*models) as stays:
@@ -72,7 +72,7 @@ async def test_an_rpc_that_ends_disturbs_no_other(
         assert await stays.said() == ("r1", "still here")
 
 
-async def test_a_request_is_cancelled_by_its_id_and_what_it_had_said_comes_before(
+async def test_a_request_is_cancelled_by_its_id_after_its_earlier_responses(
     models: list[Model], many: ScriptedInstance
 ) -> None:
     async with StreamClient(*models) as call:
@@ -91,7 +91,7 @@ async def test_a_request_is_cancelled_by_its_id_and_what_it_had_said_comes_befor
         assert call.silent
 
 
-async def test_a_client_that_does_not_read_can_cancel_and_gets_all_that_was_said(
+async def test_a_client_that_does_not_read_can_cancel_and_gets_all_responses(
     models: list[Model], many: ScriptedInstance
 ) -> None:
     async with StreamClient(*models) as call:
@@ -129,7 +129,7 @@ async def test_in_strict_mode_cancelling_a_request_does_not_end_the_rpc(
         assert await call.said() == ("r3", "alive")
 
 
-async def test_cancelling_is_not_what_any_other_value_of_the_parameter_means(
+async def test_only_the_value_true_of_the_parameter_cancels(
     models: list[Model], many: ScriptedInstance
 ) -> None:
     async with StreamClient(*models) as call:

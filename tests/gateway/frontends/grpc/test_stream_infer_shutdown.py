@@ -18,7 +18,7 @@ from tests.builders import (
 from tests.gateway.frontends.grpc.stream_clients import StreamClient
 
 
-async def test_after_a_half_close_what_was_asked_is_answered(
+async def test_requests_before_a_half_close_are_answered(
     models: list[Model], many: ScriptedInstance, one: ScriptedInstance
 ) -> None:
     async with StreamClient(*models) as call:
@@ -36,13 +36,13 @@ async def test_after_a_half_close_what_was_asked_is_answered(
         await call.ended()
 
 
-async def test_a_half_close_at_once_ends_the_rpc(models: list[Model]) -> None:
+async def test_an_immediate_half_close_ends_the_rpc(models: list[Model]) -> None:
     async with StreamClient(*models) as call:
         call.half_close()
         await call.ended()
 
 
-async def test_a_server_that_drains_reads_no_more_and_answers_what_was_asked(
+async def test_a_draining_server_stops_reading_and_answers_received_requests(
     models: list[Model], many: ScriptedInstance
 ) -> None:
     async with StreamClient(*models) as call:
@@ -57,7 +57,7 @@ async def test_a_server_that_drains_reads_no_more_and_answers_what_was_asked(
     assert many.asked == ["r1"]
 
 
-async def test_a_server_that_drains_answers_a_message_that_its_reader_has_not_seen_yet(
+async def test_a_draining_server_answers_a_message_not_yet_read(
     models: list[Model], many: ScriptedInstance
 ) -> None:
     async with StreamClient(*models) as call:
@@ -70,7 +70,7 @@ async def test_a_server_that_drains_answers_a_message_that_its_reader_has_not_se
     assert many.asked == ["r1"]
 
 
-async def test_a_server_that_drains_answers_a_large_message_that_is_being_parsed(
+async def test_a_draining_server_answers_a_large_message_being_parsed(
     models: list[Model], many: ScriptedInstance
 ) -> None:
     parsed = asyncio.Event()
@@ -103,7 +103,7 @@ def _never(*_: object) -> Any:
     raise AssertionError("a large message is parsed otherwise, and the RPC is served by hand")
 
 
-async def test_a_server_that_drains_sends_a_refusal_that_waits_for_a_slow_client(
+async def test_a_draining_server_sends_a_refusal_to_a_slow_client(
     models: list[Model],
 ) -> None:
     async with StreamClient(*models) as call:
@@ -122,7 +122,7 @@ async def test_a_server_that_drains_sends_a_refusal_that_waits_for_a_slow_client
         assert call.silent
 
 
-async def test_a_server_that_drains_answers_a_cancellation_that_waits_for_a_slow_client(
+async def test_a_draining_server_answers_a_cancellation_of_a_slow_client(
     models: list[Model],
 ) -> None:
     async with StreamClient(*models) as call:

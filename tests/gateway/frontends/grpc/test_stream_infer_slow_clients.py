@@ -14,9 +14,7 @@ from tests.builders import (
 from tests.gateway.frontends.grpc.stream_clients import StreamClient
 
 
-async def test_a_slow_client_holds_back_the_model(
-    models: list[Model], many: ScriptedInstance
-) -> None:
+async def test_a_slow_client_blocks_the_model(models: list[Model], many: ScriptedInstance) -> None:
     async with StreamClient(*models) as call:
         call.reads.clear()
         call.ask("many", "r1")
@@ -34,7 +32,7 @@ async def test_a_slow_client_holds_back_the_model(
         assert heard == [("r1", str(number)) for number in range(total)]
 
 
-async def test_a_client_that_takes_nothing_for_too_long_has_gone(
+async def test_a_client_that_does_not_read_is_dropped_after_the_timeout(
     models: list[Model], many: ScriptedInstance
 ) -> None:
     async with StreamClient(*models, send_timeout_secs=0.01) as call:
@@ -48,7 +46,7 @@ async def test_a_client_that_takes_nothing_for_too_long_has_gone(
     assert [model.in_flight for model in models] == [0, 0]
 
 
-async def test_leaving_a_full_stream_leaves_nothing(
+async def test_a_disconnect_of_a_full_stream_frees_everything(
     models: list[Model], many: ScriptedInstance
 ) -> None:
     async with StreamClient(*models) as call:
@@ -65,7 +63,7 @@ async def test_leaving_a_full_stream_leaves_nothing(
     assert [model.in_flight for model in models] == [0, 0]
 
 
-async def test_a_client_that_asks_much_and_reads_nothing_is_not_read_without_end(
+async def test_reading_requests_blocks_while_the_client_does_not_read(
     models: list[Model],
 ) -> None:
     async with StreamClient(*models) as call:
@@ -80,7 +78,7 @@ async def test_a_client_that_asks_much_and_reads_nothing_is_not_read_without_end
         assert heard == [str(number) for number in range(5000)]
 
 
-async def test_answers_that_wait_for_their_turn_keep_more_requests_from_being_read(
+async def test_reading_requests_blocks_at_the_limit_of_unsent_responses(
     models: list[Model], one: ScriptedInstance
 ) -> None:
     async with StreamClient(*models) as call:

@@ -1,4 +1,4 @@
-"""What a method learns of its client, by each transport: metadata, and that the client has left."""
+"""Metadata, deadlines, disconnects and errors of methods on each transport."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ TOLD = "x-told"
 
 
 class Service:
-    """The methods; those that wait tell when they have begun, and when they were cancelled."""
+    """Methods; those that wait record their start and their cancellation."""
 
     def __init__(self) -> None:
         self.begun: asyncio.Queue[str] = asyncio.Queue()
@@ -37,7 +37,7 @@ class Service:
         self.ended: asyncio.Queue[float] = asyncio.Queue()
 
     async def wait(self, message: bytes, call: RpcCall) -> bytes:
-        """Wait for what never comes."""
+        """Wait forever."""
         with self._noted(call):
             await asyncio.Event().wait()
         raise AssertionError("an event was set that nobody sets")
@@ -82,7 +82,7 @@ class Service:
             raise
 
     async def give_up(self, message: bytes, call: RpcCall) -> bytes:
-        """End as a task does that somebody has cancelled, though nobody has."""
+        """Raise CancelledError without a cancellation of the task."""
         raise asyncio.CancelledError
 
     def methods(self, *, eager: bool = False) -> dict[str, Method]:
@@ -111,7 +111,7 @@ EAGER = "hyper, eager"
 async def transport(
     request: pytest.FixtureRequest, service: Service, caplog: pytest.LogCaptureFixture
 ) -> AsyncIterator[Transport]:
-    """Each in turn; it ends at once when its clients have left, and leaves nothing behind.
+    """Each transport; it stops at once after all disconnects, without remaining tasks.
 
     That a client leaves is no error, and so is not in the log.
     """
@@ -124,7 +124,7 @@ async def transport(
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Nobody's own are grpcio's words on metadata that is no UTF-8, before it makes do with it."""
+    """grpcio logs metadata that are not UTF-8 before it decodes them otherwise."""
     return not record.getMessage().startswith("Invalid encoding")
 
 
@@ -137,7 +137,7 @@ async def connection(transport: Transport) -> AsyncIterator[Connection]:
 
 @pytest.fixture
 def allowed_secs(transport: Transport) -> float:
-    """How long a method may run on whose client has left; grpcio promises nothing."""
+    """Maximum time from a disconnect to the cancellation; grpcio promises none."""
     return PROMPTLY_SECS if isinstance(transport, HyperTransport) else WAIT_SECS
 
 
@@ -154,7 +154,7 @@ async def answer(
     body: bytes = b"",
     stream: int = 1,
 ) -> Answer:
-    """What a whole request is answered with."""
+    """The answer to a complete request."""
     connection.send(
         connection.headers(stream, request(f"/test.Service/{method}", *more)),
         DataFrame(stream, message(body), flags=("END_STREAM",)),
@@ -202,7 +202,7 @@ async def test_a_disconnect_cancels_the_method_immediately(
 
 @pytest.mark.parametrize("leave", LEAVING)
 @pytest.mark.parametrize("frames", [[], [DataFrame(1, BODY[:50])], [DataFrame(1, b"")]])
-async def test_a_client_may_leave_before_its_message_is_whole(
+async def test_a_disconnect_within_a_message_ends_the_rpc(
     connection: Connection,
     transport: Transport,
     service: Service,
@@ -216,9 +216,7 @@ async def test_a_client_may_leave_before_its_message_is_whole(
     assert service.begun.empty()
 
 
-async def test_a_reset_of_one_rpc_leaves_those_beside_it_alone(
-    connection: Connection, service: Service
-) -> None:
+async def test_a_reset_ends_only_its_own_rpc(connection: Connection, service: Service) -> None:
     send(connection, "wait", DataFrame(1, BODY), ENDING)
     await soon(service.begun.get())
     send(connection, "read", stream=3)
@@ -229,7 +227,7 @@ async def test_a_reset_of_one_rpc_leaves_those_beside_it_alone(
     assert service.cancelled.empty()
 
 
-async def test_a_reset_behind_the_answer_disturbs_nobody(
+async def test_a_reset_after_the_answer_has_no_effect(
     connection: Connection, service: Service
 ) -> None:
     await answer(connection, "tell")
@@ -238,7 +236,7 @@ async def test_a_reset_behind_the_answer_disturbs_nobody(
     assert (await answer(connection, "tell", stream=3)).client_status == "OK"
 
 
-async def test_a_deadline_cancels_the_method_and_tells_the_client(
+async def test_a_deadline_cancels_the_method_and_sends_the_status(
     connection: Connection, service: Service
 ) -> None:
     found = await answer(connection, "wait", ("grpc-timeout", "50m"))
@@ -305,7 +303,7 @@ async def serving(service: Service, name: str) -> AsyncIterator[Transport]:
 
 
 @pytest.mark.parametrize("name", [*GrpcTransport, EAGER])
-async def test_a_method_that_ends_as_if_it_were_cancelled_ends_its_stream_alone(
+async def test_a_stray_cancellation_ends_only_its_stream(
     service: Service, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     async with serving(service, name) as transport:
@@ -319,7 +317,7 @@ async def test_a_method_that_ends_as_if_it_were_cancelled_ends_its_stream_alone(
     assert record.getMessage() == "request failed unexpectedly"
 
 
-async def test_an_rpc_that_was_reset_before_it_was_read_never_begins(service: Service) -> None:
+async def test_an_rpc_reset_before_it_is_read_never_starts(service: Service) -> None:
     async with serving(service, EAGER) as transport:
         with Connection(transport.port) as connection:
             connection.begin()
@@ -332,7 +330,7 @@ async def test_an_rpc_that_was_reset_before_it_was_read_never_begins(service: Se
     assert service.begun.empty()
 
 
-async def test_what_goes_wrong_outside_a_method_is_logged_and_ends_its_stream_alone(
+async def test_an_error_outside_a_method_is_logged_and_ends_only_its_stream(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     broken: Any = SimpleNamespace(eager=False)
