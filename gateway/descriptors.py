@@ -1,4 +1,4 @@
-"""The last open descriptors of this process, which connections leave to models and files."""
+"""Reserve of file descriptors that connections must not take, for models and files."""
 
 import asyncio
 import logging
@@ -8,16 +8,16 @@ import time
 log = logging.getLogger("sluice.server")
 
 RESERVED = 64
-"""Descriptors that connections do not take, or an eighth of the limit if that is less."""
+"""Size of the reserve; an eighth of the limit (`ulimit -n`) if that is less."""
 
 LOG_SECS = 10.0
-"""Dropped connections are logged at most once in this time."""
+"""Minimum interval between log lines on dropped connections."""
 
 
 class DescriptorReserve:
-    """Drops new connections of one port when only the reserve is left.
+    """Drops new connections of one port that would take a descriptor of the reserve.
 
-    The system gives out the lowest free descriptor, so its number says how many are open.
+    The system assigns the lowest free descriptor, so its number is the number of open ones.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class DescriptorReserve:
         self._log_at = 0.0
 
     def drops(self, transport: asyncio.BaseTransport) -> bool:
-        """Whether a new connection takes a descriptor of the reserve; it is then closed."""
+        """Close a new connection that takes a descriptor of the reserve; whether it did."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         connection = transport.get_extra_info("socket")
         if connection is None or soft == resource.RLIM_INFINITY:

@@ -7,11 +7,11 @@ import socket
 from starlette.types import ASGIApp
 
 from gateway.core import Core, Listeners, StartFailed
-from gateway.frontends.grpc.server import GrpcServer, carried_here
+from gateway.frontends.grpc.server import GrpcServer, local_transport
 from gateway.frontends.http.app import build_app, build_metrics_app
 from gateway.frontends.http.listener import HttpListener, listening_at
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
-from gateway.processes.doors import HttpDoor, ProcessDoors
+from gateway.processes.listeners import ProcessHttpListener, ProcessListeners
 from gateway.settings import HttpSettings, MetricsSettings, Settings
 
 log = logging.getLogger("sluice.server")
@@ -26,7 +26,7 @@ class BoundListeners(Listeners):
     def __init__(self, core: Core) -> None:
         self._core = core
         self._doors = _doors(core)
-        self._http: list[HttpListener | HttpDoor] = []
+        self._http: list[HttpListener | ProcessHttpListener] = []
         self._grpc: GrpcServer | None = None
         self._health: asyncio.Task[None] | None = None
         self.ports: dict[str, int] = {}
@@ -91,7 +91,7 @@ class BoundListeners(Listeners):
 class OwnDoors:
     """Has this process listen."""
 
-    grpc = staticmethod(carried_here)
+    grpc = staticmethod(local_transport)
 
     def http(self, app: ASGIApp, settings: HttpSettings) -> HttpListener:
         """The application behind its port; OSError when that cannot be had."""
@@ -105,9 +105,9 @@ class OwnDoors:
         """Nor has anybody to tell of them."""
 
 
-def _doors(core: Core) -> OwnDoors | ProcessDoors:
+def _doors(core: Core) -> OwnDoors | ProcessListeners:
     count = core.settings.frontends
-    return ProcessDoors(count, core.dataplane.log) if count else OwnDoors()
+    return ProcessListeners(count, core.dataplane.log) if count else OwnDoors()
 
 
 def _metrics_socket(settings: MetricsSettings) -> socket.socket:

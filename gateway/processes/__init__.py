@@ -1,0 +1,14 @@
+"""Frontend processes (`--frontends N`) and the channel between processes.
+
+In reading order:
+
+- `channel`: frames and their connection
+- `call`: one end of a call, with its windows
+- `messages`: kinds of frames and heads of requests
+- `supervisor`: frontend processes as the server starts and restarts them
+- `listeners`: their listeners as the server sees them
+- `frontend`: a frontend process
+- `relayed_call`: a call that the server answers
+- `http`: both ends of HTTP requests
+- `grpc`: both ends of RPCs
+"""

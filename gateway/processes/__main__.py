@@ -1,4 +1,4 @@
-"""python -m gateway.processes FD: one frontend, which the server starts."""
+"""Entry point of a frontend process: `python -m gateway.processes FD`, run by the server."""
 
 import signal
 import socket
@@ -14,7 +14,7 @@ async def _run(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    # Whoever ends all processes at once means the server: it lets clients end, and then says so.
+    # A signal to the process group is for the server, which drains and then stops its frontends.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     uvloop.run(_run(int(sys.argv[1])))

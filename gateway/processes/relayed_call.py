@@ -1,4 +1,4 @@
-"""A call in a frontend process: what it sends to the server, and what comes back."""
+"""Calls in a frontend process that the server answers."""
 
 import asyncio
 from collections import deque
@@ -8,24 +8,23 @@ from types import TracebackType
 from typing import Self
 
 from gateway.errors import first_error
-from gateway.processes.call_end import CallEnd
-from gateway.processes.channel import Channel
-from gateway.processes.frames import Frame, call_numbers, headed
-from gateway.processes.kinds import Kind
+from gateway.processes.call import ChannelCall
+from gateway.processes.channel import Channel, Frame, call_numbers, headed
+from gateway.processes.messages import FrontendKind
 
 
-class ServerGone(Exception):
-    """There is no server behind this frontend any more."""
+class ServerDisconnected(Exception):
+    """The server has disconnected from its frontend process."""
 
 
-class ClientLeft(Exception):
-    """The client wants no more of the answer."""
+class RelayCancelled(Exception):
+    """The client has disconnected before the end of the answer."""
 
 
-class RelayedCall(CallEnd):
-    """Inside `with`, one call; leaving it before its answer has ended tells the server so.
+class RelayedCall(ChannelCall):
+    """One call, inside `with`; exiting before the end of the answer cancels it at the server.
 
-    One task reads the answer's frames, another may send.
+    One task reads the frames of the answer, another may send.
     """
 
     def __init__(self, channel: Channel, call: int) -> None:
@@ -33,7 +32,7 @@ class RelayedCall(CallEnd):
         self._frames: deque[Frame] = deque()
         self._is_over = False
         self._is_lost = False
-        self._has_left = False
+        self._is_cancelled = False
         self._wanted = asyncio.Event()
         self._on_failure: Callable[[], None] | None = None
 
@@ -47,22 +46,22 @@ class RelayedCall(CallEnd):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.leave()
+        self.cancel()
         self._channel.leave(self._call)
 
-    def leave(self) -> None:
-        """The client has gone: nothing more is wanted; idempotent."""
+    def cancel(self) -> None:
+        """Cancel the call, because the client has disconnected; idempotent."""
         if not self._is_over:
-            self._has_left = self._is_over = True
-            self._channel.send(Kind.GONE, self._call)
+            self._is_cancelled = self._is_over = True
+            self._channel.send(FrontendKind.GONE, self._call)
             self._window.close()
             self._wake()
 
     def _take(self, frame: Frame) -> None:
-        if frame.kind == Kind.WANTED:
+        if frame.kind == FrontendKind.WANTED:
             self._wanted.set()
             return
-        if frame.kind in (Kind.END, Kind.WHOLE, Kind.ABORT):
+        if frame.kind in (FrontendKind.END, FrontendKind.WHOLE, FrontendKind.ABORT):
             self._is_over = True
             self._window.close()
             if frame.payload and self._on_failure is not None:
@@ -76,52 +75,55 @@ class RelayedCall(CallEnd):
         self._wake()
 
     def begin(self, kind: int, head: object, first: bytes = b"") -> None:
-        """Ask, by a head and the first piece of what belongs to it."""
+        """Send the head of the request and the first piece of its body."""
         self._channel.send(kind, self._call, headed(head, first))
         self._window.sent(len(first))
 
     async def send(self, piece: bytes) -> None:
-        """Send what belongs to the request; returns when there is room for more."""
+        """Send a piece of the request; return when the window has room."""
         if not self._is_over:
             self._send_data(piece)
             await self._window.room()
 
     def end(self) -> None:
-        """The request is whole."""
+        """End the request."""
         if not self._is_over:
-            self._channel.send(Kind.END, self._call)
+            self._channel.send(FrontendKind.END, self._call)
 
     async def frames(self) -> list[Frame]:
-        """All frames that are there, at least one; ServerGone or ClientLeft if none will come."""
+        """All received frames, at least one.
+
+        Raises ServerDisconnected or RelayCancelled if no further frame will arrive.
+        """
         while not self._frames:
-            if self._has_left:
-                raise ClientLeft
+            if self._is_cancelled:
+                raise RelayCancelled
             if self._is_lost:
-                raise ServerGone
+                raise ServerDisconnected
             await self._news()
         found = list(self._frames)
         self._frames.clear()
         return found
 
-    async def wanted(self) -> None:
-        """Wait until the server wants more of the request than it has got with the head."""
+    async def body_wanted(self) -> None:
+        """Wait until the server reads the body of the request."""
         await self._wanted.wait()
 
     def on_failure(self, failed: Callable[[], None]) -> None:
-        """Have a function called as soon as it is known that the call has failed."""
+        """Call a function when the server has failed the call."""
         self._on_failure = failed
 
     def passed_on(self, size: int) -> None:
-        """A frame of so many bytes of the answer has been given to the client."""
+        """Count a frame of the answer that was passed to the client."""
         if not self._is_over:
             self._passed_on(size)
 
 
 @asynccontextmanager
-async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Inside `async with` some work goes on; it is cancelled in the end.
+async def concurrently(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Run a coroutine concurrently with the `async with` block, and cancel it at the end.
 
-    What goes wrong first, inside or there, is raised.
+    The first error of either is raised.
     """
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -132,13 +134,13 @@ async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
         raise first_error(group) from None
 
 
-class Calls:
-    """The calls of one frontend process, by number."""
+class RelayedCalls:
+    """Factory of the calls of one frontend process."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self._numbers = call_numbers()
 
     def new(self) -> RelayedCall:
-        """One more call."""
+        """A call with the next number."""
         return RelayedCall(self.channel, next(self._numbers))

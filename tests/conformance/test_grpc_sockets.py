@@ -103,7 +103,7 @@ def test_a_socket_that_a_dead_server_has_left_is_replaced(
 def test_a_socket_in_use_is_refused_and_stays(models: Path, path: Path, transport: str) -> None:
     address = f"--grpc-address=unix:{path}"
     with ending_well(models, transport, address):
-        said = f"sluice: unix:{path} cannot be had: Address already in use"
+        said = f"sluice: cannot listen on unix:{path}: Address already in use"
         assert refused(models, transport, address) == said
         assert answered(f"unix:{path}")
 
@@ -111,9 +111,8 @@ def test_a_socket_in_use_is_refused_and_stays(models: Path, path: Path, transpor
 def test_what_is_no_socket_is_refused_and_stays(models: Path, path: Path, transport: str) -> None:
     path.write_text("precious")
     said = refused(models, transport, f"--grpc-address=unix:{path}")
-    assert said == f"sluice: unix:{path} cannot be had: there is something else than a socket; " + (
-        "remove it"
-    )
+    reason = "the path exists and is not a socket; remove it"
+    assert said == f"sluice: cannot listen on unix:{path}: {reason}"
     assert path.read_text() == "precious"
 
 
@@ -126,7 +125,7 @@ def test_a_path_that_cannot_be_had_is_one_clear_line(
 ) -> None:
     path = tmp_path / name
     said = refused(models, transport, f"--grpc-address=unix:{path}")
-    assert said == f"sluice: unix:{path} cannot be had: {why}"
+    assert said == f"sluice: cannot listen on unix:{path}: {why}"
 
 
 def test_a_successor_may_take_the_socket_while_the_server_ends(
@@ -173,14 +172,14 @@ def test_a_port_of_ipv6_in_use_is_one_clear_line(models: Path, transport: str) -
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as other:
         port = other.getsockname()[1]
         said = refused(models, transport, "--grpc-address=::1", f"--grpc-port={port}")
-    assert said == f"sluice: port {port} of ::1 cannot be had: Address already in use"
+    assert said == f"sluice: cannot listen on [::1]:{port}: Address already in use"
 
 
 def test_an_address_of_another_machine_is_one_clear_line(models: Path, transport: str) -> None:
     said = refused(models, transport, "--grpc-address=192.0.2.1", "--grpc-port=0")
-    assert said.startswith("sluice: port 0 of 192.0.2.1 cannot be had: Cannot assign")
+    assert said.startswith("sluice: cannot listen on 192.0.2.1:0: Cannot assign")
     said = refused(models, transport, "--grpc-address=no.such.host.invalid")
-    assert said.startswith("sluice: port 0 of no.such.host.invalid cannot be had: ")
+    assert said.startswith("sluice: cannot listen on no.such.host.invalid:0: ")
 
 
 def test_a_port_is_shared_only_if_each_server_says_so(models: Path, transport: str) -> None:
@@ -188,7 +187,7 @@ def test_a_port_is_shared_only_if_each_server_says_so(models: Path, transport: s
     with ending_well(models, *shared, "--id=first") as first:
         port = f"--grpc-port={first.ports['grpc']}"
         said = refused(models, transport, port)
-        assert said.endswith(f"port {first.ports['grpc']} of 127.0.0.1 cannot be had: " + IN_USE)
+        assert said.endswith(f"cannot listen on 127.0.0.1:{first.ports['grpc']}: {IN_USE}")
         with ending_well(models, *shared, port, "--id=second") as second:
             assert second.ports["grpc"] == first.ports["grpc"]
             wait_until(lambda: len({name(first.grpc) for _ in range(10)}) == 2, "both are asked")
@@ -199,7 +198,7 @@ def test_a_port_that_is_not_shared_is_no_ones_else(models: Path, transport: str)
     with ending_well(models, transport) as first:
         port = first.ports["grpc"]
         said = refused(models, transport, "--reuse-grpc-port=true", f"--grpc-port={port}")
-        assert said == f"sluice: port {port} of 127.0.0.1 cannot be had: {IN_USE}"
+        assert said == f"sluice: cannot listen on 127.0.0.1:{port}: {IN_USE}"
 
 
 @pytest.mark.parametrize("address", ["unix:{path}", "::1", "127.0.0.1"])

@@ -13,7 +13,7 @@ from hyperframe.frame import ContinuationFrame, DataFrame, HeadersFrame
 
 from gateway.frontends.grpc import grpcio_transport, hyper_call
 from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import Call
+from gateway.frontends.grpc.rpc import RpcCall
 from gateway.frontends.grpc.server import TRANSPORTS
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.settings import GrpcSettings, GrpcTransport
@@ -29,7 +29,7 @@ HEADING = "## Errors that only a transport can cause"
 IN_SECS = ("grpc-timeout", "10S")
 SOON = ("grpc-timeout", "300m")
 GZIP, DEFLATE = ("grpc-encoding", "gzip"), ("grpc-encoding", "deflate")
-DECOMPRESSED = "a message beyond the limit once it is decompressed"
+DECOMPRESSED = "a message above the limit after decompression"
 """With the limit as it is, a test of it would take 2 GiB."""
 
 ASKED = pb.ModelReadyRequest(name="echo").SerializeToString()
@@ -115,46 +115,46 @@ MALFORMED = (
 )
 
 CAUSES: Mapping[str, Sequence[Sent]] = {
-    "a path that is no method's": [
+    "an unknown path": [
         *(Sent(request(path)) for path in (f"{SERVICE}/No", "/no.Such/Method", "no", "")),
         *(Sent(request(path), b"", half_closed=False) for path in (f"{LIVE}?x", f"{LIVE}/")),
     ],
-    "a method of HTTP other than POST": [
+    "an HTTP method other than POST": [
         Sent(request(LIVE, (":method", "GET")), None),
         Sent(request(LIVE, (":method", "PUT"))),
         Sent(request(LIVE, without=[":method"])),
     ],
     "no `:path`": [Sent(request("", without=[":path"]))],
-    "a content type that is not gRPC's": [
+    "a content type other than `application/grpc`": [
         *(unary(("content-type", each)) for each in ("text/plain", "application/grpc-web", "")),
         Sent(request(READY, without=["content-type"])),
     ],
     "no `te`": [Sent(request(READY, without=["te"]))],
     "a `te` other than `trailers`": [unary(("te", "gzip")), streamed(("te", "trailers, gzip"))],
-    "a header that HTTP/2 has no use for (`connection`), a `content-length` that is wrong": [
+    "a connection-specific header (`connection`), a wrong `content-length`": [
         *(unary((name, "close")) for name in ("connection", "keep-alive", "transfer-encoding")),
         *(unary(("content-length", each)) for each in ("1", "x")),
     ],
-    "a header whose name HTTP/2 forbids": [unary(("X-Upper", "a")), unary(("x y", "a"))],
+    "a header name that HTTP/2 forbids": [unary(("X-Upper", "a")), unary(("x y", "a"))],
     "metadata of more than 32 KiB": [
         unary(*((f"x-{number}", "x" * 1000) for number in range(40))),
     ],
-    "metadata with `-bin` at its name that is not in base64": [
+    "`-bin` metadata that are not base64": [
         *(unary(("x-bin", value)) for value in ("!!!", "aaaaa", "_-_-")),
         streamed(("x-bin", "!!!")),
     ],
-    "a `grpc-timeout` in another form": [
+    "a malformed `grpc-timeout`": [
         *(unary(("grpc-timeout", each)) for each in ("", "abc", "S", "10", "-1S", "1x", "1.5S")),
         streamed(("grpc-timeout", "abc")),
     ],
     "a `grpc-timeout` of more than eight digits": [unary(("grpc-timeout", "123456789S"))],
-    "a deadline that has passed, before the RPC or in it": [
+    "a deadline that passes before or during the RPC": [
         *(unary(("grpc-timeout", each)) for each in ("0n", "0H")),
         *(Sent(request(each, SOON), b"", half_closed=False) for each in (READY, STREAM)),
         Sent(request(INFER, SOON), message(STUCK)),
         Sent(request(STREAM, SOON), message(STUCK)),
     ],
-    "a `grpc-encoding` that is unknown": [
+    "an unknown `grpc-encoding`": [
         *(unary(("grpc-encoding", each)) for each in ("snappy", "GZIP", "gzip,identity")),
         streamed(("grpc-encoding", "snappy")),
     ],
@@ -162,18 +162,18 @@ CAUSES: Mapping[str, Sequence[Sent]] = {
         *both(body=message(PACKED, 1)),
         *both(("grpc-encoding", "identity"), body=message(PACKED, 1)),
     ],
-    "a compressed message that is not in its form, not whole or goes on behind its end": [
+    "a compressed message that is malformed, incomplete or too long": [
         *(unary(GZIP, body=message(each, 1)) for each in MALFORMED),
         unary(DEFLATE, body=message(PACKED, 1)),
         streamed(GZIP, body=message(b"garbage", 1)),
     ],
     "a message whose flag is neither 0 nor 1": [unary(body=message(ASKED, 2))],
-    "a message beyond the limit, as soon as its size is known": [
+    "a message above the limit, when its size is received": [
         Sent(request(path), struct.pack(">BL", 0, size), half_closed=False)
         for path in (READY, STREAM)
         for size in (1 << 31, (1 << 32) - 1)
     ],
-    "a message that is none of the method's": both(body=message(b"\xff\xff")),
+    "a message that protobuf cannot parse": both(body=message(b"\xff\xff")),
     "a stream that ends within a message": [
         streamed(body=body) for body in (b"\0", bytes(4), message(ASKED)[:-1])
     ],
@@ -279,7 +279,7 @@ SIZE = "/test.Service/Size"
 async def limited(transport: GrpcTransport, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     """Where a transport is whose messages have at most LIMIT bytes; its method tells their size."""
 
-    async def size(message: bytes, call: Call) -> bytes:
+    async def size(message: bytes, call: RpcCall) -> bytes:
         return str(len(message)).encode()
 
     for module in (grpcio_transport, hyper_call):
@@ -296,7 +296,7 @@ async def limited_answer(port: int, body: bytes, *more: tuple[str, str]) -> Answ
 
 
 async def test_a_message_may_be_as_large_as_the_limit_and_no_larger(limited: int) -> None:
-    row = TABLE["a message beyond the limit, as soon as its size is known"]
+    row = TABLE["a message above the limit, when its size is received"]
     fitting = await limited_answer(limited, message(bytes(LIMIT)))
     assert fitting.messages == [str(LIMIT).encode()]
     larger = await limited_answer(limited, message(bytes(LIMIT + 1)))

@@ -7,8 +7,8 @@ import pytest
 import uvloop
 
 from gateway.frontends.grpc.methods import methods
+from gateway.frontends.grpc.rpc import Transport
 from gateway.frontends.grpc.server import TRANSPORTS
-from gateway.frontends.grpc.transport import Transport
 from gateway.settings import CompressionLevel, GrpcSettings, GrpcTransport
 from tests.interop.clients import KINDS, Client, connect
 from tests.interop.messages import SERVICE

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gateway.frontends.grpc.rpc import Call, RpcError, Status
+from gateway.frontends.grpc.rpc import RpcCall, RpcError, StatusCode
 from tests.interop.messages import (
     Empty,
     SimpleResponse,
@@ -32,21 +32,21 @@ class InteropServicer:
         self.ended: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self.reading = asyncio.Event()
 
-    async def EmptyCall(self, request: Any, call: Call) -> Any:
+    async def EmptyCall(self, request: Any, call: RpcCall) -> Any:
         with self._noted("EmptyCall"):
             return Empty()
 
-    async def UnaryCall(self, request: Any, call: Call) -> Any:
+    async def UnaryCall(self, request: Any, call: RpcCall) -> Any:
         with self._noted("UnaryCall"):
             await _echo_metadata(call)
             _require_ok(request.response_status)
             return SimpleResponse(payload={"body": bytes(request.response_size)})
 
-    async def StreamingOutputCall(self, request: Any, call: Call) -> None:
+    async def StreamingOutputCall(self, request: Any, call: RpcCall) -> None:
         with self._noted("StreamingOutputCall"):
             await self._send(request, call, "StreamingOutputCall")
 
-    async def StreamingInputCall(self, requests: AsyncIterator[Any], call: Call) -> Any:
+    async def StreamingInputCall(self, requests: AsyncIterator[Any], call: RpcCall) -> Any:
         with self._noted("StreamingInputCall"):
             if HOLD in dict(call.metadata):
                 await self.reading.wait()
@@ -55,19 +55,19 @@ class InteropServicer:
                 size += len(request.payload.body)
             return StreamingInputCallResponse(aggregated_payload_size=size)
 
-    async def FullDuplexCall(self, requests: AsyncIterator[Any], call: Call) -> None:
+    async def FullDuplexCall(self, requests: AsyncIterator[Any], call: RpcCall) -> None:
         with self._noted("FullDuplexCall"):
             await _echo_metadata(call)
             async for request in requests:
                 _require_ok(request.response_status)
                 await self._send(request, call, "FullDuplexCall")
 
-    async def HalfDuplexCall(self, requests: AsyncIterator[Any], call: Call) -> None:
+    async def HalfDuplexCall(self, requests: AsyncIterator[Any], call: RpcCall) -> None:
         with self._noted("HalfDuplexCall"):
             for request in [each async for each in requests]:
                 await self._send(request, call, "HalfDuplexCall")
 
-    async def _send(self, request: Any, call: Call, method: str) -> None:
+    async def _send(self, request: Any, call: RpcCall, method: str) -> None:
         for parameters in request.response_parameters:
             if parameters.interval_us:
                 await asyncio.sleep(parameters.interval_us / 1e6)
@@ -91,7 +91,7 @@ class InteropServicer:
             self.ended.put_nowait((method, how))
 
 
-async def _echo_metadata(call: Call) -> None:
+async def _echo_metadata(call: RpcCall) -> None:
     """Send back what a client wants to see again, before and after the messages."""
     found = dict(call.metadata)
     if ECHO_INITIAL in found:
@@ -102,4 +102,4 @@ async def _echo_metadata(call: Call) -> None:
 
 def _require_ok(wanted: Any) -> None:
     if wanted.code:
-        raise RpcError(Status(wanted.code), wanted.message)
+        raise RpcError(StatusCode(wanted.code), wanted.message)

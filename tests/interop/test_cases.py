@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.frontends.grpc.rpc import Status
+from gateway.frontends.grpc.rpc import StatusCode
 from tests.builders import soon
 from tests.interop.clients import Client
 from tests.interop.messages import Empty, download, unary, upload
@@ -112,7 +112,7 @@ async def test_every_status_arrives(client: Client, code: int) -> None:
 
     _, outcome = await client.answers("UnaryCall", asked)
 
-    assert (outcome.code, outcome.details) == (Status(code).name, f"status {code}")
+    assert (outcome.code, outcome.details) == (StatusCode(code).name, f"status {code}")
 
 
 @pytest.mark.parametrize("method", ["UnaryCall", "FullDuplexCall"])

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from gateway.frontends.grpc.transport import Transport
+from gateway.frontends.grpc.rpc import Transport
 from gateway.settings import CompressionLevel
 from tests.interop.clients import KINDS, Client, connect
 from tests.interop.messages import StreamingInputCallRequest, download, unary, upload

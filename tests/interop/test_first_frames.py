@@ -4,7 +4,7 @@ import asyncio
 
 from hyperframe.frame import DataFrame, SettingsFrame
 
-from gateway.frontends.grpc.transport import Transport
+from gateway.frontends.grpc.rpc import Transport
 from tests.http2 import Connection, message, request
 from tests.interop.messages import SimpleResponse, unary
 

@@ -7,9 +7,8 @@ from backends.vllm.engine_clients.kinds import Kind
 from backends.vllm.engine_clients.values import read_error, read_response, write_request
 from gateway.errors import UNEXPECTED, Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
-from gateway.processes.call_end import CallEnd
-from gateway.processes.channel import Channel
-from gateway.processes.frames import Frame
+from gateway.processes.call import ChannelCall
+from gateway.processes.channel import Channel, Frame
 
 
 def tokens(frame: Frame) -> int:
@@ -18,7 +17,7 @@ def tokens(frame: Frame) -> int:
     return 0 if usage is None else usage.completion_tokens
 
 
-class EngineCall(CallEnd):
+class EngineCall(ChannelCall):
     """Sent when it is made; then one task reads `responses`, and `leave` ends it."""
 
     def __init__(self, channel: Channel, call: int, request: InferRequest) -> None:

@@ -25,8 +25,7 @@ from backends.vllm.opening import engine_metrics, open_engine, tell_ready, watch
 from backends.vllm.startup import engine_config, new_client, started, stop_engine
 from gateway.backend import Instance
 from gateway.errors import InferenceError
-from gateway.processes.channel import Channel
-from gateway.processes.frames import Frame, number
+from gateway.processes.channel import Channel, Frame, number
 
 
 class EngineClient:

@@ -1,9 +1,9 @@
 """What the server and the clients of a shared engine say to each other, besides what all do."""
 
-from gateway.processes import frames
+from gateway.processes.channel import FrameKind
 
 
-class Kind(frames.Kind):
+class Kind(FrameKind):
     """A piece of DATA is one response; numbers of calls are the server's."""
 
     SETTINGS = 16  # to a client, first of all: `ClientSettings`

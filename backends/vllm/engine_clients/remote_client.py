@@ -11,8 +11,7 @@ from backends.vllm.engine_clients.records import relay
 from backends.vllm.engine_clients.values import Offer, read_error, read_offer
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
-from gateway.processes.channel import Channel, Receiver
-from gateway.processes.frames import NO_CALL, Frame, call_numbers, read_number
+from gateway.processes.channel import NO_CALL, Channel, Frame, Receiver, call_numbers, read_number
 
 log = logging.getLogger("sluice.vllm")
 

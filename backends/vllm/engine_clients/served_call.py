@@ -9,14 +9,13 @@ from backends.vllm.engine_clients.values import read_request, write_error, write
 from gateway.backend import Instance
 from gateway.errors import UNEXPECTED, InferenceError
 from gateway.messages import InferResponse
-from gateway.processes.call_end import CallEnd
-from gateway.processes.channel import Channel
-from gateway.processes.frames import Frame
+from gateway.processes.call import ChannelCall
+from gateway.processes.channel import Channel, Frame
 
 log = logging.getLogger("sluice.vllm")
 
 
-class ServedCall(CallEnd):
+class ServedCall(ChannelCall):
     """Receives frames from its creation on; `task` runs it, and GONE or ABORT cancels that."""
 
     def __init__(self, channel: Channel, call: int, payload: bytes) -> None:

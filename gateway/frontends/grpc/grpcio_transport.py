@@ -1,4 +1,4 @@
-"""gRPC by grpcio's own server: the conservative transport."""
+"""Transport `grpcio`: gRPC on the server of the grpcio library."""
 
 import asyncio
 import logging
@@ -12,35 +12,33 @@ import grpc
 
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
-from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError
-from gateway.frontends.grpc.sockets import require_free, unix_path
-from gateway.frontends.grpc.tls import read_certificates
-from gateway.frontends.grpc.transport import Transport
+from gateway.frontends.grpc.rpc import ClientDisconnected, Metadata, RpcCall, RpcError, Transport
+from gateway.frontends.grpc.sockets import read_certificates, require_free, unix_path
 from gateway.settings import CompressionLevel, GrpcKeepaliveSettings, GrpcSettings, netloc
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 STATUS = {code.value[0]: code for code in grpc.StatusCode}
 RUNNERS = logging.getLogger("grpc._cython.cygrpc")
-"""Where grpc.aio logs what became of the tasks that run its methods."""
+"""The logger of grpc.aio for the tasks of methods."""
 
 LEVELS = {level: number for number, level in enumerate(CompressionLevel)}
-"""Levels as gRPC numbers them (compression_types.h)."""
+"""gRPC's numbers of the compression levels (compression_types.h)."""
 
 
-def _is_told(record: logging.LogRecord) -> bool:
-    """Whether it is more than a status that found its RPC ended.
+def _is_logged(record: logging.LogRecord) -> bool:
+    """Whether a record is more than a status for an ended RPC.
 
-    gRPC's core ends an RPC itself where a message cannot be read, and a client may leave.
+    gRPC's core ends an RPC after an unreadable message, and a client may disconnect.
     """
     return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
 
 
-RUNNERS.addFilter(_is_told)
+RUNNERS.addFilter(_is_logged)
 
 
 class GrpcioTransport(Transport):
-    """A bound address behind grpc.aio; raises OSError when it cannot be had."""
+    """Server of grpc.aio at one address; raises OSError if binding fails."""
 
     def __init__(self, methods: Mapping[str, Method], settings: GrpcSettings) -> None:
         self._server = grpc.aio.server(options=_options(settings))
@@ -60,15 +58,15 @@ class GrpcioTransport(Transport):
             else:
                 port = self._server.add_secure_port(address, credentials)
         except RuntimeError:
-            raise OSError(f"{address} cannot be had, and gRPC's log says why") from None
+            raise OSError(f"cannot listen on {address}: see the log of gRPC") from None
         return 0 if unix_path(settings.address) else port
 
     async def start(self) -> None:
         await self._server.start()
 
     async def stop(self) -> None:
-        # Grace periods are not gRPC's: of two that end together, as one stop destroys the server,
-        # the other one's reaches for what is no more, and the process dies of it.
+        # Grace periods are ours: when two of gRPC's end together, one stop destroys the server, the
+        # other one uses it, and the process crashes.
         await self._server.stop(math.inf)
         self._stopped.set()
 
@@ -80,12 +78,12 @@ class GrpcioTransport(Transport):
             await self._server.stop(None)
 
 
-class GrpcioCall(Call):
-    """An RPC of grpc.aio's; if it is `plain` its messages stay out of the server's compression."""
+class GrpcioCall(RpcCall):
+    """RPC of grpc.aio; an `uncompressed` one disables the compression of the server."""
 
-    def __init__(self, context: Context, *, plain: bool) -> None:
+    def __init__(self, context: Context, *, uncompressed: bool) -> None:
         self._context = context
-        self._plain = plain
+        self._uncompressed = uncompressed
 
     @property
     def metadata(self) -> Metadata:
@@ -100,18 +98,18 @@ class GrpcioCall(Call):
         return remaining
 
     async def send(self, messages: Sequence[bytes]) -> None:
-        with _unless_gone():
+        with _checking_connection():
             for message in messages:
                 self.before_message()
                 await self._context.write(message)
 
     def before_message(self) -> None:
-        """To be called before each."""
-        if self._plain:
+        """Apply `uncompressed` to the next message; called before each."""
+        if self._uncompressed:
             self._context.disable_next_message_compression()
 
     async def send_initial_metadata(self, metadata: Metadata) -> None:
-        with _unless_gone():
+        with _checking_connection():
             await self._context.send_initial_metadata(metadata)
 
     def set_trailing_metadata(self, metadata: Metadata) -> None:
@@ -124,21 +122,21 @@ class GrpcioCall(Call):
         self._context.add_done_callback(done)  # type: ignore[arg-type] # the stubs' callback is a class
 
     async def fail(self, error: RpcError) -> NoReturn:
-        """End the RPC; a client that takes nothing gets the status once it reads again."""
+        """End the RPC; a client that does not read receives the status when it reads again."""
         try:
             await self._context.abort(STATUS[error.status], error.details)
         except grpc.aio.InternalError:
-            # It has left instead.
+            # The client has disconnected.
             raise asyncio.CancelledError from None
 
 
 @contextmanager
-def _unless_gone() -> Iterator[None]:
-    """What is sent to a client that has left fails, if that is before its RPC is cancelled."""
+def _checking_connection() -> Iterator[None]:
+    """Raise ClientDisconnected when sending fails before the RPC is cancelled."""
     try:
         yield
     except grpc.aio.InternalError as error:
-        raise ClientGone from error
+        raise ClientDisconnected from error
 
 
 def _options(settings: GrpcSettings) -> list[tuple[str, Any]]:
@@ -155,7 +153,7 @@ def _keepalive_options(keepalive: GrpcKeepaliveSettings) -> Iterator[tuple[str, 
     yield "grpc.keepalive_time_ms", keepalive.time_ms
     yield "grpc.keepalive_timeout_ms", keepalive.timeout_ms
     if keepalive.timeout_ms != GrpcKeepaliveSettings().timeout_ms:
-        # gRPC has come to wait a minute for the answer to any ping, whatever is said above.
+        # gRPC waits a minute for the answer to a ping, unless this option is set too.
         yield "grpc.http2.ping_timeout_ms", keepalive.timeout_ms
     yield "grpc.keepalive_permit_without_calls", int(keepalive.permit_without_calls)
     yield "grpc.http2.max_pings_without_data", keepalive.max_pings_without_data
@@ -185,28 +183,28 @@ def _handlers(methods: Mapping[str, Method], compressed: bool) -> Mapping[str, M
     return found
 
 
-def _unary(method: Method, plain: bool) -> Any:
+def _unary(method: Method, uncompressed: bool) -> Any:
     async def answer(message: bytes, context: Context) -> bytes:
-        call = GrpcioCall(context, plain=plain)
+        call = GrpcioCall(context, uncompressed=uncompressed)
         call.before_message()
         try:
             return await method.answer(message, call)
         except RpcError as error:
             await call.fail(error)
-        except ClientGone:
+        except ClientDisconnected:
             raise asyncio.CancelledError from None
 
     return grpc.unary_unary_rpc_method_handler(answer)
 
 
-def _streaming(method: Method, plain: bool) -> Any:
+def _streaming(method: Method, uncompressed: bool) -> Any:
     async def run(messages: AsyncIterator[bytes], context: Context) -> None:
-        call = GrpcioCall(context, plain=plain)
+        call = GrpcioCall(context, uncompressed=uncompressed)
         try:
             await method.run(messages, call)
         except RpcError as error:
             await call.fail(error)
-        except ClientGone:
+        except ClientDisconnected:
             raise asyncio.CancelledError from None
 
     return grpc.stream_stream_rpc_method_handler(run)

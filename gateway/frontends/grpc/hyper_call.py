@@ -1,4 +1,4 @@
-"""One RPC on hyper's HTTP/2: its messages in the bytes of a stream, and how it ends."""
+"""One RPC on hyper's HTTP/2: messages, metadata and status on one stream."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -6,8 +6,14 @@ from typing import Any
 
 from httpunk import HeaderMap, HTTPunkError
 
-from gateway.frontends.grpc.compression import encoding_for, packed
-from gateway.frontends.grpc.framing import ACCEPTED, IDENTITY, Deframer, framed
+from gateway.frontends.grpc.framing import (
+    ACCEPTED,
+    IDENTITY,
+    Deframer,
+    compressed_in_thread,
+    encoding_for,
+    framed,
+)
 from gateway.frontends.grpc.headers import (
     DEADLINE,
     read_metadata,
@@ -15,11 +21,11 @@ from gateway.frontends.grpc.headers import (
     written_details,
     written_metadata,
 )
-from gateway.frontends.grpc.hyper_backend import HTTP_OK, send_rest, whole_body
+from gateway.frontends.grpc.hyper_events import HTTP_OK, send_rest, whole_body
+from gateway.frontends.grpc.hyper_limits import BufferBudget, BufferShare
 from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
-from gateway.frontends.grpc.room import Room, Share
-from gateway.frontends.grpc.rpc import Call, ClientGone, Metadata, RpcError, Status
+from gateway.frontends.grpc.rpc import ClientDisconnected, Metadata, RpcCall, RpcError, StatusCode
 from gateway.settings import CompressionLevel
 from gateway.threads import Threads
 
@@ -27,28 +33,28 @@ BEGINNING = (("content-type", "application/grpc"), ("grpc-accept-encoding", ACCE
 STATUS = "grpc-status"
 DETAILS = "grpc-message"
 BEGUN = HeaderMap(BEGINNING)
-ANSWERED = HeaderMap(((STATUS, str(int(Status.OK))),))
-"""The headers and trailers of an answer that has none of its own."""
+ANSWERED = HeaderMap(((STATUS, str(int(StatusCode.OK))),))
+"""Headers and trailers of an answer without metadata."""
 
 SMALL_BYTES = 64 << 10
-"""An answer that is no larger needs no room: it is sent also when others have taken all of it."""
+"""Answers up to this size do not count towards the budget, so they are always sent."""
 
 
-class HyperCall(Call):
-    """An RPC of httpunk's; what its client does not want any more raises HTTPunkError."""
+class HyperCall(RpcCall):
+    """RPC of httpunk; reading or sending after a reset raises HTTPunkError."""
 
     def __init__(
         self,
         request: Any,
         peer: str,
-        room: Room,
+        budget: BufferBudget,
         loop: asyncio.AbstractEventLoop,
         threads: Threads,
     ) -> None:
         self._threads = threads
         self._request = request
-        self._incoming = Share(room)
-        self._outgoing = Share(room)
+        self._incoming = BufferShare(budget)
+        self._outgoing = BufferShare(budget)
         self._peer = peer
         self._loop = loop
         self._deadline: float | None = None
@@ -74,13 +80,13 @@ class HyperCall(Call):
         if self._encoding == IDENTITY:
             body = framed(messages)
         else:
-            body = (await packed(messages, self._encoding, self._threads),)
-        self._hold(body)
+            body = (await compressed_in_thread(messages, self._encoding, self._threads),)
+        self._count_unsent(body)
         try:
             for piece in body:
                 await self._stream.send_data(piece)
         except HTTPunkError as error:
-            raise ClientGone from error
+            raise ClientDisconnected from error
         finally:
             self._outgoing.clear()
 
@@ -92,7 +98,7 @@ class HyperCall(Call):
         try:
             self._stream = await self._request.send_response(HTTP_OK, headers=headers)
         except HTTPunkError as error:
-            raise ClientGone from error
+            raise ClientDisconnected from error
 
     def set_trailing_metadata(self, metadata: Metadata) -> None:
         self._trailing = metadata
@@ -101,22 +107,22 @@ class HyperCall(Call):
         self._ended = ended
 
     def end(self) -> None:
-        """The RPC is over."""
+        """Release the buffers and call the function of `on_end`."""
         self._incoming.clear()
         self._outgoing.clear()
         if self._ended is not None:
             self._ended()
 
     def compress(self, level: CompressionLevel) -> None:
-        """Compress the answers, as far as the client accepts it; comes before anything is sent."""
+        """Compress the answers if the client accepts it; call before sending."""
         if level is not CompressionLevel.NONE:
             accepted = self._request.headers.get("grpc-accept-encoding") or b""
             self._encoding = encoding_for(level, accepted.decode("latin-1"))
 
     async def run(self, method: Method) -> None:
-        """Answer the RPC by a method, which is as well to send its answers.
+        """Answer the RPC by a method.
 
-        RpcError if it fails, TimeoutError once the client's deadline has passed.
+        Raises RpcError if it fails, TimeoutError after the client's deadline.
         """
         allowed = self._request.headers.get(DEADLINE)
         if allowed is None:
@@ -131,29 +137,29 @@ class HyperCall(Call):
             await self._answer(await method.answer(await self._only(), self))
             return
         await method.run(self._messages(), self)
-        await self._finish(Status.OK)
+        await self._finish(StatusCode.OK)
 
     async def fail(self, error: RpcError) -> None:
-        """End the RPC with an error; also within a message, of which nothing more is sent."""
+        """End the RPC with an error; the rest of a partly sent message is dropped."""
         await self._finish(error.status, error.details)
 
     async def refuse(self, http_status: int, error: RpcError) -> None:
-        """Answer what is no gRPC; comes before anything is sent."""
+        """Answer a request that is not gRPC; call before sending."""
         headers = HeaderMap([*BEGINNING, *self._trailers(error.status, error.details)])
         await self._request.respond(http_status, headers=headers)
 
     async def _answer(self, message: bytes) -> None:
         if self._stream is None and not self._trailing and self._encoding == IDENTITY:
             body = framed((message,))
-            self._hold(body)
-            # Whoever ends the RPC meanwhile, as its deadline does, must see that it has begun.
+            self._count_unsent(body)
+            # Set before sending the rest, so that a deadline meanwhile sends trailers, not headers.
             self._stream = await self._request.send_response(HTTP_OK, headers=BEGUN)
             await send_rest(self._stream, body, ANSWERED)
             return
         await self.send((message,))
-        await self._finish(Status.OK)
+        await self._finish(StatusCode.OK)
 
-    async def _finish(self, status: Status, details: str = "") -> None:
+    async def _finish(self, status: StatusCode, details: str = "") -> None:
         trailers = self._trailers(status, details)
         if self._stream is None:
             headers = HeaderMap([*BEGINNING, *trailers])
@@ -161,7 +167,7 @@ class HyperCall(Call):
         else:
             await self._stream.send_trailers(HeaderMap(trailers))
 
-    def _trailers(self, status: Status, details: str) -> list[tuple[str, str]]:
+    def _trailers(self, status: StatusCode, details: str) -> list[tuple[str, str]]:
         found = [(STATUS, str(int(status))), *written_metadata(self._trailing)]
         return [*found, (DETAILS, written_details(details))] if details else found
 
@@ -175,11 +181,11 @@ class HyperCall(Call):
             deframer.end()
         if len(messages) != 1:
             found = "more than one message" if messages else "no message"
-            raise RpcError(Status.UNIMPLEMENTED, f"the client sent {found}, expected one")
+            raise RpcError(StatusCode.UNIMPLEMENTED, f"the client sent {found}, expected one")
         return messages[0]
 
     async def _first_two(self, deframer: Deframer) -> Sequence[bytes]:
-        """The messages that the client sends, or as many as are too many."""
+        """The messages of the client; at most those up to the second one."""
         messages: list[bytes] = []
         async for chunk in self._request.aiter_bytes():
             messages += await self._fed(deframer, chunk)
@@ -195,7 +201,7 @@ class HyperCall(Call):
                 for message in await self._fed(deframer, chunk):
                     yield message
         except HTTPunkError:
-            return  # the client is gone, and the method about to be cancelled
+            return  # the client has disconnected, and the method is about to be cancelled
         deframer.end()
 
     def _deframer(self) -> Deframer:
@@ -204,7 +210,7 @@ class HyperCall(Call):
         return Deframer(found, MAX_MESSAGE_BYTES)
 
     async def _fed(self, deframer: Deframer, chunk: bytes) -> Sequence[bytes]:
-        """The messages that end in a chunk; what takes long is done in a thread."""
+        """The messages completed by a chunk; slow decompression runs in a thread."""
         if deframer.quick(chunk):
             found = deframer.feed(chunk)
         else:
@@ -214,11 +220,11 @@ class HyperCall(Call):
         elif deframer.encoding == IDENTITY:
             self._incoming.clear()
         else:
-            # Until the next ones come: decompressed they may be a thousand times what was sent.
+            # Counted until the next messages, because they may be a thousand times the sent bytes.
             self._incoming.change(sum(map(len, found)))
         return found
 
-    def _hold(self, body: Sequence[bytes]) -> None:
+    def _count_unsent(self, body: Sequence[bytes]) -> None:
         size = sum(map(len, body))
         if size > SMALL_BYTES:
             self._outgoing.change(size)

@@ -1,8 +1,8 @@
-"""One client's connection on hyper's HTTP/2 (httpunk), and the RPCs that come over it."""
+"""One connection on hyper's HTTP/2 (httpunk), and the tasks of its RPCs."""
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,15 +10,14 @@ from httpunk import H2Server, HTTPunkError
 from httpunk.asyncio import H2ServerProtocol
 
 from gateway.descriptors import DescriptorReserve
-from gateway.eager import Create, begin
 from gateway.frontends.grpc.headers import DEADLINE, DEADLINE_PASSED, NotGrpc, require_grpc
-from gateway.frontends.grpc.hyper_backend import LeanBackend, is_reset, is_whole, on_reset
 from gateway.frontends.grpc.hyper_call import HyperCall
-from gateway.frontends.grpc.hyper_keepalive import KeptServer
+from gateway.frontends.grpc.hyper_events import HyperBackend, is_reset, is_whole, on_reset
+from gateway.frontends.grpc.hyper_keepalive import KeepaliveServer
+from gateway.frontends.grpc.hyper_limits import BufferBudget
 from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.room import Room
-from gateway.frontends.grpc.rpc import ClientGone, RpcError, Status
-from gateway.frontends.grpc.tls import HTTP_2
+from gateway.frontends.grpc.rpc import ClientDisconnected, RpcError, StatusCode
+from gateway.frontends.grpc.sockets import HTTP_2
 from gateway.settings import UNIX, GrpcSettings
 from gateway.threads import Threads, request_threads
 
@@ -34,45 +33,48 @@ LIMITS: Mapping[str, Any] = {
     "max_send_buf_size": 1 << 20,
     "auto_date_header": False,
 }
-"""Per connection; windows, frames and buffers in bytes.
+"""Limits per connection; windows, frames and buffers in bytes.
 
-What methods do not read fills their streams' windows and, of the connection's window, as much: that
-of 256 such streams, so that they do not stop the others.
+Data that a method does not read fills the window of its stream and of the connection. The window
+of the connection is that of 256 streams, so a few unread streams do not block the others.
 """
 
 WRITE_BUFFER_BYTES = 1 << 20
-"""What may wait for a connection's socket before nothing more is read from it."""
+"""Unsent output of a connection above which reading stops."""
 
-HELD_BYTES = 4 << 30
-"""What messages that are not whole, or not taken, may hold on all connections together."""
+BUFFERED_BYTES = 4 << 30
+"""Maximum of incomplete and unsent messages of all connections together."""
 
 GREETING_SECS = 20.0
-"""So long may a client take for what it must send first, its preface and its settings."""
+"""Timeout for the preface and the settings of a client."""
 
 MAPPED = "::ffff:"
-"""Before an IPv4 address on a socket of IPv6."""
+"""Prefix of an IPv4 address on an IPv6 socket."""
 
 SHOWN_CHARS = 256
-"""So much of a path is repeated to who asked for it."""
+"""Longest part of the path shown in the error."""
+
+
+Create = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 
 @dataclass(slots=True)
-class Shared:
-    """What the connections of one port have in common; the transport closes its threads."""
+class HyperPort:
+    """State shared by the connections of one port; the transport closes the threads."""
 
     methods: Mapping[str, Method]
     settings: GrpcSettings
-    room: Room = field(default_factory=lambda: Room(HELD_BYTES))
+    budget: BufferBudget = field(default_factory=lambda: BufferBudget(BUFFERED_BYTES))
     reserve: DescriptorReserve = field(default_factory=DescriptorReserve)
     threads: Threads = field(default_factory=request_threads)
-    connections: "set[Connection]" = field(default_factory=set)
+    connections: "set[HyperConnection]" = field(default_factory=set)
     is_closing: bool = False
 
 
-class Connection(H2ServerProtocol):
-    """One client's connection; each of its RPCs runs in a task that ends with the client's wish."""
+class HyperConnection(H2ServerProtocol):
+    """One connection; a reset of a stream cancels the task of its RPC."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: HyperPort) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._shared = shared
         self._socket: Any = None
@@ -83,12 +85,12 @@ class Connection(H2ServerProtocol):
 
     def connection_made(self, transport: Any) -> None:
         self._socket = transport
-        self._peer = _written(transport.get_extra_info("peername"))
+        self._peer = _peer_name(transport.get_extra_info("peername"))
         transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
         self._greeting = self._loop.call_later(GREETING_SECS, self._require_greeted)
         self._shared.connections.add(self)
         super().connection_made(transport)  # type: ignore[no-untyped-call]
-        # Its RPCs are waited for, also those whose client is gone already.
+        # The connection is kept until its RPCs have ended, also after a disconnect.
         serving: Any = self._serve_task
         serving.add_done_callback(lambda _: self._shared.connections.discard(self))
         refused = not _speaks_http_2(transport.get_extra_info("ssl_object"))
@@ -103,10 +105,10 @@ class Connection(H2ServerProtocol):
         super().connection_lost(exc)  # type: ignore[no-untyped-call]
 
     async def receive_some(self, max_bytes: int = 0) -> bytes:
-        """Of the library's: what is to be read next; it is less than asked for, for our reasons.
+        """Override of httpunk: read at most `turn_bytes`.
 
-        Who does not read what it is told is not read either: answers to it would pile up. Nobody
-        keeps the loop for as long as there is something to read.
+        Reading blocks while WRITE_BUFFER_BYTES of output are unsent, and yields to the other
+        connections before each further read.
         """
         stream: Any = super()
         while not stream.writable_now():
@@ -117,12 +119,12 @@ class Connection(H2ServerProtocol):
         return data
 
     async def graceful_shutdown(self) -> None:
-        """Of the library's: take no more RPCs; who has not even begun is not waited for."""
+        """Override of httpunk: refuse new RPCs; drop a client without a preface."""
         self._require_greeted()
         await super().graceful_shutdown()
 
     def cut_off(self) -> None:
-        """Drop the client."""
+        """Drop the connection."""
         self._socket.abort()
         self._cancel_rpcs()
 
@@ -132,21 +134,21 @@ class Connection(H2ServerProtocol):
 
     async def _make_server(self) -> H2Server:
         keepalive = self._shared.settings.keepalive
-        server = KeptServer(
-            self, self._socket, keepalive, backend=LeanBackend(self._loop), **LIMITS
+        server = KeepaliveServer(
+            self, self._socket, keepalive, backend=HyperBackend(self._loop), **LIMITS
         )
         self._bounds = server.connection
-        self._bounds.bound(self._shared.room, self._begin)
+        self._bounds.bound(self._shared.budget, self._begin)
         if self._conn_lost:
             server.stop()
         return server
 
     async def _serve(self) -> None:
-        """Of the library's: the connection's whole life; RPCs begin where they come in."""
+        """Override of httpunk: the life of the connection; RPCs start where they are received."""
         self._server = await self._make_server()
         await self._maybe_apply_graceful()  # type: ignore[no-untyped-call]
         async with self._server as server:
-            await server.accept()  # at the end
+            await server.accept()  # returns when the connection ends
             if self._bounds.is_failed():
                 self._cancel_rpcs()
             while self._rpcs:
@@ -160,8 +162,8 @@ class Connection(H2ServerProtocol):
         if is_reset(request):
             return
         create: Create = self._loop.create_task
-        if self._is_quick(request):
-            task = self._begin_at_once(request, create)
+        if self._is_eager(request):
+            task = self._begin_eagerly(request, create)
         else:
             task = create(self.handle(request))
         if task is not None:
@@ -169,29 +171,29 @@ class Connection(H2ServerProtocol):
             task.add_done_callback(self._rpcs.discard)
             on_reset(request, task.cancel)
 
-    def _begin_at_once(self, request: Any, create: Create) -> "asyncio.Task[None] | None":
+    def _begin_eagerly(self, request: Any, create: Create) -> "asyncio.Task[None] | None":
         try:
-            return begin(self.handle(request), create)
+            return start_eagerly(self.handle(request), create)
         except (Exception, asyncio.CancelledError):
-            # Around one request in a frontend: it runs where all of the connection's are read.
+            # Around one request in a frontend: an error would end the reading of the connection.
             log.exception("request failed unexpectedly")
             return create(request.reset())
 
-    def _is_quick(self, request: Any) -> bool:
-        """Whether it is likely to be answered without waiting; a deadline needs a task."""
+    def _is_eager(self, request: Any) -> bool:
+        """Whether an RPC can start without a task; a deadline needs one."""
         method = self._shared.methods.get(request.path)
-        quick = method is not None and method.at_once and is_whole(request)
-        return quick and request.headers.get(DEADLINE) is None
+        eager = method is not None and method.eager and is_whole(request)
+        return eager and request.headers.get(DEADLINE) is None
 
     async def handle(self, request: Any) -> None:
-        """One RPC, until it is answered or its client is gone."""
-        call = HyperCall(request, self._peer, self._shared.room, self._loop, self._shared.threads)
+        """Serve one RPC until it is answered or its client disconnects."""
+        call = HyperCall(request, self._peer, self._shared.budget, self._loop, self._shared.threads)
         try:
             await self._serve_rpc(request, call)
-        except (ClientGone, HTTPunkError):
-            await request.reset()  # if it is not over
+        except (ClientDisconnected, HTTPunkError):
+            await request.reset()  # no-op for an ended stream
         except Exception:
-            # Around one request in a frontend: its stream ends, and the others go on.
+            # Around one request in a frontend: its stream is reset, the others continue.
             log.exception("request failed unexpectedly")
             await request.reset()
         finally:
@@ -203,7 +205,7 @@ class Connection(H2ServerProtocol):
             method = self._shared.methods.get(request.path)
             if method is None:
                 shown = request.path[:SHOWN_CHARS]
-                raise RpcError(Status.UNIMPLEMENTED, f"no method '{shown}' is served here")
+                raise RpcError(StatusCode.UNIMPLEMENTED, f"no method '{shown}' is served here")
             if method.compresses:
                 call.compress(self._shared.settings.compression)
             await call.run(method)
@@ -212,17 +214,61 @@ class Connection(H2ServerProtocol):
         except RpcError as error:
             await call.fail(error)
         except TimeoutError:
-            await call.fail(RpcError(Status.DEADLINE_EXCEEDED, DEADLINE_PASSED))
+            await call.fail(RpcError(StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED))
 
 
 def _speaks_http_2(session: Any) -> bool:
-    """Whether the client of a TLS session has agreed to it, as gRPC demands; who has none does."""
+    """Whether a TLS session has agreed on HTTP/2, as gRPC requires; true without TLS."""
     return session is None or session.selected_alpn_protocol() == HTTP_2
 
 
-def _written(name: Any) -> str:
-    """An address as gRPC writes it."""
+def _peer_name(name: Any) -> str:
+    """An address in gRPC's notation."""
     if not isinstance(name, tuple):
         return UNIX
     host, port = name[0].removeprefix(MAPPED), name[1]
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
+def start_eagerly(
+    coroutine: Coroutine[Any, Any, None], create: Create
+) -> "asyncio.Task[None] | None":
+    """Run a coroutine up to its first wait; `create` makes a task for the rest, if any.
+
+    As `asyncio.eager_task_factory` of Python 3.12. Up to the first wait the current task is the
+    caller's, so the coroutine must not use timeouts or task groups there. An error before the
+    first wait is raised here.
+    """
+    try:
+        awaited = coroutine.send(None)
+    except StopIteration:
+        return None
+    return create(_Rest(coroutine, awaited))
+
+
+class _Rest(Coroutine[Any, Any, None]):
+    """The rest of a coroutine that has run up to its first wait."""
+
+    __slots__ = ("_awaited", "_coroutine", "_is_started")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
+        self._coroutine = coroutine
+        self._awaited = awaited
+        self._is_started = False
+
+    def send(self, value: None) -> Any:
+        if self._is_started:
+            return self._coroutine.send(value)
+        self._is_started = True
+        awaited, self._awaited = self._awaited, None
+        return awaited
+
+    def throw(self, *error: Any) -> Any:
+        self._is_started, self._awaited = True, None
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        raise TypeError("the rest of a coroutine can only be run by a task")

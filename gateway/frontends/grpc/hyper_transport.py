@@ -1,25 +1,24 @@
-"""gRPC on hyper's HTTP/2 (httpunk): a port, and the end of what is served on it."""
+"""Transport `hyper`: gRPC on hyper's HTTP/2 (httpunk), its port and its shutdown."""
 
 import asyncio
 import socket
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.frontends.grpc.hyper_connection import GREETING_SECS, Connection, Shared
+from gateway.frontends.grpc.hyper_connection import GREETING_SECS, HyperConnection, HyperPort
 from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.sockets import OwnPath, bound, unix_path
-from gateway.frontends.grpc.tls import read_certificates
-from gateway.frontends.grpc.transport import Transport
+from gateway.frontends.grpc.rpc import Transport
+from gateway.frontends.grpc.sockets import SocketFile, bound, read_certificates, unix_path
 from gateway.settings import GrpcSettings
 
 BACKLOG = 4096
-"""So many clients may come at once: each one more would try again after a second."""
+"""Connections waiting to be accepted; the clients of further ones retry after a second."""
 
 
 class HyperTransport(Transport):
-    """A bound port whose connections are served here; raises OSError when it cannot be had.
+    """Server of gRPC connections at one address; raises OSError if binding fails.
 
-    With a socket that is `listening` already, whose path, if it has one, stays.
+    An already `listening` socket may be given; the path of a given Unix socket is not removed.
     """
 
     def __init__(
@@ -28,12 +27,12 @@ class HyperTransport(Transport):
         settings: GrpcSettings,
         listening: socket.socket | None = None,
     ) -> None:
-        self._shared = Shared(methods, settings)
+        self._shared = HyperPort(methods, settings)
         self._tls = read_certificates(settings.tls).context if settings.tls else None
         self._socket = listening or bound(settings)
         path = unix_path(settings.address)
         self._is_unix = bool(path)
-        self._path = OwnPath(path) if path and listening is None else None
+        self._path = SocketFile(path) if path and listening is None else None
         self._server: asyncio.Server | None = None
         self._stopped = asyncio.Event()
         self.port: int = 0 if path else self._socket.getsockname()[1]
@@ -55,11 +54,11 @@ class HyperTransport(Transport):
         if self._path is not None:
             self._path.remove()
         try:
-            while leaving := tuple(self._shared.connections):
-                ends = [each.graceful_shutdown() for each in leaving]
+            while remaining := tuple(self._shared.connections):
+                ends = [each.graceful_shutdown() for each in remaining]
                 await asyncio.gather(*ends, return_exceptions=True)
-                await asyncio.gather(*(each.wait_closed() for each in leaving))
-                self._shared.connections.difference_update(leaving)
+                await asyncio.gather(*(each.wait_closed() for each in remaining))
+                self._shared.connections.difference_update(remaining)
         finally:
             self._stopped.set()
 
@@ -74,5 +73,5 @@ class HyperTransport(Transport):
         finally:
             self._shared.threads.close()
 
-    def _connect(self) -> "Connection":
-        return Connection(self._shared)
+    def _connect(self) -> "HyperConnection":
+        return HyperConnection(self._shared)

@@ -1,4 +1,4 @@
-"""How the bytes of an RPC reach its method, and how what the method raises reaches the client."""
+"""RPC methods: parsing of messages, serialization of answers, translation of errors."""
 
 import asyncio
 import logging
@@ -18,8 +18,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from gateway.errors import UNEXPECTED, InferenceError
-from gateway.frontends.grpc.errors import rpc_error
-from gateway.frontends.grpc.rpc import Call, ClientGone, RpcError, Status
+from gateway.frontends.grpc.rpc import ClientDisconnected, RpcCall, RpcError, StatusCode, rpc_error
 from gateway.threads import LARGE_BYTES
 
 log = logging.getLogger("sluice.grpc")
@@ -28,11 +27,11 @@ UNPARSABLE = "Unable to parse request"
 """Triton's text, with INTERNAL."""
 
 
-class _Telling:
-    """Around one RPC in a frontend: what goes wrong becomes what the client learns of it.
+class _ErrorTranslation:
+    """Translates the errors of one RPC in a frontend into RpcError.
 
-    That is nothing of a defect of ours, which is logged. A client that is gone learns nothing.
-    A CancelledError is a defect too, unless the RPC's task is cancelled: the client still waits.
+    An unexpected error is logged, and its text is not sent. A CancelledError counts as unexpected
+    unless the task of the RPC is being cancelled, because the client still waits.
     """
 
     def __enter__(self) -> None:
@@ -49,33 +48,32 @@ class _Telling:
 
 
 def _is_stray(error: BaseException | None) -> bool:
-    """Whether a CancelledError comes from something else than a cancellation of this task."""
+    """Whether a CancelledError has another cause than the cancellation of this task."""
     if not isinstance(error, asyncio.CancelledError):
         return False
     task = asyncio.current_task()
     return task is None or not task.cancelling()
 
 
-TELLING = _Telling()
-PASSED = (RpcError, ClientGone)
+ERROR_TRANSLATION = _ErrorTranslation()
+PASSED = (RpcError, ClientDisconnected)
 
-Serve = Callable[[Any, Call], Awaitable[Any]]
+Serve = Callable[[Any, RpcCall], Awaitable[Any]]
 Parse = Callable[[bytes], Any]
-ParseLarge = Callable[[bytes, Call], Awaitable[Any]]
+ParseLarge = Callable[[bytes, RpcCall], Awaitable[Any]]
 Serialize = Callable[[Any], bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What stands behind one path.
+    """The method of one path.
 
-    `serve` takes a message and the call, or an iterator of messages if the client streams; it
-    returns a message, or sends the messages itself and returns None if the server streams. It may
-    raise InferenceError or RpcError. The iterator also ends, as if the client had half-closed, when
-    the client leaves; right after that the task is cancelled. `compresses` says that its answers
-    are compressed where the settings ask for that. `parse_large`, if there is one, parses messages
-    of more than LARGE_BYTES without blocking the event loop. One that begins `at_once` may not ask
-    for the current task before it has waited for something (see `gateway/eager.py`).
+    `serve` takes a message, or an async iterator of messages if the client streams, and the call.
+    It returns a message; if the server streams it sends its messages and returns None. It may raise
+    InferenceError or RpcError. The iterator also ends when the client disconnects, directly before
+    the task is cancelled. `compresses` allows compression of the answers. `parse_large` parses
+    messages above LARGE_BYTES without blocking the event loop. An `eager` method must not ask for
+    the current task before its first wait (see `start_eagerly`).
     """
 
     serve: Serve
@@ -84,22 +82,22 @@ class Method:
     client_streams: bool = False
     server_streams: bool = False
     compresses: bool = False
-    at_once: bool = False
+    eager: bool = False
     parse_large: ParseLarge | None = None
 
-    async def answer(self, message: bytes, call: Call) -> bytes:
-        """The message that a message is answered with; RpcError, and nothing else, if none is."""
-        with TELLING:
+    async def answer(self, message: bytes, call: RpcCall) -> bytes:
+        """The answer to a message of a unary RPC. Raises only RpcError or ClientDisconnected."""
+        with ERROR_TRANSLATION:
             if len(message) <= LARGE_BYTES or self.parse_large is None:
                 asked = self.parsed(message)
             else:
                 asked = await self.parsed_large(self.parse_large(message, call))
             return self.serialize(await self.serve(asked, call))
 
-    async def run(self, messages: AsyncIterable[bytes], call: Call) -> None:
-        """Send all that messages are answered with; RpcError, and nothing else, if that fails."""
-        with TELLING:
-            asked: Any = Messages(self, messages, call)
+    async def run(self, messages: AsyncIterable[bytes], call: RpcCall) -> None:
+        """Answer a streaming RPC. Raises only RpcError or ClientDisconnected."""
+        with ERROR_TRANSLATION:
+            asked: Any = ParsedMessages(self, messages, call)
             if not self.client_streams:
                 asked = await self._only(asked)
             answer = await self.serve(asked, call)
@@ -109,37 +107,37 @@ class Method:
     async def _only(self, asked: AsyncIterable[Any]) -> Any:
         async for message in asked:
             return message
-        raise RpcError(Status.UNIMPLEMENTED, "the client sent no message, expected one")
+        raise RpcError(StatusCode.UNIMPLEMENTED, "the client sent no message, expected one")
 
     def parsed(self, message: bytes) -> Any:
-        """The message; RpcError INTERNAL if it is none."""
+        """The parsed message; RpcError INTERNAL if the bytes are not one."""
         try:
             return self.parse(message)
         except DecodeError:
-            raise RpcError(Status.INTERNAL, UNPARSABLE) from None
+            raise RpcError(StatusCode.INTERNAL, UNPARSABLE) from None
 
     async def parsed_large(self, parsing: Awaitable[Any]) -> Any:
-        """The same of a large message, which is being parsed."""
+        """The result of parsing a large message; raises as `parsed`."""
         try:
             return await parsing
         except DecodeError:
-            raise RpcError(Status.INTERNAL, UNPARSABLE) from None
+            raise RpcError(StatusCode.INTERNAL, UNPARSABLE) from None
 
     @property
     def unary(self) -> bool:
-        """One message is answered with one message."""
+        """Whether one message is answered with one message."""
         return not (self.client_streams or self.server_streams)
 
 
-class Messages:
-    """The messages of a client, parsed one after the other.
+class ParsedMessages:
+    """Async iterator that parses the messages of a client.
 
-    `is_parsing` while a large one, which has been received, is parsed in a thread.
+    `is_parsing` is true while a received large message is parsed in a thread.
     """
 
     __slots__ = ("_call", "_iterator", "_messages", "_method", "is_parsing")
 
-    def __init__(self, method: Method, messages: AsyncIterable[bytes], call: Call) -> None:
+    def __init__(self, method: Method, messages: AsyncIterable[bytes], call: RpcCall) -> None:
         self.is_parsing = False
         self._method = method
         self._messages = messages
@@ -151,7 +149,7 @@ class Messages:
 
     async def __anext__(self) -> Any:
         if self._iterator is None:
-            # Not sooner: a transport's iterator that is never read would be reported as a mistake.
+            # Created here because Python warns about an async generator that is never read.
             self._iterator = aiter(self._messages)
         message = await anext(self._iterator)
         parse_large = self._method.parse_large
@@ -169,14 +167,14 @@ def methods(
     servicer: object,
     in_bytes: Mapping[str, Parse] | None = None,
     compressing: Collection[str] = (),
-    at_once: Collection[str] = (),
+    eager: Collection[str] = (),
     large: Callable[[str, Parse], ParseLarge] | None = None,
 ) -> Iterator[tuple[str, Method]]:
-    """Each path of a service, by its descriptor, and the servicer's method of that name.
+    """The paths of a service, by its descriptor, with the methods of the servicer.
 
-    The methods in `in_bytes` take what the function there makes of the bytes, and give bytes. The
-    answers of those that are `compressing` may be compressed; those `at_once` begin so. `large`
-    gives the method of a name and parser what parses its large messages.
+    The methods named in `in_bytes` use the parsers given there and return bytes. `compressing` and
+    `eager` name the methods with these properties. `large(name, parser)` gives the parser of large
+    messages of a method.
     """
     parsers = in_bytes or {}
     for described in service.methods:
@@ -191,7 +189,7 @@ def methods(
                 client_streams=described.client_streaming,
                 server_streams=described.server_streaming,
                 compresses=name in compressing,
-                at_once=name in at_once,
+                eager=name in eager,
                 parse_large=None if large is None else large(name, parse),
             ),
         )

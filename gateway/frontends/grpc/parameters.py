@@ -1,4 +1,4 @@
-"""Request parameters of gRPC, told apart into scheduling and the client's own (protocol 18.4)."""
+"""Parameters of a ModelInferRequest: scheduling, and custom ones (protocol 18.4)."""
 
 import re
 from collections.abc import Mapping
@@ -13,18 +13,18 @@ from gateway.protos import grpc_service_pb2 as pb
 EMPTY_FINAL = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
 CANCEL = "cancel"
-"""True in a message of ModelStreamInfer that asks for nothing but the end of another request."""
+"""True in a message of ModelStreamInfer that only cancels another request."""
 
 RESERVED_PREFIX = "triton_"
 MAX_CORRELATION_ID = 128
 
 OF_HTTP = ("headers", "binary_data_output")
-"""Names that the protocol reserves for HTTP's sake: no metadata becomes a parameter of them."""
+"""Names reserved for HTTP: metadata with these names are never forwarded."""
 
 
 @dataclass(slots=True)
-class RequestParameters:
-    """What the parameters of one request say; `custom` are the client's own."""
+class InferParameters:
+    """The parameters of one request; `custom` are passed to the model."""
 
     custom: dict[str, Parameter] = field(default_factory=dict)
     sequence_tags: dict[str, Any] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class RequestParameters:
 
     @property
     def sequence(self) -> SequenceTag | None:
-        """Where the request stands in its sequence, if in any."""
+        """The sequence tag of the request, if it is in a sequence."""
         tags = self.sequence_tags
         correlation_id = tags.get("sequence_id", 0)
         if not correlation_id:
@@ -44,14 +44,14 @@ class RequestParameters:
 
 
 class HeaderForwarding:
-    """Which metadata of an RPC become parameters of its requests; the pattern "" forwards none."""
+    """Selects the metadata of an RPC that become parameters; the pattern "" forwards none."""
 
     def __init__(self, pattern: str) -> None:
         self.enabled = bool(pattern)
         self._pattern = re.compile(pattern, re.IGNORECASE)
 
     def select(self, metadata: Metadata) -> Mapping[str, str]:
-        """Those whose names the pattern finds; INVALID_ARG for a name that Triton reserves."""
+        """The metadata with matching names; INVALID_ARG for a name that Triton reserves."""
         found = {name: value for name, value in metadata if self._pattern.search(name)}
         for name in found:
             _refuse_reserved(name)
@@ -70,9 +70,9 @@ def _refuse_reserved(header: str) -> None:
         )
 
 
-def read_parameters(found: Mapping[str, pb.InferParameter]) -> RequestParameters:
+def read_parameters(found: Mapping[str, pb.InferParameter]) -> InferParameters:
     """The parameters of a ModelInferRequest; InferenceError with Triton's texts."""
-    parameters = RequestParameters()
+    parameters = InferParameters()
     for key, value in found.items():
         reader = _KNOWN.get(key)
         if reader is not None:
@@ -89,19 +89,19 @@ def read_parameters(found: Mapping[str, pb.InferParameter]) -> RequestParameters
 
 
 def wants_empty_final(message: pb.ModelInferRequest) -> bool:
-    """Whether a flag-only final response is to be sent (decoupled models)."""
+    """Whether the client asks for an empty final response (decoupled models)."""
     return (
         message.parameters[EMPTY_FINAL].bool_param if EMPTY_FINAL in message.parameters else False
     )
 
 
 def wants_cancel(message: pb.ModelInferRequest) -> bool:
-    """Whether a message cancels the requests of its id, and asks for nothing itself."""
+    """Whether a message only cancels the requests of its id."""
     return CANCEL in message.parameters and message.parameters[CANCEL].bool_param
 
 
 def set_parameter(target: pb.InferParameter, value: Parameter) -> None:
-    """Put a response's parameter into a message."""
+    """Write a parameter of a response into a message."""
     if isinstance(value, bool):
         target.bool_param = value
     elif isinstance(value, int):
@@ -134,15 +134,15 @@ def _of_kind(key: str, value: pb.InferParameter, *kinds: str) -> Any:
     return getattr(value, kind)
 
 
-def _read_flag(parameters: RequestParameters, key: str, value: pb.InferParameter) -> None:
+def _read_flag(parameters: InferParameters, key: str, value: pb.InferParameter) -> None:
     parameters.sequence_tags[key] = _of_kind(key, value, "bool_param")
 
 
-def _read_empty_final(parameters: RequestParameters, key: str, value: pb.InferParameter) -> None:
+def _read_empty_final(parameters: InferParameters, key: str, value: pb.InferParameter) -> None:
     _of_kind(key, value, "bool_param")
 
 
-def _read_correlation_id(parameters: RequestParameters, key: str, value: pb.InferParameter) -> None:
+def _read_correlation_id(parameters: InferParameters, key: str, value: pb.InferParameter) -> None:
     found = _of_kind(key, value, "int64_param", "string_param")
     if isinstance(found, str) and len(found) > MAX_CORRELATION_ID:
         raise InferenceError(
@@ -152,14 +152,14 @@ def _read_correlation_id(parameters: RequestParameters, key: str, value: pb.Infe
     parameters.sequence_tags[key] = found
 
 
-def _read_priority(parameters: RequestParameters, key: str, value: pb.InferParameter) -> None:
+def _read_priority(parameters: InferParameters, key: str, value: pb.InferParameter) -> None:
     found = _of_kind(key, value, "int64_param", "uint64_param")
     if found < 0:
         raise InferenceError(Code.INVALID_ARG, "invalid value for 'priority', expected value >= 0.")
     parameters.priority = found
 
 
-def _read_timeout(parameters: RequestParameters, key: str, value: pb.InferParameter) -> None:
+def _read_timeout(parameters: InferParameters, key: str, value: pb.InferParameter) -> None:
     parameters.timeout_us = _of_kind(key, value, "int64_param")
 
 

@@ -1,11 +1,11 @@
-"""An InferResponse to the bytes of a ModelInferResponse (protocol 18.5); no I/O."""
+"""Encoding of an InferResponse into a ModelInferResponse (protocol 18.5); no I/O."""
 
 from collections.abc import Mapping
 from functools import lru_cache
 
 from gateway.classification import classify
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc import wire
+from gateway.frontends.grpc import protobuf_wire
 from gateway.frontends.grpc.parameters import FINAL, set_parameter
 from gateway.messages import InferRequest, InferResponse, Parameter, RequestedOutput
 from gateway.models.model import Model
@@ -18,10 +18,10 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 
 
 @value
-class Encoder:
-    """Encodes the responses to one request, each output as the request asked for it.
+class InferResponseEncoder:
+    """Encodes the responses to one request, each output as the request demands.
 
-    Outputs in shared memory are written there; large ones are copied once, into the message.
+    Outputs in shared memory are written there; other outputs are copied once, into the message.
     """
 
     request: InferRequest
@@ -29,18 +29,18 @@ class Encoder:
     shared_memory: SharedMemory
 
     def encode(self, response: InferResponse) -> bytes:
-        """A ModelInferResponse; INVALID_ARG if it is larger than gRPC can send."""
+        """A ModelInferResponse; INVALID_ARG above MAX_MESSAGE_BYTES."""
         return _joined(self._parts(response, self.model.version))
 
     def encode_streamed(self, response: InferResponse, asked_version: str) -> bytes:
-        """A ModelStreamInferResponse, which also says whether it is final, or its error."""
-        # Without outputs the version is the one that was asked for (protocol 19.3).
+        """A ModelStreamInferResponse with the final flag and the error, if any."""
+        # Without outputs the version is the requested one (protocol 19.3).
         version = self.model.version if response.outputs else asked_version
         parts = self._parts(response, version)
         parts.append(_FINAL if response.final else _NOT_FINAL)
         size = sum(map(len, parts))
         error = b"" if response.error is None else _error(response.error)
-        return _joined([error, wire.sized(wire.INFER_RESPONSE, size), *parts])
+        return _joined([error, protobuf_wire.sized(protobuf_wire.INFER_RESPONSE, size), *parts])
 
     def _parts(self, response: InferResponse, version: str) -> list[Buffer]:
         request = self.request
@@ -60,9 +60,9 @@ class Encoder:
         described = _described(output.name, output.datatype, output.shape)
         if asked is not None and asked.region is not None:
             self.shared_memory.write(asked.region, output)
-            return [described, wire.sized(wire.RAW_OUTPUT, 0)]
+            return [described, protobuf_wire.sized(protobuf_wire.RAW_OUTPUT, 0)]
         raw = output.raw()
-        return [described, wire.sized(wire.RAW_OUTPUT, len(raw)), raw]
+        return [described, protobuf_wire.sized(protobuf_wire.RAW_OUTPUT, len(raw)), raw]
 
 
 def _joined(parts: list[Buffer]) -> bytes:

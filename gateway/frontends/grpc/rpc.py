@@ -1,15 +1,17 @@
-"""One RPC as a method sees it, whatever transport carries it."""
+"""RPCs as their methods see them: call, status codes, errors, transport."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 
+from gateway.errors import Code, InferenceError
+
 Metadata = Sequence[tuple[str, str | bytes]]
-"""Names in lower case; values are text, or bytes where the name ends in `-bin`."""
+"""Pairs of a lower-case name and a value: text, or bytes if the name ends in `-bin`."""
 
 
-class Status(IntEnum):
-    """How an RPC ended; the numbers are those of `grpc-status` (gRPC, status codes)."""
+class StatusCode(IntEnum):
+    """Status codes with the numbers of `grpc-status` (gRPC, status codes)."""
 
     OK = 0
     CANCELLED = 1
@@ -31,53 +33,101 @@ class Status(IntEnum):
 
 
 class RpcError(Exception):
-    """Ends an RPC with a status other than OK, and a text for the client."""
+    """Ends an RPC with a status other than OK and a text for the client."""
 
-    def __init__(self, status: Status, details: str = "") -> None:
+    def __init__(self, status: StatusCode, details: str = "") -> None:
         super().__init__(details)
         self.status = status
         self.details = details
 
 
-class ClientGone(Exception):
-    """Nobody takes what an RPC sends any more; its method is about to be cancelled."""
+class ClientDisconnected(Exception):
+    """The client has disconnected; the method is about to be cancelled."""
 
 
-class Call(ABC):
-    """What a method knows of its RPC besides the messages.
+class RpcCall(ABC):
+    """Interface between a method and the transport of its RPC.
 
-    When the client leaves, or its deadline has passed, the method's task is cancelled.
+    The task of the method is cancelled when the client disconnects or its deadline passes.
     """
 
     @property
     @abstractmethod
     def metadata(self) -> Metadata:
-        """What the client sent before its messages, without what belongs to gRPC itself."""
+        """The initial metadata of the client, without the headers of gRPC itself."""
 
     @property
     @abstractmethod
     def peer(self) -> str:
-        """Who calls, as gRPC writes addresses: `ipv4:127.0.0.1:40000`."""
+        """The address of the client in gRPC's notation: `ipv4:127.0.0.1:40000`."""
 
     @abstractmethod
     def time_remaining(self) -> float | None:
-        """Seconds until the client's deadline; None if it set none."""
+        """Seconds until the client's deadline; None without a deadline."""
 
     @abstractmethod
     async def send(self, messages: Sequence[bytes]) -> None:
-        """Send messages of a streamed answer, in order; returns when there is room for more.
+        """Send messages of a streamed answer, in order; return when the buffer has room.
 
-        ClientGone if there is nobody to take them.
+        Raises ClientDisconnected after a disconnect.
         """
 
     @abstractmethod
     async def send_initial_metadata(self, metadata: Metadata) -> None:
-        """Send what comes before every message, at once; at most one time, and before them."""
+        """Send the initial metadata immediately; at most once, before any message."""
 
     @abstractmethod
     def set_trailing_metadata(self, metadata: Metadata) -> None:
-        """Keep what comes after every message, beside the status."""
+        """Store the metadata that is sent after the messages, together with the status."""
 
     @abstractmethod
     def on_end(self, ended: Callable[[], None]) -> None:
-        """Have a function called when the RPC is over: its answer is sent, or nobody wants it."""
+        """Call a function when the RPC has ended: answered, failed or cancelled."""
+
+
+STATUS = {
+    Code.UNKNOWN: StatusCode.UNKNOWN,
+    Code.INTERNAL: StatusCode.INTERNAL,
+    Code.NOT_FOUND: StatusCode.NOT_FOUND,
+    Code.INVALID_ARG: StatusCode.INVALID_ARGUMENT,
+    Code.UNAVAILABLE: StatusCode.UNAVAILABLE,
+    Code.UNSUPPORTED: StatusCode.UNIMPLEMENTED,
+    Code.ALREADY_EXISTS: StatusCode.ALREADY_EXISTS,
+    Code.CANCELLED: StatusCode.CANCELLED,
+}
+"""The status of each code of an InferenceError (v2 protocol)."""
+
+MAX_PLAIN_CHARS = 6144
+MAX_CHARS = 512
+"""Limits of an error text: clients may refuse trailers above 8 KiB, and percent-encoding turns one
+character into up to twelve bytes."""
+
+
+def rpc_error(error: InferenceError) -> RpcError:
+    """The RpcError of an InferenceError; its text is cut to the limit of trailers."""
+    plain = error.message.isascii() and error.message.isprintable()
+    limit = MAX_PLAIN_CHARS if plain else MAX_CHARS
+    return RpcError(STATUS[error.code], error.message[:limit])
+
+
+class Transport(ABC):
+    """Server of methods at one address.
+
+    Needs a running event loop. Raises OSError if the address cannot be bound or the TLS files
+    cannot be used.
+    """
+
+    port: int
+    """0 for a Unix socket."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start accepting connections."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Refuse new RPCs; return when the running ones have ended."""
+
+    @abstractmethod
+    async def cut_off(self, grace_secs: float) -> None:
+        """Drop the connections that remain after the grace period; call after `stop`."""

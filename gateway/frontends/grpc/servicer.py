@@ -1,4 +1,4 @@
-"""The v2 service over gRPC: one short method per RPC."""
+"""GRPCInferenceService: one method per RPC of the v2 protocol."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Mapping
@@ -8,37 +8,54 @@ from gateway import metadata
 from gateway.config import pbtxt
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.codec import RequestDecoder
-from gateway.frontends.grpc.errors import rpc_error
-from gateway.frontends.grpc.known_messages import Incoming, KnownMessages
-from gateway.frontends.grpc.large_messages import LargeMessages
 from gateway.frontends.grpc.methods import Parse, ParseLarge
 from gateway.frontends.grpc.outbox import Outbox
 from gateway.frontends.grpc.parameters import HeaderForwarding
-from gateway.frontends.grpc.repository import RepositoryServicer
-from gateway.frontends.grpc.response import Encoder
-from gateway.frontends.grpc.rpc import Call, RpcError, Status
-from gateway.frontends.grpc.settings import SettingsServicer
-from gateway.frontends.grpc.shared_memory import SharedMemoryServicer
-from gateway.frontends.grpc.stream_infer import StreamInfer, StrictError
-from gateway.frontends.grpc.tracing import begin, follow
-from gateway.frontends.grpc.wire import Message, parse_request
+from gateway.frontends.grpc.protobuf_wire import Message, parse_request
+from gateway.frontends.grpc.request import LargeMessages, RequestDecoder, begin_trace
+from gateway.frontends.grpc.request_memo import InferMessage, RequestMemo
+from gateway.frontends.grpc.response import InferResponseEncoder
+from gateway.frontends.grpc.rpc import RpcCall, RpcError, StatusCode, rpc_error
+from gateway.frontends.grpc.stream_infer import StreamInfer, StrictModeError
 from gateway.messages import InferRequest
 from gateway.models.model import Model
+from gateway.models.upload import FILE_PREFIX, Override
+from gateway.observability.log import (
+    BOOLEANS,
+    FORMAT,
+    VERBOSE,
+    read_log_settings,
+    show_log_settings,
+)
+from gateway.observability.trace import Trace
+from gateway.observability.tracer import read_trace_settings, show_trace_settings
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.recordings import Recordings
 from gateway.settings import GrpcSettings
+from gateway.shared_memory.regions import RegionKind
 
 log = logging.getLogger("sluice.grpc")
 
 STRICT_MODE = ("triton_grpc_error", "true")
+CONFIG = "config"
+UNLOAD_DEPENDENTS = "unload_dependents"
+
+KINDS = {
+    **dict.fromkeys(BOOLEANS, ("bool_param", "boolean")),
+    VERBOSE: ("uint32_param", "int32"),
+    FORMAT: ("string_param", "string"),
+}
+"""The variant of each log setting, and its name in Triton's errors."""
+
+VARIANTS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+
+Parameters = Mapping[str, pb.ModelRepositoryParameter]
 
 
-class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
-    """GRPCInferenceService.
+class Servicer:
+    """Methods of GRPCInferenceService; each raises InferenceError or RpcError.
 
-    Methods raise InferenceError or RpcError; what stands before them ends the RPC so. The two that
-    infer take parsed messages with their raw contents, and give the bytes of their responses.
+    ModelInfer and ModelStreamInfer take parsed messages and return or send encoded responses.
     """
 
     def __init__(
@@ -53,76 +70,80 @@ class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
         self._server_id = server_id
         self._send_timeout_secs = settings.send_timeout_secs
         self._forwarding = HeaderForwarding(settings.header_forward_pattern)
-        self._known = KnownMessages()
+        self._known = RequestMemo()
         self._large = LargeMessages(dataplane)
         self._streams: set[StreamInfer] = set()
 
     @property
     def parsers(self) -> Mapping[str, Parse]:
-        """What makes messages of bytes, for the methods that give bytes."""
+        """Parsers of the methods that return bytes."""
         return {"ModelInfer": self._known.parse, "ModelStreamInfer": parse_request}
 
     def parser_of_large(self, name: str, parse: Parse) -> ParseLarge:
-        """What parses the large messages of the method of that name, in a thread if need be."""
+        """The parser of large messages of a method; it runs in a thread if it would block."""
         if name == "ModelInfer":
             return self._prepare_unary
         if name == "ModelStreamInfer":
             return self._prepare
 
-        def parse_in_thread(data: bytes, call: Call) -> Awaitable[Any]:
+        def parse_in_thread(data: bytes, call: RpcCall) -> Awaitable[Any]:
             return self._dataplane.threads.run(parse, data)
 
         return parse_in_thread
 
-    async def _prepare_unary(self, data: bytes, call: Call) -> Incoming:
-        return Incoming(data, None, *await self._prepare(data, call))
+    async def _prepare_unary(self, data: bytes, call: RpcCall) -> InferMessage:
+        return InferMessage(data, None, *await self._prepare(data, call))
 
-    async def _prepare(self, data: bytes, call: Call) -> Message:
+    async def _prepare(self, data: bytes, call: RpcCall) -> Message:
         return await self._large.prepare(data, self._decoder(call))
 
     def stop_reading(self) -> None:
-        """Let every open stream finish what it has been asked, and take no more."""
+        """Refuse further requests on every open stream; the received ones are answered."""
         for stream in self._streams:
             stream.stop_reading()
 
-    async def ServerLive(self, request: pb.ServerLiveRequest, call: Call) -> pb.ServerLiveResponse:
+    async def ServerLive(
+        self, request: pb.ServerLiveRequest, call: RpcCall
+    ) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=not self._dataplane.exiting)
 
     async def ServerReady(
-        self, request: pb.ServerReadyRequest, call: Call
+        self, request: pb.ServerReadyRequest, call: RpcCall
     ) -> pb.ServerReadyResponse:
         return pb.ServerReadyResponse(ready=await self._dataplane.check_ready())
 
     async def ServerMetadata(
-        self, request: pb.ServerMetadataRequest, call: Call
+        self, request: pb.ServerMetadataRequest, call: RpcCall
     ) -> pb.ServerMetadataResponse:
         return pb.ServerMetadataResponse(**metadata.server_metadata(self._server_id))
 
-    async def ModelReady(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
+    async def ModelReady(
+        self, request: pb.ModelReadyRequest, call: RpcCall
+    ) -> pb.ModelReadyResponse:
         ready = await metadata.check_model_ready(self._dataplane, request.name, request.version)
         return pb.ModelReadyResponse(ready=ready)
 
     async def ModelMetadata(
-        self, request: pb.ModelMetadataRequest, call: Call
+        self, request: pb.ModelMetadataRequest, call: RpcCall
     ) -> pb.ModelMetadataResponse:
         found = metadata.model_metadata(self._dataplane, request.name, request.version)
         return pb.ModelMetadataResponse(**found)
 
     async def ModelConfig(
-        self, request: pb.ModelConfigRequest, call: Call
+        self, request: pb.ModelConfigRequest, call: RpcCall
     ) -> pb.ModelConfigResponse:
         model = self._dataplane.model(request.name, request.version)
         return pb.ModelConfigResponse(config=pbtxt.to_message(model.config))
 
     async def ModelStatistics(
-        self, request: pb.ModelStatisticsRequest, call: Call
+        self, request: pb.ModelStatisticsRequest, call: RpcCall
     ) -> pb.ModelStatisticsResponse:
         rows = metadata.statistics(self._dataplane, request.name, request.version)
         return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**row) for row in rows])
 
-    async def ModelInfer(self, incoming: Incoming, call: Call) -> bytes:
+    async def ModelInfer(self, incoming: InferMessage, call: RpcCall) -> bytes:
         model, infer_request = self._read(incoming, call)
-        trace = begin(self._dataplane.tracer, infer_request)
+        trace = begin_trace(self._dataplane.tracer, infer_request)
         try:
             with self._dataplane.infer(infer_request, model, trace) as stream:
                 if incoming.known is None and not self._forwarding.enabled:
@@ -130,10 +151,12 @@ class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
                 response = await stream.only()
         finally:
             if trace is not None:
-                follow(trace, call)
-        return Encoder(infer_request, model, self._dataplane.shared_memory).encode(response)
+                _trace_sending(trace, call)
+        return InferResponseEncoder(infer_request, model, self._dataplane.shared_memory).encode(
+            response
+        )
 
-    async def ModelStreamInfer(self, requests: AsyncIterator[Message], call: Call) -> None:
+    async def ModelStreamInfer(self, requests: AsyncIterator[Message], call: RpcCall) -> None:
         outbox = Outbox(call.send, self._send_timeout_secs)
         strict = STRICT_MODE in call.metadata
         stream = StreamInfer(
@@ -146,16 +169,119 @@ class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
         self._streams.add(stream)
         try:
             await stream.run(requests)
-        except StrictError as error:
+        except StrictModeError as error:
             raise rpc_error(error.error) from None
         except TimeoutError:
             log.warning("client stopped reading", extra={"secs": self._send_timeout_secs})
-            raise RpcError(Status.CANCELLED, "the client stopped reading") from None
+            raise RpcError(StatusCode.CANCELLED, "the client stopped reading") from None
         finally:
             self._streams.discard(stream)
 
-    def _read(self, incoming: Incoming, call: Call) -> tuple[Model, InferRequest]:
-        """The model that a message is for, and its request."""
+    async def RepositoryIndex(
+        self, request: pb.RepositoryIndexRequest, call: RpcCall
+    ) -> pb.RepositoryIndexResponse:
+        _refuse_repository(request.repository_name)
+        rows = await self._dataplane.index(ready=request.ready)
+        return pb.RepositoryIndexResponse(
+            models=[
+                pb.RepositoryIndexResponse.ModelIndex(
+                    name=row.name, version=row.version, state=row.state, reason=row.reason
+                )
+                for row in rows
+            ]
+        )
+
+    async def RepositoryModelLoad(
+        self, request: pb.RepositoryModelLoadRequest, call: RpcCall
+    ) -> pb.RepositoryModelLoadResponse:
+        _refuse_repository(request.repository_name)
+        await self._dataplane.load(request.model_name, _override(request.parameters))
+        return pb.RepositoryModelLoadResponse()
+
+    async def RepositoryModelUnload(
+        self, request: pb.RepositoryModelUnloadRequest, call: RpcCall
+    ) -> pb.RepositoryModelUnloadResponse:
+        _refuse_repository(request.repository_name)
+        unload_dependents = _unload_dependents(request.parameters)
+        await self._dataplane.unload(request.model_name, unload_dependents=unload_dependents)
+        return pb.RepositoryModelUnloadResponse()
+
+    async def LogSettings(
+        self, request: pb.LogSettingsRequest, call: RpcCall
+    ) -> pb.LogSettingsResponse:
+        log = self._dataplane.log
+        wanted = {name: _log_value(name, value) for name, value in request.settings.items()}
+        log.change(read_log_settings(wanted, _refused_format))
+        response = pb.LogSettingsResponse()
+        for name, value in show_log_settings(log.settings).items():
+            setattr(response.settings[name], VARIANTS[type(value)], value)
+        return response
+
+    async def TraceSetting(
+        self, request: pb.TraceSettingRequest, call: RpcCall
+    ) -> pb.TraceSettingResponse:
+        model = request.model_name
+        if model:
+            model = self._dataplane.model(model).name
+        wanted = {name: list(each.value) or None for name, each in request.settings.items()}
+        tracer = self._dataplane.tracer
+        if wanted:
+            tracer.update(model, read_trace_settings(wanted))
+        response = pb.TraceSettingResponse()
+        for name, found in show_trace_settings(tracer.settings(model)).items():
+            response.settings[name].value.extend([found] if isinstance(found, str) else found)
+        return response
+
+    async def SystemSharedMemoryStatus(
+        self, request: pb.SystemSharedMemoryStatusRequest, call: RpcCall
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        response = pb.SystemSharedMemoryStatusResponse()
+        for region in self._dataplane.shared_memory.system_status(request.name):
+            found = response.regions[region.name]
+            found.name, found.key = region.name, region.key
+            found.offset, found.byte_size = region.offset, region.byte_size
+        return response
+
+    async def SystemSharedMemoryRegister(
+        self, request: pb.SystemSharedMemoryRegisterRequest, call: RpcCall
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        self._dataplane.shared_memory.register_system(
+            request.name, request.key, request.offset, request.byte_size
+        )
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(
+        self, request: pb.SystemSharedMemoryUnregisterRequest, call: RpcCall
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        self._dataplane.shared_memory.unregister(RegionKind.SYSTEM, request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def CudaSharedMemoryStatus(
+        self, request: pb.CudaSharedMemoryStatusRequest, call: RpcCall
+    ) -> pb.CudaSharedMemoryStatusResponse:
+        response = pb.CudaSharedMemoryStatusResponse()
+        for region in self._dataplane.shared_memory.cuda_status(request.name):
+            found = response.regions[region.name]
+            found.name, found.device_id = region.name, region.device_id
+            found.byte_size = region.byte_size
+        return response
+
+    async def CudaSharedMemoryRegister(
+        self, request: pb.CudaSharedMemoryRegisterRequest, call: RpcCall
+    ) -> pb.CudaSharedMemoryRegisterResponse:
+        self._dataplane.shared_memory.register_cuda(
+            request.name, request.raw_handle, request.device_id, request.byte_size
+        )
+        return pb.CudaSharedMemoryRegisterResponse()
+
+    async def CudaSharedMemoryUnregister(
+        self, request: pb.CudaSharedMemoryUnregisterRequest, call: RpcCall
+    ) -> pb.CudaSharedMemoryUnregisterResponse:
+        self._dataplane.shared_memory.unregister(RegionKind.CUDA, request.name)
+        return pb.CudaSharedMemoryUnregisterResponse()
+
+    def _read(self, incoming: InferMessage, call: RpcCall) -> tuple[Model, InferRequest]:
+        """The model and the request of a message."""
         if (known := incoming.known) is not None:
             model = self._dataplane.model(known.asked.model, known.asked.version)
             _refuse_decoupled(model)
@@ -165,7 +291,7 @@ class Servicer(RepositoryServicer, SettingsServicer, SharedMemoryServicer):
         _refuse_decoupled(model)
         return model, self._decoder(call).decode(message, incoming.raw, model.config)
 
-    def _decoder(self, call: Call) -> RequestDecoder:
+    def _decoder(self, call: RpcCall) -> RequestDecoder:
         metadata = call.metadata if self._forwarding.enabled else ()
         return RequestDecoder(self._dataplane.shared_memory, self._forwarding, metadata)
 
@@ -176,3 +302,59 @@ def _refuse_decoupled(model: Model) -> None:
             Code.UNSUPPORTED,
             "ModelInfer RPC doesn't support models with decoupled transaction policy",
         )
+
+
+def _trace_sending(trace: Trace, call: RpcCall) -> None:
+    """Record when sending the response starts and ends."""
+
+    def sent() -> None:
+        trace.stamp("GRPC_SEND_END")
+        trace.sent()
+
+    trace.stamp("GRPC_SEND_START")
+    call.on_end(sent)
+
+
+def _override(parameters: Parameters) -> Override | None:
+    config, files = None, {}
+    for key, value in parameters.items():
+        if key == CONFIG:
+            _require(value, "string_param", f"load parameter '{key}'")
+            config = value.string_param
+        elif key.startswith(FILE_PREFIX):
+            _require(value, "bytes_param", f"load parameter '{key}'")
+            files[key] = value.bytes_param
+        else:
+            raise InferenceError(Code.INVALID_ARG, f"unrecognized load parameter '{key}'.")
+    return Override(config, files) if parameters else None
+
+
+def _unload_dependents(parameters: Parameters) -> bool:
+    value = parameters.get(UNLOAD_DEPENDENTS)
+    if value is None:
+        return False
+    _require(value, "bool_param", f"'{UNLOAD_DEPENDENTS}' parameter")
+    return value.bool_param
+
+
+def _require(value: pb.ModelRepositoryParameter, kind: str, what: str) -> None:
+    if value.WhichOneof("parameter_choice") != kind:
+        raise InferenceError(Code.INVALID_ARG, f"invalid value type for {what}, expected {kind}.")
+
+
+def _refuse_repository(name: str) -> None:
+    if name:
+        raise InferenceError(Code.UNSUPPORTED, "'repository_name' specification is not supported")
+
+
+def _log_value(name: str, value: Any) -> Any:
+    if name not in KINDS:
+        return value
+    variant, kind = KINDS[name]
+    if value.WhichOneof("parameter_choice") != variant:
+        raise InferenceError(Code.INVALID_ARG, f"expect {kind} for '{name}'")
+    return getattr(value, variant)
+
+
+def _refused_format(text: str) -> InferenceError:
+    return InferenceError(Code.INVALID_ARG, f"invalid argument for log_format, got: {text}")

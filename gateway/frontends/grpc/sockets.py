@@ -1,24 +1,29 @@
-"""Where does a transport listen: at a TCP port, or at a socket in the file system?"""
+"""Listening sockets (TCP or Unix) and TLS certificates of a transport."""
 
 import os
+import re
 import socket
+import ssl
 import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
 
-from gateway.settings import UNIX, GrpcSettings
+from gateway.settings import UNIX, GrpcSettings, GrpcTlsSettings, netloc
 
 EVERY_ADDRESS = "::"
-"""Of IPv6, and of IPv4 with it."""
+"""Every address of IPv6 and IPv4."""
 
 
 def unix_path(address: str) -> str:
-    """The path in an address such as `unix:/run/sluice`; "" if it is of TCP."""
+    """The path in an address such as `unix:/run/sluice`; "" for TCP."""
     return address.removeprefix(UNIX) if address.startswith(UNIX) else ""
 
 
 def bound(settings: GrpcSettings) -> socket.socket:
-    """A socket that listens; OSError that says why the address cannot be had.
+    """A listening socket; OSError with the address and the reason if binding fails.
 
-    A Unix socket at which nobody listens any more is replaced.
+    A stale Unix socket, without a listener, is replaced.
     """
     path = unix_path(settings.address)
     if path:
@@ -28,24 +33,24 @@ def bound(settings: GrpcSettings) -> socket.socket:
 
 
 def require_free(settings: GrpcSettings) -> None:
-    """Raise the same OSError, and let the address go; gRPC only logs why, in its own form."""
+    """Raise the OSError of `bound` for an unusable address, which gRPC would only log."""
     bound(settings).close()
     path = unix_path(settings.address)
     if path:
         os.unlink(path)
 
 
-class OwnPath:
-    """A Unix socket in the file system, as it was when it was made."""
+class SocketFile:
+    """A Unix socket in the file system, identified by its inode."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._made = _identity(path)
+        self._identity = _identity(path)
 
     def remove(self) -> None:
-        """Take it out of the file system, unless somebody has put another one there."""
+        """Remove the socket, unless another one has replaced it."""
         try:
-            if _identity(self._path) == self._made:
+            if _identity(self._path) == self._identity:
                 os.unlink(self._path)
         except FileNotFoundError:
             return
@@ -66,9 +71,9 @@ def _tcp(settings: GrpcSettings) -> socket.socket:
             dualstack_ipv6=address == EVERY_ADDRESS and socket.has_dualstack_ipv6(),
         )
     except OSError as error:
-        # What Python adds to the reason is said before it here.
+        # Python appends the address to the reason.
         why = (error.strerror or str(error)).partition(" (while")[0]
-        raise OSError(f"port {port} of {address} cannot be had: {why}") from None
+        raise OSError(f"cannot listen on {netloc(address, port)}: {why}") from None
 
 
 def _unix(path: str) -> socket.socket:
@@ -83,13 +88,13 @@ def _unix(path: str) -> socket.socket:
 
 
 def _clear(path: str) -> None:
-    """Remove what a server has left that did not end well."""
+    """Remove the stale socket of a server that did not shut down."""
     try:
         kind = os.lstat(path).st_mode
     except OSError:
-        return  # binding says what is the matter, if anything is
+        return  # binding reports the error, if any
     if not stat.S_ISSOCK(kind):
-        raise _refused(path, "there is something else than a socket; remove it")
+        raise _refused(path, "the path exists and is not a socket; remove it")
     if _is_served(path):
         raise _refused(path, "Address already in use")
     os.unlink(path)
@@ -103,9 +108,95 @@ def _is_served(path: str) -> bool:
         except ConnectionRefusedError:
             return False
         except BlockingIOError:
-            return True  # so many ask that they have to wait
+            return True  # the backlog of a listener is full
     return True
 
 
 def _refused(path: str, why: str) -> OSError:
-    return OSError(f"{UNIX}{path} cannot be had: {why}")
+    return OSError(f"cannot listen on {UNIX}{path}: {why}")
+
+
+CERT_FLAG, KEY_FLAG, ROOT_FLAG = "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"
+HTTP_2 = "h2"
+
+CERTIFICATE = re.compile(rb"-----BEGIN (?:TRUSTED )?CERTIFICATE-----")
+PRIVATE_KEY = re.compile(rb"-----BEGIN (?:\w+ )?PRIVATE KEY-----")
+ENCRYPTED = re.compile(rb"-----BEGIN ENCRYPTED PRIVATE KEY-----|^Proc-Type: 4,ENCRYPTED", re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """A checked certificate, its key and the client authority in PEM; `root` may be empty."""
+
+    cert: bytes
+    key: bytes
+    root: bytes
+    context: ssl.SSLContext
+    """TLS 1.2 or later, with ALPN `h2`."""
+
+
+def read_certificates(settings: GrpcTlsSettings) -> Certificates:
+    """Read and check the files; OSError with the flag, the file, the fault and the fix."""
+    cert = _read(CERT_FLAG, settings.cert)
+    key = _read(KEY_FLAG, settings.key)
+    root = _read(ROOT_FLAG, settings.root) if settings.root else b""
+    _require(CERT_FLAG, settings.cert, CERTIFICATE.search(cert), "certificate")
+    if ENCRYPTED.search(key):
+        _fail(KEY_FLAG, settings.key, "is encrypted; decrypt it: openssl pkey -in KEY -out PLAIN")
+    _require(KEY_FLAG, settings.key, PRIVATE_KEY.search(key), "private key")
+    if settings.root:
+        _require(ROOT_FLAG, settings.root, CERTIFICATE.search(root), "certificate")
+    return Certificates(cert, key, root, _context(settings, root))
+
+
+def _context(settings: GrpcTlsSettings, root: bytes) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols([HTTP_2])
+    _load_chain(context, settings)
+    if root:
+        _load_root(context, settings.root, root)
+    if settings.mutual:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _load_chain(context: ssl.SSLContext, settings: GrpcTlsSettings) -> None:
+    try:
+        context.load_cert_chain(settings.cert, settings.key)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            _fail(
+                KEY_FLAG,
+                settings.key,
+                f"is not the key of the certificate in {CERT_FLAG} '{settings.cert}'; "
+                "give the two that were made together",
+            )
+        _fail(
+            CERT_FLAG,
+            settings.cert,
+            f"and {KEY_FLAG} '{settings.key}' cannot be used: {error.reason or error}",
+        )
+
+
+def _load_root(context: ssl.SSLContext, path: str, root: bytes) -> None:
+    try:
+        context.load_verify_locations(cadata=root.decode("ascii", "replace"))
+    except ssl.SSLError as error:
+        _fail(ROOT_FLAG, path, f"cannot be used: {error.reason or error}")
+
+
+def _read(flag: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        _fail(flag, path, f"cannot be read: {error.strerror}")
+
+
+def _require(flag: str, path: str, found: object, what: str) -> None:
+    if not found:
+        _fail(flag, path, f"holds no {what} in PEM form (-----BEGIN ...)")
+
+
+def _fail(flag: str, path: str, why: str) -> NoReturn:
+    raise OSError(f"{flag} '{path}' {why}")

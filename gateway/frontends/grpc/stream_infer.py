@@ -1,4 +1,4 @@
-"""ModelStreamInfer: one reader, one answer task per request, one way out."""
+"""ModelStreamInfer: one reader task, one answer task per request, one outbox."""
 
 import asyncio
 import logging
@@ -11,17 +11,20 @@ from functools import partial
 from gateway.conversations.turn import read_turn
 from gateway.dataplane import DataPlane
 from gateway.errors import UNEXPECTED, Code, InferenceError, first_error
-from gateway.frontends.grpc.codec import RequestDecoder
-from gateway.frontends.grpc.held import HeldAnswers, Permits
-from gateway.frontends.grpc.methods import Messages
-from gateway.frontends.grpc.outbox import Outbox
+from gateway.frontends.grpc.methods import ParsedMessages
+from gateway.frontends.grpc.outbox import (
+    OrderPosition,
+    Outbox,
+    StreamOrder,
+    TaskLimit,
+    UnsentResponses,
+)
 from gateway.frontends.grpc.parameters import wants_cancel, wants_empty_final
-from gateway.frontends.grpc.response import Encoder
-from gateway.frontends.grpc.resumable import marked, recorded, resumed, resumes
-from gateway.frontends.grpc.rpc import ClientGone, RpcError
-from gateway.frontends.grpc.tracing import begin
-from gateway.frontends.grpc.turns import Order, Turn
-from gateway.frontends.grpc.wire import Message
+from gateway.frontends.grpc.protobuf_wire import Message
+from gateway.frontends.grpc.request import RequestDecoder, begin_trace
+from gateway.frontends.grpc.response import InferResponseEncoder
+from gateway.frontends.grpc.resumption import marked, recorded, resumed, resumes
+from gateway.frontends.grpc.rpc import ClientDisconnected, RpcError
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.observability.trace import Trace
@@ -35,51 +38,50 @@ from gateway.stream import INTERRUPTED, Interrupted, ResponseStream, has_data
 log = logging.getLogger("sluice.grpc")
 
 REFUSALS = 64
-"""Refusals that wait for a slow client, or for their turn, before no more requests are read."""
+"""Maximum of unsent refusals; above it reading blocks."""
 
 SINGLE = "single"
-"""The key of the order in which models that are not decoupled answer."""
+"""Key of the order of requests for models that are not decoupled."""
 
 REMEMBERED = 64
-"""Requests of an RPC that have ended and whose ids are still known to have been its own."""
+"""Number of ended requests of an RPC whose ids are remembered, for late cancellations."""
 
 
-class StrictError(Exception):
-    """A model's error in strict mode: it ends the RPC with its status."""
+class StrictModeError(Exception):
+    """An error in strict mode; it ends the RPC with its status."""
 
     def __init__(self, error: InferenceError) -> None:
         super().__init__(error.message)
         self.error = error
 
 
-ENDINGS = (StrictError, TimeoutError, RpcError, ClientGone)
-"""Errors that end an RPC as its contract says; any other is a defect."""
+ENDINGS = (StrictModeError, TimeoutError, RpcError, ClientDisconnected)
+"""Expected errors, which end the RPC; any other is logged as unexpected."""
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
-    """One request of the stream: where its answers come from and how they are labelled.
+class StreamRequest:
+    """One request of the RPC: its response stream, its encoder and its position in the order.
 
-    A request that is not `single` has any number of responses. It has a turn only in a
+    A `single` request has exactly one response. Other requests have a position only as turns of a
     conversation.
     """
 
     message: pb.ModelInferRequest
     stream: Responses
-    encoder: Encoder
-    turn: Turn | None
+    encoder: InferResponseEncoder
+    position: OrderPosition | None
     single: bool
     empty_final: bool
     trace: Trace | None = None
 
 
 class StreamInfer:
-    """One RPC. Its answers interleave between requests and keep their order within one.
+    """One RPC. Responses of different requests interleave; those of one request keep their order.
 
-    Requests of models that are not decoupled, or not known, are answered in the order they came
-    (protocol: gRPC streaming, ordering); so are the turns of one conversation. When the RPC ends,
-    however it ends, every stream it owns is left; to those that are recorded another RPC can come
-    back.
+    Requests for models that are not decoupled or not found are answered in the order of arrival
+    (protocol: gRPC streaming, ordering), and so are the turns of one conversation. When the RPC
+    ends, its streams are cancelled, except that recorded streams can be resumed by another RPC.
     """
 
     def __init__(
@@ -98,20 +100,20 @@ class StreamInfer:
         self._strict = strict
         self._owned: dict[Responses, RequestName] = {}
         self._ended: deque[int] = deque(maxlen=REMEMBERED)
-        self._refusals = Permits(REFUSALS)
-        self._held = HeldAnswers()
+        self._refusals = TaskLimit(REFUSALS)
+        self._unsent = UnsentResponses()
         self._reader: asyncio.Task[None] | None = None
         self._requests: AsyncIterable[Message] | None = None
         self._awaits_message = False
         self._is_closed = False
-        self._order = Order()
+        self._order = StreamOrder()
 
     async def run(self, requests: AsyncIterable[Message]) -> None:
         """Serve the RPC until the client half-closes and every request is answered.
 
-        Raises StrictError in strict mode, TimeoutError when the client stopped reading, RpcError
-        when it sent what is no message, ClientGone when it has left; cancellation cancels every
-        request.
+        Raises StrictModeError in strict mode, TimeoutError when the client stopped reading,
+        RpcError for bytes that are not a message, ClientDisconnected after a disconnect.
+        Cancelling the task cancels every request.
         """
         self._requests = requests
         try:
@@ -127,17 +129,14 @@ class StreamInfer:
                 stream.cancel()
 
     def stop_reading(self) -> None:
-        """Take no more requests, as if the client had half-closed.
-
-        A message that has been received is still answered.
-        """
+        """Refuse further requests, as after a half-close; received messages are answered."""
         self._is_closed = True
-        # After the step of the reader for a message that has just been received.
+        # Deferred until the reader has handled a message that has just arrived.
         asyncio.get_running_loop().call_soon(self._end_reading)
 
     def _end_reading(self) -> None:
         requests = self._requests
-        is_parsing = isinstance(requests, Messages) and requests.is_parsing
+        is_parsing = isinstance(requests, ParsedMessages) and requests.is_parsing
         if self._reader is not None and self._awaits_message and not is_parsing:
             self._reader.cancel()
 
@@ -158,22 +157,22 @@ class StreamInfer:
             await self._cancel(message[0], answers)
             return
         found = self._find(message[0])
-        turn = None if _streams(message[0], found) else self._order.turn(SINGLE)
+        position = None if _streams(message[0], found) else self._order.position(SINGLE)
         try:
-            asked = self._ask(message, found, turn)
+            asked = self._ask(message, found, position)
         except InferenceError as error:
             if not _names_another(message[0], error):
                 self._remember(message[0])
             refusal = _refusal(message[0].id, error)
-            await self._refusals.start(answers, partial(self._refuse, refusal, turn))
+            await self._refusals.start(answers, partial(self._refuse, refusal, position))
         else:
             answers.create_task(self._answer(asked))
-        await self._held.room()
+        await self._unsent.wait_for_room()
 
     async def _cancel(self, message: pb.ModelInferRequest, answers: asyncio.TaskGroup) -> None:
-        """Stop the requests that a message names: those of this RPC, or else of any client.
+        """Cancel the requests that a message names: those of this RPC, else those of any client.
 
-        One that comes too late for a request of this RPC never stops somebody else's.
+        A late cancellation of an ended request of this RPC never cancels another client's request.
         """
         name = RequestName(message.model_name, message.model_version, message.id)
         own = [recorded_stream(each) for each, found in self._owned.items() if name.means(found)]
@@ -190,7 +189,9 @@ class StreamInfer:
         except InferenceError as error:
             return error
 
-    def _ask(self, request: Message, model: Model | InferenceError, turn: Turn | None) -> Asked:
+    def _ask(
+        self, request: Message, model: Model | InferenceError, position: OrderPosition | None
+    ) -> StreamRequest:
         message, raw = request
         if resumes(message):
             return self._resume(message)
@@ -206,57 +207,57 @@ class StreamInfer:
             else submit()
         )
         self._owned[stream] = RequestName(model.name, model.version, message.id)
-        return Asked(
+        return StreamRequest(
             message=message,
             stream=stream,
-            encoder=Encoder(infer_request, model, self._dataplane.shared_memory),
-            turn=turn or self._conversation_turn(infer_request, model),
-            single=turn is not None,
+            encoder=InferResponseEncoder(infer_request, model, self._dataplane.shared_memory),
+            position=position or self._conversation_position(infer_request, model),
+            single=position is not None,
             empty_final=wants_empty_final(message),
             trace=begun[0] if begun else None,
         )
 
-    def _conversation_turn(self, request: InferRequest, model: Model) -> Turn | None:
-        """The place of a turn behind the turn before it, whose last answers may wait to be sent."""
+    def _conversation_position(self, request: InferRequest, model: Model) -> OrderPosition | None:
+        """The position of a conversation's turn, behind the unsent responses of earlier turns."""
         found = read_turn(request, model.config)
-        return None if found is None else self._order.turn((model, found.tag.correlation_id))
+        return None if found is None else self._order.position((model, found.tag.correlation_id))
 
     def _submit(
         self, infer_request: InferRequest, model: Model, begun: list[Trace]
     ) -> ResponseStream:
-        trace = begin(self._dataplane.tracer, infer_request)
+        trace = begin_trace(self._dataplane.tracer, infer_request)
         if trace is not None:
             begun.append(trace)
         return self._dataplane.infer(infer_request, model, trace)
 
-    def _resume(self, message: pb.ModelInferRequest) -> Asked:
+    def _resume(self, message: pb.ModelInferRequest) -> StreamRequest:
         reader = resumed(self._recordings, message)
         model = reader.recorded.model
         self._owned[reader] = RequestName(model.name, model.version, message.id)
-        # What is said now goes under the id of the message that asks for it.
+        # Responses have the id of the resuming message.
         request = replace(reader.recorded.request, id=message.id)
-        return Asked(
+        return StreamRequest(
             message=message,
             stream=reader,
-            encoder=Encoder(request, model, self._dataplane.shared_memory),
-            turn=None,
+            encoder=InferResponseEncoder(request, model, self._dataplane.shared_memory),
+            position=None,
             single=False,
             empty_final=wants_empty_final(message),
         )
 
-    async def _refuse(self, refusal: bytes, turn: Turn | None) -> None:
-        with turn or nullcontext():
-            if turn is not None:
-                await turn.come()
+    async def _refuse(self, refusal: bytes, position: OrderPosition | None) -> None:
+        with position or nullcontext():
+            if position is not None:
+                await position.reached()
             await self._outbox.put([refusal])
 
-    async def _answer(self, asked: Asked) -> None:
-        with asked.turn or nullcontext():
+    async def _answer(self, asked: StreamRequest) -> None:
+        with asked.position or nullcontext():
             await self._answer_in_turn(asked)
             self._owned.pop(asked.stream, None)
             self._remember(asked.message)
 
-    async def _answer_in_turn(self, asked: Asked) -> None:
+    async def _answer_in_turn(self, asked: StreamRequest) -> None:
         with asked.stream:
             try:
                 if asked.single:
@@ -265,10 +266,10 @@ class StreamInfer:
                     await self._forward(asked)
             except InferenceError as error:
                 await self._report(asked, error)
-            except (StrictError, ClientGone):
+            except (StrictModeError, ClientDisconnected):
                 raise
             except Exception:
-                # Around one request in a frontend: the others on the stream go on.
+                # Around one request in a frontend: the others on the RPC continue.
                 log.exception("request failed unexpectedly")
                 await self._report(asked, UNEXPECTED)
             finally:
@@ -276,13 +277,13 @@ class StreamInfer:
                     asked.trace.sent()
 
     def _remember(self, message: pb.ModelInferRequest) -> None:
-        """That its id was one of this RPC's own; by its hash, since ids may be long."""
+        """Remember the id of an ended request, by its hash because ids may be long."""
         if message.id:
             self._ended.append(hash((message.model_name, message.id)))
 
-    async def _forward(self, asked: Asked) -> None:
-        if asked.turn is not None:
-            await asked.turn.come()
+    async def _forward(self, asked: StreamRequest) -> None:
+        if asked.position is not None:
+            await asked.position.reached()
         complete = False
         while batch := await asked.stream.batch():
             complete = batch[-1].final and _is_sent(asked, batch[-1])
@@ -297,14 +298,14 @@ class StreamInfer:
             if messages and not self._outbox.is_busy:
                 await self._send(asked, messages)
             elif messages:
-                with self._held.holding(messages):
+                with self._unsent.counted(messages):
                     await self._send(asked, messages)
             if error is not None:
-                raise StrictError(error)
+                raise StrictModeError(error)
         if not complete and asked.empty_final:
             await self._send(asked, [_encode(asked, InferResponse(final=True))])
 
-    async def _forward_single(self, asked: Asked) -> None:
+    async def _forward_single(self, asked: StreamRequest) -> None:
         error: InferenceError | None = None
         messages: list[bytes] = []
         try:
@@ -313,20 +314,20 @@ class StreamInfer:
             messages = [_encode(asked, each) for each in (*found.answers, INTERRUPTED)]
         except InferenceError as found:
             error = found
-        with self._held.holding(messages):
-            if asked.turn is not None:
-                await asked.turn.come()
+        with self._unsent.counted(messages):
+            if asked.position is not None:
+                await asked.position.reached()
             if error is not None:
                 raise error
             await self._send(asked, messages)
 
-    async def _report(self, asked: Asked, error: InferenceError) -> None:
+    async def _report(self, asked: StreamRequest, error: InferenceError) -> None:
         if self._strict:
-            raise StrictError(error)
+            raise StrictModeError(error)
         await self._send(asked, [_encode(asked, InferResponse(error=error, final=True))])
 
-    async def _send(self, asked: Asked, messages: Sequence[bytes]) -> None:
-        """Send messages, after all that others have put; its trace is told."""
+    async def _send(self, asked: StreamRequest, messages: Sequence[bytes]) -> None:
+        """Send messages, and record the times in the trace of the request."""
         if asked.trace is not None:
             asked.trace.stamp("GRPC_SEND_START")
         await self._outbox.put(messages)
@@ -335,16 +336,16 @@ class StreamInfer:
 
 
 def _streams(message: pb.ModelInferRequest, model: Model | InferenceError) -> bool:
-    """Whether its answers come as they come, in no order among those of other requests."""
+    """Whether responses to a message are unordered relative to other requests."""
     return resumes(message) or (isinstance(model, Model) and model.config.decoupled)
 
 
 def _names_another(message: pb.ModelInferRequest, error: InferenceError) -> bool:
-    """Whether the id of a refused message may well be that of a request made elsewhere."""
+    """Whether the id of a refused message may belong to a request of another RPC."""
     return resumes(message) or error.code is Code.ALREADY_EXISTS
 
 
-def _encode(asked: Asked, response: InferResponse) -> bytes:
+def _encode(asked: StreamRequest, response: InferResponse) -> bytes:
     return asked.encoder.encode_streamed(response, asked.message.model_version)
 
 
@@ -358,12 +359,12 @@ def _until_error(
     return shown, None
 
 
-def _is_sent(asked: Asked, response: InferResponse) -> bool:
+def _is_sent(asked: StreamRequest, response: InferResponse) -> bool:
     return asked.empty_final or has_data(response)
 
 
 def _refusal(request_id: str, error: InferenceError) -> bytes:
-    """What was refused before execution carries its id and nothing else."""
+    """The response to a request refused before execution: its id and the error."""
     return pb.ModelStreamInferResponse(
         error_message=error.message, infer_response=pb.ModelInferResponse(id=request_id)
     ).SerializeToString()

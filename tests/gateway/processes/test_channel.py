@@ -1,4 +1,4 @@
-"""Two ends of one connection: what one sends the other hears, and hears of its end."""
+"""Channels over a socket pair: delivery, disconnects and failing calls."""
 
 import asyncio
 import socket
@@ -7,13 +7,18 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.processes.channel import Channel, Receiver
-from gateway.processes.frames import NO_CALL, Frame, Kind
+from gateway.processes.channel import (
+    NO_CALL,
+    Channel,
+    Frame,
+    FrameKind,
+    Receiver,
+)
 from tests.builders import settle, soon
 
 
 class Ear(Receiver):
-    """Writes down what it hears."""
+    """Stores the received frames."""
 
     def __init__(self) -> None:
         self.heard: list[Frame] = []
@@ -28,7 +33,7 @@ class Ear(Receiver):
 
 @dataclass
 class End:
-    """One end, and the frames that nobody there had joined for."""
+    """One end, and the frames without a receiver there."""
 
     channel: Channel
     strays: asyncio.Queue[Frame] = field(default_factory=asyncio.Queue)
@@ -65,7 +70,7 @@ async def ends() -> AsyncIterator[Ends]:
 
 
 async def test_frames_of_one_turn_arrive_in_their_order(ends: Ends) -> None:
-    sent = [Frame(Kind.DATA, call, b"%d" % call) for call in (3, 1, 2, 1, NO_CALL)]
+    sent = [Frame(FrameKind.DATA, call, b"%d" % call) for call in (3, 1, 2, 1, NO_CALL)]
     for frame in sent:
         ends.one.channel.send(frame.kind, frame.call, frame.payload)
     assert [await ends.other.stray() for _ in sent] == sent
@@ -73,7 +78,7 @@ async def test_frames_of_one_turn_arrive_in_their_order(ends: Ends) -> None:
 
 async def test_frames_of_many_turns_arrive_in_their_order(ends: Ends) -> None:
     for call in range(1, 50):
-        ends.one.channel.send(Kind.DATA, call, bytes(call * 1000))
+        ends.one.channel.send(FrameKind.DATA, call, bytes(call * 1000))
         if call % 7 == 0:
             await settle()
     found = [await ends.other.stray() for _ in range(1, 50)]
@@ -96,47 +101,47 @@ async def test_frames_of_one_turn_are_one_write() -> None:
 
     connection, channel = Connection(), Channel(lambda _: None)
     channel.connection_made(connection)
-    channel.send(Kind.DATA, 1, b"one")
-    channel.send(Kind.END, 1)
+    channel.send(FrameKind.DATA, 1, b"one")
+    channel.send(FrameKind.END, 1)
     assert connection.writes == []
     await settle()
     assert len(connection.writes) == 1
-    channel.send(Kind.DATA, 2, b"two")
+    channel.send(FrameKind.DATA, 2, b"two")
     await settle()
     assert len(connection.writes) == 2
 
 
-async def test_a_large_frame_goes_both_ways_at_once(ends: Ends) -> None:
+async def test_large_frames_cross_in_both_directions(ends: Ends) -> None:
     large = bytes(4 << 20)
-    ends.one.channel.send(Kind.DATA, 1, large)
-    ends.other.channel.send(Kind.DATA, 2, large)
-    assert await ends.other.stray() == (Kind.DATA, 1, large)
-    assert await ends.one.stray() == (Kind.DATA, 2, large)
+    ends.one.channel.send(FrameKind.DATA, 1, large)
+    ends.other.channel.send(FrameKind.DATA, 2, large)
+    assert await ends.other.stray() == (FrameKind.DATA, 1, large)
+    assert await ends.one.stray() == (FrameKind.DATA, 2, large)
 
 
-async def test_who_has_joined_hears_the_frames_of_that_call_only(ends: Ends) -> None:
+async def test_a_receiver_gets_the_frames_of_its_call_only(ends: Ends) -> None:
     one, two = Ear(), Ear()
     ends.other.channel.join(1, one)
     ends.other.channel.join(2, two)
     for call in (1, 2, 3, 1):
-        ends.one.channel.send(Kind.DATA, call)
-    ends.one.channel.send(Kind.END, NO_CALL)
+        ends.one.channel.send(FrameKind.DATA, call)
+    ends.one.channel.send(FrameKind.END, NO_CALL)
     assert [(await ends.other.stray()).call for _ in range(2)] == [3, NO_CALL]
     assert [frame.call for frame in one.heard] == [1, 1]
     assert [frame.call for frame in two.heard] == [2]
 
 
-async def test_frames_of_a_call_that_was_left_are_strays(ends: Ends) -> None:
+async def test_frames_of_a_removed_receiver_go_to_the_channel(ends: Ends) -> None:
     ear = Ear()
     ends.other.channel.join(1, ear)
     ends.other.channel.leave(1)
     ends.other.channel.leave(1)
-    ends.one.channel.send(Kind.DATA, 1, b"late")
-    assert await ends.other.stray() == (Kind.DATA, 1, b"late")
+    ends.one.channel.send(FrameKind.DATA, 1, b"late")
+    assert await ends.other.stray() == (FrameKind.DATA, 1, b"late")
     assert ear.heard == []
 
 
-async def test_a_call_may_be_joined_and_left_by_what_is_heard(ends: Ends) -> None:
+async def test_a_frame_may_add_and_remove_receivers(ends: Ends) -> None:
     class Leaving(Ear):
         def hear(self, frame: Frame) -> None:
             super().hear(frame)
@@ -145,12 +150,12 @@ async def test_a_call_may_be_joined_and_left_by_what_is_heard(ends: Ends) -> Non
     ear = Leaving()
     ends.other.channel.join(1, ear)
     for payload in (b"heard", b"late"):
-        ends.one.channel.send(Kind.DATA, 1, payload)
+        ends.one.channel.send(FrameKind.DATA, 1, payload)
     assert (await ends.other.stray()).payload == b"late"
     assert [frame.payload for frame in ear.heard] == [b"heard"]
 
 
-async def test_everybody_learns_once_that_the_other_process_is_gone(ends: Ends) -> None:
+async def test_every_receiver_is_notified_once_of_a_disconnect(ends: Ends) -> None:
     ears = [Ear(), Ear()]
     for call, ear in enumerate(ears, 1):
         ends.other.channel.join(call, ear)
@@ -161,7 +166,7 @@ async def test_everybody_learns_once_that_the_other_process_is_gone(ends: Ends) 
     assert [ear.losses for ear in ears] == [1, 1]
 
 
-async def test_who_leaves_when_the_other_process_is_gone_keeps_nobody_from_hearing(
+async def test_a_receiver_removed_at_a_disconnect_does_not_affect_others(
     ends: Ends,
 ) -> None:
     class Leaving(Ear):
@@ -178,7 +183,7 @@ async def test_who_leaves_when_the_other_process_is_gone_keeps_nobody_from_heari
     assert [ear.losses for ear in ears] == [1, 1]
 
 
-async def test_who_joins_too_late_learns_it_at_once(ends: Ends) -> None:
+async def test_a_receiver_registered_after_a_disconnect_is_notified_immediately(ends: Ends) -> None:
     ends.one.channel.close()
     await soon(ends.other.channel.lost())
     ear = Ear()
@@ -186,18 +191,18 @@ async def test_who_joins_too_late_learns_it_at_once(ends: Ends) -> None:
     assert ear.losses == 1
 
 
-async def test_what_is_sent_right_before_the_end_arrives(ends: Ends) -> None:
-    ends.one.channel.send(Kind.DATA, 1, bytes(1 << 20))
+async def test_frames_sent_directly_before_closing_arrive(ends: Ends) -> None:
+    ends.one.channel.send(FrameKind.DATA, 1, bytes(1 << 20))
     ends.one.channel.close()
     assert len((await ends.other.stray()).payload) == 1 << 20
     await soon(ends.other.channel.lost())
 
 
-async def test_what_is_sent_after_the_end_is_dropped(ends: Ends) -> None:
+async def test_frames_sent_after_a_disconnect_are_dropped(ends: Ends) -> None:
     ends.one.channel.close()
     await soon(ends.other.channel.lost())
     for end in (ends.one, ends.other):
-        end.channel.send(Kind.DATA, 1, b"nobody")
+        end.channel.send(FrameKind.DATA, 1, b"nobody")
         end.channel.close()
     await settle()
     assert ends.one.strays.empty()
@@ -221,13 +226,13 @@ async def test_a_frame_that_a_call_cannot_handle_ends_the_call_on_both_sides(
     ends.other.channel.join(2, neighbour)
     ends.one.channel.join(1, asking)
     for call in (1, 2, 1, 2, 3):
-        ends.one.channel.send(Kind.DATA, call, b"%d" % call)
+        ends.one.channel.send(FrameKind.DATA, call, b"%d" % call)
     assert [(await ends.other.stray()).call for _ in range(2)] == [1, 3]
-    ends.other.channel.send(Kind.PONG)
+    ends.other.channel.send(FrameKind.PONG)
     await ends.one.stray()
-    assert [frame.kind for frame in broken.heard] == [Kind.DATA, Kind.ABORT]
-    assert [frame.kind for frame in asking.heard] == [Kind.ABORT]
-    assert [frame.kind for frame in neighbour.heard] == [Kind.DATA, Kind.DATA]
+    assert [frame.kind for frame in broken.heard] == [FrameKind.DATA, FrameKind.ABORT]
+    assert [frame.kind for frame in asking.heard] == [FrameKind.ABORT]
+    assert [frame.kind for frame in neighbour.heard] == [FrameKind.DATA, FrameKind.DATA]
     [record] = caplog.records
     assert (record.getMessage(), record.exc_info is None) == ("frame not handled", False)
 
@@ -237,15 +242,15 @@ async def test_an_abort_that_crosses_another_is_not_answered(ends: Ends) -> None
     ends.one.channel.join(1, ours)
     ends.other.channel.join(1, theirs)
     for end in (ends.one, ends.other):
-        end.channel.send(Kind.DATA, 1)
+        end.channel.send(FrameKind.DATA, 1)
     for end in (ends.one, ends.other):
-        assert await end.stray() == (Kind.ABORT, 1, b"")
+        assert await end.stray() == (FrameKind.ABORT, 1, b"")
     for end in (ends.one, ends.other):
-        end.channel.send(Kind.PING)
+        end.channel.send(FrameKind.PING)
     for end in (ends.one, ends.other):
-        assert (await end.stray()).kind == Kind.PING, "no ABORT came before"
+        assert (await end.stray()).kind == FrameKind.PING, "no ABORT came before"
     for each in (ours, theirs):
-        assert [frame.kind for frame in each.heard] == [Kind.DATA, Kind.ABORT]
+        assert [frame.kind for frame in each.heard] == [FrameKind.DATA, FrameKind.ABORT]
 
 
 async def test_a_call_that_fails_at_an_abort_too_is_logged_and_aborted_once(
@@ -259,19 +264,27 @@ async def test_a_call_that_fails_at_an_abort_too_is_logged_and_aborted_once(
     broken, also_broken, neighbour = Broken(), Broken(), Ear()
     for call, ear in ((1, broken), (2, also_broken), (3, neighbour)):
         ends.other.channel.join(call, ear)
-    for kind, call in ((Kind.DATA, 1), (Kind.ABORT, 2), (Kind.DATA, 3), (Kind.ABORT, 1)):
+    for kind, call in (
+        (FrameKind.DATA, 1),
+        (FrameKind.ABORT, 2),
+        (FrameKind.DATA, 3),
+        (FrameKind.ABORT, 1),
+    ):
         ends.one.channel.send(kind, call)
-    assert await ends.other.stray() == (Kind.ABORT, 1, b"")
-    ends.other.channel.send(Kind.PONG)
-    assert [await ends.one.stray() for _ in range(2)] == [(Kind.ABORT, 1, b""), (Kind.PONG, 0, b"")]
-    assert [frame.kind for frame in broken.heard] == [Kind.DATA, Kind.ABORT]
-    assert [frame.kind for frame in also_broken.heard] == [Kind.ABORT]
-    assert [frame.kind for frame in neighbour.heard] == [Kind.DATA]
+    assert await ends.other.stray() == (FrameKind.ABORT, 1, b"")
+    ends.other.channel.send(FrameKind.PONG)
+    assert [await ends.one.stray() for _ in range(2)] == [
+        (FrameKind.ABORT, 1, b""),
+        (FrameKind.PONG, 0, b""),
+    ]
+    assert [frame.kind for frame in broken.heard] == [FrameKind.DATA, FrameKind.ABORT]
+    assert [frame.kind for frame in also_broken.heard] == [FrameKind.ABORT]
+    assert [frame.kind for frame in neighbour.heard] == [FrameKind.DATA]
     messages = [record.getMessage() for record in caplog.records]
     assert messages == ["frame not handled", "call not ended", "frame not handled"]
 
 
-async def test_a_call_that_cannot_begin_ends_where_it_was_asked_for() -> None:
+async def test_a_call_that_cannot_start_is_aborted_at_the_caller() -> None:
     def refuse(frame: Frame) -> None:
         heard.append(frame)
         raise LookupError("a defect")
@@ -283,12 +296,12 @@ async def test_a_call_that_cannot_begin_ends_where_it_was_asked_for() -> None:
     asking = Ear()
     one.channel.join(1, asking)
     for call in (1, NO_CALL, 2):
-        one.channel.send(Kind.DATA, call)
-    assert await one.stray() == (Kind.ABORT, 2, b"")
-    assert asking.heard == [Frame(Kind.ABORT, 1, b"")]
-    one.channel.send(Kind.ABORT, 1)  # no ABORT answers an ABORT
-    one.channel.send(Kind.DATA, 3)
-    assert await one.stray() == (Kind.ABORT, 3, b"")
+        one.channel.send(FrameKind.DATA, call)
+    assert await one.stray() == (FrameKind.ABORT, 2, b"")
+    assert asking.heard == [Frame(FrameKind.ABORT, 1, b"")]
+    one.channel.send(FrameKind.ABORT, 1)  # no ABORT answers an ABORT
+    one.channel.send(FrameKind.DATA, 3)
+    assert await one.stray() == (FrameKind.ABORT, 3, b"")
     assert [frame.call for frame in heard] == [1, NO_CALL, 2, 1, 3]
     one.channel.close()
     await soon(other.lost())

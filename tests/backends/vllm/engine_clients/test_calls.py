@@ -17,9 +17,8 @@ from gateway.backend import Answer, Instance
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, Usage
 from gateway.openai_exchange import OpenAiRefusal
-from gateway.processes.channel import Channel
-from gateway.processes.frames import Frame
-from gateway.processes.window import WINDOW_BYTES
+from gateway.processes.call import WINDOW_BYTES
+from gateway.processes.channel import Channel, Frame
 from tests.builders import settle, soon, text_request, text_response, texts
 
 Execute = Callable[[InferRequest], AsyncGenerator[Answer, None]]

@@ -14,8 +14,7 @@ from backends.vllm.engine_clients.kinds import Kind
 from backends.vllm.engine_clients.remote_client import RemoteClient
 from backends.vllm.engine_clients.values import Offer, write, write_error
 from gateway.errors import Code, InferenceError
-from gateway.processes.channel import Channel
-from gateway.processes.frames import NO_CALL, Frame, number
+from gateway.processes.channel import NO_CALL, Channel, Frame, number
 from tests.builders import soon, text_request
 
 

@@ -1,7 +1,8 @@
-"""Messages are cut out of a stream the same way wherever its chunks are cut, or the RPC fails."""
+"""Framing and compression of messages, for streams cut anywhere."""
 
 import gzip
 import itertools
+import struct
 import tracemalloc
 import zlib
 from collections.abc import Iterable, Sequence
@@ -11,17 +12,21 @@ import pytest
 from gateway.frontends.grpc.framing import (
     ACCEPTED,
     COMPRESSED,
+    COPIED_BYTES,
     HEAD,
     IDENTITY,
-    LARGE_BYTES,
     PLAIN,
     QUICK_BYTES,
     SMALL_BYTES,
     Deframer,
     compressed,
+    compressed_in_thread,
+    encoding_for,
     framed,
 )
-from gateway.frontends.grpc.rpc import RpcError, Status
+from gateway.frontends.grpc.rpc import RpcError, StatusCode
+from gateway.settings import CompressionLevel
+from gateway.threads import LARGE_BYTES, request_threads
 
 LIMIT = 100
 TEXT = b"the quick brown fox"
@@ -40,14 +45,14 @@ def fed(chunks: Iterable[bytes], encoding: str = IDENTITY, limit: int = LIMIT) -
     return found
 
 
-def failing(chunks: Sequence[bytes], encoding: str = IDENTITY) -> tuple[Status, str]:
+def failing(chunks: Sequence[bytes], encoding: str = IDENTITY) -> tuple[StatusCode, str]:
     with pytest.raises(RpcError) as caught:
         fed(chunks, encoding)
     return caught.value.status, caught.value.details
 
 
 def cuts(data: bytes, parts: int) -> Iterable[list[bytes]]:
-    """The data in so many chunks, cut in every way there is; some of them are empty."""
+    """The data cut into `parts` chunks in every possible way; some are empty."""
     for borders in itertools.combinations_with_replacement(range(len(data) + 1), parts - 1):
         edges = (0, *borders, len(data))
         yield [data[start:end] for start, end in itertools.pairwise(edges)]
@@ -76,7 +81,7 @@ def test_plain_and_compressed_messages_share_a_stream_wherever_it_is_cut(encodin
         assert fed(chunks, encoding) == [TEXT, TEXT, b"", b""], chunks
 
 
-def test_a_message_comes_out_with_the_chunk_that_ends_it() -> None:
+def test_a_message_is_extracted_with_its_last_chunk() -> None:
     deframer = Deframer(IDENTITY, LIMIT)
     for byte in message(TEXT)[:-1]:
         assert not deframer.feed(bytes([byte]))
@@ -104,7 +109,7 @@ def test_a_message_in_tiny_chunks_takes_little_more_memory_than_its_size() -> No
     assert held < 1.5 * size
 
 
-def test_empty_chunks_leave_nothing_behind() -> None:
+def test_empty_chunks_are_not_stored() -> None:
     deframer = Deframer(IDENTITY, LIMIT)
     deframer.feed(message(TEXT)[:7])
     tracemalloc.start()
@@ -129,13 +134,13 @@ def test_a_message_may_have_as_many_bytes_as_the_limit_says(parts: int) -> None:
 def test_a_message_beyond_the_limit_is_refused_once_its_size_is_known(size: int, flag: int) -> None:
     for chunks in cuts(HEAD.pack(flag, size), 2):
         assert failing(chunks, "gzip") == (
-            Status.RESOURCE_EXHAUSTED,
+            StatusCode.RESOURCE_EXHAUSTED,
             f"a message of {size} bytes is larger than the limit of {LIMIT} bytes",
         )
 
 
 def test_a_message_beyond_the_limit_is_refused_if_it_is_whole_in_a_chunk() -> None:
-    assert failing([message(b"x" * (LIMIT + 1))])[0] is Status.RESOURCE_EXHAUSTED
+    assert failing([message(b"x" * (LIMIT + 1))])[0] is StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize("encoding", PACK)
@@ -143,7 +148,7 @@ def test_a_decompressed_message_has_at_most_as_many_bytes_as_the_limit_says(enco
     fitting, larger = (PACK[encoding](b"x" * size) for size in (LIMIT, LIMIT + 1))
     assert fed([message(fitting, COMPRESSED)], encoding) == [b"x" * LIMIT]
     assert failing([message(larger, COMPRESSED)], encoding) == (
-        Status.RESOURCE_EXHAUSTED,
+        StatusCode.RESOURCE_EXHAUSTED,
         f"a decompressed message is larger than the limit of {LIMIT} bytes",
     )
 
@@ -167,7 +172,7 @@ def test_a_decompression_bomb_takes_no_more_memory_than_the_limit(encoding: str)
 def test_a_flag_is_0_or_1(encoding: str) -> None:
     for flag in range(2, 256):
         assert failing([message(TEXT, flag)], encoding) == (
-            Status.INTERNAL,
+            StatusCode.INTERNAL,
             f"a message has the flag {flag}, expected 0 or 1",
         )
 
@@ -175,29 +180,29 @@ def test_a_flag_is_0_or_1(encoding: str) -> None:
 def test_a_compressed_message_needs_an_encoding() -> None:
     for chunks in cuts(message(gzip.compress(TEXT), COMPRESSED), 2):
         assert failing(chunks) == (
-            Status.INTERNAL,
+            StatusCode.INTERNAL,
             "a message is compressed, and 'grpc-encoding' does not say how",
         )
 
 
 @pytest.mark.parametrize("encoding", ["snappy", "GZIP", "", "gzip,identity", "x" * 1000])
-def test_an_encoding_that_is_unknown_is_told_beside_those_that_are_known(encoding: str) -> None:
+def test_an_unknown_encoding_is_refused_with_the_known_ones(encoding: str) -> None:
     with pytest.raises(RpcError) as caught:
         Deframer(encoding, LIMIT)
-    assert caught.value.status is Status.UNIMPLEMENTED
+    assert caught.value.status is StatusCode.UNIMPLEMENTED
     assert f"'{encoding[:64]}', expected one of {ACCEPTED}" in caught.value.details
     assert len(caught.value.details) < 200
 
 
 @pytest.mark.parametrize("encoding", PACK)
-def test_what_is_not_whole_or_goes_on_is_not_decompressed(encoding: str) -> None:
+def test_incomplete_or_trailing_compressed_data_are_refused(encoding: str) -> None:
     packed = PACK[encoding](TEXT)
     wrong = [packed[:size] for size in range(1, len(packed))]
     wrong += [packed + b"x", packed + packed, b"garbage", bytes(20), packed[2:]]
     wrong += [pack(TEXT) for other, pack in PACK.items() if other != encoding]
     for data in wrong:
         assert failing([message(data, COMPRESSED)], encoding) == (
-            Status.INTERNAL,
+            StatusCode.INTERNAL,
             f"a message is not in the form of {encoding}",
         ), data
 
@@ -206,15 +211,15 @@ def test_what_is_not_whole_or_goes_on_is_not_decompressed(encoding: str) -> None
 def test_a_checksum_that_is_wrong_is_noticed(encoding: str) -> None:
     packed = bytearray(PACK[encoding](TEXT))
     packed[-5 if encoding == "gzip" else -1] ^= 1
-    assert failing([message(bytes(packed), COMPRESSED)], encoding)[0] is Status.INTERNAL
+    assert failing([message(bytes(packed), COMPRESSED)], encoding)[0] is StatusCode.INTERNAL
 
 
-def test_a_stream_that_ends_within_a_message_is_an_error_wherever_it_ends() -> None:
+def test_the_end_of_a_stream_within_a_message_is_an_error() -> None:
     data = message(TEXT)
     for size in range(1, len(data)):
         status, details = failing([data[:size]])
         wanted = HEAD.size if size < HEAD.size else len(data)
-        assert status is Status.INTERNAL
+        assert status is StatusCode.INTERNAL
         assert details == f"the stream ended within a message: {size} bytes came of {wanted}"
 
 
@@ -223,7 +228,7 @@ def test_a_stream_may_end_before_any_message_and_behind_each() -> None:
     assert fed([message(TEXT), message(TEXT)]) == [TEXT, TEXT]
 
 
-def test_what_may_become_large_is_not_quick() -> None:
+def test_a_chunk_that_may_become_large_is_not_quick() -> None:
     small = bytes(QUICK_BYTES)
     assert Deframer(IDENTITY, LIMIT).quick(bytes(1 << 20))
     deframer = Deframer("gzip", 1 << 20)
@@ -240,14 +245,14 @@ def test_messages_that_are_sent_can_be_read() -> None:
 
 
 def test_a_large_message_is_sent_as_it_is() -> None:
-    large = bytes(LARGE_BYTES + 1)
+    large = bytes(COPIED_BYTES + 1)
     head, sent = framed((large,))
     assert sent is large
     assert fed([head, sent], limit=len(large)) == [large]
     assert len(framed((large[1:],))) == 1
 
 
-def test_what_is_kept_of_a_message_does_not_keep_those_before_it() -> None:
+def test_a_partial_message_does_not_keep_earlier_ones_in_memory() -> None:
     chunk = message(bytes(1 << 20)) + message(bytes(2 * SMALL_BYTES))[:-1]
     tracemalloc.start()
     try:
@@ -265,3 +270,47 @@ def test_compressed_messages_that_are_sent_can_be_read(encoding: str, level: int
     stream = compressed(sent, encoding, level)
     assert fed([stream], encoding) == sent
     assert len(stream) < sum(map(len, framed(sent)))
+
+
+LEVELS = (CompressionLevel.LOW, CompressionLevel.MEDIUM, CompressionLevel.HIGH)
+
+THREADS = request_threads()
+
+
+@pytest.mark.parametrize(
+    ("accepted", "chosen"),
+    [
+        # As a real Triton.
+        ("identity,deflate,gzip", ("gzip", "deflate", "deflate")),
+        ("gzip", ("gzip", "gzip", "gzip")),
+        ("deflate", ("deflate", "deflate", "deflate")),
+        ("identity", ("identity", "identity", "identity")),
+        ("", ("identity", "identity", "identity")),
+        ("br, gzip , x", ("gzip", "gzip", "gzip")),
+        ("GZIP,agzip", ("identity", "identity", "identity")),
+    ],
+)
+def test_a_level_chooses_among_what_is_accepted(accepted: str, chosen: tuple[str, ...]) -> None:
+    assert tuple(encoding_for(level, accepted) for level in LEVELS) == chosen
+    assert encoding_for(CompressionLevel.NONE, accepted) == "identity"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize("size", [0, 1, 1000, LARGE_BYTES, LARGE_BYTES + 1, 1 << 20])
+async def test_messages_are_the_same_once_they_are_decompressed(encoding: str, size: int) -> None:
+    messages = [b"a" * size, bytes(range(256)), b""]
+    sent = await compressed_in_thread(messages, encoding, THREADS)
+    assert list(Deframer(encoding, 1 << 30).feed(sent)) == messages
+
+
+async def test_a_message_that_would_not_shrink_is_not_compressed() -> None:
+    sent = await compressed_in_thread([bytes(range(256)), b"a" * 256], "deflate", THREADS)
+    assert sent.startswith(struct.pack(">BL", 0, 256) + bytes(range(256)))
+    flag, size = struct.unpack_from(">BL", sent, 5 + 256)
+    assert (flag, size < 256) == (1, True)
+
+
+async def test_the_forms_are_those_of_their_names() -> None:
+    data = b"a" * 1000
+    assert gzip.decompress((await compressed_in_thread([data], "gzip", THREADS))[5:]) == data
+    assert zlib.decompress((await compressed_in_thread([data], "deflate", THREADS))[5:]) == data

@@ -1,4 +1,4 @@
-"""What grpc.aio logs of the tasks that run its methods."""
+"""Log lines of grpc.aio for the tasks of methods."""
 
 import logging
 
@@ -12,7 +12,7 @@ from gateway.frontends.grpc.grpcio_transport import RUNNERS
     ("error", "told"),
     [(grpc.aio.InternalError("a status that was not sent"), False), (KeyError("a defect"), True)],
 )
-def test_only_defects_are_told(
+def test_only_unexpected_errors_are_logged(
     caplog: pytest.LogCaptureFixture, error: Exception, told: bool
 ) -> None:
     with caplog.at_level(logging.ERROR, logger=RUNNERS.name):

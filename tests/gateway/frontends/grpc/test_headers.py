@@ -1,4 +1,4 @@
-"""Deadlines, metadata and the text of a status, as gRPC writes them over HTTP/2."""
+"""Deadlines, metadata and the text of a status in headers of HTTP/2."""
 
 import base64
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from gateway.frontends.grpc.headers import (
     written_details,
     written_metadata,
 )
-from gateway.frontends.grpc.rpc import RpcError, Status
+from gateway.frontends.grpc.rpc import RpcError, StatusCode
 
 Headers = Sequence[tuple[str, str | bytes]]
 USUAL: Headers = (("te", "trailers"), ("content-type", "application/grpc"))
@@ -24,7 +24,7 @@ USUAL: Headers = (("te", "trailers"), ("content-type", "application/grpc"))
 
 @dataclass
 class Request:
-    """What a transport knows before the first message."""
+    """The head of a request."""
 
     method: str | None = "POST"
     path: str | None = "/service/Method"
@@ -69,7 +69,7 @@ def test_a_timeout_has_a_number_and_a_unit(value: bytes, secs: float) -> None:
 def test_a_timeout_of_another_form_is_refused(value: bytes) -> None:
     with pytest.raises(RpcError) as caught:
         timeout_secs(value)
-    assert caught.value.status is Status.INTERNAL
+    assert caught.value.status is StatusCode.INTERNAL
     assert "expected such as '100m'" in caught.value.details
     assert len(caught.value.details) < 100
 
@@ -87,7 +87,7 @@ def test_a_timeout_has_at_most_eight_digits() -> None:
 def test_a_deadline_that_has_passed_ends_the_rpc_before_it_begins(value: bytes) -> None:
     with pytest.raises(RpcError) as caught:
         timeout_secs(value)
-    assert caught.value.status is Status.DEADLINE_EXCEEDED
+    assert caught.value.status is StatusCode.DEADLINE_EXCEEDED
 
 
 def test_binary_metadata_of_every_length_is_read_with_and_without_padding() -> None:
@@ -102,7 +102,7 @@ def test_binary_metadata_of_every_length_is_read_with_and_without_padding() -> N
 def test_binary_metadata_that_is_no_base64_is_refused(value: bytes) -> None:
     with pytest.raises(RpcError, match="metadata 'x-bin' is not in base64") as caught:
         read_metadata([(b"x-bin", value)])
-    assert caught.value.status is Status.INTERNAL
+    assert caught.value.status is StatusCode.INTERNAL
 
 
 def test_binary_metadata_may_hold_several_values() -> None:
@@ -118,7 +118,7 @@ def test_metadata_of_one_name_keeps_all_its_values_in_their_order() -> None:
     assert read_metadata(sent) == [("a", "2"), ("b", "x"), ("a", "1"), ("a", "2")]
 
 
-def test_text_is_utf_8_or_comes_through_byte_by_byte() -> None:
+def test_metadata_are_utf_8_or_latin_1() -> None:
     every = bytes(range(0x20, 0x100))
     [(_, text), (_, other)] = read_metadata([(b"x", "\xe4 \N{SNOWMAN}".encode()), (b"x", every)])
     assert text == "\xe4 \N{SNOWMAN}"
@@ -126,7 +126,7 @@ def test_text_is_utf_8_or_comes_through_byte_by_byte() -> None:
     assert other.encode("latin-1") == every
 
 
-def test_what_belongs_to_the_protocol_is_no_metadata() -> None:
+def test_headers_of_the_protocol_are_not_metadata() -> None:
     own = [b"te", b"content-type", b"content-length", b"host", b"grpc-timeout", b"grpc-x-bin"]
     assert read_metadata([(name, b"!") for name in own]) == []
 
@@ -138,7 +138,7 @@ def test_metadata_that_is_written_can_be_read() -> None:
     assert not any(b"=" in value for _, value in written)
 
 
-def test_details_are_printable_and_come_back_as_they_were() -> None:
+def test_details_are_printable_and_decode_unchanged() -> None:
     every = "".join(map(chr, range(0x300))) + "\u2028 \N{SNOWMAN} \U0001f600 100% %41"
     written = written_details(every)
     assert all(0x20 <= ord(char) <= 0x7E for char in written)
@@ -174,7 +174,7 @@ def test_content_types_of_grpc_are_served(content_type: str) -> None:
 def test_other_content_types_are_refused_with_a_status_of_http(content_type: str) -> None:
     error = refused(typed(content_type))
     assert isinstance(error, NotGrpc)
-    assert (error.http_status, error.status) == (415, Status.INVALID_ARGUMENT)
+    assert (error.http_status, error.status) == (415, StatusCode.INVALID_ARGUMENT)
     assert f"'content-type' is '{content_type}'" in error.details
 
 
@@ -188,7 +188,7 @@ def test_a_missing_content_type_is_refused() -> None:
 def test_other_methods_of_http_are_refused(method: str | None) -> None:
     error = refused(Request(method=method))
     assert isinstance(error, NotGrpc)
-    assert (error.http_status, error.status) == (405, Status.INTERNAL)
+    assert (error.http_status, error.status) == (405, StatusCode.INTERNAL)
     assert f"the HTTP method is {(method or 'missing')[:32]}" in error.details
     assert len(error.details) < 100
 
@@ -196,17 +196,17 @@ def test_other_methods_of_http_are_refused(method: str | None) -> None:
 def test_a_request_without_a_path_is_refused() -> None:
     error = refused(Request(path=None))
     assert isinstance(error, NotGrpc)
-    assert (error.http_status, error.status) == (400, Status.INTERNAL)
+    assert (error.http_status, error.status) == (400, StatusCode.INTERNAL)
 
 
 def test_a_request_through_something_that_may_drop_trailers_is_refused() -> None:
     error = refused(Request(headers=HeaderMap([USUAL[1]])))
     assert not isinstance(error, NotGrpc)
-    assert error.status is Status.INTERNAL
+    assert error.status is StatusCode.INTERNAL
     assert "'te: trailers'" in error.details
 
 
 def test_binary_metadata_is_looked_at_before_the_method_is() -> None:
     require_grpc(Request(headers=HeaderMap([*USUAL, ("x-bin", "aGVsbG8")])))
     error = refused(Request(headers=HeaderMap([*USUAL, ("x-bin", "!!!")])))
-    assert error.status is Status.INTERNAL
+    assert error.status is StatusCode.INTERNAL

@@ -1,21 +1,21 @@
-"""How an RPC on hyper's HTTP/2, and a connection, come to their end when all goes wrong."""
+"""The end of connections and RPCs on hyper's HTTP/2 after errors; eager start of RPCs."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
 from hyperframe.frame import DataFrame, WindowUpdateFrame
 
-from gateway.frontends.grpc import hyper_bounds
-from gateway.frontends.grpc.hyper_backend import LeanBackend
-from gateway.frontends.grpc.hyper_connection import Connection as Served
-from gateway.frontends.grpc.hyper_connection import Shared
+from gateway.frontends.grpc import hyper_limits
+from gateway.frontends.grpc.hyper_connection import HyperConnection as Served
+from gateway.frontends.grpc.hyper_connection import HyperPort, start_eagerly
+from gateway.frontends.grpc.hyper_events import HyperBackend
+from gateway.frontends.grpc.hyper_limits import BufferBudget
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.room import Room
-from gateway.frontends.grpc.rpc import Call
+from gateway.frontends.grpc.rpc import RpcCall
 from gateway.settings import GrpcSettings
 from tests.builders import soon
 from tests.conformance import abuses
@@ -29,16 +29,16 @@ OVERFLOW = 2**31 - 1
 
 
 class Service:
-    """A method with a large answer, and one that waits for what never comes."""
+    """A method with a large answer, and one that never returns."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
         self.cancelled = asyncio.Event()
 
-    async def large(self, message: bytes, call: Call) -> bytes:
+    async def large(self, message: bytes, call: RpcCall) -> bytes:
         return bytes(LARGE)
 
-    async def wait(self, message: bytes, call: Call) -> bytes:
+    async def wait(self, message: bytes, call: RpcCall) -> bytes:
         self.begun.set()
         try:
             await asyncio.Event().wait()
@@ -62,7 +62,7 @@ async def service() -> Service:
 async def transport(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> AsyncIterator[HyperTransport]:
-    """It ends at once when its clients have left, and says of no defect."""
+    """A transport that stops at once after all disconnects, without an error in the log."""
     found = HyperTransport(service.methods(), GrpcSettings(address="127.0.0.1", port=0))
     await found.start()
     yield found
@@ -107,7 +107,7 @@ async def test_a_stream_that_the_server_resets_takes_its_method_with_it(
         await soon(service.cancelled.wait())
 
 
-async def test_who_comes_at_the_end_is_not_served(service: Service) -> None:
+async def test_a_connection_during_shutdown_is_not_served(service: Service) -> None:
     class Socket:
         aborted = False
 
@@ -131,7 +131,7 @@ async def test_who_comes_at_the_end_is_not_served(service: Service) -> None:
 
         close = abort
 
-    shared = Shared(service.methods(), GrpcSettings(), is_closing=True)
+    shared = HyperPort(service.methods(), GrpcSettings(), is_closing=True)
     late, socket = Served(shared), Socket()
     late.connection_made(socket)
     assert socket.aborted
@@ -140,15 +140,123 @@ async def test_who_comes_at_the_end_is_not_served(service: Service) -> None:
     assert not shared.connections
 
 
-async def test_what_is_read_of_a_connection_that_is_gone_takes_no_room() -> None:
-    class Free(hyper_bounds.BoundedConnection):
+async def test_data_read_after_a_disconnect_do_not_count() -> None:
+    class Free(hyper_limits.BoundedConnection):
         conn_recv_available = 0
 
-    room = Room(1 << 40)
+    budget = BufferBudget(1 << 40)
     gone: Any = Free(
-        object(), backend=LeanBackend(asyncio.get_running_loop()), max_concurrent_streams=1
+        object(), backend=HyperBackend(asyncio.get_running_loop()), max_concurrent_streams=1
     )
-    gone.bound(room, lambda request: None)
-    gone.leave()
+    gone.bound(budget, lambda request: None)
+    gone.close_budget()
     gone.receive(PREFACE)
-    room.take(1 << 40)
+    budget.reserve(1 << 40)
+
+
+Made = list[asyncio.Task[None]]
+
+
+@pytest.fixture
+def made() -> Made:
+    return []
+
+
+@pytest.fixture
+def create(made: Made) -> Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]:
+    def keep(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        made.append(asyncio.get_running_loop().create_task(coroutine))
+        return made[-1]
+
+    return keep
+
+
+async def test_a_coroutine_without_a_wait_needs_no_task(create: Any, made: Made) -> None:
+    done: list[str] = []
+
+    async def work() -> None:
+        done.append("done")
+
+    assert start_eagerly(work(), create) is None
+    assert (done, made) == (["done"], [])
+
+
+async def test_a_waiting_coroutine_continues_as_a_task(create: Any) -> None:
+    steps: list[object] = []
+    gate: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def work() -> None:
+        steps.append("begun")
+        steps.append(await gate)
+        await asyncio.sleep(0)
+        steps.append(asyncio.current_task())
+
+    task = start_eagerly(work(), create)
+    assert steps == ["begun"]
+    gate.set_result("opened")
+    assert task is not None
+    await soon(task)
+    assert steps == ["begun", "opened", task]
+
+
+@pytest.mark.parametrize("result", ["value", "error"])
+async def test_a_coroutine_may_wait_for_a_future_that_is_done_early(
+    create: Any, result: str
+) -> None:
+    gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    seen: list[str] = []
+
+    async def work() -> None:
+        try:
+            await gate
+            seen.append("value")
+        except ValueError:
+            seen.append("error")
+
+    task = start_eagerly(work(), create)
+    assert task is not None
+    if result == "value":
+        gate.set_result(None)
+    else:
+        gate.set_exception(ValueError())
+    await soon(task)
+    assert seen == [result]
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3])
+async def test_a_started_coroutine_can_be_cancelled(create: Any, turns: int) -> None:
+    seen: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            await asyncio.sleep(0)
+            seen.append("cleaned up")
+            raise
+
+    task = start_eagerly(work(), create)
+    assert task is not None
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await soon(task)
+    assert seen == ["cancelled", "cleaned up"]
+
+
+async def test_an_error_reaches_the_awaiting_task(create: Any) -> None:
+    async def early() -> None:
+        raise ValueError("early")
+
+    async def late() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("late")
+
+    with pytest.raises(ValueError, match="early"):
+        start_eagerly(early(), create)
+    task = start_eagerly(late(), create)
+    assert task is not None
+    with pytest.raises(ValueError, match="late"):
+        await soon(task)

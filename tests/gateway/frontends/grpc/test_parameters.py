@@ -7,7 +7,7 @@ import pytest
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.parameters import (
     HeaderForwarding,
-    RequestParameters,
+    InferParameters,
     read_parameters,
     wants_empty_final,
 )
@@ -17,7 +17,7 @@ from gateway.protos import grpc_service_pb2 as pb
 EMPTY_FINAL = "triton_enable_empty_final_response"
 
 
-def read(given: dict[str, pb.InferParameter]) -> RequestParameters:
+def read(given: dict[str, pb.InferParameter]) -> InferParameters:
     return read_parameters(pb.ModelInferRequest(parameters=given).parameters)
 
 
@@ -35,7 +35,7 @@ DOUBLE = pb.InferParameter(double_param=0.5)
 UNSET = pb.InferParameter()
 
 
-def test_what_the_server_does_not_know_is_the_clients_own() -> None:
+def test_unknown_parameters_are_custom() -> None:
     found = read({"a": BOOL, "b": INT, "c": STRING, "d": DOUBLE, "stream": BOOL})
     assert found.custom == {"a": True, "b": 5, "c": "s", "d": 0.5, "stream": True}
 
@@ -127,7 +127,7 @@ def test_names_of_triton_are_reserved() -> None:
 @pytest.mark.parametrize(
     ("value", "wanted"), [(True, True), (False, False), (None, False)], ids=["yes", "no", "absent"]
 )
-def test_an_empty_final_response_is_sent_to_who_asked_for_it(
+def test_the_parameter_of_the_empty_final_response_is_read(
     value: bool | None, wanted: bool
 ) -> None:
     given = {} if value is None else {EMPTY_FINAL: pb.InferParameter(bool_param=value)}

@@ -9,7 +9,7 @@ import pytest
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc import response as encoding
-from gateway.frontends.grpc.response import Encoder
+from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.messages import InferRequest, InferResponse, RequestedOutput, SharedRegion
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.shared_memory.regions import SharedMemory
@@ -27,13 +27,13 @@ def encoder(
     *outputs: RequestedOutput,
     config: ModelConfig = CONFIG,
     shared_memory: SharedMemory | None = None,
-) -> Encoder:
+) -> InferResponseEncoder:
     request = InferRequest(model="m", id="r1", outputs=outputs)
     model = serve(ScriptedInstance(), config=config)
-    return Encoder(request, model, shared_memory or SharedMemory())
+    return InferResponseEncoder(request, model, shared_memory or SharedMemory())
 
 
-def encode(found: Encoder, *outputs: Tensor, **fields: Any) -> pb.ModelInferResponse:
+def encode(found: InferResponseEncoder, *outputs: Tensor, **fields: Any) -> pb.ModelInferResponse:
     return pb.ModelInferResponse.FromString(found.encode(InferResponse(outputs=outputs, **fields)))
 
 
@@ -60,7 +60,7 @@ async def test_a_response_has_one_raw_entry_per_output_in_order(serve: Serve) ->
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 16383, 16384, 2**21])
-async def test_raw_contents_of_any_size_come_whole(serve: Serve, size: int) -> None:
+async def test_raw_contents_of_any_size_arrive_complete(serve: Serve, size: int) -> None:
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
     found = encode(encoder(serve), Tensor("Y", Datatype.UINT8, (size,), memoryview(data)))
     assert list(found.raw_output_contents) == [data]
@@ -129,7 +129,7 @@ async def test_an_output_must_fit_its_part_of_shared_memory(serve: Serve) -> Non
 
 
 @pytest.mark.parametrize("final", [True, False])
-async def test_a_streamed_response_says_whether_it_is_final(serve: Serve, final: bool) -> None:
+async def test_a_streamed_response_has_the_final_flag(serve: Serve, final: bool) -> None:
     response = InferResponse(outputs=(SCORES,), parameters={"n": 1}, final=final)
     found = pb.ModelStreamInferResponse.FromString(encoder(serve).encode_streamed(response, ""))
     assert found.error_message == ""

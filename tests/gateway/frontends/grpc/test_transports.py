@@ -1,4 +1,4 @@
-"""What a method learns of its client, by each transport: metadata, and that the client has left."""
+"""Metadata, deadlines, disconnects and errors of methods on each transport."""
 
 import asyncio
 import logging
@@ -14,9 +14,8 @@ from hyperframe.frame import DataFrame, RstStreamFrame
 from gateway.errors import UNEXPECTED
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import Call, ClientGone, RpcError, Status
+from gateway.frontends.grpc.rpc import ClientDisconnected, RpcCall, RpcError, StatusCode, Transport
 from gateway.frontends.grpc.server import TRANSPORTS
-from gateway.frontends.grpc.transport import Transport
 from gateway.settings import GrpcSettings, GrpcTransport
 from tests.builders import soon
 from tests.conftest import tasks_left
@@ -30,20 +29,20 @@ TOLD = "x-told"
 
 
 class Service:
-    """The methods; those that wait tell when they have begun, and when they were cancelled."""
+    """Methods; those that wait record their start and their cancellation."""
 
     def __init__(self) -> None:
         self.begun: asyncio.Queue[str] = asyncio.Queue()
         self.cancelled: asyncio.Queue[float] = asyncio.Queue()
         self.ended: asyncio.Queue[float] = asyncio.Queue()
 
-    async def wait(self, message: bytes, call: Call) -> bytes:
-        """Wait for what never comes."""
+    async def wait(self, message: bytes, call: RpcCall) -> bytes:
+        """Wait forever."""
         with self._noted(call):
             await asyncio.Event().wait()
         raise AssertionError("an event was set that nobody sets")
 
-    async def read(self, messages: AsyncIterator[bytes], call: Call) -> None:
+    async def read(self, messages: AsyncIterator[bytes], call: RpcCall) -> None:
         """Read all there is, and then wait."""
         with self._noted(call):
             async for _ in messages:
@@ -51,46 +50,46 @@ class Service:
             self.begun.put_nowait("end")
             await asyncio.Event().wait()
 
-    async def write(self, messages: AsyncIterator[bytes], call: Call) -> None:
+    async def write(self, messages: AsyncIterator[bytes], call: RpcCall) -> None:
         """Send without an end."""
         with self._noted(call):
             while True:
                 await call.send([bytes(10_000)])
 
-    async def tell(self, message: bytes, call: Call) -> bytes:
+    async def tell(self, message: bytes, call: RpcCall) -> bytes:
         """Answer with the metadata that came."""
         found = sorted((name, value) for name, value in call.metadata if name.startswith("x"))
         return repr(found).encode()
 
-    async def fail(self, message: bytes, call: Call) -> bytes:
+    async def fail(self, message: bytes, call: RpcCall) -> bytes:
         """Fail with the text that came."""
-        raise RpcError(Status.ABORTED, message.decode())
+        raise RpcError(StatusCode.ABORTED, message.decode())
 
-    async def decorate(self, message: bytes, call: Call) -> bytes:
+    async def decorate(self, message: bytes, call: RpcCall) -> bytes:
         """Send metadata before and behind the answer."""
         await call.send_initial_metadata([(TOLD, "a"), (TOLD, "b"), (f"{TOLD}-bin", b"\0\xff")])
         call.set_trailing_metadata([(TOLD, "c"), (TOLD, "d"), (f"{TOLD}-bin", b"\1\xfe")])
         return message
 
     @contextmanager
-    def _noted(self, call: Call) -> Any:
+    def _noted(self, call: RpcCall) -> Any:
         call.on_end(lambda: self.ended.put_nowait(time.perf_counter()))
         self.begun.put_nowait("method")
         try:
             yield
-        except (asyncio.CancelledError, ClientGone):
+        except (asyncio.CancelledError, ClientDisconnected):
             self.cancelled.put_nowait(time.perf_counter())
             raise
 
-    async def give_up(self, message: bytes, call: Call) -> bytes:
-        """End as a task does that somebody has cancelled, though nobody has."""
+    async def give_up(self, message: bytes, call: RpcCall) -> bytes:
+        """Raise CancelledError without a cancellation of the task."""
         raise asyncio.CancelledError
 
-    def methods(self, *, at_once: bool = False) -> dict[str, Method]:
+    def methods(self, *, eager: bool = False) -> dict[str, Method]:
         streams = {"client_streams": True, "server_streams": True}
         return {
             **{
-                f"/test.Service/{each.__name__}": Method(each, bytes, bytes, at_once=at_once)
+                f"/test.Service/{each.__name__}": Method(each, bytes, bytes, eager=eager)
                 for each in (self.wait, self.tell, self.fail, self.decorate, self.give_up)
             },
             **{
@@ -105,14 +104,14 @@ async def service() -> Service:
     return Service()
 
 
-AT_ONCE = "hyper, at once"
+EAGER = "hyper, eager"
 
 
-@pytest.fixture(params=[*GrpcTransport, AT_ONCE])
+@pytest.fixture(params=[*GrpcTransport, EAGER])
 async def transport(
     request: pytest.FixtureRequest, service: Service, caplog: pytest.LogCaptureFixture
 ) -> AsyncIterator[Transport]:
-    """Each in turn; it ends at once when its clients have left, and leaves nothing behind.
+    """Each transport; it stops at once after all disconnects, without remaining tasks.
 
     That a client leaves is no error, and so is not in the log.
     """
@@ -125,7 +124,7 @@ async def transport(
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Nobody's own are grpcio's words on metadata that is no UTF-8, before it makes do with it."""
+    """grpcio logs metadata that are not UTF-8 before it decodes them otherwise."""
     return not record.getMessage().startswith("Invalid encoding")
 
 
@@ -138,7 +137,7 @@ async def connection(transport: Transport) -> AsyncIterator[Connection]:
 
 @pytest.fixture
 def allowed_secs(transport: Transport) -> float:
-    """How long a method may run on whose client has left; grpcio promises nothing."""
+    """Maximum time from a disconnect to the cancellation; grpcio promises none."""
     return PROMPTLY_SECS if isinstance(transport, HyperTransport) else WAIT_SECS
 
 
@@ -155,7 +154,7 @@ async def answer(
     body: bytes = b"",
     stream: int = 1,
 ) -> Answer:
-    """What a whole request is answered with."""
+    """The answer to a complete request."""
     connection.send(
         connection.headers(stream, request(f"/test.Service/{method}", *more)),
         DataFrame(stream, message(body), flags=("END_STREAM",)),
@@ -184,7 +183,7 @@ PHASES = {
 
 @pytest.mark.parametrize("leave", LEAVING)
 @pytest.mark.parametrize("phase", PHASES)
-async def test_a_method_whose_client_leaves_is_cancelled_at_once(
+async def test_a_disconnect_cancels_the_method_immediately(
     connection: Connection,
     service: Service,
     allowed_secs: float,
@@ -203,7 +202,7 @@ async def test_a_method_whose_client_leaves_is_cancelled_at_once(
 
 @pytest.mark.parametrize("leave", LEAVING)
 @pytest.mark.parametrize("frames", [[], [DataFrame(1, BODY[:50])], [DataFrame(1, b"")]])
-async def test_a_client_may_leave_before_its_message_is_whole(
+async def test_a_disconnect_within_a_message_ends_the_rpc(
     connection: Connection,
     transport: Transport,
     service: Service,
@@ -217,9 +216,7 @@ async def test_a_client_may_leave_before_its_message_is_whole(
     assert service.begun.empty()
 
 
-async def test_a_reset_of_one_rpc_leaves_those_beside_it_alone(
-    connection: Connection, service: Service
-) -> None:
+async def test_a_reset_ends_only_its_own_rpc(connection: Connection, service: Service) -> None:
     send(connection, "wait", DataFrame(1, BODY), ENDING)
     await soon(service.begun.get())
     send(connection, "read", stream=3)
@@ -230,7 +227,7 @@ async def test_a_reset_of_one_rpc_leaves_those_beside_it_alone(
     assert service.cancelled.empty()
 
 
-async def test_a_reset_behind_the_answer_disturbs_nobody(
+async def test_a_reset_after_the_answer_has_no_effect(
     connection: Connection, service: Service
 ) -> None:
     await answer(connection, "tell")
@@ -239,7 +236,7 @@ async def test_a_reset_behind_the_answer_disturbs_nobody(
     assert (await answer(connection, "tell", stream=3)).client_status == "OK"
 
 
-async def test_a_deadline_cancels_the_method_and_tells_the_client(
+async def test_a_deadline_cancels_the_method_and_sends_the_status(
     connection: Connection, service: Service
 ) -> None:
     found = await answer(connection, "wait", ("grpc-timeout", "50m"))
@@ -296,17 +293,17 @@ async def test_a_text_of_a_status_reaches_the_client_letter_by_letter(
 @asynccontextmanager
 async def serving(service: Service, name: str) -> AsyncIterator[Transport]:
     """A transport by name, with this service."""
-    at_once = name == AT_ONCE
-    transport = TRANSPORTS[GrpcTransport.HYPER if at_once else GrpcTransport(name)](
-        service.methods(at_once=at_once), GrpcSettings(address="127.0.0.1", port=0)
+    eager = name == EAGER
+    transport = TRANSPORTS[GrpcTransport.HYPER if eager else GrpcTransport(name)](
+        service.methods(eager=eager), GrpcSettings(address="127.0.0.1", port=0)
     )
     await transport.start()
     yield transport
     await soon(asyncio.gather(transport.stop(), transport.cut_off(60.0)))
 
 
-@pytest.mark.parametrize("name", [*GrpcTransport, AT_ONCE])
-async def test_a_method_that_ends_as_if_it_were_cancelled_ends_its_stream_alone(
+@pytest.mark.parametrize("name", [*GrpcTransport, EAGER])
+async def test_a_stray_cancellation_ends_only_its_stream(
     service: Service, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     async with serving(service, name) as transport:
@@ -320,8 +317,8 @@ async def test_a_method_that_ends_as_if_it_were_cancelled_ends_its_stream_alone(
     assert record.getMessage() == "request failed unexpectedly"
 
 
-async def test_an_rpc_that_was_reset_before_it_was_read_never_begins(service: Service) -> None:
-    async with serving(service, AT_ONCE) as transport:
+async def test_an_rpc_reset_before_it_is_read_never_starts(service: Service) -> None:
+    async with serving(service, EAGER) as transport:
         with Connection(transport.port) as connection:
             connection.begin()
             headers = connection.headers(1, request("/test.Service/wait"))
@@ -333,10 +330,10 @@ async def test_an_rpc_that_was_reset_before_it_was_read_never_begins(service: Se
     assert service.begun.empty()
 
 
-async def test_what_goes_wrong_outside_a_method_is_logged_and_ends_its_stream_alone(
+async def test_an_error_outside_a_method_is_logged_and_ends_only_its_stream(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    broken: Any = SimpleNamespace(at_once=False)
+    broken: Any = SimpleNamespace(eager=False)
     methods = {**Service().methods(), "/test.Service/broken": broken}
     transport = HyperTransport(methods, GrpcSettings(address="127.0.0.1", port=0))
     await transport.start()

@@ -1,0 +1,164 @@
+"""Memo of parsed ModelInfer messages, because clients repeat them with other data.
+
+While shapes stay the same, only the raw contents at the end of a message change.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from gateway.frontends.grpc.protobuf_wire import LARGE_BYTES, RAW_INPUT, parse_request, sized
+from gateway.messages import InferRequest
+from gateway.protos import grpc_service_pb2 as pb
+from gateway.tensor import Buffer, Datatype, Tensor
+
+MOST_KNOWN = 256
+MOST_BYTES = 4096
+"""Maximum size of a header, which is all bytes before the raw contents."""
+
+
+class InputSlice(NamedTuple):
+    """An input and the offsets of its data; `mark` is the tag and length before the data."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+    mark: bytes
+
+
+class MemoEntry(NamedTuple):
+    """The decoded request `asked` of a header, without its data."""
+
+    asked: InferRequest
+    pieces: Sequence[InputSlice]
+
+    def fits(self, data: bytes) -> bool:
+        """Whether the raw contents of a message with the same header have the same lengths."""
+        return len(data) == self.pieces[-1].end and all(
+            data.endswith(piece.mark, 0, piece.start) for piece in self.pieces
+        )
+
+    def request(self, data: bytes) -> InferRequest:
+        """The request of a message with these bytes."""
+        asked = self.asked
+        return InferRequest(
+            model=asked.model,
+            version=asked.version,
+            inputs=tuple(
+                [
+                    Tensor(name, datatype, shape, data[start:end])
+                    for name, datatype, shape, start, end, _ in self.pieces
+                ]
+            ),
+            outputs=asked.outputs,
+            parameters=asked.parameters,
+            priority=asked.priority,
+            timeout_us=asked.timeout_us,
+            received_ns=time.perf_counter_ns(),
+        )
+
+
+class InferMessage(NamedTuple):
+    """A message with its entry in the memo, or else with its parsed parts."""
+
+    data: bytes
+    known: MemoEntry | None = None
+    message: pb.ModelInferRequest | None = None
+    raw: Any = ()
+
+
+class RequestMemo:
+    """The latest decoded messages, by their headers.
+
+    A message is added only after another message of the same length, because changing shapes
+    rarely repeat. All entries of one length of message have the same length of header.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, MemoEntry] = {}
+        self._headers: dict[int, int] = {}
+
+    def parse(self, data: bytes) -> InferMessage:
+        """The message; DecodeError for bytes that are not one."""
+        known = self._known.get(data[: self._headers.get(len(data), 0)])
+        if known is not None and known.fits(data):
+            return InferMessage(data, known)
+        return InferMessage(data, None, *parse_request(data))
+
+    def add(self, incoming: InferMessage, request: InferRequest) -> None:
+        """Add an accepted message, and evict the oldest entry of a full memo.
+
+        Skipped are messages with an id, a sequence, strings or shared memory, since more than
+        their raw contents can change.
+        """
+        data, _, message, raw = incoming
+        if message is None or len(data) >= LARGE_BYTES or not self._has_come_before(len(data)):
+            return
+        header, marks = _cut(data, raw)
+        if self._headers[len(data)] not in (0, len(header)) or len(header) > MOST_BYTES:
+            return
+        if not _is_plain(message, raw, request):
+            return
+        known = MemoEntry(
+            replace(request, inputs=()), tuple(_pieces(len(header), marks, raw, request))
+        )
+        if known.fits(data) and _is_all_but_raw(header, message):
+            if header not in self._known:
+                _make_room(self._known)
+            self._known[header] = known
+            self._headers[len(data)] = len(header)
+
+    def _has_come_before(self, size: int) -> bool:
+        if size in self._headers:
+            return True
+        _make_room(self._headers)
+        self._headers[size] = 0
+        return False
+
+
+def _make_room(found: dict[Any, Any]) -> None:
+    if len(found) >= MOST_KNOWN:
+        del found[next(iter(found))]
+
+
+def _cut(data: bytes, raw: Sequence[Buffer]) -> tuple[bytes, Sequence[bytes]]:
+    """The header of a message whose raw contents are at its end, and the marks of these."""
+    marks = [sized(bytes([RAW_INPUT]), len(each)) for each in raw]
+    size = sum(map(len, marks)) + sum(map(len, raw))
+    return data[: len(data) - size], marks
+
+
+def _pieces(
+    end: int, marks: Sequence[bytes], raw: Sequence[Buffer], request: InferRequest
+) -> Iterator[InputSlice]:
+    for tensor, mark, each in zip(request.inputs, marks, raw, strict=True):
+        start = end + len(mark)
+        end = start + len(each)
+        yield InputSlice(tensor.name, tensor.datatype, tensor.shape, start, end, mark)
+
+
+def _is_plain(message: pb.ModelInferRequest, raw: Sequence[Buffer], request: InferRequest) -> bool:
+    return (
+        0 < len(raw) == len(request.inputs)
+        and not request.id
+        and request.sequence is None
+        and not any(tensor.datatype is Datatype.BYTES for tensor in request.inputs)
+        and not any(tensor.parameters for tensor in message.inputs)
+        and not any(output.region for output in request.outputs)
+    )
+
+
+def _is_all_but_raw(header: bytes, message: pb.ModelInferRequest) -> bool:
+    """Whether the header holds all fields except the raw contents."""
+    rest = pb.ModelInferRequest()
+    rest.CopyFrom(message)
+    rest.ClearField("raw_input_contents")
+    try:
+        return pb.ModelInferRequest.FromString(header) == rest
+    except DecodeError:
+        return False

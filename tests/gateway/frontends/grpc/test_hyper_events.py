@@ -1,0 +1,78 @@
+"""Events and queues for httpunk."""
+
+import asyncio
+
+from gateway.frontends.grpc.hyper_events import HyperBackend, HyperEvent, HyperQueue
+from tests.builders import soon
+
+
+async def test_an_event_that_was_set_is_not_waited_for() -> None:
+    signal = HyperEvent(asyncio.get_running_loop())
+    signal.set()
+    await soon(signal.wait())
+    assert signal.is_set()
+
+
+async def test_setting_an_event_wakes_its_waiter() -> None:
+    signal = HyperEvent(asyncio.get_running_loop())
+    waiting = asyncio.create_task(signal.wait())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    signal.set()
+    await soon(waiting)
+
+
+async def test_an_event_can_happen_again() -> None:
+    signal = HyperEvent(asyncio.get_running_loop())
+    signal.set()
+    signal.clear()
+    assert not signal.is_set()
+    waiting = asyncio.create_task(signal.wait())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    signal.set()
+    await soon(waiting)
+
+
+async def test_a_cancelled_waiter_is_ignored() -> None:
+    signal = HyperEvent(asyncio.get_running_loop())
+    waiting = asyncio.create_task(signal.wait())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    signal.set()
+    await soon(signal.wait())
+
+
+async def test_a_listener_is_called_when_the_event_is_set_or_immediately() -> None:
+    told: list[str] = []
+    signal = HyperEvent(asyncio.get_running_loop())
+    signal.listen(lambda: told.append("then"))
+    assert told == []
+    signal.set()
+    signal.set()
+    assert told == ["then"]
+    signal.listen(lambda: told.append("at once"))
+    assert told == ["then", "at once"]
+
+
+async def test_a_queue_keeps_the_order_of_its_items() -> None:
+    mailbox = HyperQueue(asyncio.get_running_loop())
+    mailbox.send(1)
+    mailbox.send(None)
+    assert [await soon(mailbox.receive()), await soon(mailbox.receive())] == [1, None]
+
+
+async def test_a_reader_of_an_empty_queue_gets_the_next_item() -> None:
+    mailbox = HyperQueue(asyncio.get_running_loop())
+    waiting = asyncio.create_task(mailbox.receive())
+    await asyncio.sleep(0)
+    mailbox.send("late")
+    assert await soon(waiting) == "late"
+
+
+async def test_the_backend_makes_events_and_both_ends_of_queues() -> None:
+    backend = HyperBackend(asyncio.get_running_loop())
+    assert isinstance(backend.event(), HyperEvent)
+    sender, receiver = backend.queue()
+    sender.send("item")
+    assert await soon(receiver.receive()) == "item"

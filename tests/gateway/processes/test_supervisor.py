@@ -1,0 +1,109 @@
+"""Real frontend processes: restart after a hang, new log settings."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from gateway.observability.log import Log
+from gateway.processes import supervisor
+from gateway.processes.listeners import ProcessHttpListener, ProcessListeners
+from gateway.settings import HttpSettings, LogSettings
+from tests.builders import WAIT_SECS
+from tests.children import frontends_of
+
+
+async def hello(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("hello")
+
+
+APP = Starlette(routes=[Route("/", hello)])
+
+
+@asynccontextmanager
+async def serving(log: Log) -> AsyncIterator[ProcessHttpListener]:
+    """One process with a port."""
+    listeners = ProcessListeners(1, log)
+    listener = listeners.http(APP, HttpSettings(address="127.0.0.1", port=0))
+    running = asyncio.create_task(listeners.run())
+    yield listener
+    listener.stop(0)
+    await asyncio.wait_for(running, WAIT_SECS)
+
+
+async def until(found: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_SECS):
+        while not found():  # noqa: ASYNC110 - of another process
+            await asyncio.sleep(0.02)
+
+
+async def ask(listener: ProcessHttpListener) -> str:
+    async with httpx.AsyncClient(timeout=WAIT_SECS) as client:
+        return (await client.get(f"http://127.0.0.1:{listener.port}/")).text
+
+
+async def test_a_process_that_hangs_is_killed_and_restarted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(Log()) as listener:
+        assert await ask(listener) == "hello"
+        monkeypatch.setattr(supervisor, "ANSWER_SECS", 0.3)
+        [hung] = frontends_of(os.getpid())
+        os.kill(hung, signal.SIGSTOP)
+        await until(
+            lambda: bool(frontends_of(os.getpid())) and hung not in frontends_of(os.getpid())
+        )
+        assert await ask(listener) == "hello"
+    statuses = [vars(each)["status"] for each in caplog.records if "status" in vars(each)]
+    assert "killed after 0.3 s without an answer" in statuses
+
+
+async def test_files_in_the_working_directory_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gateway").mkdir()
+    for name in ("json.py", "uvloop.py", "gateway/__init__.py"):
+        (tmp_path / name).write_text("raise SystemExit('imported from the working directory')")
+    monkeypatch.chdir(tmp_path)
+    async with serving(Log()) as listener:
+        assert await ask(listener) == "hello"
+
+
+async def test_a_process_that_answers_is_not_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "ANSWER_SECS", 0.2)
+    async with serving(Log()) as listener:
+        assert await ask(listener) == "hello"
+        before = frontends_of(os.getpid())
+        await asyncio.sleep(1)
+        assert frontends_of(os.getpid()) == before
+
+
+async def speak_no_http(listener: ProcessHttpListener) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    writer.write(b"\x16\x03\x01 no HTTP\r\n\r\n")
+    await asyncio.wait_for(reader.read(), WAIT_SECS)
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_processes_receive_new_log_settings(tmp_path: Path) -> None:
+    """The frontend process logs a warning for a client that does not speak HTTP."""
+    file = tmp_path / "log"
+    log = Log(LogSettings(file=str(file), warning=False))
+    async with serving(log) as listener:
+        await speak_no_http(listener)
+        log.change({"warning": True})
+        await asyncio.sleep(0)
+        await speak_no_http(listener)
+        [pid] = frontends_of(os.getpid())
+        await until(lambda: f" {pid} " in file.read_text())
+        assert file.read_text().count("Invalid HTTP request") == 1
