@@ -22,14 +22,17 @@ FIRST_RESPONSE_SECS = 2
 EXIT_TIMEOUT_SECS = 3
 
 ADAPTER = "odd"
+FOLDER = Path(__file__).parent
 LAST = ("ended_server", "ended_other_server")
 """Fixtures of tests that end a shared server."""
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that end a shared server are the last, so that none needs another start of it."""
-    items.sort(key=lambda item: not set(LAST).isdisjoint(getattr(item, "fixturenames", ())))
+    """Tests of this folder run last, and of those the ones that end a shared server."""
+    mine = [item for item in items if FOLDER in item.path.parents]
+    mine.sort(key=lambda item: not set(LAST).isdisjoint(getattr(item, "fixturenames", ())))
+    items[:] = [*(item for item in items if FOLDER not in item.path.parents), *mine]
 
 
 @pytest.fixture(scope="session")

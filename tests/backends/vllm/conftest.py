@@ -35,6 +35,7 @@ REST_SECS = 60.0
 
 OPENING = "backends.vllm.opening"
 
+FOLDER = Path(__file__).parent
 LAST = ("ended_llama", "ended_embedder", "ended_pair")
 """Fixtures of tests that end a shared engine."""
 
@@ -50,8 +51,10 @@ engine_marks = [
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that end a shared engine are the last, so that none needs another start of it."""
-    items.sort(key=lambda item: not set(LAST).isdisjoint(getattr(item, "fixturenames", ())))
+    """Tests of this folder run first, and of those the ones that end a shared engine last."""
+    mine = [item for item in items if FOLDER in item.path.parents]
+    mine.sort(key=lambda item: not set(LAST).isdisjoint(getattr(item, "fixturenames", ())))
+    items[:] = [*mine, *(item for item in items if FOLDER not in item.path.parents)]
 
 
 def ask(text: str | None = QUESTION, /, **given: Any) -> InferRequest:
