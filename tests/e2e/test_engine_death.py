@@ -27,6 +27,8 @@ RESTARTED_SECS = 120.0
 ORPHANED_SECS = 10.0
 ORPHANED_AT_START_SECS = 30.0
 """A process sees that its gateway has gone once it has imported vLLM."""
+SPAWNED = "multiprocessing.spawn"
+"""The title of a process that an engine has started, until it has imported vLLM."""
 STORY = streamed("Once upon a time", **ENDLESS)
 CHAT = "/v1/chat/completions"
 TALE = {"messages": QUESTION, "stream": True, **ENDLESS}
@@ -151,7 +153,7 @@ def test_an_engine_without_tries_left_is_given_up(ended_other_server: Serving) -
 
 @pytest.mark.parametrize(
     ("stage", "flags"),
-    [("", ("--frontends=2",)), (WORKER, ())],
+    [(SPAWNED, ("--frontends=2",)), (WORKER, ())],
     ids=["its first process", "its worker"],
 )
 def test_an_engine_ends_when_its_gateway_is_killed_at_its_start(

@@ -16,7 +16,7 @@ pytestmark = engine_marks
 KNOWN_SECS = 2.0
 """How soon a dead engine must be known."""
 CLOSED_SECS = 15.0
-"""How long an engine that has lost a worker may take to end, which vLLM waits for."""
+"""How long the close of a dead engine may take; vLLM waits for its processes."""
 
 
 async def failure(llama: Llama, request: InferRequest) -> InferenceError:
