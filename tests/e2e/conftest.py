@@ -1,5 +1,6 @@
-"""One server with the real model for every test that leaves it as it was."""
+"""Two servers with the real model for all tests that need no server of their own."""
 
+import json
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,13 +9,30 @@ import pytest
 
 from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root
+from tests.backends.vllm.adapters import write_adapter
+from tests.conformance.models import identity
 from tests.e2e.llama import Llama, shipped_arguments, write_llama
-from tests.serving import Serving, serving
+from tests.e2e.shared_server import SharedServer
+from tests.serving import Serving, write_model
 
 MAX_IN_FLIGHT = 100
 MAX_RUNNING = 8
 SEND_TIMEOUT_SECS = 1
 FIRST_RESPONSE_SECS = 2
+EXIT_TIMEOUT_SECS = 3
+
+ADAPTER = "odd"
+FOLDER = Path(__file__).parent
+LAST = ("ended_server", "ended_other_server")
+"""Fixtures of tests that end a shared server."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of this folder run last, and of those the ones that end a shared server."""
+    mine = [item for item in items if FOLDER in item.path.parents]
+    mine.sort(key=lambda item: not set(LAST).isdisjoint(getattr(item, "fixturenames", ())))
+    items[:] = [*(item for item in items if FOLDER not in item.path.parents), *mine]
 
 
 @pytest.fixture(scope="session")
@@ -30,24 +48,72 @@ def stored_model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(stored_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """A server that every test leaves without a request; however it was treated, it ends well."""
+def shared_server(
+    stored_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedServer]:
+    """A server whose model has an adapter, custom metrics and limits."""
     repository = tmp_path_factory.mktemp("repository")
-    write_llama(
-        repository,
-        {"max_num_seqs": MAX_RUNNING},
-        max_in_flight=MAX_IN_FLIGHT,
-        REPORT_CUSTOM_METRICS="true",
-    )
+    arguments = {"max_num_seqs": MAX_RUNNING, "enable_lora": True, "max_lora_rank": 8}
+    write_llama(repository, arguments, max_in_flight=MAX_IN_FLIGHT, REPORT_CUSTOM_METRICS="true")
+    folder = repository / "llama" / "1"
+    write_adapter(folder / ADAPTER, rank=8)
+    (folder / "multi_lora.json").write_text(json.dumps({ADAPTER: ADAPTER}))
     flags = (
         f"--send-timeout-secs={SEND_TIMEOUT_SECS}",
         f"--http-first-response-secs={FIRST_RESPONSE_SECS}",
+        f"--exit-timeout-secs={EXIT_TIMEOUT_SECS}",
         "--metrics-config=histogram_latencies=true",
     )
-    with serving(repository, *flags) as started:
-        yield started
-    assert started.process.returncode == 0, started.text
-    assert not [line for line in started.log if line.startswith("Traceback")], started.text
+    shared = SharedServer(repository, flags)
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(scope="session")
+def shared_other_server(
+    stored_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedServer]:
+    """A server without a compiler; its model has a parser of thoughts and is never restarted.
+
+    The parser reads text, and so needs no tokens that this model does not have. A second model
+    needs no engine.
+    """
+    repository = tmp_path_factory.mktemp("repository")
+    write_llama(repository, reasoning_parser="olmo3", restart_tries=0)
+    write_model(repository, "echo", identity("BYTES", "1"))
+    cache = tmp_path_factory.mktemp("cache")
+    shared = SharedServer(repository, environment=environment("no-such-compiler", cache))
+    yield shared
+    shared.close()
+
+
+def environment(compiler: str, cache: Path) -> dict[str, str]:
+    """Torch compiles by this program, and finds nothing that it compiled before."""
+    return {"CXX": compiler, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+
+
+@pytest.fixture(scope="module")
+def server(shared_server: SharedServer) -> Serving:
+    """The server that every test leaves without a request."""
+    return shared_server.get()
+
+
+@pytest.fixture(scope="module")
+def other_server(shared_other_server: SharedServer) -> Serving:
+    """The server with a parser of thoughts and without a compiler."""
+    return shared_other_server.get()
+
+
+@pytest.fixture
+def ended_server(shared_server: SharedServer) -> Serving:
+    """The first server, for a test that ends it."""
+    return shared_server.get()
+
+
+@pytest.fixture
+def ended_other_server(shared_other_server: SharedServer) -> Serving:
+    """The other server, for a test that ends it."""
+    return shared_other_server.get()
 
 
 @pytest.fixture

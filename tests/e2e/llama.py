@@ -85,6 +85,10 @@ class Llama:
         """Ask the good request, which must be answered as ever."""
         assert self.generate(**FRANCE)["text_output"] == ANSWER
 
+    def serves_on(self) -> None:
+        """The model answers the next request: one token shows it."""
+        assert self.generate(**{**FRANCE, "max_tokens": 1})["text_output"] == "The"
+
 
 def error_of(answer: httpx.Response) -> Any:
     """The body of a refusal; of a stream that the model refuses it is an event."""

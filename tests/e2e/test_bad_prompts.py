@@ -148,19 +148,19 @@ ODD = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_bad_request_is_refused_in_words_that_name_what_is_wrong(llama: Llama, case: str) -> None:
     assert_refused(llama, *REFUSED[case], status=400)
-    llama.expect_answer()
+    llama.serves_on()
 
 
 @pytest.mark.parametrize("case", WRONG_JSON)
 def test_json_of_the_wrong_type_is_refused_as_triton_does(llama: Llama, case: str) -> None:
     assert_refused(llama, *WRONG_JSON[case], status=500)
-    llama.expect_answer()
+    llama.serves_on()
 
 
 @pytest.mark.parametrize("case", ODD)
 def test_an_odd_request_is_answered(llama: Llama, case: str) -> None:
     assert "text_output" in llama.generate(**ODD[case])
-    llama.expect_answer()
+    llama.serves_on()
 
 
 def test_a_schema_that_takes_long_keeps_no_other_waiting(llama: Llama) -> None:
@@ -206,7 +206,7 @@ def test_a_bad_request_is_one_message_on_a_grpc_stream(
     assert heard.results == []
     (error,) = heard.errors
     assert_clear({"error": error.message()}, word)
-    llama.expect_answer()
+    llama.serves_on()
 
 
 def assert_refused(llama: Llama, members: Any, word: str, *, status: int) -> None:

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.conformance.models import identity
-from tests.e2e.figures import figures
+from tests.e2e.figures import IN_FLIGHT, figures
 from tests.e2e.llama import ANSWER, ENDLESS, FRANCE, QUESTION, Llama, streamed, write_llama
 from tests.e2e.processes import ENGINE, WORKER, Processes
 from tests.raw import Connection
@@ -28,6 +27,8 @@ RESTARTED_SECS = 120.0
 ORPHANED_SECS = 10.0
 ORPHANED_AT_START_SECS = 30.0
 """A process sees that its gateway has gone once it has imported vLLM."""
+SPAWNED = "multiprocessing.spawn"
+"""The title of a process that an engine has started, until it has imported vLLM."""
 STORY = streamed("Once upon a time", **ENDLESS)
 CHAT = "/v1/chat/completions"
 TALE = {"messages": QUESTION, "stream": True, **ENDLESS}
@@ -36,7 +37,7 @@ TALE = {"messages": QUESTION, "stream": True, **ENDLESS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """What was seen when an engine was killed while three clients read streams of it.
+    """What was seen when an engine was killed under the requests of four clients.
 
     `noticed_secs` is how long the model, or the server, was still called ready. `meanwhile` has
     the status of other requests while the engine was away, `refusals` the answers to those for it,
@@ -64,7 +65,7 @@ def incident(stored_model: Path, tmp_path_factory: pytest.TempPathFactory) -> In
         llama.expect_answer()
         processes = Processes(server)
         before, killed = figures(server), processes.engines()
-        errors, noticed_secs = kill_under_streams(server, processes.titled(ENGINE))
+        errors, noticed_secs = kill_under_requests(server, processes.titled(ENGINE))
         refusals = {
             "v2": llama.post("/generate", FRANCE),
             "openai": httpx.post(f"{server.http}{CHAT}", json={"messages": QUESTION}),
@@ -88,8 +89,8 @@ def incident(stored_model: Path, tmp_path_factory: pytest.TempPathFactory) -> In
         )
 
 
-@pytest.mark.parametrize("wire", ["http", "grpc", "openai"])
-def test_streams_of_a_killed_engine_end_with_a_clear_error(incident: Incident, wire: str) -> None:
+@pytest.mark.parametrize("wire", ["http", "grpc", "openai", "whole"])
+def test_requests_of_a_killed_engine_end_with_a_clear_error(incident: Incident, wire: str) -> None:
     assert "model 'llama'" in incident.errors[wire]
     assert "its engine has stopped" in incident.errors[wire]
 
@@ -133,10 +134,12 @@ def test_an_engine_ends_when_its_gateway_is_killed(incident: Incident) -> None:
     assert incident.left == []
 
 
-def test_an_engine_without_tries_left_is_given_up(stored_model: Path, tmp_path: Path) -> None:
-    with two_models(tmp_path, restart_tries=0) as server, Llama(server) as llama:
+def test_an_engine_without_tries_left_is_given_up(ended_other_server: Serving) -> None:
+    server = ended_other_server
+    with Llama(server) as llama:
         processes = Processes(server)
-        errors, _ = kill_under_streams(server, processes.titled(WORKER))
+        errors, noticed_secs = kill_under_requests(server, processes.titled(WORKER))
+        assert noticed_secs < NOTICED_SECS
         server.wait_logged("model given up")
         refusal = llama.post("/generate", FRANCE)
         assert all("its engine has stopped" in error for error in errors.values())
@@ -148,12 +151,17 @@ def test_an_engine_without_tries_left_is_given_up(stored_model: Path, tmp_path: 
         assert server.stop() == 0
 
 
-@pytest.mark.parametrize("stage", ["", WORKER], ids=["its first process", "its worker"])
+@pytest.mark.parametrize(
+    ("stage", "flags"),
+    [(SPAWNED, ("--frontends=2",)), (WORKER, ())],
+    ids=["its first process", "its worker"],
+)
 def test_an_engine_ends_when_its_gateway_is_killed_at_its_start(
-    stored_model: Path, tmp_path: Path, stage: str
+    stored_model: Path, tmp_path: Path, stage: str, flags: Sequence[str]
 ) -> None:
+    """With processes for connections, the engine has clients that are processes, too."""
     write_llama(tmp_path)
-    server = Serving(tmp_path)
+    server = Serving(tmp_path, flags)
     try:
         processes = Processes(server)
         wait_until(lambda: bool(processes.titled(stage)), "it starts", RESTARTED_SECS)
@@ -163,13 +171,19 @@ def test_an_engine_ends_when_its_gateway_is_killed_at_its_start(
     server.wait_ended()
 
 
-def kill_under_streams(server: Serving, process: Sequence[int]) -> tuple[dict[str, str], float]:
-    """Kill the process while streams are read: their last errors, and when it was noticed."""
+def kill_under_requests(server: Serving, process: Sequence[int]) -> tuple[dict[str, str], float]:
+    """Kill the process of an engine under requests: their errors, and when it was noticed."""
     (pid,) = process
-    with two_streams(server) as (connection, rpc), Connection(server.ports["http"]) as openai:
+    with (
+        two_streams(server) as (connection, rpc),
+        Connection(server.ports["http"]) as openai,
+        Connection(server.ports["http"]) as whole,
+    ):
         openai.ask(CHAT, TALE)
         openai.head()
         assert openai.chunk()
+        whole.ask("/v2/models/llama/generate", {**STORY.body, "stream": False})
+        server.wait_metric(IN_FLIGHT, "llama", 4)
         began = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not ready(server), "it is not ready", WAIT_SECS)
@@ -178,6 +192,7 @@ def kill_under_streams(server: Serving, process: Sequence[int]) -> tuple[dict[st
             "http": last_event(connection),
             "grpc": last_message(rpc),
             "openai": last_error(openai),
+            "whole": str(whole.answer().json["error"]),
         }
         return errors, noticed_secs
 
@@ -190,9 +205,9 @@ def left_over(processes: Processes, within: float = ORPHANED_SECS) -> list[int]:
 
 
 @contextmanager
-def two_models(repository: Path, **parameters: Any) -> Iterator[Serving]:
+def two_models(repository: Path) -> Iterator[Serving]:
     """A server with the real model, and one that needs no engine."""
-    write_llama(repository, **parameters)
+    write_llama(repository)
     write_model(repository, "echo", identity("BYTES", "1"))
     with serving(repository) as server:
         yield server

@@ -1,43 +1,18 @@
 """Adapters of the real model by OpenAI's own client: each is a model of its own name."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.backends.vllm.test_engine_lora import write_adapter
-from tests.e2e.figures import figures
-from tests.e2e.llama import (
-    ANSWER,
-    ANSWER_SECS,
-    GREEDY,
-    QUESTION,
-    shipped_arguments,
-    write_llama,
-)
-from tests.serving import Serving, serving
+from tests.e2e.llama import ANSWER, ANSWER_SECS, GREEDY, QUESTION, shipped_arguments
+from tests.e2e.shared_server import SharedServer
+from tests.serving import Serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 
 CONTEXT = int(shipped_arguments()["max_model_len"])
-
-
-@pytest.fixture(scope="module")
-def server(stored_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """A server whose model has one adapter; it has answered nobody when it is ready."""
-    repository = tmp_path_factory.mktemp("repository")
-    write_llama(repository, {"enable_lora": True, "max_lora_rank": 8})
-    folder = repository / "llama" / "1"
-    write_adapter(folder / "odd", rank=8)
-    (folder / "multi_lora.json").write_text(json.dumps({"odd": "odd"}))
-    with serving(repository) as started:
-        counted = {name: value for name, value in figures(started).items() if "_tokens" in name}
-        assert counted["vllm:generation_tokens_total"] == counted["vllm:prompt_tokens_total"] == 0
-        yield started
-    assert started.process.returncode == 0, started.text
 
 
 @pytest.fixture
@@ -51,6 +26,13 @@ def client(server: Serving) -> Iterator[openai.OpenAI]:
 def say(client: Any, model: str, **members: Any) -> Any:
     asked = {"model": model, "messages": QUESTION, **GREEDY, **members}
     return client.chat.completions.create(**asked)
+
+
+def test_a_model_that_is_ready_has_counted_no_token(
+    server: Serving, shared_server: SharedServer
+) -> None:
+    counted = {name: n for name, n in shared_server.at_start.items() if "_tokens" in name}
+    assert counted["vllm:generation_tokens_total"] == counted["vllm:prompt_tokens_total"] == 0
 
 
 def test_an_adapter_is_listed_behind_its_model_with_the_length_of_its_context(

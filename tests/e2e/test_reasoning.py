@@ -7,14 +7,13 @@ conversation it takes tokens `</`, `think` and `>` for the end of thoughts; henc
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.e2e.llama import ANSWER_SECS, write_llama
-from tests.serving import serving
+from tests.e2e.llama import ANSWER_SECS
+from tests.serving import Serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 
@@ -41,17 +40,12 @@ THOUGHT, ANSWER = re.compile(r"five and five are <\w+>"), re.compile(r"\d+")
 """Not the sum: how near to right this model is depends on the last bits of its sums."""
 
 
-@pytest.fixture(scope="module")
-def client(stored_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+@pytest.fixture
+def client(other_server: Serving) -> Iterator[openai.OpenAI]:
     """A client of a server whose model has a parser of thoughts."""
-    repository = tmp_path_factory.mktemp("repository")
-    write_llama(repository, {"max_model_len": 1024}, reasoning_parser="olmo3")
-    with (
-        serving(repository) as server,
-        openai.OpenAI(
-            base_url=f"{server.http}/v1", api_key="none", max_retries=0, timeout=ANSWER_SECS
-        ) as found,
-    ):
+    with openai.OpenAI(
+        base_url=f"{other_server.http}/v1", api_key="none", max_retries=0, timeout=ANSWER_SECS
+    ) as found:
         yield found
 
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import pytest_asyncio
 
 from backends.vllm.backend import VllmBackend
 from gateway.backend import Instance, ModelContext
@@ -21,11 +23,38 @@ from gateway.messages import InferRequest, InferResponse
 from gateway.settings import ENVIRONMENT
 from gateway.storage.store import ModelStore, default_root
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
+from tests.backends.vllm.adapters import write_adapter
 
 MODEL = "smollm2-135m-instruct"
 CONTEXT = 1024
 QUESTION = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 ANSWER = "The capital of France is Paris."
+
+REST_SECS = 60.0
+"""The longest answer of a test takes less; a test that fails may leave one to the next."""
+
+OPENING = "backends.vllm.opening"
+
+FOLDER = Path(__file__).parent
+LAST = ("ended_llama", "ended_embedder", "ended_pair")
+"""Fixtures of tests that end a shared engine."""
+
+engine_marks = [
+    pytest.mark.vllm,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:ORJSONResponse is deprecated"),
+]
+"""Marks of tests of a shared engine, which lives on the event loop of the session."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of this folder run first, and of those the ones that end a shared engine last."""
+    mine = [item for item in items if FOLDER in item.path.parents]
+    mine.sort(key=lambda item: not set(LAST).isdisjoint(getattr(item, "fixturenames", ())))
+    items[:] = [*mine, *(item for item in items if FOLDER not in item.path.parents)]
 
 
 def ask(text: str | None = QUESTION, /, **given: Any) -> InferRequest:
@@ -55,10 +84,27 @@ def openai(body: Any, endpoint: str = "", /) -> InferRequest:
 
 @dataclass(slots=True)
 class Llama:
-    """A loaded instance, and what it reports as wasted."""
+    """A loaded instance, what it reports as wasted, and what runs behind it.
+
+    `llm` is the AsyncLLM of an engine with one client; `processes` are those of the engine.
+    """
 
     instance: Instance
     wasted: list[int] = field(default_factory=list)
+    llm: Any = None
+    processes: frozenset[psutil.Process] = frozenset()
+    closed: bool = False
+
+    async def close(self) -> None:
+        """Close the instance, once."""
+        if not self.closed:
+            self.closed = True
+            await self.instance.close()
+
+    def process(self, name: str) -> psutil.Process:
+        """The process of the engine with this word in its name."""
+        (found,) = [each for each in self.processes if name in each.name()]
+        return found
 
     async def answers(self, request: InferRequest) -> list[InferResponse]:
         """Every response; raises the error if there is one."""
@@ -91,11 +137,15 @@ class Llama:
         samples = [s for family in self.instance.metrics() for s in family.samples]
         return sum(sample.value for sample in samples if sample.name == name)
 
-    async def running(self, count: int) -> None:
-        """Wait until the engine works on so many requests; it tells so with each step it makes."""
-        async with asyncio.timeout(10):
+    async def running(self, count: int, within: float = 10.0) -> None:
+        """Wait for a number of requests in the engine, which reports it with each step."""
+        async with asyncio.timeout(within):
             while self.metric("vllm:num_requests_running") != count:  # noqa: ASYNC110 - a gauge
                 await asyncio.sleep(0.01)
+
+    async def serves_on(self) -> None:
+        """The engine answers the next request: one token shows it."""
+        assert await self.say(ask(stream=True, temperature=0, max_tokens=1)) == "The"
 
 
 def strings(response: InferResponse, name: str) -> list[str]:
@@ -131,7 +181,7 @@ def store() -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def write(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Write:
     """Write a model's files, and make what its backend is given to load it."""
 
@@ -168,6 +218,147 @@ def _ask_nobody(request: InferRequest) -> Any:
     raise AssertionError("an engine asks no other model")
 
 
+class Shared:
+    """An engine for many tests; one that has died, or that a test has closed, is started anew."""
+
+    def __init__(self, load: Callable[[], Awaitable[Llama]]) -> None:
+        self._load = load
+        self._llama: Llama | None = None
+
+    async def get(self) -> Llama:
+        """The engine, without a request."""
+        if self._llama is not None and not self._llama.instance.alive:
+            await self._llama.close()
+        if self._llama is None or self._llama.closed:
+            self._llama = await self._load()
+        await self._llama.running(0, within=REST_SECS)
+        return self._llama
+
+    async def close(self) -> None:
+        """End the engine, if there is one."""
+        if self._llama is not None:
+            await self._llama.close()
+
+
+@pytest.fixture(scope="session")
+def backend(store: Path) -> VllmBackend:
+    """The backend that loads every shared engine."""
+    return VllmBackend()
+
+
+async def loaded(backend: VllmBackend, context: ModelContext, wasted: list[int]) -> Llama:
+    """Load a model, and find out what runs behind it."""
+    started: list[Any] = []
+    before = set(engine_processes())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{OPENING}.start_engine", _noted(started))
+        instance = await backend.load(context)
+    processes = frozenset(set(engine_processes()) - before)
+    return Llama(instance, wasted, *started[:1] or [None], processes=processes)
+
+
+async def loaded_before(llama: Llama, context: ModelContext) -> Llama:
+    """Load a model whose engine is one that runs already: nothing else is started."""
+
+    async def start(*_: object) -> Any:
+        return llama.llm
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{OPENING}.start_engine", start)
+        return Llama(await VllmBackend().load(context))
+
+
+@contextmanager
+def stops_kept() -> Iterator[list[Any]]:
+    """In this block no engine is stopped; the list has those that would have been."""
+    kept: list[Any] = []
+
+    async def stop(engine: Any) -> None:
+        kept.append(engine)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (OPENING, "backends.vllm.instance"):
+            patch.setattr(f"{module}.stop_engine", stop)
+        yield kept
+
+
+def _noted(started: list[Any]) -> Callable[..., Awaitable[Any]]:
+    from backends.vllm.startup import start_engine
+
+    async def start(*arguments: Any) -> Any:
+        started.append(await start_engine(*arguments))
+        return started[-1]
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of the adapter `odd`."""
+    return write_adapter(tmp_path_factory.mktemp("adapters") / "odd", rank=8)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_llama(backend: VllmBackend, write: Write, adapter: str) -> AsyncIterator[Shared]:
+    """The engine that generates: with an adapter, a parser of tool calls, and custom metrics."""
+
+    async def load() -> Llama:
+        wasted: list[int] = []
+        context = write(
+            files={"multi_lora.json": {"odd": adapter}},
+            parameters={"REPORT_CUSTOM_METRICS": "true", "tool_call_parser": "hermes"},
+            wasted=wasted.append,
+            enable_lora="true",
+        )
+        return await loaded(backend, context, wasted)
+
+    shared = Shared(load)
+    yield shared
+    await shared.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_embedder(backend: VllmBackend, write: Write) -> AsyncIterator[Shared]:
+    """The engine that embeds."""
+
+    async def load() -> Llama:
+        return await loaded(backend, write("embedder", runner="pooling", convert="embed"), [])
+
+    shared = Shared(load)
+    yield shared
+    await shared.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def llama(shared_llama: Shared) -> AsyncIterator[Llama]:
+    """The engine that generates; it has no request before a test, nor after it."""
+    found = await shared_llama.get()
+    yield found
+    await found.running(0)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def embedder(shared_embedder: Shared) -> Llama:
+    """The engine that embeds."""
+    return await shared_embedder.get()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def ended_llama(shared_llama: Shared) -> AsyncIterator[Llama]:
+    """The engine that generates, for a test that ends it."""
+    found = await shared_llama.get()
+    yield found
+    await found.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def ended_embedder(shared_embedder: Shared) -> AsyncIterator[Llama]:
+    """The engine that embeds, for a test that ends it."""
+    found = await shared_embedder.get()
+    yield found
+    await found.close()
+
+
 def engine_processes() -> list[psutil.Process]:
     """The processes of the engines that this process itself has started.
 
@@ -180,3 +371,9 @@ def engine_processes() -> list[psutil.Process]:
         for process in (engine, *engine.children(recursive=True))
         if process.name().startswith("VLLM") and process.status() != psutil.STATUS_ZOMBIE
     ]
+
+
+def zmq_threads() -> int:
+    """Threads of ZeroMQ in this process, which has them for each context that is not closed."""
+    tasks = Path("/proc/self/task").glob("*/comm")
+    return sum(each.read_text().startswith("ZMQbg") for each in tasks)

@@ -4,13 +4,10 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from backends.vllm.backend import VllmBackend
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Usage
 from gateway.tensor import Datatype, Tensor
@@ -19,19 +16,14 @@ from tests.backends.vllm.conftest import (
     CONTEXT,
     QUESTION,
     Llama,
-    Write,
     ask,
+    engine_marks,
     numbers,
     strings,
 )
 from tests.builders import soon
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning"),
-]
+pytestmark = engine_marks
 
 GREEDY = {"temperature": 0, "max_tokens": 16}
 ENDLESS = {"temperature": 0, "max_tokens": CONTEXT, "ignore_eos": True}
@@ -42,17 +34,6 @@ FLAGS = (
     "num_input_tokens",
     "num_output_tokens",
 )
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def llama(write: Write) -> AsyncIterator[Llama]:
-    """One engine for all tests of this file; at the end it has no request left."""
-    wasted: list[int] = []
-    context = write(parameters={"REPORT_CUSTOM_METRICS": "true"}, wasted=wasted.append)
-    llama = Llama(await VllmBackend().load(context), wasted)
-    yield llama
-    await llama.running(0)
-    await llama.instance.close()
 
 
 async def refusal(llama: Llama, request: InferRequest) -> str:
@@ -153,7 +134,8 @@ class TestOptionalOutputs:
     async def test_outputs_come_only_when_asked_for(
         self, llama: Llama, stream: bool, logprobs: int | None
     ) -> None:
-        sampling = GREEDY if logprobs is None else {**GREEDY, "logprobs": logprobs}
+        short = {**GREEDY, "max_tokens": 3}
+        sampling = short if logprobs is None else {**short, "logprobs": logprobs}
         for asked in (*FLAGS, None):
             flags = {f"return_{name}": name == asked for name in FLAGS}
             for response in await llama.answers(ask(stream=stream, **flags, **sampling)):
@@ -240,7 +222,7 @@ REFUSED = {
     "only the outside allowed": (ask(allowed_token_ids=[10**6]), "out-of-vocab"),
     "an empty stop": (ask(stop=""), "stop cannot contain an empty string"),
     "a bad word of nothing": (ask(bad_words=["a", ""]), "bad_words cannot contain"),
-    "an adapter": (ask(lora_name="x"), "LoRA feature is not enabled."),
+    "an adapter that is none": (ask(lora_name="x"), "LoRA x is not supported"),
     "half a regex": (ask(structured_outputs={"regex": "["}), "unclosed character class"),
     "a deep regex": (ask(structured_outputs={"regex": "(" * 5000 + "a" + ")" * 5000}), "regex"),
     "an unknown type": (ask(structured_outputs={"json": {"type": 5}}), "type must be a string"),
@@ -270,7 +252,7 @@ class TestBadInput:
         assert message.startswith("Error generating stream: ") or "LoRA" in message
         assert "Traceback" not in message
         assert "site-packages" not in message
-        assert await llama.say(ask(exclude_input_in_output=True, **GREEDY)) == ANSWER
+        await llama.serves_on()
 
     async def test_a_schema_may_not_nest_without_end(self, llama: Llama) -> None:
         request = ask(structured_outputs={"json": deep_schema()})
@@ -300,7 +282,7 @@ class TestBadInput:
     )
     async def test_the_unusual_is_served(self, llama: Llama, odd: dict[str, Any]) -> None:
         assert await llama.answers(ask(**{"max_tokens": 3, "temperature": 0} | odd))
-        assert await llama.say(ask(exclude_input_in_output=True, **GREEDY)) == ANSWER
+        await llama.serves_on()
 
 
 class TestLeaving:

@@ -2,35 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 
 import psutil
 import pytest
 
-from backends.vllm.backend import VllmBackend
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
-from tests.backends.vllm.conftest import CONTEXT, Llama, Write, ask, engine_processes, openai
+from tests.backends.vllm.conftest import CONTEXT, Llama, ask, engine_marks, openai
 from tests.builders import soon
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning"),
-]
+pytestmark = engine_marks
 
 KNOWN_SECS = 2.0
 """How soon a dead engine must be known."""
 CLOSED_SECS = 15.0
-"""How long an engine that has lost a worker may take to end, which vLLM waits for."""
-
-
-@pytest.fixture
-async def llama(write: Write) -> AsyncIterator[Llama]:
-    """An engine that the test kills, and closes."""
-    yield Llama(await VllmBackend().load(write()))
-    psutil.wait_procs(engine_processes(), timeout=5)
-    assert engine_processes() == []
+"""How long the close of a dead engine may take; vLLM waits for its processes."""
 
 
 async def failure(llama: Llama, request: InferRequest) -> InferenceError:
@@ -49,16 +35,14 @@ def requests() -> list[InferRequest]:
     ]
 
 
-@pytest.mark.parametrize("victim", ["EngineCore", "Worker"])
 async def test_its_death_is_known_its_requests_fail_and_it_can_be_closed(
-    llama: Llama, victim: str
+    ended_llama: Llama,
 ) -> None:
+    llama = ended_llama
     died = asyncio.create_task(llama.instance.died())
     failures = [asyncio.create_task(failure(llama, request)) for request in requests()]
-    async with asyncio.timeout(10):
-        while llama.metric("vllm:num_requests_running") < 4:  # noqa: ASYNC110 - a gauge
-            await asyncio.sleep(0.01)
-    next(each for each in engine_processes() if victim in each.name()).kill()
+    await llama.running(4)
+    llama.process("EngineCore").kill()
     began = time.monotonic()
 
     assert (await soon(died)).startswith("its engine has stopped")
@@ -70,4 +54,6 @@ async def test_its_death_is_known_its_requests_fail_and_it_can_be_closed(
         "model 'llama': its engine has stopped; retry shortly"
     }
     async with asyncio.timeout(CLOSED_SECS):
-        await llama.instance.close()
+        await llama.close()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, llama.processes, timeout=5)
+    assert alive == []

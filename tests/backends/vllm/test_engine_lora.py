@@ -1,18 +1,16 @@
 """Adapters in the real engine."""
 
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import pytest_asyncio
-from safetensors.numpy import save_file
 
 from backends.vllm.backend import VllmBackend
 from gateway.errors import Code, InferenceError
 from gateway.openai_exchange import OpenAiRefusal
+from tests.backends.vllm.adapters import write_adapter
 from tests.backends.vllm.conftest import (
     ANSWER,
     CONTEXT,
@@ -20,35 +18,14 @@ from tests.backends.vllm.conftest import (
     Llama,
     Write,
     ask,
+    engine_marks,
     engine_processes,
+    loaded_before,
     openai,
+    stops_kept,
 )
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning"),
-]
-
-LAYERS, WIDTH = 30, 576
-
-
-def write_adapter(folder: Path, rank: int) -> str:
-    """An adapter that turns what the model says into nonsense."""
-    folder.mkdir()
-    random = np.random.default_rng(7)
-    place = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
-    weights = {
-        place.format(layer, side): random.normal(0, 0.5, shape).astype(np.float32)
-        for layer in range(LAYERS)
-        for side, shape in (("A", (rank, WIDTH)), ("B", (WIDTH, rank)))
-    }
-    save_file(weights, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 16, "target_modules": ["q_proj"]}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return str(folder)
-
+pytestmark = engine_marks
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 """Not the model's own."""
@@ -56,21 +33,21 @@ OTHER = "{% for message in messages %}{{ message['content'] }}{% endfor %} Indee
 GREEDY = {"max_tokens": 16, "temperature": 0}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def llama(write: Write, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Llama]:
-    """An engine with one adapter, a chat template of its config, and one more name."""
-    folder = write_adapter(tmp_path_factory.mktemp("adapters") / "odd", rank=8)
+@pytest_asyncio.fixture(loop_scope="session")
+async def dressed(llama: Llama, write: Write, adapter: str) -> AsyncIterator[Llama]:
+    """The same engine behind a config with a chat template, and with one more name."""
     parameters = {
         "chat_template": TEMPLATE,
         "trust_request_chat_template": "true",
         "openai_names": '["alias"]',
     }
     context = write(
-        files={"multi_lora.json": {"odd": folder}}, parameters=parameters, enable_lora="true"
+        files={"multi_lora.json": {"odd": adapter}}, parameters=parameters, enable_lora="true"
     )
-    llama = Llama(await VllmBackend().load(context))
-    yield llama
-    await llama.instance.close()
+    found = await loaded_before(llama, context)
+    yield found
+    with stops_kept():
+        await found.close()
 
 
 async def completion(llama: Llama, model: str | None) -> dict[str, Any]:
@@ -102,29 +79,31 @@ async def test_an_adapter_is_a_model_to_openais_clients(llama: Llama) -> None:
 
 
 @pytest.mark.parametrize("model", ["llama", "alias", None])
-async def test_every_other_name_is_the_model_itself(llama: Llama, model: str | None) -> None:
-    answer = await completion(llama, model)
+async def test_every_other_name_is_the_model_itself(dressed: Llama, model: str | None) -> None:
+    answer = await completion(dressed, model)
     assert answer["choices"][0]["text"] == ANSWER
     assert answer["model"] == "llama"
 
 
-async def test_a_name_that_is_none_is_not_found(llama: Llama) -> None:
+async def test_a_name_that_is_none_is_not_found(dressed: Llama) -> None:
     with pytest.raises(OpenAiRefusal, match="The model `even` does not exist") as caught:
-        await completion(llama, "even")
+        await completion(dressed, "even")
     assert caught.value.status == 404
 
 
-async def test_every_conversation_has_the_template_of_the_config(llama: Llama) -> None:
+async def test_every_conversation_has_the_template_of_the_config(dressed: Llama) -> None:
     messages = [{"role": "user", "content": "The sky is"}]
-    echoed = await llama.say(ask(None, messages=messages, exclude_input_in_output=False, **GREEDY))
-    answer = await llama.whole(openai({"messages": messages, **GREEDY}))
+    echoed = await dressed.say(
+        ask(None, messages=messages, exclude_input_in_output=False, **GREEDY)
+    )
+    answer = await dressed.whole(openai({"messages": messages, **GREEDY}))
     assert echoed == "The sky is\n" + answer["choices"][0]["message"]["content"]
 
 
-async def test_a_client_who_is_trusted_may_bring_a_template(llama: Llama) -> None:
+async def test_a_client_who_is_trusted_may_bring_a_template(dressed: Llama) -> None:
     messages = [{"role": "user", "content": "The sky is blue."}]
     body = {"messages": messages, "chat_template": OTHER, "return_prompt_text": True, **GREEDY}
-    assert (await llama.whole(openai(body)))["prompt_text"] == "The sky is blue. Indeed,"
+    assert (await dressed.whole(openai(body)))["prompt_text"] == "The sky is blue. Indeed,"
 
 
 @pytest.mark.parametrize(
@@ -149,13 +128,15 @@ async def test_settings_that_do_not_exist_fail_the_load(
     assert len(engine_processes()) == before
 
 
-async def test_an_adapter_that_cannot_be_loaded_fails_the_load(
-    write: Write, tmp_path: Path
+async def test_an_adapter_that_cannot_be_loaded_fails_the_load_and_stops_the_engine(
+    llama: Llama, write: Write, adapter: str, tmp_path: Path
 ) -> None:
-    adapters = {"wide": write_adapter(tmp_path / "wide", rank=64)}
-    context = write(files={"multi_lora.json": adapters}, enable_lora=True, max_lora_rank=16)
-    with pytest.raises(InferenceError) as caught:
-        await VllmBackend().load(context)
+    adapters = {"odd": adapter, "wide": write_adapter(tmp_path / "wide", rank=64)}
+    context = write(files={"multi_lora.json": adapters}, enable_lora=True)
+    with stops_kept() as stopped, pytest.raises(InferenceError) as caught:
+        await loaded_before(llama, context)
     assert "its adapter 'wide' cannot be loaded" in caught.value.message
     assert "rank 64 is greater than max_lora_rank 16" in caught.value.message
     assert str(tmp_path) not in caught.value.message
+    assert stopped == [llama.llm]
+    await llama.serves_on()

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,8 +13,6 @@ from tests.backends.vllm.conftest import Write
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 GONE_SECS = 30.0
-SPAWNED = "multiprocessing.spawn"
-"""What is on the command line of a process that multiprocessing has started afresh."""
 
 GATEWAY = """
 import asyncio, sys
@@ -40,9 +37,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def gateway(write: Write, tmp_path: Path) -> Iterator[psutil.Popen]:
-    """A process that starts an engine with two clients, and says when it is ready."""
+def test_nothing_is_left_of_an_engine_that_was_serving(write: Write, tmp_path: Path) -> None:
+    """The engine has two clients, and what it started may start processes when it is killed."""
     context = write(api_server_count=2)
     script = tmp_path / "starter.py"
     script.write_text(GATEWAY)
@@ -52,9 +48,12 @@ def gateway(write: Write, tmp_path: Path) -> Iterator[psutil.Popen]:
         stderr=subprocess.DEVNULL,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    ) as process:
-        yield process
-        process.kill()
+    ) as gateway:
+        try:
+            assert any("ready" in line for line in gateway.stdout)
+            kill_and_expect_nothing_left(gateway)
+        finally:
+            gateway.kill()
 
 
 def kill_and_expect_nothing_left(gateway: psutil.Popen) -> None:
@@ -75,26 +74,3 @@ def children(process: psutil.Process) -> list[psutil.Process]:
         return process.children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-
-
-def has_begun(gateway: psutil.Popen) -> bool:
-    """Whether it has started a process of an engine; it runs short commands before that."""
-    return any(SPAWNED in word for child in children(gateway) for word in command_line(child))
-
-
-def command_line(process: psutil.Process) -> list[str]:
-    try:
-        return list(process.cmdline())
-    except psutil.Error:
-        return []
-
-
-def test_nothing_is_left_of_an_engine_that_was_serving(gateway: psutil.Popen) -> None:
-    assert any("ready" in line for line in gateway.stdout)
-    kill_and_expect_nothing_left(gateway)
-
-
-def test_nothing_is_left_of_an_engine_that_was_starting(gateway: psutil.Popen) -> None:
-    while not has_begun(gateway):
-        assert gateway.poll() is None
-    kill_and_expect_nothing_left(gateway)

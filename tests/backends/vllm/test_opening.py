@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -11,14 +10,21 @@ import pytest
 from backends.vllm.backend import VllmBackend
 from gateway.backend import ModelContext
 from gateway.errors import InferenceError
-from tests.backends.vllm.conftest import Write, engine_processes
+from tests.backends.vllm.conftest import (
+    Llama,
+    Write,
+    engine_marks,
+    engine_processes,
+    loaded_before,
+    stops_kept,
+    zmq_threads,
+)
+from tests.builders import soon
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning"),
-]
+pytestmark = engine_marks
 
+THREADS_OF_A_CLIENT = 2
+"""ZeroMQ's, in this process."""
 TOOLS = {"tool_call_parser": "hermes"}
 
 
@@ -28,12 +34,6 @@ class Defect(Exception):
 
 def fail(*_: object) -> Any:
     raise Defect
-
-
-def zmq_threads() -> int:
-    """Threads of ZeroMQ in this process, which has them for each context that is not closed."""
-    tasks = Path("/proc/self/task").glob("*/comm")
-    return sum(each.read_text().startswith("ZMQbg") for each in tasks)
 
 
 async def leaves_nothing(context: ModelContext, expected: type[Exception]) -> str:
@@ -53,17 +53,28 @@ async def leaves_nothing(context: ModelContext, expected: type[Exception]) -> st
 
 @pytest.mark.parametrize("patched", ["count_tool_calls", "begin"])
 async def test_an_engine_whose_instance_cannot_be_made_is_stopped(
-    write: Write, monkeypatch: pytest.MonkeyPatch, patched: str
+    llama: Llama, write: Write, monkeypatch: pytest.MonkeyPatch, patched: str
 ) -> None:
     monkeypatch.setattr(f"backends.vllm.metrics.EngineMetrics.{patched}", fail)
-    await leaves_nothing(write(parameters=TOOLS), Defect)
+    with stops_kept() as stopped, pytest.raises(Defect):
+        await loaded_before(llama, write(parameters=TOOLS))
+    assert stopped == [llama.llm]
 
 
-async def test_an_engine_with_clients_whose_instance_cannot_be_made_is_stopped(
-    write: Write, monkeypatch: pytest.MonkeyPatch
+async def test_nothing_is_left_of_an_engine_whose_instance_cannot_be_made(
+    ended_embedder: Llama, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backends.vllm.engine_clients.opening.SharedMetrics", fail)
-    await leaves_nothing(write(api_server_count=2), Defect)
+    gc.collect()
+    threads = zmq_threads()
+    died = asyncio.create_task(ended_embedder.instance.died())
+    monkeypatch.setattr("backends.vllm.metrics.EngineMetrics.begin", fail)
+    with pytest.raises(Defect):
+        await loaded_before(ended_embedder, write("embedder", runner="pooling", convert="embed"))
+    assert await soon(died)
+    ended_embedder.closed = True
+    _, alive = await asyncio.to_thread(psutil.wait_procs, ended_embedder.processes, timeout=5)
+    assert alive == []
+    assert threads - zmq_threads() >= THREADS_OF_A_CLIENT
 
 
 async def test_an_engine_that_does_not_start_leaves_no_threads(write: Write) -> None:

@@ -2,38 +2,26 @@
 
 import json
 from base64 import b64decode
-from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 import pytest
 import pytest_asyncio
 
-from backends.vllm.backend import VllmBackend
 from gateway.errors import Code, InferenceError
 from gateway.messages import Usage
 from gateway.openai_exchange import OpenAiRefusal
-from tests.backends.vllm.conftest import ANSWER, Llama, Write, ask, numbers, openai, strings
+from tests.backends.vllm.conftest import ANSWER, Llama, ask, engine_marks, numbers, openai, strings
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:ORJSONResponse is deprecated"),
-]
+pytestmark = engine_marks
 
 COUNTS = {"return_num_input_tokens": True, "return_num_output_tokens": True}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def both(write: Write) -> AsyncIterator[tuple[Llama, Llama]]:
+@pytest_asyncio.fixture(loop_scope="session")
+async def both(llama: Llama, embedder: Llama) -> tuple[Llama, Llama]:
     """One model that generates and one that embeds, both loaded by one backend."""
-    backend = VllmBackend()
-    llama = Llama(await backend.load(write()))
-    embedder = Llama(await backend.load(write("embedder", runner="pooling", convert="embed")))
-    yield llama, embedder
-    for each in (llama, embedder):
-        await each.instance.close()
+    return llama, embedder
 
 
 async def test_each_has_its_own_metrics(both: tuple[Llama, Llama]) -> None:

@@ -19,36 +19,60 @@ from tests.backends.vllm.conftest import (
     ANSWER,
     CONTEXT,
     Llama,
+    Shared,
     Write,
     ask,
+    engine_marks,
     engine_processes,
+    loaded,
     openai,
+    zmq_threads,
 )
 from tests.builders import soon
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(300),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning"),
-]
+pytestmark = engine_marks
 
 CLIENTS = 2
+MOST_REQUESTS = 8
+ONE_CORE = max(os.sched_getaffinity(0))
 GREEDY = {"temperature": 0, "max_tokens": 16}
 ENDLESS = {"stream": True, "max_tokens": CONTEXT, "ignore_eos": True}
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], **GREEDY}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def llama(write: Write) -> AsyncIterator[Llama]:
-    """One engine for all tests but the last; at the end it has no request left."""
-    wasted: list[int] = []
-    reports = {"REPORT_CUSTOM_METRICS": "true"}
-    context = write(parameters=reports, wasted=wasted.append, api_server_count=CLIENTS)
-    found = Llama(await VllmBackend().load(context), wasted)
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_pair(backend: VllmBackend, write: Write) -> AsyncIterator[Shared]:
+    """An engine on one core with two clients and a limit of requests."""
+
+    async def load() -> Llama:
+        wasted: list[int] = []
+        context = write(
+            parameters={"REPORT_CUSTOM_METRICS": "true", "cpu_cores": str(ONE_CORE)},
+            wasted=wasted.append,
+            api_server_count=CLIENTS,
+            max_num_queued_reqs=MOST_REQUESTS,
+        )
+        return await loaded(backend, context, wasted)
+
+    shared = Shared(load)
+    yield shared
+    await shared.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def llama(shared_pair: Shared) -> AsyncIterator[Llama]:
+    """The engine with two clients; it has no request before a test, nor after it."""
+    found = await shared_pair.get()
     yield found
     await found.running(0)
-    await found.instance.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def ended_pair(shared_pair: Shared) -> AsyncIterator[Llama]:
+    """The engine with two clients, for a test that ends it."""
+    found = await shared_pair.get()
+    yield found
+    await found.close()
 
 
 def clients() -> list[psutil.Process]:
@@ -98,7 +122,7 @@ async def test_metrics_of_all_clients_are_added_up(llama: Llama) -> None:
 async def test_each_client_has_some_of_the_requests(llama: Llama) -> None:
     """Two that run at the same time are read by two processes, which both use processor time."""
     used = [sum(each.cpu_times()[:2]) for each in clients()]
-    asked = [llama.say(ask(stream=True, max_tokens=200, ignore_eos=True)) for _ in range(CLIENTS)]
+    asked = [llama.say(ask(stream=True, max_tokens=100, ignore_eos=True)) for _ in range(CLIENTS)]
     await soon(asyncio.gather(*asked))
     more = [sum(each.cpu_times()[:2]) - then for each, then in zip(clients(), used, strict=True)]
     assert len(more) == CLIENTS
@@ -144,30 +168,30 @@ async def test_the_contract_is_offered_as_the_engine_has_it(llama: Llama) -> Non
     assert llama.instance.adapters == ()
 
 
-async def test_limits_are_the_engines_and_its_cores_are_not_the_clients(write: Write) -> None:
-    here = os.sched_getaffinity(0)
-    one = {"cpu_cores": str(max(here))}
-    others = set(clients())
-    llama = Llama(
-        await VllmBackend().load(
-            write(parameters=one, api_server_count=CLIENTS, max_num_queued_reqs=1)
-        )
-    )
-    try:
-        assert [each.cpu_affinity() for each in set(clients()) - others] == [sorted(here)] * CLIENTS
-        asked = [llama.say(ask(stream=True, **GREEDY)) for _ in range(4)]
-        answers = await soon(asyncio.gather(*asked, return_exceptions=True))
-        refused = [each for each in answers if isinstance(each, InferenceError)]
-        assert [each.code for each in refused] == [Code.UNAVAILABLE] * 3
-        assert [each for each in answers if isinstance(each, str)] == [ANSWER]
-        asked = [llama.say(ask(stream=True, **GREEDY))]
-        assert await soon(asyncio.gather(*asked)) == [ANSWER]
-    finally:
-        await llama.instance.close()
+async def test_an_engine_without_adapters_refuses_one(llama: Llama) -> None:
+    with pytest.raises(InferenceError, match="LoRA feature is not enabled"):
+        await llama.answers(ask(lora_name="x"))
+
+
+async def test_the_cores_of_an_engine_are_not_those_of_its_clients(llama: Llama) -> None:
+    here = sorted(os.sched_getaffinity(0))
+    assert [each.cpu_affinity() for each in clients()] == [here] * CLIENTS
+    assert llama.process("EngineCore").cpu_affinity() == [ONE_CORE]
+
+
+async def test_a_limit_of_requests_is_that_of_all_clients_together(llama: Llama) -> None:
+    long = {"temperature": 0, "max_tokens": 48, "ignore_eos": True, "stream": True}
+    asked = [llama.say(ask(**long)) for _ in range(MOST_REQUESTS + 3)]
+    answers = await soon(asyncio.gather(*asked, return_exceptions=True))
+    refused = [each for each in answers if isinstance(each, InferenceError)]
+    assert [each.code for each in refused] == [Code.UNAVAILABLE] * 3
+    said = [each for each in answers if isinstance(each, str)]
+    assert [each.startswith(ANSWER) for each in said] == [True] * MOST_REQUESTS
+    assert await soon(llama.say(ask(stream=True, **GREEDY))) == ANSWER
 
 
 async def test_a_client_that_ends_while_the_engine_starts_ends_the_start(write: Write) -> None:
-    others, engines = set(clients()), set(engine_processes())
+    others, engines, threads = set(clients()), set(engine_processes()), zmq_threads()
     loading = asyncio.create_task(VllmBackend().load(write(api_server_count=CLIENTS)))
     async with asyncio.timeout(60):
         while not (mine := set(clients()) - others):  # noqa: ASYNC110 - nobody tells
@@ -180,6 +204,7 @@ async def test_a_client_that_ends_while_the_engine_starts_ends_the_start(write: 
     async with asyncio.timeout(20):
         while set(engine_processes()) != engines:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.05)
+    assert zmq_threads() == threads
 
 
 async def failure(llama: Llama, request: InferRequest) -> InferenceError:
@@ -189,25 +214,23 @@ async def failure(llama: Llama, request: InferRequest) -> InferenceError:
 
 
 async def test_the_death_of_a_client_is_that_of_its_engine_and_nothing_is_left(
-    write: Write,
+    ended_pair: Llama,
 ) -> None:
-    others, folders = set(clients()), set(metrics_folders())
-    engines = set(engine_processes())
-    llama = Llama(await VllmBackend().load(write(api_server_count=CLIENTS)))
-    mine = set(clients()) - others
+    llama, mine = ended_pair, clients()
     assert len(mine) == CLIENTS
+    folders = set(metrics_folders())
     died = asyncio.create_task(llama.instance.died())
     failures = [asyncio.create_task(failure(llama, ask(**ENDLESS))) for _ in range(CLIENTS)]
     await llama.running(CLIENTS)
-    mine.pop().kill()
+    mine[0].kill()
     assert "of its engine ended (exit code -9)" in await soon(died)
     async with asyncio.timeout(15):
-        await llama.instance.close()
+        await llama.close()
     errors = await soon(asyncio.gather(*failures))
     assert {(error.code, error.message) for error in errors} == {
         (Code.UNAVAILABLE, "model 'llama': its engine has stopped; retry shortly")
     }
-    psutil.wait_procs(mine, timeout=5)
-    assert set(clients()) == others
-    assert set(engine_processes()) == engines
-    assert set(metrics_folders()) == folders
+    processes = [*mine, *llama.processes]
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout=5)
+    assert alive == clients() == []
+    assert len(folders - set(metrics_folders())) == 1

@@ -1,8 +1,13 @@
 """Requests of OpenAI's that are wrong, and those that are only odd."""
 
+import json
 from typing import Any
 
-from tests.backends.vllm.conftest import CONTEXT
+import pytest
+
+from gateway.messages import InferRequest
+from gateway.openai_exchange import OpenAiRefusal
+from tests.backends.vllm.conftest import CONTEXT, Llama
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": CITY}}
@@ -188,3 +193,16 @@ SERVED = {
     "an id of the client's": {"request_id": "x", "session_id": "y"},
     "a field nobody has heard of": {"nonsense": [1, {"a": None}]},
 }
+LEAKS = ("Traceback", "site-packages", ".cache", "/tmp", "pydantic.dev", " at 0x")
+
+
+async def refused(llama: Llama, request: InferRequest) -> OpenAiRefusal:
+    """The refusal, whose body says the same."""
+    with pytest.raises(OpenAiRefusal) as caught:
+        await llama.answers(request)
+    error = json.loads(caught.value.body)["error"]
+    assert error["message"] == caught.value.message
+    assert error["code"] == caught.value.status
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert not [leak for leak in LEAKS if leak in caught.value.message]
+    return caught.value

@@ -3,27 +3,18 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from backends.vllm.backend import VllmBackend
-from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest, InferResponse, Usage
-from gateway.openai_exchange import OpenAiRefusal
-from tests.backends.vllm.conftest import ANSWER, CONTEXT, Llama, Write, ask, openai, strings
-from tests.backends.vllm.serving.odd_requests import NAMED, REFUSED, SERVED, WEATHER
+from gateway.errors import Code
+from gateway.messages import InferResponse, Usage
+from tests.backends.vllm.conftest import ANSWER, Llama, ask, engine_marks, openai, strings
+from tests.backends.vllm.serving.odd_requests import NAMED, WEATHER, refused
 from tests.builders import soon
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning"),
-]
+pytestmark = engine_marks
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 GREEDY = {"temperature": 0, "max_tokens": 16}
@@ -31,25 +22,6 @@ CHAT = {"messages": QUESTION, **GREEDY}
 ENDLESS = {"messages": QUESTION, "max_tokens": 900, "ignore_eos": True}
 PROMPT_TOKENS = 37
 INVOCATIONS = "vllm:tool_call_parser_invocations_total"
-SLOW = {"schema": {"type": "string", "pattern": "^[a-z]{1,10000}$"}}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def llama(write: Write) -> AsyncIterator[Llama]:
-    """One engine for all tests of this file; at the end it has no request left."""
-    wasted: list[int] = []
-    context = write(parameters={"tool_call_parser": "hermes"}, wasted=wasted.append)
-    llama = Llama(await VllmBackend().load(context), wasted)
-    yield llama
-    await at_rest(llama)
-    await llama.instance.close()
-
-
-async def at_rest(llama: Llama, count: int = 0) -> None:
-    """Wait until the engine works on so many requests; it tells so with each step it makes."""
-    async with asyncio.timeout(10):
-        while llama.metric("vllm:num_requests_running") != count:  # noqa: ASYNC110 - a gauge
-            await asyncio.sleep(0.01)
 
 
 async def content(llama: Llama, **members: Any) -> str:
@@ -209,7 +181,7 @@ class TestConstraints:
         assert joined(await deltas(llama, **constraint)) == said
 
     async def test_any_object_is_json(self, llama: Llama) -> None:
-        asked = {"response_format": {"type": "json_object"}, "stop": "}", "max_tokens": 200}
+        asked = {"response_format": {"type": "json_object"}, "stop": "}"}
         assert (await content(llama, **asked)).startswith("{")
 
 
@@ -316,102 +288,6 @@ class TestOtherEndpoints:
         assert refusal.message == f"The model does not support {title} API"
 
 
-async def refused(llama: Llama, request: InferRequest) -> OpenAiRefusal:
-    """The refusal, whose body says the same."""
-    with pytest.raises(OpenAiRefusal) as caught:
-        await llama.answers(request)
-    error = json.loads(caught.value.body)["error"]
-    assert error["message"] == caught.value.message
-    assert error["code"] == caught.value.status
-    assert error.keys() == {"message", "type", "param", "code"}
-    assert not [leak for leak in LEAKS if leak in caught.value.message]
-    return caught.value
-
-
-LEAKS = ("Traceback", "site-packages", ".cache", "/tmp", "pydantic.dev", " at 0x")
-
-
-class TestBadInput:
-    @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-    @pytest.mark.parametrize("case", REFUSED)
-    async def test_a_mistake_is_refused_in_openais_form(
-        self, llama: Llama, case: str, stream: bool
-    ) -> None:
-        members, status, words = REFUSED[case]
-        refusal = await refused(llama, openai({**CHAT, "stream": stream, **members}))
-        assert refusal.status == status
-        assert refusal.code is (Code.INVALID_ARG if status == 400 else Code.NOT_FOUND)
-        assert words in refusal.message
-        assert await content(llama) == ANSWER
-
-    @pytest.mark.parametrize("case", SERVED)
-    async def test_the_unusual_is_served(self, llama: Llama, case: str) -> None:
-        asked = {**CHAT, "max_tokens": 3, **SERVED[case]}
-        (answer,) = await llama.chunks(openai(asked))
-        assert answer["choices"]
-        assert await content(llama) == ANSWER
-
-    @pytest.mark.parametrize(
-        ("body", "endpoint", "words"),
-        [
-            ("{oops", "", "input 'openai_request' is not valid JSON"),
-            ("[1]", "", "an object is expected"),
-            ("{}", "nowhere", "input 'openai_endpoint' is 'nowhere', expected one of"),
-        ],
-    )
-    async def test_what_is_no_request_is_refused(
-        self, llama: Llama, body: str, endpoint: str, words: str
-    ) -> None:
-        with pytest.raises(InferenceError, match=words) as caught:
-            await llama.answers(openai(body, endpoint))
-        assert caught.value.code is Code.INVALID_ARG
-
-    @pytest.mark.parametrize(
-        ("endpoint", "body", "status", "words"),
-        [
-            ("completions", {"prompt": []}, 400, "at least one prompt"),
-            ("completions", {"prompt": [5_000_000]}, 400, "out of vocabulary"),
-            ("completions", {"prompt": ["a"] * 3000}, 400, "prompt list length 3000"),
-            ("completions", {"prompt": "a", "logprobs": 10**6}, 400, "max allowed: 20"),
-            ("responses", {"input": "x", "background": True}, 400, "background mode"),
-            ("responses", {"input": "x", "previous_response_id": "resp_1"}, 404, "not found"),
-            ("responses", {"input": "x " * 2 * CONTEXT}, 400, "maximum context length"),
-            ("tokenize", {}, 400, "Field required"),
-            ("detokenize", {"tokens": [-1]}, 400, "greater than or equal to 0"),
-            ("tokenize", {"prompt": "a " * (1 << 19)}, 400, "takes at most 1048576 bytes of JSON"),
-            ("detokenize", {"tokens": [1] * (1 << 19)}, 400, "takes at most 1048576 bytes"),
-            (
-                "responses",
-                {"input": "x", "text": {"format": {"type": "json_schema", "name": "x", **SLOW}}},
-                400,
-                "takes too long to prepare",
-            ),
-        ],
-    )
-    async def test_other_endpoints_refuse_as_clearly(
-        self, llama: Llama, endpoint: str, body: dict[str, Any], status: int, words: str
-    ) -> None:
-        refusal = await refused(llama, openai(body, endpoint))
-        assert refusal.status == status
-        assert words in refusal.message
-
-    async def test_events_that_say_nothing_yet_do_not_come_before_a_refusal(
-        self, llama: Llama
-    ) -> None:
-        text = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nonsense"}}}
-        asked = {"input": "x", "stream": True, "text": text}
-        answers = [answer async for answer in llama.instance.execute([openai(asked, "responses")])]
-        ((_, refusal),) = answers
-        assert isinstance(refusal, OpenAiRefusal)
-        assert (refusal.status, "nonsense" in refusal.message) == (400, True)
-
-    async def test_a_request_has_one_prompt(self, llama: Llama) -> None:
-        request = openai(CHAT)
-        both = InferRequest(model="llama", inputs=(*request.inputs, *ask().inputs))
-        with pytest.raises(InferenceError, match="'text_input' and 'openai_request', got both"):
-            await llama.answers(both)
-
-
 class TestLeaving:
     @pytest.mark.parametrize(
         ("body", "endpoint", "requests"),
@@ -426,7 +302,7 @@ class TestLeaving:
     async def test_cancelling_frees_the_engine_at_once(
         self, llama: Llama, body: dict[str, Any], endpoint: str, requests: int
     ) -> None:
-        await at_rest(llama)
+        await llama.running(0)
         before = llama.metric("vllm:generation_tokens_total"), sum(llama.wasted)
         read: list[Usage] = []
 
@@ -436,12 +312,12 @@ class TestLeaving:
                 read.append(answer.usage or Usage())
 
         listening = asyncio.create_task(listen())
-        await at_rest(llama, requests)
+        await llama.running(requests)
         listening.cancel()
         with pytest.raises(asyncio.CancelledError):
             await soon(listening)
         began = time.monotonic()
-        await at_rest(llama)
+        await llama.running(0)
         assert time.monotonic() - began < 1
         made = llama.metric("vllm:generation_tokens_total") - before[0]
         counted = sum(usage.completion_tokens for usage in read)
@@ -453,7 +329,7 @@ class TestLeaving:
         execution = llama.instance.execute([openai({**ENDLESS, "stream": True})])
         await anext(execution)
         await soon(execution.aclose())
-        await at_rest(llama)
+        await llama.running(0)
         assert await content(llama) == ANSWER
 
 

@@ -1,0 +1,41 @@
+"""A server that many tests share."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.e2e.figures import figures
+from tests.serving import Serving
+
+
+class SharedServer:
+    """A server with the model `llama`; one that a test has ended is started anew.
+
+    It ends well, however the tests have treated it. `at_start` has the figures of the model before
+    its first request.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        flags: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.at_start: Mapping[str, float] = {}
+        self._begin = (repository, flags, environment)
+        self._server: Serving | None = None
+
+    def get(self) -> Serving:
+        """The server, running and ready."""
+        if self._server is not None and self._server.process.poll() is not None:
+            self.close()
+        if self._server is None:
+            self._server = Serving(*self._begin).wait_ready()
+            self.at_start = figures(self._server)
+        return self._server
+
+    def close(self) -> None:
+        """End the server, if there is one."""
+        ended, self._server = self._server, None
+        if ended is not None:
+            assert ended.stop() == 0, ended.text
+            assert not [line for line in ended.log if line.startswith("Traceback")], ended.text
