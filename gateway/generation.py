@@ -1,7 +1,7 @@
 """The text contract of LLM models: prompt and sampling in, text and finish reason out.
 
 Names and meanings are those of Triton's vLLM backend, plus the input `messages`, and plus whole
-OpenAI requests, which `openai_exchange.py` reads. Nothing here knows a runtime: a backend reads a
+OpenAI requests, which `openai_contract.py` reads. Nothing here knows a runtime: a backend reads a
 `GenerationRequest`, and tells a `Transcript` what its engine has added to the text.
 """
 
@@ -16,7 +16,7 @@ from gateway.config import ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Usage
-from gateway.openai_exchange import ENDPOINT, REQUEST, RESPONSE
+from gateway.openai_contract import ENDPOINT, REQUEST, RESPONSE
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 
 TEXT_INPUT = "text_input"

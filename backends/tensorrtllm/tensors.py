@@ -8,7 +8,7 @@ since any of three can carry the prompt; all outputs but the text come only when
 from gateway.config import ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.generation import MESSAGES, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, TEXT_OUTPUT
-from gateway.openai_exchange import ENDPOINT, REQUEST, RESPONSE
+from gateway.openai_contract import ENDPOINT, REQUEST, RESPONSE
 
 _LLM_API = "sampling_param_"
 

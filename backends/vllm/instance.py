@@ -34,7 +34,7 @@ from gateway.generation import (
     read_generation,
 )
 from gateway.messages import InferRequest, InferResponse
-from gateway.openai_exchange import REQUEST
+from gateway.openai_contract import REQUEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from backends.vllm.openai_settings import OpenAiSettings, read_openai_settings
 from gateway.backend import ModelContext
 from gateway.config import InstanceKind
 from gateway.errors import Code, InferenceError
-from gateway.openai_exchange import further_names
+from gateway.openai_contract import further_names
 
 FILE = "model.json"
 

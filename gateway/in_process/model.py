@@ -2,7 +2,7 @@
 
 from typing import Any, Unpack
 
-from gateway import metadata
+from gateway import server_info
 from gateway.config import pbtxt
 from gateway.dataplane import DataPlane
 from gateway.in_process.async_responses import AsyncResponses
@@ -56,7 +56,7 @@ class Model:
         On the server's own loop nothing can be asked of the model: that is `async_ready`.
         """
         if self._link.here:
-            return self._link.look(lambda: metadata.model_ready(self._dataplane, *self._id))
+            return self._link.look(lambda: server_info.model_ready(self._dataplane, *self._id))
         return self._link.ask(self._check_ready, "async_ready")
 
     async def async_ready(self) -> bool:
@@ -65,7 +65,7 @@ class Model:
 
     def metadata(self) -> dict[str, Any]:
         """Its versions, inputs and outputs, as the v2 protocol has them."""
-        return self._link.look(lambda: metadata.model_metadata(self._dataplane, *self._id))
+        return self._link.look(lambda: server_info.model_metadata(self._dataplane, *self._id))
 
     def config(self) -> dict[str, Any]:
         """Its configuration as it is in force, in the JSON form of the v2 protocol."""
@@ -73,11 +73,11 @@ class Model:
 
     def statistics(self) -> dict[str, Any]:
         """`model_stats` of its ready versions, as the v2 protocol has them."""
-        rows = self._link.look(lambda: metadata.statistics(self._dataplane, *self._id))
+        rows = self._link.look(lambda: server_info.statistics(self._dataplane, *self._id))
         return {"model_stats": rows}
 
     async def _check_ready(self) -> bool:
-        return await metadata.check_model_ready(self._dataplane, *self._id)
+        return await server_info.check_model_ready(self._dataplane, *self._id)
 
     @property
     def _id(self) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from gateway import metadata
+from gateway import server_info
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.in_process.home import Home
@@ -154,7 +154,7 @@ class Server:
 
     def metadata(self) -> dict[str, Any]:
         """Name, version and extensions, as the v2 protocol has them."""
-        return metadata.server_metadata(self._settings.id)
+        return server_info.server_metadata(self._settings.id)
 
     @property
     def ports(self) -> Mapping[str, int]:

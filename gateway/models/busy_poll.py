@@ -7,7 +7,7 @@ cold caches. Together that costs as much as a small inference.
 import asyncio
 import time
 
-from gateway import cgroups
+from gateway import cpus
 from gateway.processors import processors
 
 
@@ -50,5 +50,5 @@ class BusyPoll:
 
 
 def _has_several_processors() -> bool:
-    quota = cgroups.cpus()
+    quota = cpus.quota()
     return processors() > 1 and (quota is None or quota > 1)

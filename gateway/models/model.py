@@ -23,7 +23,7 @@ from gateway.models.validation import RequestRules
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.observability.trace import Trace
-from gateway.openai_exchange import further_names
+from gateway.openai_contract import further_names
 from gateway.schedulers.direct import DirectScheduler
 from gateway.schedulers.dynamic import DynamicScheduler
 from gateway.schedulers.execution import Entry, Execution

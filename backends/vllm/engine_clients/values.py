@@ -11,7 +11,7 @@ import msgspec
 from backends.vllm.model_json import EngineModel
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse, Parameter, Usage
-from gateway.openai_exchange import OpenAiRefusal
+from gateway.openai_contract import OpenAiRefusal
 from gateway.tensor import Datatype, Tensor
 
 

@@ -14,7 +14,7 @@ from backends.vllm.sampling import (
     MAX_STRING_LENGTH,
     MAX_STRINGS,
 )
-from gateway.openai_exchange import Endpoint
+from gateway.openai_contract import Endpoint
 
 MAX_GRAMMAR_BYTES = 1 << 16
 """The engine compiles a grammar in a time that may grow with its square: here about 15 s for a

@@ -17,7 +17,7 @@ from backends.vllm.failures import MAX_TEXT, Failures
 from backends.vllm.model_json import hide_folders
 from backends.vllm.validation import first_mistake, mistake_of
 from gateway.errors import Code, InferenceError
-from gateway.openai_exchange import OpenAiRefusal
+from gateway.openai_contract import OpenAiRefusal
 
 FAILURES = (
     InferenceError,

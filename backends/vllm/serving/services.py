@@ -20,7 +20,7 @@ from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, Tokenize
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 
 from backends.vllm.serving.exchange import Exchange
-from gateway.openai_exchange import Endpoint
+from gateway.openai_contract import Endpoint
 
 
 @dataclass(frozen=True, slots=True)

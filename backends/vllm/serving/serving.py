@@ -12,7 +12,7 @@ from backends.vllm.serving.refusals import FAILURES, UNREADABLE, Refusals, encod
 from backends.vllm.serving.services import SERVICES, Service
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Parameter
-from gateway.openai_exchange import EVENT, REQUEST, RESPONSE, read_request
+from gateway.openai_contract import EVENT, REQUEST, RESPONSE, read_request
 from gateway.tensor import Datatype, Tensor
 
 LARGE_BYTES = 1 << 16

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway import cgroups
+from gateway import cpus
 from gateway.processors import processors
 from gateway.tools.doctor.finding import Finding, Verdict, size
 
@@ -23,9 +23,9 @@ FEW_FILES = 4096
 
 def findings() -> Iterator[Finding]:
     """Everything of this machine and this process's share of it."""
-    yield cores(processors(), cgroups.cpus())
+    yield cores(processors(), cpus.quota())
     if MEMINFO.exists():
-        yield memory(*_memory(MEMINFO), cgroups.memory_bytes())
+        yield memory(*_memory(MEMINFO), cpus.memory_bytes())
     yield shared_memory(SHARED)
     yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
 

@@ -23,7 +23,7 @@ from gateway.config import (
 from gateway.config.data_type import DataType
 from gateway.errors import InferenceError
 from gateway.generation import INPUTS, OUTPUTS
-from gateway.openai_exchange import serves_openai
+from gateway.openai_contract import serves_openai
 
 LLAMA = ModelConfig(name="llama", backend="vllm")
 RUNTIME = {

@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from backends.vllm.backend import VllmBackend
 from gateway.errors import Code, InferenceError
-from gateway.openai_exchange import OpenAiRefusal
+from gateway.openai_contract import OpenAiRefusal
 from tests.backends.vllm.adapters import write_adapter
 from tests.backends.vllm.conftest import (
     ANSWER,

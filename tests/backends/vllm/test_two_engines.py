@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import Usage
-from gateway.openai_exchange import OpenAiRefusal
+from gateway.openai_contract import OpenAiRefusal
 from tests.backends.vllm.conftest import ANSWER, Llama, ask, engine_marks, numbers, openai, strings
 
 pytestmark = engine_marks

@@ -18,7 +18,7 @@ SPAN_SECS = SPAN_US / 1e6
 @pytest.fixture(autouse=True)
 def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "processors", lambda: 2)
-    monkeypatch.setattr(cgroups, "cpus", lambda: None)
+    monkeypatch.setattr(cpus, "quota", lambda: None)
 
 
 async def is_awake(secs: float) -> bool:

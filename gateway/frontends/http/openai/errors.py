@@ -8,7 +8,7 @@ from gateway.frontends.http.errors import (
     shortened,
     status_of,
 )
-from gateway.openai_exchange import OpenAiRefusal
+from gateway.openai_contract import OpenAiRefusal
 
 STATUS = {**errors.STATUS, Code.ALREADY_EXISTS: 409, Code.CANCELLED: 499}
 """The status for each code: that of v2, with two exceptions."""

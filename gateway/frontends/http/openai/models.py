@@ -9,7 +9,7 @@ from gateway.errors import Code, InferenceError
 from gateway.frontends.http.openai.encoders import encoder_of
 from gateway.frontends.http.openai.errors import refusal
 from gateway.models.model import Model
-from gateway.openai_exchange import (
+from gateway.openai_contract import (
     ENDPOINT,
     REQUEST,
     RESPONSE,

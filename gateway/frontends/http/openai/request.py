@@ -31,7 +31,7 @@ from gateway.frontends.http.large_json import (
     plain,
 )
 from gateway.frontends.http.openai.errors import refusal
-from gateway.openai_exchange import Endpoint
+from gateway.openai_contract import Endpoint
 from gateway.tensor import Buffer
 from gateway.threads import Threads
 

@@ -14,7 +14,7 @@ from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.openai.answers import OpenAiAnswers
 from gateway.frontends.http.openai.models import ServedModels, cards, serves
 from gateway.frontends.http.openai.request import request_id_header
-from gateway.openai_exchange import Endpoint
+from gateway.openai_contract import Endpoint
 from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings
 

@@ -12,7 +12,7 @@ from gateway.generation import MESSAGES, TEXT_OUTPUT
 from gateway.models.model import Model
 from gateway.models.table import IndexRow
 from gateway.observability.machine import Machine
-from gateway.openai_exchange import serves_openai
+from gateway.openai_contract import serves_openai
 from gateway.settings import ControlMode, Settings
 
 ENGINE = {

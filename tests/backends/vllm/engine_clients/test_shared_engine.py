@@ -14,7 +14,7 @@ import pytest_asyncio
 from backends.vllm.backend import VllmBackend
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
-from gateway.openai_exchange import OpenAiRefusal
+from gateway.openai_contract import OpenAiRefusal
 from tests.backends.vllm.conftest import (
     ANSWER,
     CONTEXT,

@@ -24,7 +24,7 @@ from backends.vllm.model_json import EngineModel
 from backends.vllm.openai_settings import OpenAiSettings
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases, Usage
-from gateway.openai_exchange import OpenAiRefusal
+from gateway.openai_contract import OpenAiRefusal
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 
 MODEL = EngineModel(

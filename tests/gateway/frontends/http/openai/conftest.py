@@ -12,7 +12,7 @@ from gateway.dataplane import DataPlane
 from gateway.frontends.http.app import build_app
 from gateway.messages import InferResponse, Parameter
 from gateway.models.model import Model
-from gateway.openai_exchange import EVENT
+from gateway.openai_contract import EVENT
 from gateway.settings import HttpSettings
 from gateway.tensor import text_tensor
 from tests.builders import DECOUPLED, LoadedModels

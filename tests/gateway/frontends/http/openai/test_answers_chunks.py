@@ -5,7 +5,7 @@ import pytest
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.openai.answers import ChunkEncoder
 from gateway.messages import InferResponse
-from gateway.openai_exchange import Endpoint, OpenAiRefusal
+from gateway.openai_contract import Endpoint, OpenAiRefusal
 from gateway.tensor import join_elements, text_tensor
 from tests.builders import FLAG, text_response
 from tests.gateway.frontends.http.openai.conftest import chunk

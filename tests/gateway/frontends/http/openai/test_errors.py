@@ -6,7 +6,7 @@ import pytest
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.errors import MAX_MESSAGE
 from gateway.frontends.http.openai.errors import STATUS, TYPES, error_json, refusal, written
-from gateway.openai_exchange import OpenAiRefusal
+from gateway.openai_contract import OpenAiRefusal
 from gateway.resumption.idempotency import KeyReused
 
 

@@ -7,7 +7,7 @@ import pytest
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.openai.models import ServedModels, serves
 from gateway.models.model import Model
-from gateway.openai_exchange import Endpoint, OpenAiRefusal
+from gateway.openai_contract import Endpoint, OpenAiRefusal
 from tests.builders import TEXT, LoadedModels, ScriptedInstance, soon
 from tests.conftest import Serve
 from tests.gateway.frontends.http.openai.conftest import CHAT, CHAT_ONLY, ENCODER, dataplane_of

@@ -11,7 +11,7 @@ from starlette.types import Message
 
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.openai.request import MAX_PARTS, OpenAiRequest, read_call
-from gateway.openai_exchange import Endpoint, OpenAiRefusal
+from gateway.openai_contract import Endpoint, OpenAiRefusal
 from gateway.threads import request_threads
 
 LIMIT = 1000

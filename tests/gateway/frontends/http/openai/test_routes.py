@@ -12,7 +12,7 @@ from gateway.frontends.http.app import build_app
 from gateway.frontends.http.openai.routes import paths_of
 from gateway.messages import InferRequest
 from gateway.models.model import Model
-from gateway.openai_exchange import ENDPOINT, REQUEST, Endpoint, OpenAiRefusal
+from gateway.openai_contract import ENDPOINT, REQUEST, Endpoint, OpenAiRefusal
 from gateway.stream import INTERRUPTED
 from gateway.tensor import Datatype
 from tests.builders import FLAG, Execution, LoadedModels, ScriptedInstance, settle, soon

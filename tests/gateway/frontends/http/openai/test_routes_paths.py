@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.frontends.http.openai.routes import is_openai, paths_of
-from gateway.openai_exchange import Endpoint
+from gateway.openai_contract import Endpoint
 
 
 @pytest.mark.parametrize(

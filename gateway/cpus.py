@@ -14,7 +14,7 @@ def memory_bytes(root: Path = ROOT) -> int | None:
     return min((int(text) for text in texts if text.isdigit()), default=None)
 
 
-def cpus(root: Path = ROOT) -> float | None:
+def quota(root: Path = ROOT) -> float | None:
     """How much time of how many CPUs it may use; None if there is no limit."""
     shares = (share for folder in _folders(root, "cpu") for share in _shares(folder))
     return min(shares, default=None)
