@@ -1,5 +1,6 @@
-"""What control groups let this process have; both of their versions."""
+"""CPUs and memory that this process may use: its affinity and control groups (v1 and v2)."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,15 +8,20 @@ ROOT = Path("/")
 MOUNT = Path("sys/fs/cgroup")
 
 
+def processors() -> int:
+    """The number of CPUs in the affinity of this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def memory_bytes(root: Path = ROOT) -> int | None:
-    """The least of the limits of memory that hold; None if there is none."""
+    """The smallest memory limit of its control groups in bytes; None without a limit."""
     names = ("memory.max", "memory.limit_in_bytes")
     texts = (_text(folder / name) for folder in _folders(root, "memory") for name in names)
     return min((int(text) for text in texts if text.isdigit()), default=None)
 
 
 def quota(root: Path = ROOT) -> float | None:
-    """How much time of how many CPUs it may use; None if there is no limit."""
+    """The smallest CPU quota of its control groups, in CPUs; None without a limit."""
     shares = (share for folder in _folders(root, "cpu") for share in _shares(folder))
     return min(shares, default=None)
 
@@ -30,7 +36,7 @@ def _shares(folder: Path) -> Iterator[float]:
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """The group of this process and those that it is in, as far as they can be seen."""
+    """The control group of this process and its visible parents."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -46,5 +52,5 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
 def _text(file: Path) -> str:
     try:
         return file.read_text().strip()
-    except OSError:  # another version, or not shown to containers
+    except OSError:  # the other version, or hidden from containers
         return ""

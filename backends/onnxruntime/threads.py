@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from backends.onnxruntime.parameters import count, switch
 from gateway.config import InstanceKind, ModelConfig
-from gateway.processors import processors
+from gateway.cpus import processors
 
 INTRA = "intra_op_thread_count"
 INTER = "inter_op_thread_count"

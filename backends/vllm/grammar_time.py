@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from vllm.v1.structured_output import StructuredOutputManager
 
-from gateway.processors import processors
+from gateway.cpus import processors
 
 SECS = 60.0
 AT_ONCE = max(4, (processors() + 1) // 2)

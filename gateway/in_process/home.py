@@ -12,7 +12,7 @@ from typing import Any
 from gateway.core import Core, Listeners, NoListeners, StartFailed
 from gateway.errors import UNEXPECTED, Code, InferenceError
 from gateway.in_process.request import Draft
-from gateway.metrics_page import MetricsPage
+from gateway.server_info import MetricsPage
 from gateway.settings import Settings
 from gateway.stream import ResponseStream
 

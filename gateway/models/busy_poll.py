@@ -8,7 +8,7 @@ import asyncio
 import time
 
 from gateway import cpus
-from gateway.processors import processors
+from gateway.cpus import processors
 
 
 class BusyPoll:

@@ -8,10 +8,9 @@ import pytest
 
 from gateway.config import ModelConfig
 from gateway.config.scheduling import DynamicBatching, SequenceBatching
-from gateway.dataplane import DataPlane
+from gateway.dataplane import DataPlane, RequestName
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
-from gateway.running_requests import RequestName
 from gateway.stream import INTERRUPTED, Interrupted
 from gateway.tensor import Datatype, Tensor
 from tests.builders import (

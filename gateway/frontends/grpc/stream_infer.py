@@ -32,7 +32,7 @@ from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.reader import Responses, recorded_stream
 from gateway.resumption.recording import without_resumable
 from gateway.resumption.recordings import Recordings
-from gateway.running_requests import RequestName
+from gateway.dataplane import RequestName
 from gateway.stream import INTERRUPTED, Interrupted, ResponseStream, has_data
 
 log = logging.getLogger("sluice.grpc")

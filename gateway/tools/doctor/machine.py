@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gateway import cpus
-from gateway.processors import processors
+from gateway.cpus import processors
 from gateway.tools.doctor.finding import Finding, Verdict, size
 
 MEMINFO = Path("/proc/meminfo")

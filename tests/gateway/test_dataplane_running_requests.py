@@ -1,10 +1,10 @@
-"""Which requests run under which id."""
+"""Ids of running requests."""
 
 import gc
 
 import pytest
 
-from gateway.running_requests import RequestName, RunningRequests
+from gateway.dataplane import RequestName, RunningRequests
 from gateway.stream import ResponseStream
 
 
