@@ -121,10 +121,10 @@ def _serve(parsed: argparse.Namespace) -> None:
 
 
 async def _run_server(settings: Settings, log: Any) -> None:
-    server = importlib.import_module("gateway.server").Server(settings, log)
+    server = importlib.import_module("gateway.server")
     try:
-        await server.run(partial(_announce, settings))
-    except importlib.import_module("gateway.core").StartFailed as error:
+        await server.serve(settings, log, partial(_announce, settings))
+    except server.StartFailed as error:
         raise CommandFailed(str(error)) from None
 
 

@@ -1,55 +1,201 @@
-"""The process `sluice serve`: the core behind ports, ended by signals."""
+"""The server: its parts, and their start, drain and stop, in a process or inside a program."""
 
 import asyncio
 import gc
 import logging
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
 
-from gateway.core import Core
-from gateway.listeners import BoundListeners
+from gateway.backend_loader import BackendLoader
+from gateway.cache.local import LocalCache
+from gateway.cache.response_cache import ResponseCache
+from gateway.cuda_driver import load_driver, usable_gpus
+from gateway.dataplane import DataPlane
+from gateway.errors import Code, InferenceError
 from gateway.loop_watch import LoopWatch
+from gateway.models.gpus import Gpus
 from gateway.models.model import Model
+from gateway.models.model_control import RegistryControl
+from gateway.models.registry import ModelRegistry
+from gateway.models.repository import ModelRepository
+from gateway.models.wakefulness import Wakefulness
 from gateway.observability.log import Log
-from gateway.settings import Settings, netloc
+from gateway.observability.metrics import CacheReading
+from gateway.observability.tracing import Tracer
+from gateway.resumption.recordings import Recordings
+from gateway.settings import CacheSettings, LocalCacheSettings, ModelSettings, Settings, netloc
+from gateway.shared_memory.regions import SharedMemory
+from gateway.storage.store import KEPT
+from gateway.threads import request_threads
 
 log = logging.getLogger("sluice.server")
+
+LAST_ANSWERS_SECS = 2.0
+"""Time for clients to read the error that ends their requests after the drain."""
 
 SWITCH_SECS = 0.001
 """Longest time for which a thread that decodes keeps the interpreter lock from the event loop.
 
-Python's default is five times that: beside 60 MiB of JSON the 99th percentile of a health probe is
-then 18 to 24 ms, and 7 to 14 ms with this. Decoding takes no longer.
+Python's default is 5 ms: while 60 MiB of JSON are decoded, the 99th percentile of a health probe
+is then 18 to 24 ms, and 7 to 14 ms with this. Decoding takes no longer.
 """
 
 
+class StartFailed(Exception):
+    """The server cannot start: an address is in use, or a model failed under --exit-on-error."""
+
+
+class Listeners:
+    """The ports of a server: none here; `gateway.listeners.BoundListeners` has HTTP and gRPC.
+
+    Tasks go into the group of `open`, and end by themselves after `stop_waiting`.
+    """
+
+    ports: Mapping[str, int] = {}
+    """The ports in use, by protocol; 0 for a Unix socket."""
+
+    async def open(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin to answer: the process is live, though no model may be loaded yet."""
+
+    def stop_accepting(self, tasks: asyncio.TaskGroup, grace_secs: float) -> None:
+        """Accept no more connections; open requests may complete within the grace period."""
+
+    def stop_waiting(self, tasks: asyncio.TaskGroup, grace_secs: float) -> None:
+        """Close the connections that are left after the grace period: no request is open."""
+
+
 class Server:
-    """A process that serves until a signal ends it."""
+    """The parts of a server and the root task group; built and run on one event loop."""
 
     def __init__(self, settings: Settings, log_of_process: Log | None = None) -> None:
-        self._core = Core(settings, log_of_process)
+        self.settings = settings
+        self._listeners = _listeners(settings)
+        self._tracer = Tracer(settings.trace)
+        backends = _build_backends(settings)
+        repository = _build_repository(settings.models, backends)
+        self._cache = _build_cache(settings.cache)
+        awake = Wakefulness(settings.stay_awake_us)
+        self._threads = request_threads()
+        self._registry = ModelRegistry(
+            repository, settings.models, backends, self._cache, awake, self._threads
+        )
+        self.dataplane = DataPlane(
+            self._registry,
+            strict_readiness=settings.models.strict_readiness,
+            shared_memory=SharedMemory(allowed=settings.allow_client_shm),
+            tracer=self._tracer,
+            log=log_of_process,
+            threads=self._threads,
+        )
+        self.recordings = Recordings(settings.resumption)
+        self._stopping = asyncio.Event()
 
-    async def run(self, on_ready: Callable[[Mapping[str, int], Sequence[Model]], None]) -> None:
-        """Serve until SIGTERM or SIGINT; returns when everything has ended.
+    def stop(self) -> None:
+        """Begin to drain; synchronous, idempotent."""
+        self._stopping.set()
 
-        `on_ready` is called once the start-up models are loaded, with the ports in use and them.
-        Raises StartFailed.
+    def read_cache(self) -> CacheReading | None:
+        """Counters of the response cache, if there is one."""
+        return None if self._cache is None else self._cache.reading()
+
+    async def run(self, on_ready: Callable[[Mapping[str, int]], None]) -> None:
+        """Serve until `stop`; returns when all parts are closed.
+
+        `on_ready` is called with the ports in use once the start-up models are loaded. Raises
+        StartFailed, and InferenceError if the response cache is unreachable.
         """
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._core.stop)
+        try:
+            if self._cache is not None:
+                await self._cache.connect()
+            failure = await self._serve(self._listeners(self), on_ready)
+        finally:
+            self._tracer.close()
+            self._threads.close()
+        if failure:
+            raise StartFailed(failure)
 
-        def ready(ports: Mapping[str, int]) -> None:
-            _freeze()
-            _tell_started(self._core.settings, ports)
-            on_ready(ports, list(self._core.dataplane.models()))
+    async def _serve(
+        self, listeners: Listeners, on_ready: Callable[[Mapping[str, int]], None]
+    ) -> str:
+        async with asyncio.TaskGroup() as tasks:
+            caching = tasks.create_task(_work(self._cache))
+            control = RegistryControl(self._registry)
+            registry = tasks.create_task(self._registry.run(self.dataplane.call, control))
+            await listeners.open(tasks)
+            failure = await self._loaded()
+            if not failure:
+                on_ready(listeners.ports)
+                await self._stopping.wait()
+            await self._drain(tasks, listeners)
+            registry.cancel()
+            caching.cancel()
+        return failure
 
-        sys.setswitchinterval(SWITCH_SECS)
-        with LoopWatch():
-            await self._core.run(BoundListeners, ready)
+    async def _loaded(self) -> str:
+        """Wait for the start-up models; returns the reason to end, or an empty text."""
+        await _first_of(self._registry.wait_settled(), self._stopping.wait())
+        failures = self._registry.failures()
+        if self._stopping.is_set() or not failures or not self.settings.models.exit_on_error:
+            return ""
+        reasons = "\n".join(f"  {name}: {reason}" for name, reason in failures.items())
+        return f"failed to load all models:\n{reasons}\n(--exit-on-error=false serves the others)"
+
+    async def _drain(self, tasks: asyncio.TaskGroup, listeners: Listeners) -> None:
+        """Drain: not ready, wait for sequences, stop accepting, wait for requests, fail others."""
+        limit, time = self.settings.exit_timeout_secs, asyncio.get_running_loop().time
+        ends_at = time() + limit
+        log.info("draining", extra={"requests": self.dataplane.in_flight, "limit_secs": limit})
+        self.dataplane.refuse_requests()
+        self._registry.close_by(ends_at + LAST_ANSWERS_SECS)
+        self.recordings.drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(ends_at):
+                await self.dataplane.sequences_ended()
+        listeners.stop_accepting(tasks, max(0, ends_at - time()) + LAST_ANSWERS_SECS)
+        try:
+            async with asyncio.timeout_at(ends_at):
+                await self.dataplane.drained()
+        except TimeoutError:
+            log.warning("drain over", extra={"abandoned": self.dataplane.in_flight})
+            self.dataplane.abandon(
+                InferenceError(
+                    Code.UNAVAILABLE,
+                    "the server is shutting down and the request did not end within its "
+                    f"--exit-timeout-secs of {limit:g}",
+                )
+            )
+        listeners.stop_waiting(tasks, LAST_ANSWERS_SECS)
 
 
-def _tell_started(settings: Settings, ports: Mapping[str, int]) -> None:
+async def serve(
+    settings: Settings,
+    log_of_process: Log,
+    on_ready: Callable[[Mapping[str, int], Sequence[Model]], None],
+) -> None:
+    """Serve in a process of its own until SIGTERM or SIGINT; returns when all parts are closed.
+
+    `on_ready` is called with the ports in use and the start-up models, once those are loaded.
+    Raises as `Server.run`.
+    """
+    server = Server(settings, log_of_process)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, server.stop)
+
+    def ready(ports: Mapping[str, int]) -> None:
+        _freeze()
+        _log_started(settings, ports)
+        on_ready(ports, list(server.dataplane.models()))
+
+    sys.setswitchinterval(SWITCH_SECS)
+    with LoopWatch():
+        await server.run(ready)
+
+
+def _log_started(settings: Settings, ports: Mapping[str, int]) -> None:
     """Log the lines by which scripts know that Triton serves (protocol: flags, logging)."""
     for name, service, address in (
         ("grpc", "GRPCInferenceService", settings.grpc.address),
@@ -61,6 +207,63 @@ def _tell_started(settings: Settings, ports: Mapping[str, int]) -> None:
 
 
 def _freeze() -> None:
-    """Take what start-up made out of the garbage collector's rounds; the process is ours."""
+    """Exclude the objects of the start-up from garbage collection."""
     gc.collect()
     gc.freeze()
+
+
+def _listeners(settings: Settings) -> Callable[[Server], Listeners]:
+    """The class of the listeners; those with ports take most of a second to import."""
+    if settings.http.enabled or settings.grpc.enabled or settings.metrics.enabled:
+        bound: Callable[[Server], Listeners] = import_module("gateway.listeners").BoundListeners
+        return bound
+    return lambda server: Listeners()
+
+
+def _build_backends(settings: Settings) -> BackendLoader:
+    models = settings.models
+    every = {"frontends": str(settings.frontends), **models.backends.get("", {})}
+    found = {**models.backends, "": every} if settings.frontends else models.backends
+    return BackendLoader(found, models.store / KEPT, models.backend_directory)
+
+
+def _build_repository(settings: ModelSettings, backends: BackendLoader) -> ModelRepository:
+    minimum = settings.gpus.min_compute_capability
+    usable = usable_gpus(load_driver(), minimum)
+    return ModelRepository(
+        settings.repositories,
+        settings.config_name,
+        Gpus(usable, minimum, backends.computes_on_gpus),
+        auto_complete=settings.auto_complete,
+        namespacing=settings.namespacing,
+    )
+
+
+def _build_cache(settings: CacheSettings | None) -> ResponseCache | None:
+    """The configured response cache; UNSUPPORTED if its library is not installed."""
+    if settings is None:
+        return None
+    if isinstance(settings, LocalCacheSettings):
+        return LocalCache(settings.byte_size)
+    try:
+        cache: ResponseCache = import_module("gateway.cache.redis").RedisCache(settings)
+    except ModuleNotFoundError:
+        raise InferenceError(
+            Code.UNSUPPORTED, "--cache-config redis needs the package redis: pip install redis"
+        ) from None
+    return cache
+
+
+async def _work(cache: ResponseCache | None) -> None:
+    if cache is not None:
+        await cache.run()
+
+
+async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Wait until one of them is done; cancel the others and wait for them."""
+
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(wait) for wait in waits]
+        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for task in running:
+            task.cancel()

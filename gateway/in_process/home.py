@@ -6,12 +6,11 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from functools import cached_property, partial
-from importlib import import_module
 from typing import Any
 
-from gateway.core import Core, Listeners, NoListeners, StartFailed
 from gateway.errors import UNEXPECTED, Code, InferenceError
 from gateway.in_process.request import Draft
+from gateway.server import Server, StartFailed
 from gateway.server_info import MetricsPage
 from gateway.settings import Settings
 from gateway.stream import ResponseStream
@@ -36,7 +35,7 @@ class Home:
         self.ended = threading.Event()
         self.loop = asyncio.get_running_loop()
         self.thread_id = threading.get_ident()
-        self.core = Core(settings)
+        self.server = Server(settings)
         self._tasks = asyncio.TaskGroup()
         self._lock = threading.RLock()  # garbage that is collected meanwhile may post, too
         self._open = True
@@ -75,7 +74,7 @@ class Home:
 
     def infer(self, draft: Draft) -> ResponseStream:
         """Submit a request; the caller owns the stream. Raises InferenceError."""
-        dataplane = self.core.dataplane
+        dataplane = self.server.dataplane
         model = dataplane.model(draft.request.model, draft.request.version)
         request = draft.complete(model.config)
         trace = dataplane.tracer.begin(request.model) if dataplane.tracer.on else None
@@ -87,11 +86,12 @@ class Home:
     @cached_property
     def metrics(self) -> MetricsPage:
         """The metrics of the core and its machine."""
-        return MetricsPage(self.core.dataplane, self.core.settings.metrics, self.core.read_cache)
+        server = self.server
+        return MetricsPage(server.dataplane, server.settings.metrics, server.read_cache)
 
     async def _live(self) -> None:
         try:
-            await self.core.run(_listeners, self._start)
+            await self.server.run(self._start)
         except (StartFailed, InferenceError) as error:
             self._fail(error)
         finally:
@@ -125,12 +125,3 @@ async def _answered(question: Callable[[], Awaitable[Any]]) -> Any:
 def _hand_over(deliver: Deliver, answering: asyncio.Task[Any]) -> None:
     """Also what was cancelled before it began is an answer: somebody waits for it."""
     deliver(not_running() if answering.cancelled() else answering.result())
-
-
-def _listeners(core: Core) -> Listeners:
-    """Those that are asked for; what they need takes most of a second to import."""
-    settings = core.settings
-    if settings.http.enabled or settings.grpc.enabled or settings.metrics.enabled:
-        listeners: Listeners = import_module("gateway.listeners").BoundListeners(core)
-        return listeners
-    return NoListeners(core)

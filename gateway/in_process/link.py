@@ -55,7 +55,7 @@ class Link:
         """Begin to end; idempotent."""
         self._finalizer.detach()
         with suppress(InferenceError):
-            self.home.post(self.home.core.stop)
+            self.home.post(self.home.server.stop)
 
     def ask(self, question: Callable[[], Awaitable[T]], instead: str) -> T:
         """Wait for the answer, in any thread but the server's own; `instead` is for that one."""
@@ -151,7 +151,7 @@ def _end_forgotten(home: Home) -> None:
     if home.over:
         return
     with suppress(InferenceError):
-        home.post(home.core.stop)
+        home.post(home.server.stop)
     warnings.warn(
         "a Server was dropped without stop: it ends now; use `with Server(...)`",
         ResourceWarning,

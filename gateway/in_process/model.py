@@ -85,4 +85,4 @@ class Model:
 
     @property
     def _dataplane(self) -> DataPlane:
-        return self._link.home.core.dataplane
+        return self._link.home.server.dataplane

@@ -246,7 +246,7 @@ class Server:
 
     @property
     def _dataplane(self) -> DataPlane:
-        return self._running.home.core.dataplane
+        return self._running.home.server.dataplane
 
     def _refuse_started(self) -> None:
         if self._link is not None and not self._link.over:

@@ -49,5 +49,5 @@ class HomeThread(threading.Thread):
 
     def _end(self) -> None:
         with suppress(InferenceError):
-            self.home.post(self.home.core.stop)
+            self.home.post(self.home.server.stop)
         self.join(self._settings.exit_timeout_secs + CLOSE_SECS)
