@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from gateway.errors import Code, InferenceError
-from gateway.in_process.link import Link, caller
+from gateway.in_process.handle import Link, caller
 from gateway.in_process.response import Response, responses_of
 from gateway.in_process.sources import Source, cancelled, single
 

@@ -6,7 +6,7 @@ from gateway import server_info
 from gateway.config import pbtxt
 from gateway.dataplane import DataPlane
 from gateway.in_process.async_responses import AsyncResponses
-from gateway.in_process.link import Link
+from gateway.in_process.handle import Link
 from gateway.in_process.request import RequestFields, draft
 from gateway.in_process.responses import Responses
 from gateway.in_process.sources import LocalSource, RemoteSource, Source

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gateway.errors import InferenceError
-from gateway.in_process.link import Link, caller
+from gateway.in_process.handle import Link, caller
 from gateway.in_process.request import Draft
 from gateway.in_process.response import Response, responses_of
 from gateway.in_process.sources import RemoteRequest, cancelled, post_if_running, single

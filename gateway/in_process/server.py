@@ -9,11 +9,11 @@ from typing import Any, Self
 from gateway import server_info
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.in_process.home import Home
-from gateway.in_process.link import Link
+from gateway.in_process.handle import Link
 from gateway.in_process.model import Model
 from gateway.in_process.options import read_settings
 from gateway.in_process.override import read_override
+from gateway.in_process.server_loop import Home
 from gateway.in_process.thread import HomeThread
 
 

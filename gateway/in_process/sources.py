@@ -6,10 +6,10 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from gateway.errors import Code, InferenceError
-from gateway.in_process.home import Home
-from gateway.in_process.link import Link, value_of
+from gateway.in_process.handle import Link, value_of
 from gateway.in_process.request import Draft
 from gateway.in_process.response import Response
+from gateway.in_process.server_loop import Home
 from gateway.messages import InferResponse
 from gateway.stream import CANCELLED, ResponseStream
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 import uvloop
 
 from gateway.errors import InferenceError
-from gateway.in_process.home import Home
+from gateway.in_process.server_loop import Home
 from gateway.settings import Settings
 
 CLOSE_SECS = 10.0

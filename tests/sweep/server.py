@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway.backend import Instance
-from gateway.in_process.home import Home
-from gateway.in_process.link import Link
+from gateway.in_process.handle import Link
 from gateway.in_process.model import Model
 from gateway.in_process.options import read_settings
+from gateway.in_process.server_loop import Home
 from gateway.models import model as loaded
 from tests.sweep.holdings import Holdings, workers
 from tests.sweep.questions import Question

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from gateway.errors import Code, InferenceError
-from gateway.in_process.home import Deliver, Home, not_running
+from gateway.in_process.server_loop import Deliver, Home, not_running
 
 T = TypeVar("T")
 Task = asyncio.Task[Any]
