@@ -1,4 +1,4 @@
-"""From what a program has, arrays and lists, to tensors and back."""
+"""Conversion of arrays and lists of a program to tensors and back."""
 
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -16,7 +16,7 @@ TEXT_KINDS = "SUO"
 DATATYPES: Mapping[tuple[str, int], Datatype] = {
     (dtype.kind, dtype.itemsize): datatype for datatype, dtype in NUMPY_TYPES.items()
 }
-"""Datatypes by numpy's kind and size, so that arrays of either byte order are taken."""
+"""Datatypes by numpy's kind and size: arrays of either byte order are accepted."""
 
 EXPECTED = "expected a numpy array, or a list of str, bytes, numbers or booleans"
 
@@ -24,8 +24,8 @@ EXPECTED = "expected a numpy array, or a list of str, bytes, numbers or booleans
 def typed_tensor(name: str, value: Any) -> Tensor | None:
     """A tensor over an array's memory, or of a list of texts; None for a list of anything else.
 
-    An array is copied only if it is not contiguous or of foreign byte order; texts (str as UTF-8,
-    bytes) become BYTES. INVALID_ARG for what can be no tensor.
+    An array is copied only if it is not contiguous or of foreign byte order. Texts (str as UTF-8,
+    bytes) become BYTES. Raises INVALID_ARG for any other value.
     """
     if isinstance(value, np.ndarray):
         return _of_array(name, value)
@@ -37,9 +37,9 @@ def typed_tensor(name: str, value: Any) -> Tensor | None:
 
 
 def fitted(tensor: Tensor, declared: ModelInput) -> Tensor:
-    """The tensor as the model has it: for BF16, which numpy has not, FP32 loses its lower half.
+    """The tensor in the model's datatype: for BF16, FP32 is truncated as in Triton's client.
 
-    (As in Triton's client.) UINT16 are taken for the bits of BF16.
+    UINT16 values are the bits of BF16.
     """
     if declared.data_type is not DataType.TYPE_BF16:
         return tensor
@@ -54,7 +54,7 @@ def fitted(tensor: Tensor, declared: ModelInput) -> Tensor:
 def listed_tensor(declared: ModelInput, values: Any) -> Tensor:
     """A tensor of the declared datatype from a list of numbers or booleans, however nested.
 
-    INVALID_ARG if they are of another kind, out of range, or lists of different lengths.
+    Raises INVALID_ARG for values of another kind or range, and for lists of different lengths.
     """
     name, datatype = declared.name, declared.datatype
     if datatype is Datatype.BYTES and (leaf := _leaf(values)) is not None:
@@ -73,9 +73,9 @@ def listed_tensor(declared: ModelInput, values: Any) -> Tensor:
 
 
 def to_array(tensor: Tensor) -> npt.NDArray[Any]:
-    """A read-only array of the tensor's shape: a view of its memory, where numpy has its datatype.
+    """A read-only array of the tensor's shape: a view of its memory where numpy has its datatype.
 
-    BYTES gives objects of type bytes; BF16 becomes float32, which loses nothing.
+    BYTES becomes objects of type bytes; BF16 becomes float32, which is exact.
     """
     array = tensor.array()
     if tensor.datatype is Datatype.BF16:
@@ -106,7 +106,7 @@ def _of_texts(name: str, array: npt.NDArray[Any]) -> Tensor:
 
 
 def _leaf(values: Any) -> Any:
-    """The first thing in a list, or in lists inside it, that is no list; None if there is none."""
+    """The first value in a list, however deep; None if there is none."""
     while isinstance(values, list | tuple):
         if not values:
             return None
@@ -115,7 +115,8 @@ def _leaf(values: Any) -> Any:
 
 
 def _fits(found: "np.dtype[Any]", wanted: "np.dtype[Any]") -> bool:
-    """Whether numbers of a kind may be written as another: none is cut, range is seen later."""
+    """Whether a kind of numbers converts to another without truncation; ranges are not checked."""
+
     if found.kind in "iu" and wanted.kind in "iu":
         return True
     return wanted.kind != "O" and np.can_cast(found, wanted, casting="same_kind")

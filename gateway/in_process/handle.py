@@ -1,4 +1,4 @@
-"""How does a program reach its server from any thread, and what becomes of what it forgets?"""
+"""The handle of a running server: calls from any thread, and the end of a forgotten server."""
 
 import asyncio
 import threading
@@ -10,58 +10,55 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from gateway.errors import Code, InferenceError
-from gateway.in_process.server_loop import Deliver, Home, not_running
+from gateway.in_process.server_loop import Deliver, ServerLoop, not_running
 
 T = TypeVar("T")
 Task = asyncio.Task[Any]
 
 
 Caller = tuple[int, Task | None]
-"""A thread, and the task in it if it runs an event loop."""
+"""A thread, and its running task if it runs an event loop."""
 
 
-class Reader(Protocol):
-    """Responses that somebody may still read: `owner` is who did last, or has asked for them."""
+class OpenResponses(Protocol):
+    """Responses that may still be read; `owner` read them last, or requested them."""
 
     owner: Caller
 
     def close(self) -> None: ...
 
 
-class Link:
-    """What a program holds of a running server; when nobody holds it any more, the server ends.
+class ServerHandle:
+    """A running server; dropping the last reference stops it with a ResourceWarning."""
 
-    Then Python's ResourceWarning tells of it, as of files that were left open.
-    """
-
-    def __init__(self, home: Home) -> None:
-        self.home = home
+    def __init__(self, server_loop: ServerLoop) -> None:
+        self.server_loop = server_loop
         self._lock = threading.Lock()
-        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
-        self._finalizer = weakref.finalize(self, _end_forgotten, home)
+        self._readers: weakref.WeakSet[OpenResponses] = weakref.WeakSet()
+        self._finalizer = weakref.finalize(self, _end_forgotten, server_loop)
         self._finalizer.atexit = False
 
     @property
     def here(self) -> bool:
         """Whether this is the thread of the server's own event loop."""
-        return threading.get_ident() == self.home.thread_id
+        return threading.get_ident() == self.server_loop.thread_id
 
     @property
     def over(self) -> bool:
         """Whether the server has ended."""
-        return self.home.over
+        return self.server_loop.over
 
     def stop(self) -> None:
-        """Begin to end; idempotent."""
+        """Begin to stop; idempotent."""
         self._finalizer.detach()
         with suppress(InferenceError):
-            self.home.post(self.home.server.stop)
+            self.server_loop.post(self.server_loop.server.stop)
 
     def ask(self, question: Callable[[], Awaitable[T]], instead: str) -> T:
-        """Wait for the answer, in any thread but the server's own; `instead` is for that one."""
+        """Wait for the answer; on the server's own thread the error names `instead`."""
         self.refuse_here(instead)
         answers: SimpleQueue[Any] = SimpleQueue()
-        self.home.post(self.home.ask, question, answers.put)
+        self.server_loop.post(self.server_loop.ask, question, answers.put)
         answer: T = value_of(answers.get())
         return answer
 
@@ -74,14 +71,14 @@ class Link:
         return answer
 
     def begin(self, question: Callable[[], Awaitable[Any]]) -> "asyncio.Future[Any]":
-        """Ask from another event loop, at once; the result may be an InferenceError."""
+        """Post a question from another event loop; the result may be an InferenceError."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
-        self.home.post(self.home.ask, question, _to_loop(loop, answer))
+        self.server_loop.post(self.server_loop.ask, question, _to_loop(loop, answer))
         return answer
 
     def look(self, find: Callable[[], T]) -> T:
-        """What a plain function finds on the server's loop; from any thread."""
+        """Call a synchronous function on the server's loop and return its result; any thread."""
         if self.here:
             self.refuse_over()
             return find()
@@ -92,7 +89,7 @@ class Link:
         return self.ask(question, "")
 
     def refuse_here(self, instead: str) -> None:
-        """Raise INVALID_ARG where waiting would stop the very loop that is waited for."""
+        """Raise INVALID_ARG on the server's own thread, where waiting would block its loop."""
         if self.here and not self.over:
             raise InferenceError(
                 Code.INVALID_ARG,
@@ -100,13 +97,13 @@ class Link:
                 f"use {instead} here",
             )
 
-    def reads(self, reader: Reader) -> None:
-        """Somebody may read these responses for as long as they are kept."""
+    def reads(self, reader: OpenResponses) -> None:
+        """Remember responses that may still be read, by weak reference."""
         with self._lock:
             self._readers.add(reader)
 
     def close_own(self, *, of_thread: bool) -> None:
-        """Close what the calling task, or all of the calling thread, can read no more."""
+        """Close the responses of the calling task, or of all tasks of the calling thread."""
         me = caller()
         with self._lock:
             readers = list(self._readers)
@@ -133,25 +130,25 @@ def _to_loop(loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[Any]") -> 
             answer.set_result(value)
 
     def deliver(value: Any) -> None:
-        with suppress(RuntimeError):  # whoever asked has closed their loop since
+        with suppress(RuntimeError):  # the loop of the caller is closed
             loop.call_soon_threadsafe(settle, value)
 
     return deliver
 
 
 def caller() -> Caller:
-    """Who is running."""
+    """The running thread and task."""
     try:
         return threading.get_ident(), asyncio.current_task()
     except RuntimeError:  # no event loop runs in this thread
         return threading.get_ident(), None
 
 
-def _end_forgotten(home: Home) -> None:
-    if home.over:
+def _end_forgotten(server_loop: ServerLoop) -> None:
+    if server_loop.over:
         return
     with suppress(InferenceError):
-        home.post(home.server.stop)
+        server_loop.post(server_loop.server.stop)
     warnings.warn(
         "a Server was dropped without stop: it ends now; use `with Server(...)`",
         ResourceWarning,

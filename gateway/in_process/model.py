@@ -1,79 +1,78 @@
-"""A model as a program sees it: what it is, and how it is asked."""
+"""Handles of models: requests, readiness, metadata and statistics for a program."""
 
 from typing import Any, Unpack
 
 from gateway import server_info
 from gateway.config import pbtxt
 from gateway.dataplane import DataPlane
-from gateway.in_process.async_responses import AsyncResponses
-from gateway.in_process.handle import Link
+from gateway.in_process.handle import ServerHandle
 from gateway.in_process.request import RequestFields, draft
-from gateway.in_process.responses import Responses
-from gateway.in_process.sources import LocalSource, RemoteSource, Source
+from gateway.in_process.responses import AsyncResponses, LocalRequest, PostedRequest, Responses
 
 
-class Model:
-    """One name of the repository, and a version or the highest one that serves.
+class ModelHandle:
+    """One model of the repository in one version, or in the highest version that serves.
 
-    It is looked up with each use, so that it outlives reloads; NOT_FOUND is raised then. `state`
-    and `reason` are what `Server.models` found.
+    The model is looked up at each use, so a handle stays valid after a reload; an unknown model
+    raises NOT_FOUND then. `state` and `reason` are those of the index at `Server.models`.
     """
 
     def __init__(
-        self, link: Link, name: str, version: str = "", state: str = "", reason: str = ""
+        self, handle: ServerHandle, name: str, version: str = "", state: str = "", reason: str = ""
     ) -> None:
-        self._link = link
+        self._handle = handle
         self.name = name
         self.version = version
         self.state = state
         self.reason = reason
 
     def __repr__(self) -> str:
-        return f"Model(name={self.name!r}, version={self.version!r}, state={self.state!r})"
+        return f"ModelHandle(name={self.name!r}, version={self.version!r}, state={self.state!r})"
 
     def infer(self, **fields: Unpack[RequestFields]) -> Responses:
         """Send a request, in any thread but that of the server's own event loop.
 
-        Requests of one thread are submitted in the order of the calls. What is wrong with a request
-        is raised as InferenceError here or with the first response.
+        Requests of one thread are submitted in the order of the calls. An invalid request raises
+        InferenceError here or at the first response.
         """
-        self._link.refuse_here("async_infer")
-        return Responses(self._link, draft(self.name, self.version, fields))
+        self._handle.refuse_here("async_infer")
+        return Responses(self._handle, draft(self.name, self.version, fields))
 
     def async_infer(self, **fields: Unpack[RequestFields]) -> AsyncResponses:
-        """Send a request, in a task of any event loop; the same promises as of `infer`."""
+        """Send a request, in a task of any event loop; otherwise as `infer`."""
         asked = draft(self.name, self.version, fields)
-        source: Source
-        if self._link.here:
-            source = LocalSource(self._link, asked)
+        source: LocalRequest | PostedRequest
+        if self._handle.here:
+            source = LocalRequest(self._handle, asked)
         else:
-            source = RemoteSource(self._link, asked)
-        return AsyncResponses(self._link, source, asked.request.id)
+            source = PostedRequest(self._handle, asked)
+        return AsyncResponses(self._handle, source, asked.request.id)
 
     def ready(self) -> bool:
-        """Whether it can serve, and says so itself; False for what is not known.
+        """Whether the model can serve and its readiness check passes; False for unknown models.
 
-        On the server's own loop nothing can be asked of the model: that is `async_ready`.
+        On the server's own loop the check of the model is skipped: use `async_ready` there.
         """
-        if self._link.here:
-            return self._link.look(lambda: server_info.model_ready(self._dataplane, *self._id))
-        return self._link.ask(self._check_ready, "async_ready")
+        if self._handle.here:
+            return self._handle.look(lambda: server_info.model_ready(self._dataplane, *self._id))
+        return self._handle.ask(self._check_ready, "async_ready")
 
     async def async_ready(self) -> bool:
         """As `ready`."""
-        return await self._link.async_ask(self._check_ready)
+        return await self._handle.async_ask(self._check_ready)
 
     def metadata(self) -> dict[str, Any]:
-        """Its versions, inputs and outputs, as the v2 protocol has them."""
-        return self._link.look(lambda: server_info.model_metadata(self._dataplane, *self._id))
+        """Versions, inputs and outputs, in the form of the v2 protocol."""
+        return self._handle.look(lambda: server_info.model_metadata(self._dataplane, *self._id))
 
     def config(self) -> dict[str, Any]:
-        """Its configuration as it is in force, in the JSON form of the v2 protocol."""
-        return self._link.look(lambda: pbtxt.to_json(self._dataplane.model(*self._id).config))
+        """The completed configuration, in the JSON form of the v2 protocol."""
+        return self._handle.look(lambda: pbtxt.to_json(self._dataplane.model(*self._id).config))
 
     def statistics(self) -> dict[str, Any]:
-        """`model_stats` of its ready versions, as the v2 protocol has them."""
-        rows = self._link.look(lambda: server_info.statistics(self._dataplane, *self._id))
+        """`model_stats` of the ready versions, in the form of the v2 protocol."""
+
+        rows = self._handle.look(lambda: server_info.statistics(self._dataplane, *self._id))
         return {"model_stats": rows}
 
     async def _check_ready(self) -> bool:
@@ -85,4 +84,4 @@ class Model:
 
     @property
     def _dataplane(self) -> DataPlane:
-        return self._link.home.server.dataplane
+        return self._handle.server_loop.server.dataplane

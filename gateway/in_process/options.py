@@ -1,22 +1,24 @@
-"""From the keywords of a server in a program to Settings: the command line's own options."""
+"""Options of a server inside a program, and parameters of a load: from keywords to settings."""
 
 import argparse
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from gateway.errors import Code, InferenceError
 from gateway.flags import serve
+from gateway.models.override import FILE_PREFIX, Override
 from gateway.settings import Settings
 from gateway.storage.store import StoreError
 
 SWITCHES = frozenset({"disable_auto_complete_config"})
-"""Options that stand for themselves on the command line; here they are true or false."""
-WIRES = ("http", "grpc", "metrics")
-OF_THE_LOG = "log_"
+"""Options without a value on the command line; here they are true or false."""
+PROTOCOLS = ("http", "grpc", "metrics")
+LOG_PREFIX = "log_"
 
 
 class _Parser(argparse.ArgumentParser):
-    """The command line's parser, for a program: what is wrong is raised."""
+    """The parser of the command line, with errors as exceptions."""
 
     def error(self, message: str) -> NoReturn:
         raise InferenceError(Code.INVALID_ARG, f"options of the server: {message}")
@@ -25,27 +27,31 @@ class _Parser(argparse.ArgumentParser):
 def read_settings(options: Mapping[str, Any]) -> Settings:
     """Settings from keywords named as the options of `sluice serve`, with `_` for `-`.
 
-    A value is what stands behind the `=`: a text, number, path or boolean; a sequence for an option
-    that may be given several times; a mapping for one whose values are `NAME=VALUE`, and a mapping
-    of mappings for `BACKEND,NAME=VALUE`. None is as if it were not given. A wire listens only if
-    its `allow_...` is true or its `..._port` is given. INVALID_ARG says what is wrong.
+    A value is a text, number, path or boolean; a sequence for a repeatable option; a mapping for
+    `NAME=VALUE`, and a mapping of mappings for `BACKEND,NAME=VALUE`. None means the default. A
+    protocol listens only if its `allow_...` is true or its `..._port` is given. Raises INVALID_ARG.
     """
     if not options.get("model_repository"):
         _refuse("model_repository is missing: expected the folder of models, or several")
     for name in options:
-        if name.startswith(OF_THE_LOG):
+        if name.startswith(LOG_PREFIX):
             _refuse(f"{name}: the program decides what becomes of the log; its logger is 'sluice'")
     parser = _Parser(prog="Server", add_help=False, allow_abbrev=False)
     serve.add_flags(parser)
     try:
-        return serve.settings(parser.parse_args(list(_arguments({**_closed(options), **options}))))
+        return serve.settings(
+            parser.parse_args(list(_arguments({**_defaults(options), **options})))
+        )
     except StoreError as error:
         raise InferenceError(Code.UNAVAILABLE, str(error)) from None
 
 
-def _closed(options: Mapping[str, Any]) -> dict[str, bool | int]:
-    """Nobody listens who was not asked for; and the program's threads need the interpreter."""
-    asked = {f"allow_{wire}": options.get(f"{wire}_port") is not None for wire in WIRES}
+def _defaults(options: Mapping[str, Any]) -> dict[str, bool | int]:
+    """Defaults of a program: no protocol listens, and no thread polls while the program runs."""
+
+    asked = {
+        f"allow_{protocol}": options.get(f"{protocol}_port") is not None for protocol in PROTOCOLS
+    }
     return {**asked, "stay_awake_us": 0}
 
 
@@ -76,3 +82,40 @@ def _named(name: str, value: Any) -> Iterable[str]:
 
 def _refuse(message: str) -> NoReturn:
     raise InferenceError(Code.INVALID_ARG, f"options of the server: {message}")
+
+
+CONFIG = "config"
+
+
+def read_override(parameters: Mapping[str, Any] | None) -> Override | None:
+    """The override of a load: `config` as JSON text or a mapping, files as bytes; or INVALID_ARG."""
+    if not parameters:
+        return None
+    if not isinstance(parameters, Mapping):
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"load parameters are {type(parameters).__name__}, expected a mapping from names to "
+            "values",
+        )
+    config, files = None, {}
+    for name, value in parameters.items():
+        if name == CONFIG and isinstance(value, str | Mapping):
+            config = value if isinstance(value, str) else _json(value)
+        elif str(name).startswith(FILE_PREFIX) and isinstance(value, bytes):
+            files[name] = value
+        else:
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"load parameter '{name}' is {type(value).__name__}, expected '{CONFIG}' with JSON "
+                f"text or a mapping, or '{FILE_PREFIX}<path>' with bytes",
+            )
+    return Override(config, files)
+
+
+def _json(config: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(config)
+    except (TypeError, ValueError) as error:
+        raise InferenceError(
+            Code.INVALID_ARG, f"load parameter '{CONFIG}' cannot be written as JSON: {error}"
+        ) from None

@@ -1,4 +1,4 @@
-"""From the keywords of a program's call to an InferRequest."""
+"""Requests of a program: from the keywords of a call to an InferRequest."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -28,13 +28,12 @@ Value = npt.NDArray[Any] | Sequence[Any]
 
 
 class RequestFields(TypedDict, total=False):
-    """What a call may say of its request, with the names of Triton's in-process API.
+    """The keywords of a request, with the names of Triton's in-process API.
 
     `inputs`: arrays, or lists of str, bytes, numbers or booleans, by the input's name; shapes
-    include the batch dimension. Arrays are read where they are: leave them alone until the last
-    response has come. `outputs`: names of those that are wanted, by default all. `timeout` is in
-    microseconds; it and `priority` 0 mean the model's default. `correlation_id` 0 or "" means no
-    sequence.
+    include the batch dimension. Arrays are read in place: do not write to them before the last
+    response. `outputs`: names, by default all. `timeout` is in microseconds; `timeout` and
+    `priority` 0 mean the model's default. `correlation_id` 0 or "" means no sequence.
     """
 
     inputs: Mapping[str, Value]
@@ -49,14 +48,14 @@ class RequestFields(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """A request before its model is known: `lists` are inputs that will have its datatypes."""
+class RequestDraft:
+    """A request before its model is known; `lists` are inputs without a datatype yet."""
 
     request: InferRequest
     lists: Mapping[str, Any]
 
     def complete(self, config: ModelConfig) -> InferRequest:
-        """The request for that model; INVALID_ARG for what it cannot take."""
+        """The request for that model; INVALID_ARG for inputs that do not fit it."""
         self._check_parameters(config)
         if not self.lists and not any(each.data_type == "TYPE_BF16" for each in config.input):
             return self.request
@@ -79,8 +78,9 @@ class Draft:
                 _refuse(f"parameter '{name}' is {found}, expected str, int, float or bool")
 
 
-def draft(model: str, version: str, fields: RequestFields) -> Draft:
-    """What a call says; INVALID_ARG for fields and values that can be of no model."""
+def draft(model: str, version: str, fields: RequestFields) -> RequestDraft:
+    """Read the keywords of a call; INVALID_ARG for values that fit no model."""
+
     received_ns = time.perf_counter_ns()
     if unknown := fields.keys() - RequestFields.__annotations__.keys():
         known = ", ".join(RequestFields.__annotations__)
@@ -98,7 +98,7 @@ def draft(model: str, version: str, fields: RequestFields) -> Draft:
         timeout_us=_unsigned(fields.get("timeout", 0), "timeout"),
         received_ns=received_ns,
     )
-    return Draft(request, lists)
+    return RequestDraft(request, lists)
 
 
 def _inputs(given: Mapping[str, Value]) -> tuple[tuple[Tensor, ...], Mapping[str, Any]]:

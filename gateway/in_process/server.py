@@ -1,4 +1,4 @@
-"""Sluice inside a program or a test: no sockets, numpy arrays in and out."""
+"""The server inside a program or a test: no sockets, numpy arrays in and out."""
 
 import asyncio
 import threading
@@ -9,44 +9,42 @@ from typing import Any, Self
 from gateway import server_info
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.in_process.handle import Link
-from gateway.in_process.model import Model
-from gateway.in_process.options import read_settings
-from gateway.in_process.override import read_override
-from gateway.in_process.server_loop import Home
-from gateway.in_process.thread import HomeThread
+from gateway.in_process.handle import ServerHandle
+from gateway.in_process.model import ModelHandle
+from gateway.in_process.options import read_override, read_settings
+from gateway.in_process.server_loop import LoopThread, ServerLoop
 
 
 class Server:
     """A server with the options of `sluice serve` as keywords, `_` for `-`.
 
-    In a `with` block, or between `start` and `stop`, it has a thread of its own; in an `async with`
-    block, or between `async_start` and `async_stop`, it runs on the event loop of the program. All
-    methods may be called from any thread; on the server's own loop those that wait say which
-    `async_` form to use instead. Everything that goes wrong is an InferenceError with its code.
+    `with`, or `start` and `stop`, run it in a thread of its own; `async with`, or `async_start`
+    and `async_stop`, run it on the event loop of the program. All methods are safe in any thread.
+    On the server's own loop a blocking method raises INVALID_ARG, which names its `async_` form.
+    Every failure is an InferenceError with its code.
     """
 
     def __init__(self, **options: Any) -> None:
         self._settings = read_settings(options)
         self._lock = threading.Lock()
-        self._link: Link | None = None
-        self._thread: HomeThread | None = None
+        self._handle: ServerHandle | None = None
+        self._thread: LoopThread | None = None
         self._task: asyncio.Task[None] | None = None
 
-    # Living.
+    # Start and stop.
 
     def start(self, *, timeout: float | None = None) -> Self:
-        """Start in a thread of its own; returns once the start-up models have been loaded.
+        """Start in a thread of its own; returns once the start-up models are loaded.
 
-        Raises InferenceError if one failed (unless `exit_on_error=False`), UNAVAILABLE if that took
-        longer than `timeout` seconds, INVALID_ARG if it runs already; it does not run then.
+        Raises InferenceError if a model failed (unless `exit_on_error=False`), UNAVAILABLE after
+        `timeout` seconds, INVALID_ARG if the server runs already. After an error it does not run.
         """
         with self._lock:
             self._refuse_started()
-            self._thread = HomeThread(self._settings)
-            self._link = Link(self._thread.home)
+            self._thread = LoopThread(self._settings)
+            self._handle = ServerHandle(self._thread.server_loop)
         try:
-            self._link.home.started.result(timeout)
+            self._handle.server_loop.started.result(timeout)
         except TimeoutError:
             self.stop()
             raise InferenceError(
@@ -58,18 +56,18 @@ class Server:
         return self
 
     def stop(self) -> None:
-        """End: requests may end within `exit_timeout_secs`; returns when every model is closed.
+        """Drain for at most `exit_timeout_secs` and stop; returns when every model is closed.
 
-        Responses that the calling thread has not read are cancelled. Idempotent.
+        Unread responses of the calling thread are cancelled. Idempotent.
         """
-        link = self._link
-        if link is None:
+        handle = self._handle
+        if handle is None:
             return
-        link.refuse_here("async_stop")
-        link.close_own(of_thread=True)
-        link.stop()
-        if not link.over:
-            link.home.ended.wait()
+        handle.refuse_here("async_stop")
+        handle.close_own(of_thread=True)
+        handle.stop()
+        if not handle.over:
+            handle.server_loop.ended.wait()
         if self._thread is not None:
             self._thread.join()
 
@@ -77,28 +75,28 @@ class Server:
         """Start on the running event loop; as `start`."""
         with self._lock:
             self._refuse_started()
-            home = Home(self._settings)
-            self._task = asyncio.create_task(home.run())
-            self._link = Link(home)
+            server_loop = ServerLoop(self._settings)
+            self._task = asyncio.create_task(server_loop.run())
+            self._handle = ServerHandle(server_loop)
         try:
-            await asyncio.wrap_future(home.started)
+            await asyncio.wrap_future(server_loop.started)
         except BaseException:
             await self.async_stop()
             raise
         return self
 
     async def async_stop(self) -> None:
-        """End; as `stop`, for a server on any event loop.
+        """Stop, as `stop`, for a server on any event loop.
 
-        Responses that the calling task has not read are cancelled. If the task is cancelled
-        meanwhile, so are the requests that are left.
+        Unread responses of the calling task are cancelled. If the task is cancelled meanwhile, all
+        remaining requests are cancelled.
         """
-        link = self._link
-        if link is None:
+        handle = self._handle
+        if handle is None:
             return
-        link.close_own(of_thread=False)
-        link.stop()
-        if self._task is None or not link.here:
+        handle.close_own(of_thread=False)
+        handle.stop()
+        if self._task is None or not handle.here:
             await asyncio.to_thread(self.stop)
             return
         try:
@@ -130,17 +128,16 @@ class Server:
     ) -> None:
         await self.async_stop()
 
-    # Telling.
+    # State.
 
     def live(self) -> bool:
-        """Whether it takes requests."""
-        return self._link is not None and not self._link.over and not self._dataplane.exiting
+        """Whether the server accepts requests."""
+        return self._handle is not None and not self._handle.over and not self._dataplane.exiting
 
     def ready(self) -> bool:
-        """Whether the start-up models have been loaded, and with `strict_readiness` none failed
-        and each says that it is ready.
+        """Whether the start-up models are loaded; with `strict_readiness`, all pass their checks.
 
-        On the server's own loop nothing can be asked of models: that is `async_ready`.
+        On the server's own loop the checks of models are skipped: use `async_ready` there.
         """
         if not self.live():
             return False
@@ -153,13 +150,13 @@ class Server:
         return self.live() and await self._running.async_ask(self._check_ready)
 
     def metadata(self) -> dict[str, Any]:
-        """Name, version and extensions, as the v2 protocol has them."""
+        """Name, version and extensions, in the form of the v2 protocol."""
         return server_info.server_metadata(self._settings.id)
 
     @property
     def ports(self) -> Mapping[str, int]:
-        """The ports that it listens on, of those that were asked for: `http`, `grpc`, `metrics`."""
-        return self._running.home.started.result()
+        """The ports in use, by protocol: `http`, `grpc`, `metrics`."""
+        return self._running.server_loop.started.result()
 
     def metrics(self) -> str:
         """Every metric in Prometheus' text format."""
@@ -171,41 +168,46 @@ class Server:
 
     # Models.
 
-    def model(self, name: str, version: int | str = "") -> Model:
-        """A model by name; `version` is by default the highest that serves. Looked up when used."""
-        return Model(self._running, name, str(version))
+    def model(self, name: str, version: int | str = "") -> ModelHandle:
+        """A handle of a model; `version` is by default the highest that serves."""
+        return ModelHandle(self._running, name, str(version))
 
-    def models(self, *, exclude_not_ready: bool = False) -> dict[tuple[str, str], Model]:
-        """Every model in the repositories by name and version; the version is "" if never loaded.
+    def models(self, *, exclude_not_ready: bool = False) -> dict[tuple[str, str], ModelHandle]:
+        """Every model in the repositories by name and version; "" is the version before a load.
 
-        `state` and `reason` of each are those of the index (model repository extension).
+        `state` and `reason` are those of the index (model repository extension).
         """
         return self._running.ask(lambda: self._models(exclude_not_ready), "async_models")
 
     async def async_models(
         self, *, exclude_not_ready: bool = False
-    ) -> dict[tuple[str, str], Model]:
+    ) -> dict[tuple[str, str], ModelHandle]:
         """As `models`."""
         return await self._running.async_ask(lambda: self._models(exclude_not_ready))
 
-    def load(self, name: str, parameters: Mapping[str, Any] | None = None) -> Model:
-        """Load or reload a model; it serves when this returns. UNAVAILABLE unless
-        `model_control_mode="explicit"`.
+    def load(self, name: str, parameters: Mapping[str, Any] | None = None) -> ModelHandle:
+        """Load or reload a model; it serves when this returns.
 
-        `parameters` are those of the model repository extension: `config` is a configuration as
-        JSON, or a mapping; `file:<path>` has the bytes of a file in place of the repository's.
+        UNAVAILABLE unless `model_control_mode="explicit"`. `parameters` are those of the model
+        repository extension: `config` is a configuration as JSON, or a mapping; `file:<path>` is
+        the content of a file that replaces the repository's.
         """
         return self._running.ask(lambda: self._load(name, parameters), "async_load")
 
-    async def async_load(self, name: str, parameters: Mapping[str, Any] | None = None) -> Model:
+    async def async_load(
+        self, name: str, parameters: Mapping[str, Any] | None = None
+    ) -> ModelHandle:
         """As `load`."""
         return await self._running.async_ask(lambda: self._load(name, parameters))
 
-    def unload(self, model: str | Model, *, unload_dependents: bool = False) -> None:
-        """Unload a model: no request finds it when this returns. Unknown names are fine."""
+    def unload(self, model: str | ModelHandle, *, unload_dependents: bool = False) -> None:
+        """Unload a model: look-ups fail when this returns. Unknown names are ignored."""
+
         self._running.ask(lambda: self._unload(model, unload_dependents), "async_unload")
 
-    async def async_unload(self, model: str | Model, *, unload_dependents: bool = False) -> None:
+    async def async_unload(
+        self, model: str | ModelHandle, *, unload_dependents: bool = False
+    ) -> None:
         """As `unload`."""
         await self._running.async_ask(lambda: self._unload(model, unload_dependents))
 
@@ -215,39 +217,41 @@ class Server:
         return await self._dataplane.check_ready()
 
     async def _metrics(self) -> str:
-        return (await self._running.home.metrics.render()).decode()
+        return (await self._running.server_loop.metrics.render()).decode()
 
-    async def _models(self, ready: bool) -> dict[tuple[str, str], Model]:
+    async def _models(self, ready: bool) -> dict[tuple[str, str], ModelHandle]:
         rows = await self._dataplane.index(ready=ready)
-        link = self._running
+        handle = self._running
         return {
-            (row.name, row.version): Model(link, row.name, row.version, str(row.state), row.reason)
+            (row.name, row.version): ModelHandle(
+                handle, row.name, row.version, str(row.state), row.reason
+            )
             for row in rows
         }
 
-    async def _load(self, name: str, parameters: Mapping[str, Any] | None) -> Model:
+    async def _load(self, name: str, parameters: Mapping[str, Any] | None) -> ModelHandle:
         if not isinstance(name, str):
             text = f"the model to load is a {type(name).__name__}, expected its name"
             raise InferenceError(Code.INVALID_ARG, text)
         await self._dataplane.load(name, read_override(parameters))
         return self.model(name)
 
-    async def _unload(self, model: str | Model, unload_dependents: bool) -> None:
-        name = model.name if isinstance(model, Model) else model
+    async def _unload(self, model: str | ModelHandle, unload_dependents: bool) -> None:
+        name = model.name if isinstance(model, ModelHandle) else model
         await self._dataplane.unload(name, unload_dependents=unload_dependents)
 
     @property
-    def _running(self) -> Link:
-        if self._link is None:
+    def _running(self) -> ServerHandle:
+        if self._handle is None:
             raise InferenceError(
                 Code.INVALID_ARG, "the server has not been started: call start, or use `with`"
             )
-        return self._link
+        return self._handle
 
     @property
     def _dataplane(self) -> DataPlane:
-        return self._running.home.server.dataplane
+        return self._running.server_loop.server.dataplane
 
     def _refuse_started(self) -> None:
-        if self._link is not None and not self._link.over:
+        if self._handle is not None and not self._handle.over:
             raise InferenceError(Code.INVALID_ARG, "the server has been started already")

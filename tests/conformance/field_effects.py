@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gateway.errors import InferenceError
-from gateway.in_process.model import Model
+from gateway.in_process.model import ModelHandle
 from gateway.in_process.responses import Responses
 from gateway.in_process.server import Server
 from tests.serving import wait_until, write_model
@@ -117,7 +117,7 @@ class World:
 
     def load(
         self, config: str, files: Files | None = None, versions: Sequence[int] = (1,)
-    ) -> Model:
+    ) -> ModelHandle:
         """Add a model of that config and those files, and load it; Python models are probes."""
         name = self.name()
         write_model(self.repository, name, config, versions)
@@ -142,7 +142,7 @@ class World:
 
     def probe(
         self, config: str = "", *, batch: int = 8, inputs: str = X, outputs: str = T
-    ) -> Model:
+    ) -> ModelHandle:
         """Load a probe that batches, with more in its config."""
         group = "" if "instance_group" in config else ON_CPU
         size = f"max_batch_size: {batch}\n"
@@ -185,7 +185,7 @@ def x(*values: float, rows: int = 1) -> dict[str, Any]:
     return {"X": np.array([values] * rows, np.float32)}
 
 
-def ask(model: Model, inputs: Mapping[str, Any] | None = None, **fields: Any) -> Responses:
+def ask(model: ModelHandle, inputs: Mapping[str, Any] | None = None, **fields: Any) -> Responses:
     """Send a request to a probe."""
     return model.infer(inputs=x(1) if inputs is None else inputs, **fields)
 

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from google.protobuf.descriptor import Descriptor
 
-from gateway.in_process.model import Model
+from gateway.in_process.model import ModelHandle
 from gateway.in_process.server import Server
 from gateway.models.supported_fields import SUPPORT, FieldVerdict
 from gateway.protos import model_config_pb2
@@ -446,7 +446,7 @@ def _rate_priority(world: World) -> None:
     assert late_ns - before[0] > soon_ns - before[1]
 
 
-def queue_ns(found: Model) -> int:
+def queue_ns(found: ModelHandle) -> int:
     """How long the requests of a model have waited in all."""
     waited: int = found.statistics()["model_stats"][0]["inference_stats"]["queue"]["ns"]
     return waited
@@ -622,7 +622,7 @@ def overtakes(world: World, config: str, *asked: dict[str, Any]) -> bool:
     return overtaken
 
 
-def executions(found: Model) -> int:
+def executions(found: ModelHandle) -> int:
     """How many executions of a model have ended."""
     count: int = found.statistics()["model_stats"][0]["execution_count"]
     return count

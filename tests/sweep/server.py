@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway.backend import Instance
-from gateway.in_process.handle import Link
-from gateway.in_process.model import Model
+from gateway.in_process.handle import ServerHandle
+from gateway.in_process.model import ModelHandle
 from gateway.in_process.options import read_settings
-from gateway.in_process.server_loop import Home
+from gateway.in_process.server_loop import ServerLoop
 from gateway.models import model as loaded
 from tests.sweep.holdings import Holdings, workers
 from tests.sweep.questions import Question
@@ -49,20 +49,22 @@ class Server:
             "exit_timeout_secs": EXIT_SECS,
             "resumable_grace_secs": GRACE_SECS,
         }
-        self._home = Home(read_settings({**given, **subject.options, **options}))
-        self._task = asyncio.create_task(self._home.run())
-        self._link = Link(self._home)
+        self._server_loop = ServerLoop(read_settings({**given, **subject.options, **options}))
+        self._task = asyncio.create_task(self._server_loop.run())
+        self._handle = ServerHandle(self._server_loop)
 
     async def started(self) -> "Server":
         """Wait until it is ready."""
-        self.ports = await soon(asyncio.wrap_future(self._home.started), "the server starts", 60)
+        self.ports = await soon(
+            asyncio.wrap_future(self._server_loop.started), "the server starts", 60
+        )
         return self
 
     @property
     def loop(self) -> SteppedLoop:
         """Its event loop."""
-        assert isinstance(self._home.loop, SteppedLoop)
-        return self._home.loop
+        assert isinstance(self._server_loop.loop, SteppedLoop)
+        return self._server_loop.loop
 
     def question(self) -> Question:
         """A request like no other."""
@@ -99,7 +101,7 @@ class Server:
         """Send a request in process, which submits it at once, if this model can be asked so."""
         if question.subject.contract is Contract.OPENAI:
             return way.ask(self.ports, question)
-        return InProcess(Model(self._link, question.model), question)
+        return InProcess(ModelHandle(self._handle, question.model), question)
 
     # What may happen to it.
 
@@ -127,15 +129,15 @@ class Server:
 
     async def reload(self) -> None:
         """Load the model again."""
-        await self._home.core.dataplane.load(self.subject.name)
+        await self._server_loop.server.dataplane.load(self.subject.name)
 
     async def unload(self) -> None:
         """Unload the model; requests that it has taken may end."""
-        await self._home.core.dataplane.unload(self.subject.name)
+        await self._server_loop.server.dataplane.unload(self.subject.name)
 
     def begin_stop(self) -> None:
         """Begin to end."""
-        self._link.stop()
+        self._handle.stop()
 
     async def ended(self) -> None:
         """Wait for the end of a server that has begun to stop."""
@@ -189,10 +191,10 @@ class Server:
         return [instance for model in self._models() for instance in model.instances]
 
     def _models(self) -> Iterator[loaded.Model]:
-        return self._home.core.dataplane.models()
+        return self._server_loop.server.dataplane.models()
 
     def _left(self) -> Iterator[str]:
-        if number := self._home.core.dataplane.in_flight:
+        if number := self._server_loop.server.dataplane.in_flight:
             yield f"in flight: {number}"
         for model in self._models():
             if pending := model.statistics.pending:

@@ -17,7 +17,7 @@ from hyperframe.frame import DataFrame, Frame, HeadersFrame, RstStreamFrame, Set
 from tritonclient.grpc import service_pb2
 
 from gateway.errors import InferenceError
-from gateway.in_process.model import Model
+from gateway.in_process.model import ModelHandle
 from tests import http2
 from tests.raw import post
 from tests.sweep import questions
@@ -59,7 +59,7 @@ class Client(ABC):
 class InProcess(Client):
     """A task that reads the responses."""
 
-    def __init__(self, model: Model, question: Question) -> None:
+    def __init__(self, model: ModelHandle, question: Question) -> None:
         super().__init__()
         self._found = Outcome()
         self._task: asyncio.Task[None] | None = None

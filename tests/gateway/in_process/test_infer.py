@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.in_process.model import Model
+from gateway.in_process.model import ModelHandle
 from gateway.in_process.server import Server
 from tests.builders import soon
 from tests.gateway.in_process.conftest import in_flight, stopped_work
@@ -181,7 +181,7 @@ def test_closing_wakes_a_thread_that_waits(server: Server) -> None:
     wait_until(stopped_work(server, "slow"), "the request is cancelled")
 
 
-def produced(model: Model) -> int:
+def produced(model: ModelHandle) -> int:
     """How many responses of the only request have been made; the statistics count up to 256."""
     return len(model.statistics()["model_stats"][0]["response_stats"])
 
