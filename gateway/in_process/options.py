@@ -88,7 +88,8 @@ CONFIG = "config"
 
 
 def read_override(parameters: Mapping[str, Any] | None) -> Override | None:
-    """The override of a load: `config` as JSON text or a mapping, files as bytes; or INVALID_ARG."""
+    """Read load parameters: `config` as JSON text or a mapping, files as bytes; or INVALID_ARG."""
+
     if not parameters:
         return None
     if not isinstance(parameters, Mapping):
