@@ -11,10 +11,10 @@ from typing import NoReturn
 from rich.console import Console
 from rich.text import Text
 
-from gateway.tools.chat import commands
+from gateway.tools.chat import slash_commands
+from gateway.tools.chat.answer import LiveAnswer
 from gateway.tools.chat.conversation import Turn
 from gateway.tools.chat.keyboard import Keyboard
-from gateway.tools.chat.live import LiveAnswer
 from gateway.tools.chat.markdown import printable
 from gateway.tools.chat.server import ChatError, ServerGone
 from gateway.tools.chat.session import Session
@@ -63,12 +63,12 @@ class Terminal:
     def _obey(self, line: str) -> bool:
         """Do what a line says; False if the chat is over."""
         try:
-            outcome = commands.read(self._session, line)
-            if isinstance(outcome, commands.Ask):
+            outcome = slash_commands.read(self._session, line)
+            if isinstance(outcome, slash_commands.Ask):
                 self._answer(outcome.turn)
-            elif isinstance(outcome, commands.Say):
+            elif isinstance(outcome, slash_commands.Say):
                 self._tell(outcome.text)
-            return not isinstance(outcome, commands.Leave)
+            return not isinstance(outcome, slash_commands.Leave)
         except ChatError as error:
             self._console.print(Text(printable(_with_fix(error)), style="red"))
             return True

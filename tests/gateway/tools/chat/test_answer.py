@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from gateway.tools.chat.live import LiveAnswer
+from gateway.tools.chat.answer import LiveAnswer
 from gateway.tools.chat.server import Part, Refused
 from tests.gateway.tools.chat.screen import Screen
 from tests.serving import wait_until

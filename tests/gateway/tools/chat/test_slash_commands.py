@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.tools.chat import commands
-from gateway.tools.chat.commands import COMMANDS, Ask, Leave, Say
+from gateway.tools.chat import slash_commands
 from gateway.tools.chat.server import ChatError, Part, Refused
 from gateway.tools.chat.session import Session
+from gateway.tools.chat.slash_commands import COMMANDS, Ask, Leave, Say
 from tests.gateway.tools.chat.played import PlayedServer, session
 
 
@@ -22,13 +22,13 @@ def chat(server: PlayedServer) -> Session:
 
 
 def say(chat: Session, line: str) -> str:
-    outcome = commands.read(chat, line)
+    outcome = slash_commands.read(chat, line)
     assert isinstance(outcome, Say)
     return outcome.text
 
 
 async def ask(chat: Session, line: str) -> list[str]:
-    outcome = commands.read(chat, line)
+    outcome = slash_commands.read(chat, line)
     assert isinstance(outcome, Ask)
     return [part.text async for part in chat.answer(outcome.turn)]
 
@@ -65,7 +65,7 @@ async def test_two_slashes_begin_a_question_with_one(chat: Session, server: Play
 )
 def test_an_unknown_command_is_told_with_the_nearest(chat: Session, line: str, fix: str) -> None:
     with pytest.raises(ChatError) as caught:
-        commands.read(chat, line)
+        slash_commands.read(chat, line)
     assert fix in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -76,7 +76,7 @@ def test_help_tells_every_command(chat: Session) -> None:
 
 
 def test_quit_leaves(chat: Session) -> None:
-    assert isinstance(commands.read(chat, "/quit"), Leave)
+    assert isinstance(slash_commands.read(chat, "/quit"), Leave)
 
 
 async def test_the_system_prompt_is_set_shown_and_removed(
@@ -105,7 +105,7 @@ async def test_set_changes_the_sampling_of_the_next_question(
 
 def test_what_is_not_set_cannot_be_unset(chat: Session) -> None:
     with pytest.raises(ChatError, match="'top_p' is not set"):
-        commands.read(chat, "/set top_p")
+        slash_commands.read(chat, "/set top_p")
 
 
 async def test_retry_asks_the_latest_question_again(chat: Session, server: PlayedServer) -> None:
@@ -118,7 +118,7 @@ async def test_retry_asks_the_latest_question_again(chat: Session, server: Playe
 
 def test_retry_needs_a_question(chat: Session) -> None:
     with pytest.raises(ChatError, match="nothing was asked yet"):
-        commands.read(chat, "/retry")
+        slash_commands.read(chat, "/retry")
 
 
 async def test_clear_forgets_the_conversation(chat: Session, server: PlayedServer) -> None:
@@ -144,7 +144,7 @@ def test_save_leaves_a_file_of_somebody_elses_alone(chat: Session, tmp_path: Pat
     file = tmp_path / "notes.md"
     file.write_text("mine")
     with pytest.raises(ChatError, match="exists: choose another name"):
-        commands.read(chat, f"/save {file}")
+        slash_commands.read(chat, f"/save {file}")
     assert file.read_text() == "mine"
 
 
@@ -159,7 +159,7 @@ def test_save_leaves_a_file_of_somebody_elses_alone(chat: Session, tmp_path: Pat
 )
 def test_what_cannot_be_saved_is_told(chat: Session, line: str, message: str) -> None:
     with pytest.raises(ChatError, match=message):
-        commands.read(chat, line)
+        slash_commands.read(chat, line)
 
 
 async def test_an_answer_that_is_left_stays_as_far_as_it_had_come() -> None:
