@@ -38,6 +38,10 @@ EXTENSIONS = (
 )
 """The v2 extensions that this release implements."""
 
+CacheReader = Callable[[], CacheReading | None]
+RecordingsReader = Callable[[], RecordingsReading | None]
+FrontendsReader = Callable[[], FrontendsReading | None]
+
 
 def server_metadata(server_id: str) -> dict[str, Any]:
     """`GET /v2` and ServerMetadata."""
@@ -122,11 +126,6 @@ def _tensors(
         }
         for each in tensors
     ]
-
-
-CacheReader = Callable[[], CacheReading | None]
-RecordingsReader = Callable[[], RecordingsReading | None]
-FrontendsReader = Callable[[], FrontendsReading | None]
 
 
 def no_reading() -> None:

@@ -16,6 +16,8 @@ SWITCHES = frozenset({"disable_auto_complete_config"})
 PROTOCOLS = ("http", "grpc", "metrics")
 LOG_PREFIX = "log_"
 
+CONFIG = "config"
+
 
 class _Parser(argparse.ArgumentParser):
     """The parser of the command line, with errors as exceptions."""
@@ -82,9 +84,6 @@ def _named(name: str, value: Any) -> Iterable[str]:
 
 def _refuse(message: str) -> NoReturn:
     raise InferenceError(Code.INVALID_ARG, f"options of the server: {message}")
-
-
-CONFIG = "config"
 
 
 def read_override(parameters: Mapping[str, Any] | None) -> Override | None:

@@ -1,4 +1,4 @@
-"""A server by gRPC: the index and metadata of its models, and answers by ModelStreamInfer."""
+"""The gRPC client of the chat: index and metadata of models, answers by ModelStreamInfer."""
 
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import Any
@@ -11,24 +11,24 @@ from gateway.tools.chat.server import (
     FINISH_REASON,
     NUM_OUTPUT_TOKENS,
     TEXT_OUTPUT,
+    AnswerPart,
     ChatModel,
     ChatServer,
     Listed,
-    Part,
     Question,
     Refused,
-    ServerGone,
+    Unreachable,
     refusal,
 )
 
 DEFAULT_PORT = 8001
 ANSWERS_WITHIN_SECS = 10.0
-"""How long a server may take to tell of its models; an answer may take as long as it takes."""
+"""Time limit of index and metadata requests; answers have none."""
 
 CHANNEL = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # A server that was started again is found with the next question.
+    # A restarted server is found at the next question.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 100),
 )
@@ -36,11 +36,12 @@ LENGTH_BYTES = 4
 """An element of BYTES begins with its length (binary tensor data extension)."""
 
 OTHER_WIRE = "http1.x server"
-"""What grpc says of a server that answers in HTTP/1."""
+"""Part of grpc's error text for a server that answers in HTTP/1."""
+
 SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
-class GrpcServer(ChatServer):
+class GrpcChatServer(ChatServer):
     """One connection. `target` is HOST:PORT, or any other name that gRPC resolves."""
 
     def __init__(self, target: str) -> None:
@@ -51,13 +52,13 @@ class GrpcServer(ChatServer):
     async def models(self) -> Sequence[Listed] | None:
         request = pb.RepositoryIndexRequest()
         try:
-            found = await self._told(self._stub.RepositoryIndex, request)
+            found = await self._answer_of(self._stub.RepositoryIndex, request)
         except _Unimplemented:
             return None
         return [Listed(each.name, each.state, each.reason) for each in found.models]
 
     async def describe(self, name: str) -> ChatModel:
-        found = await self._told(self._stub.ModelMetadata, pb.ModelMetadataRequest(name=name))
+        found = await self._answer_of(self._stub.ModelMetadata, pb.ModelMetadataRequest(name=name))
         return ChatModel(
             name=name,
             platform=found.platform,
@@ -65,7 +66,7 @@ class GrpcServer(ChatServer):
             outputs=frozenset(each.name for each in found.outputs),
         )
 
-    async def answer(self, question: Question) -> AsyncGenerator[Part, None]:
+    async def answer(self, question: Question) -> AsyncGenerator[AnswerPart, None]:
         call = self._stub.ModelStreamInfer(iter([_request(question)]))
         try:
             async for message in call:
@@ -80,7 +81,7 @@ class GrpcServer(ChatServer):
     async def close(self) -> None:
         await self._channel.close()
 
-    async def _told(self, method: Any, request: Any) -> Any:
+    async def _answer_of(self, method: Any, request: Any) -> Any:
         call: Awaitable[Any] = method(request, timeout=ANSWERS_WITHIN_SECS)
         try:
             return await call
@@ -100,7 +101,7 @@ class GrpcServer(ChatServer):
             )
         if error.code() in SILENT:
             # The reason stands behind the addresses that were tried.
-            return ServerGone(
+            return Unreachable(
                 f"no server answers at {self.url}: {details.rsplit(': ')[-1].rstrip(']')}"
             )
         return Refused(details)
@@ -136,14 +137,14 @@ def _set(parameter: pb.InferParameter, value: str | bool | int | float) -> None:
         parameter.string_param = value
 
 
-def _part(response: pb.ModelInferResponse) -> Part:
+def _part(response: pb.ModelInferResponse) -> AnswerPart:
     raw = response.raw_output_contents
     outputs = {
         output.name: _first_element(output, raw[index] if index < len(raw) else b"")
         for index, output in enumerate(response.outputs)
     }
     tokens = outputs.get(NUM_OUTPUT_TOKENS)
-    return Part(
+    return AnswerPart(
         text=_text(outputs.get(TEXT_OUTPUT)),
         tokens=None if tokens is None else int.from_bytes(tokens, "little"),
         finish_reason=_text(outputs.get(FINISH_REASON)),

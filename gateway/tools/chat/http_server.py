@@ -1,4 +1,4 @@
-"""A server by HTTP: the index and metadata of its models, and answers by generate_stream."""
+"""The HTTP client of the chat: index and metadata of models, answers by generate_stream."""
 
 import asyncio
 import http.client
@@ -13,20 +13,20 @@ from gateway.tools.chat.server import (
     FINISH_REASON,
     NUM_OUTPUT_TOKENS,
     TEXT_OUTPUT,
+    AnswerPart,
     ChatError,
     ChatModel,
     ChatServer,
     Listed,
-    Part,
     Question,
     Refused,
-    ServerGone,
+    Unreachable,
     refusal,
 )
 
 DEFAULT_PORT = 8000
 ANSWERS_WITHIN_SECS = 10.0
-"""How long a server may take to tell of its models; an answer may take as long as it takes."""
+"""Time limit of index and metadata requests; answers have none."""
 
 NO_INDEX = (404, 405, 501)
 NOT_HTTP = f"is it the gRPC port? HTTP's is {DEFAULT_PORT} by default"
@@ -36,7 +36,7 @@ READ_BYTES = 65536
 T = TypeVar("T")
 
 
-class HttpServer(ChatServer):
+class HttpChatServer(ChatServer):
     """`url` has a scheme, a host and perhaps a port. Every request has its own connection."""
 
     def __init__(self, url: str) -> None:
@@ -44,14 +44,14 @@ class HttpServer(ChatServer):
 
     async def models(self) -> Sequence[Listed] | None:
         try:
-            return await self._told("POST", "/v2/repository/index", _index)
+            return await self._answer_of("POST", "/v2/repository/index", _index)
         except _NotFound:
             return None
 
     async def describe(self, name: str) -> ChatModel:
-        return await self._told("GET", f"/v2/models/{quote(name, safe='')}", _chat_model)
+        return await self._answer_of("GET", f"/v2/models/{quote(name, safe='')}", _chat_model)
 
-    async def answer(self, question: Question) -> AsyncGenerator[Part, None]:
+    async def answer(self, question: Question) -> AsyncGenerator[AnswerPart, None]:
         name = question.model.name
         path = f"/v2/models/{quote(name, safe='')}/generate_stream"
         exchange = _Exchange(self.url, None)
@@ -60,7 +60,7 @@ class HttpServer(ChatServer):
             if response.status != http.HTTPStatus.OK:
                 raise refusal(name, _error(response.status, await exchange.wait(response.read)))
             lines = Lines()
-            # Unlike `readline`, this tells a connection that broke from an answer that is whole.
+            # Unlike `readline`, this distinguishes a broken connection from a complete answer.
             while arrived := await exchange.wait(lambda: response.read1(READ_BYTES)):
                 for event in lines.events(arrived):
                     yield self._read(event, lambda found: _part(name, found))
@@ -68,9 +68,9 @@ class HttpServer(ChatServer):
             exchange.stop()
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close: each request has its own connection."""
 
-    async def _told(self, method: str, path: str, read: Callable[[Any], T]) -> T:
+    async def _answer_of(self, method: str, path: str, read: Callable[[Any], T]) -> T:
         exchange = _Exchange(self.url, ANSWERS_WITHIN_SECS)
         try:
             response = await exchange.ask(method, path, b"")
@@ -91,13 +91,13 @@ class HttpServer(ChatServer):
 
 
 class Lines:
-    """Server-sent events of one line each, from bytes that are cut anywhere."""
+    """Server-sent events of one line each, from chunks of any size."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def events(self, arrived: bytes) -> Sequence[bytes]:
-        """The data of the events that are whole now; comments and other fields are left out."""
+        """The data of the events that are complete now; comments and other fields are skipped."""
         *lines, self._rest = (self._rest + arrived).split(b"\n")
         return [line.removeprefix(FIELD) for line in lines if line.startswith(FIELD)]
 
@@ -107,7 +107,7 @@ class _NotFound(Refused):
 
 
 class _Exchange:
-    """One request and its response on a connection of their own; threads wait for the socket."""
+    """One request and its response on a connection of their own; a thread blocks on the socket."""
 
     def __init__(self, url: str, patience_secs: float | None) -> None:
         self._url = url
@@ -120,12 +120,12 @@ class _Exchange:
         return await self.wait(lambda: self._ask(method, path, body))
 
     async def wait(self, read: Callable[[], T]) -> T:
-        """What `read` gives, which may wait for the socket; ServerGone if nothing comes of it."""
+        """The result of a blocking `read`; Unreachable if the connection fails."""
         try:
             return await asyncio.to_thread(read)
         except OSError as error:
             reason = error.strerror or error
-            raise ServerGone(f"no server answers at {self._url}: {reason}") from None
+            raise Unreachable(f"no server answers at {self._url}: {reason}") from None
         except UnicodeError:
             raise Refused(
                 f"--url is '{self._url}', which has no name that a host can have"
@@ -133,10 +133,11 @@ class _Exchange:
         except http.client.BadStatusLine:
             raise Refused(f"what answers at {self._url} speaks no HTTP: {NOT_HTTP}") from None
         except http.client.HTTPException:
-            raise ServerGone(f"the answer of {self._url} ended in the middle") from None
+            raise Unreachable(f"the answer of {self._url} ended in the middle") from None
 
     def stop(self) -> None:
-        """Leave; whoever waits for the socket in a thread is told that nothing comes."""
+        """Close the connection, which ends a blocking read in a thread."""
+
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -167,10 +168,10 @@ def _body(question: Question) -> bytes:
     return json.dumps(body).encode()
 
 
-def _part(model: str, event: Mapping[str, Any]) -> Part:
+def _part(model: str, event: Mapping[str, Any]) -> AnswerPart:
     if "error" in event:
         raise refusal(model, str(event["error"]))
-    return Part(
+    return AnswerPart(
         text=_first(event.get(TEXT_OUTPUT)) or "",
         tokens=_first(event.get(NUM_OUTPUT_TOKENS)),
         finish_reason=_first(event.get(FINISH_REASON)) or "",

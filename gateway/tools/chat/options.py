@@ -1,15 +1,24 @@
-"""The flags of `sluice chat`, and what they say."""
+"""Options of `sluice chat`, and the sampling parameters of a chat."""
 
 import argparse
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.tools.chat.server import ChatError
+
+ONE_ANSWER = ("n", "best_of")
+"""Parameters for several answers; the chat shows and keeps one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """With whom to chat, and how. `url` "" is the default of the wire; `once` None asks for a
-    terminal, or for what is piped in."""
+    """The values of the options.
+
+    `url` "" is the default of the protocol. `once` is the only question; None means a terminal, or
+    a question from a pipe.
+    """
 
     model: str = ""
     url: str = ""
@@ -20,7 +29,7 @@ class ChatOptions:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add them."""
+    """Add the options to the parser."""
     parser.add_argument(
         "model", nargs="?", default="", metavar="MODEL", help="(default: the one that can chat)"
     )
@@ -44,7 +53,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def options(flags: argparse.Namespace) -> ChatOptions:
-    """What they say."""
+    """The values of the parsed options."""
     sampling = {"max_tokens": flags.max_tokens, "temperature": flags.temperature}
     return ChatOptions(
         model=flags.model,
@@ -54,3 +63,39 @@ def options(flags: argparse.Namespace) -> ChatOptions:
         sampling={name: value for name, value in sampling.items() if value is not None},
         once=flags.once,
     )
+
+
+class SamplingParameters:
+    """Sampling parameters that the user has set; the server validates them at the next question."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._values = dict(given)
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """All parameters by name."""
+        return self._values
+
+    def set(self, name: str, text: str) -> None:
+        """Set one from JSON, or else from text; ChatError for several answers."""
+        value = _read(text)
+        if name in ONE_ANSWER and value != 1:
+            raise ChatError(f"'{name}' is {text}, but a chat shows one answer at a time")
+        self._values[name] = value
+
+    def unset(self, name: str) -> bool:
+        """Restore the model's own value; False if the parameter was not set."""
+
+        known = name in self._values
+        self._values.pop(name, None)
+        return known
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} = {json.dumps(value)}" for name, value in self._values.items())
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        return text

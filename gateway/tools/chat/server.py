@@ -1,4 +1,4 @@
-"""What does the chat need of a server, and how does it say what went wrong there?"""
+"""The server as the chat sees it: models, questions, answers and errors, on either protocol."""
 
 import json
 import re
@@ -14,27 +14,27 @@ SAMPLING_PARAMETERS = "sampling_parameters"
 NUM_OUTPUT_TOKENS = "num_output_tokens"
 FINISH_REASON = "finish_reason"
 ASKED_FOR = (NUM_OUTPUT_TOKENS, FINISH_REASON)
-"""Outputs that an LLM gives when its input `return_*` says so."""
+"""Outputs that an LLM returns if its input `return_*` is true."""
 
 READY = "READY"
 VLLM = "vllm"
 UNTIL_THE_CONTEXT_ENDS: Mapping[str, Any] = {"max_tokens": None}
-"""vLLM would end an answer after 16 tokens if it were told nothing."""
+"""vLLM's own default ends an answer after 16 tokens."""
 
 INT64 = range(-(2**63), 2**63)
 NO_TEMPLATE = re.compile(r"(no|provide a|without a) chat template", re.IGNORECASE)
 
 
 class ChatError(Exception):
-    """The chat cannot do what it was asked; the message is one line, with the fix."""
+    """A failure that ends the command or the turn; the message is one line, with the fix."""
 
 
-class ServerGone(ChatError):
-    """Nobody answers there, or no longer."""
+class Unreachable(ChatError):
+    """No server answers at the address."""
 
 
 class Refused(ChatError):
-    """The server or the model says no; the message is what it says."""
+    """The server or the model refuses the request; the message is theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class Listed:
 
     @property
     def ready(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the version serves."""
         return self.state == READY
 
 
 @dataclass(frozen=True, slots=True)
 class ChatModel:
-    """What a server tells of a model: its inputs with their ranks, and its outputs."""
+    """Metadata of a model: its inputs with their ranks, and its outputs."""
 
     name: str
     platform: str
@@ -62,22 +62,22 @@ class ChatModel:
 
     @property
     def chats(self) -> bool:
-        """Whether it takes a conversation and answers with text."""
+        """Whether it has an input for conversations and an output for text."""
         return MESSAGES in self.inputs and TEXT_OUTPUT in self.outputs
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A conversation that a model is asked to go on with, and how it shall sample."""
+    """A conversation for a model to continue, with sampling parameters."""
 
     model: ChatModel
     messages: Sequence[Mapping[str, str]]
     sampling: Mapping[str, Any]
 
     def inputs(self) -> Mapping[str, str | bool]:
-        """The inputs by name, as far as the model has them; JSON is text.
+        """The inputs that the model has, by name; JSON is text.
 
-        Refused if something is no text that JSON can hold.
+        Raises Refused for text that is not UTF-8.
         """
         self._check_encoding()
         known = self.model.inputs
@@ -89,9 +89,9 @@ class Question:
         return inputs
 
     def parameters(self) -> Mapping[str, str | bool | int | float]:
-        """The request's parameters: the sampling, for a model without an input for it.
+        """The request parameters: the sampling, for a model without an input for it.
 
-        Refused if a value is none that a parameter can have.
+        Raises Refused for a value that no request parameter can have.
         """
         if SAMPLING_PARAMETERS in self.model.inputs:
             return {}
@@ -105,7 +105,7 @@ class Question:
         return self.sampling
 
     def _check_encoding(self) -> None:
-        """Bytes of a terminal or a command line that are no characters have become surrogates."""
+        # Invalid bytes from a terminal or a command line arrive as surrogates.
         parts = {each["role"]: each["content"] for each in self.messages}
         parts["sampling"] = json.dumps(dict(self.sampling), ensure_ascii=False)
         for what, text in parts.items():
@@ -124,10 +124,10 @@ def _fits_a_parameter(value: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One response: text that was added, how many tokens it has, and why it is the last.
+class AnswerPart:
+    """One response: the added text, its number of tokens, and the finish reason of the last.
 
-    `tokens` is None if the model does not count, `finish_reason` "" if it says none.
+    `tokens` is None if the model does not count tokens.
     """
 
     text: str
@@ -136,29 +136,30 @@ class Part:
 
 
 class ChatServer(ABC):
-    """A server by one of its wires. Every method raises ServerGone and Refused."""
+    """A server by HTTP or gRPC. Every method raises Unreachable and Refused."""
 
     url: str
 
     @abstractmethod
     async def models(self) -> Sequence[Listed] | None:
-        """Its index, one row for each version; None if it has none."""
+        """The index, one row for each version; None if the server has none."""
 
     @abstractmethod
     async def describe(self, name: str) -> ChatModel:
-        """What it tells of a model that is ready."""
+        """The metadata of a ready model."""
 
     @abstractmethod
-    def answer(self, question: Question) -> AsyncGenerator[Part, None]:
-        """The parts of an answer, as they come. Leaving it cancels the request."""
+    def answer(self, question: Question) -> AsyncGenerator[AnswerPart, None]:
+        """The parts of an answer as they arrive. Closing the generator cancels the request."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
 
 
 def refusal(model: str, message: str) -> Refused:
-    """What a model answered instead of an answer; with the fix, where the server cannot know it."""
+    """The error of a model, with a fix where the server cannot know it."""
+
     if NO_TEMPLATE.search(message):
         return Refused(
             f"model '{model}' has no chat template, so it cannot read a conversation: add "

@@ -1,4 +1,4 @@
-"""What does a line at the prompt mean: a question, or a command to the chat itself?"""
+"""Lines at the prompt of the chat: questions, and commands that begin with `/`."""
 
 import difflib
 import shlex
@@ -6,32 +6,39 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.tools.chat.conversation import Turn
-from gateway.tools.chat.keyboard import CONTINUED
-from gateway.tools.chat.sampling import Sampling
+from gateway.tools.chat.conversation import ChatTurn, Session
+from gateway.tools.chat.options import SamplingParameters
 from gateway.tools.chat.server import ChatError
-from gateway.tools.chat.session import Session
 
 SIGN = "/"
+CONTINUED = "\\"
+"""A line that ends with it is continued on the next line."""
+
+KEYS = (
+    f"A line that ends with {CONTINUED} goes on in the next; {2 * SIGN} begins a question with "
+    f"{SIGN}.",
+    "Ctrl-C stops an answer, what there is of it stays; at the prompt, twice, it leaves, as does "
+    "Ctrl-D.",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The model is to answer."""
+    """A question for the model."""
 
-    turn: Turn
+    turn: ChatTurn
 
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """The user is told something; "" for nothing."""
+    """A text for the user; "" for none."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The chat is over."""
+    """The end of the chat."""
 
 
 Outcome = Ask | Say | Leave
@@ -39,7 +46,7 @@ Outcome = Ask | Say | Leave
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: how it is written, what it does, and the function that does it."""
+    """A command: its usage, its purpose and its function."""
 
     usage: str
     purpose: str
@@ -47,7 +54,8 @@ class Command:
 
 
 def read(session: Session, line: str) -> Outcome:
-    """Do what a line says; ChatError for a command that does not exist or cannot be done."""
+    """Interpret a line; ChatError for a command that is unknown or fails."""
+
     line = line.strip()
     if not line:
         return Say("")
@@ -89,7 +97,7 @@ def _set(session: Session, argument: str) -> Outcome:
     return Say(f"{name} is the model's own again")
 
 
-def _shown(sampling: Sampling) -> str:
+def _shown(sampling: SamplingParameters) -> str:
     return str(sampling) or "nothing is set: sampling is the model's own"
 
 
@@ -128,13 +136,6 @@ def _help(session: Session, argument: str) -> Outcome:
 def _quit(session: Session, argument: str) -> Outcome:
     return Leave()
 
-
-KEYS = (
-    f"A line that ends with {CONTINUED} goes on in the next; {2 * SIGN} begins a question with "
-    f"{SIGN}.",
-    "Ctrl-C stops an answer, what there is of it stays; at the prompt, twice, it leaves, as does "
-    "Ctrl-D.",
-)
 
 COMMANDS: Mapping[str, Command] = {
     "system": Command(

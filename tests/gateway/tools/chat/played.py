@@ -2,12 +2,11 @@
 
 from collections.abc import AsyncGenerator, Sequence
 
-from gateway.tools.chat.conversation import Conversation
-from gateway.tools.chat.sampling import Sampling
-from gateway.tools.chat.server import ChatModel, ChatServer, Listed, Part, Question, Refused
-from gateway.tools.chat.session import Session
+from gateway.tools.chat.conversation import ChatConversation, Session
+from gateway.tools.chat.options import SamplingParameters
+from gateway.tools.chat.server import AnswerPart, ChatModel, ChatServer, Listed, Question, Refused
 
-Step = Part | Exception
+Step = AnswerPart | Exception
 
 
 def chat_model(name: str = "m", platform: str = "python", *inputs: str) -> ChatModel:
@@ -38,7 +37,7 @@ class PlayedServer(ChatServer):
             raise Refused(f"Request for unknown model: '{name}' is not found")
         return self._models[name]
 
-    async def answer(self, question: Question) -> AsyncGenerator[Part, None]:
+    async def answer(self, question: Question) -> AsyncGenerator[AnswerPart, None]:
         self.asked.append(question)
         self.left += 1
         for step in self._steps:
@@ -53,4 +52,4 @@ class PlayedServer(ChatServer):
 
 def session(server: PlayedServer, system: str = "") -> Session:
     """A chat with model `m` of the server."""
-    return Session(server, chat_model(), Conversation(system), Sampling({}))
+    return Session(server, chat_model(), ChatConversation(system), SamplingParameters({}))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.serving import WAIT_SECS, wait_until
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\x1b[=>]|[\x01\x02]")
 CTRL_C = "\x03"
 CTRL_D = "\x04"

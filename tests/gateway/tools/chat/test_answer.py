@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from gateway.tools.chat.answer import LiveAnswer
-from gateway.tools.chat.server import Part, Refused
+from gateway.tools.chat.server import AnswerPart, Refused
 from tests.gateway.tools.chat.screen import Screen
 from tests.serving import wait_until
 
@@ -63,7 +63,7 @@ def test_every_line_is_there_once_also_of_what_is_longer_than_the_screen(
     size = len(text) // pieces + 1
     with LiveAnswer(drawn.console, seconds()) as live:
         for number in range(pieces):
-            live.add(Part(text[number * size : (number + 1) * size], tokens=1))
+            live.add(AnswerPart(text[number * size : (number + 1) * size], tokens=1))
             drawn.wait_drawn(f"{number + 1} token")
     answer, _, status = drawn.screen.rpartition("\n")
     assert words(answer) == words(text.replace("- ", ""))
@@ -73,14 +73,14 @@ def test_every_line_is_there_once_also_of_what_is_longer_than_the_screen(
 def test_on_a_narrow_terminal_nothing_is_left_over_of_what_was_drawn(drawn: Drawn) -> None:
     drawn.console.width = 20
     with LiveAnswer(drawn.console, seconds()) as live:
-        live.add(Part("Hello", tokens=1))
+        live.add(AnswerPart("Hello", tokens=1))
         drawn.wait_drawn("Hello")
     assert drawn.screen.split()[:3] == ["Hello", "first", "token"]
 
 
 def test_while_it_grows_its_end_and_its_pace_are_shown(drawn: Drawn) -> None:
     with LiveAnswer(drawn.console, seconds()) as live:
-        live.add(Part(CODE.removesuffix("```"), tokens=41))
+        live.add(AnswerPart(CODE.removesuffix("```"), tokens=41))
         drawn.wait_drawn("41 tokens")
         shown = drawn.screen.splitlines()
         assert len(shown) < HEIGHT
@@ -91,7 +91,7 @@ def test_while_it_grows_its_end_and_its_pace_are_shown(drawn: Drawn) -> None:
 
 def test_an_interrupted_answer_says_so_below_what_there_is_of_it(drawn: Drawn) -> None:
     live = LiveAnswer(drawn.console)
-    live.add(Part("So far", tokens=2))
+    live.add(AnswerPart("So far", tokens=2))
     with pytest.raises(asyncio.CancelledError), live:
         raise asyncio.CancelledError
     answer, status = drawn.screen.splitlines()
@@ -107,5 +107,5 @@ def test_an_error_speaks_for_itself(drawn: Drawn) -> None:
 
 def test_an_empty_answer_is_told(drawn: Drawn) -> None:
     with LiveAnswer(drawn.console) as live:
-        live.add(Part("", tokens=0))
+        live.add(AnswerPart("", tokens=0))
     assert drawn.screen == "the model had nothing to say"

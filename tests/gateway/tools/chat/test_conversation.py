@@ -1,20 +1,20 @@
 """What of a conversation is kept, and what of it a model is told."""
 
-from gateway.tools.chat.conversation import Conversation
+from gateway.tools.chat.conversation import ChatConversation
 
 
-def said(conversation: Conversation, question: str, answer: str) -> None:
+def said(conversation: ChatConversation, question: str, answer: str) -> None:
     turn = conversation.begin(question)
     turn.answer = answer
     conversation.end(turn)
 
 
-def roles(conversation: Conversation, question: str) -> list[str]:
+def roles(conversation: ChatConversation, question: str) -> list[str]:
     return [each["role"] for each in conversation.messages(conversation.begin(question))]
 
 
 def test_a_model_is_told_all_of_it_in_order() -> None:
-    conversation = Conversation("Be brief.")
+    conversation = ChatConversation("Be brief.")
     said(conversation, "One?", "1")
     assert conversation.messages(conversation.begin("Two?")) == [
         {"role": "system", "content": "Be brief."},
@@ -25,20 +25,20 @@ def test_a_model_is_told_all_of_it_in_order() -> None:
 
 
 def test_a_question_without_any_answer_is_not_kept_so_that_roles_alternate() -> None:
-    conversation = Conversation()
+    conversation = ChatConversation()
     said(conversation, "One?", "")
     assert roles(conversation, "Two?") == ["user"]
 
 
 def test_a_new_system_prompt_holds_from_the_next_question() -> None:
-    conversation = Conversation()
+    conversation = ChatConversation()
     said(conversation, "One?", "1")
     conversation.system = "Be loud."
     assert roles(conversation, "Two?") == ["system", "user", "assistant", "user"]
 
 
 def test_asking_again_replaces_the_answer() -> None:
-    conversation = Conversation()
+    conversation = ChatConversation()
     said(conversation, "One?", "1")
     said(conversation, "Two?", "2")
     again = conversation.begin_again()
@@ -50,7 +50,7 @@ def test_asking_again_replaces_the_answer() -> None:
 
 
 def test_asking_again_in_vain_keeps_the_earlier_answer() -> None:
-    conversation = Conversation()
+    conversation = ChatConversation()
     said(conversation, "One?", "1")
     for _ in range(2):
         again = conversation.begin_again()
@@ -61,7 +61,7 @@ def test_asking_again_in_vain_keeps_the_earlier_answer() -> None:
 
 
 def test_a_question_that_was_never_answered_can_be_asked_again() -> None:
-    conversation = Conversation()
+    conversation = ChatConversation()
     said(conversation, "One?", "1")
     said(conversation, "Two?", "")
     again = conversation.begin_again()
@@ -70,7 +70,7 @@ def test_a_question_that_was_never_answered_can_be_asked_again() -> None:
 
 
 def test_clearing_forgets_all_but_the_system_prompt() -> None:
-    conversation = Conversation("Be brief.")
+    conversation = ChatConversation("Be brief.")
     said(conversation, "One?", "1")
     conversation.clear()
     assert conversation.begin_again() is None
@@ -78,7 +78,7 @@ def test_clearing_forgets_all_but_the_system_prompt() -> None:
 
 
 def test_the_document_has_everybodys_words_and_says_what_was_interrupted() -> None:
-    conversation = Conversation("Be brief.")
+    conversation = ChatConversation("Be brief.")
     turn = conversation.begin("One?")
     turn.answer, turn.interrupted = "1, ", True
     conversation.end(turn)

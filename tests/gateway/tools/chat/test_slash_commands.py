@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from gateway.tools.chat import slash_commands
-from gateway.tools.chat.server import ChatError, Part, Refused
-from gateway.tools.chat.session import Session
+from gateway.tools.chat.conversation import Session
+from gateway.tools.chat.server import AnswerPart, ChatError, Refused
 from gateway.tools.chat.slash_commands import COMMANDS, Ask, Leave, Say
 from tests.gateway.tools.chat.played import PlayedServer, session
 
 
 @pytest.fixture
 def server() -> PlayedServer:
-    return PlayedServer(Part("Hello "), Part("there."))
+    return PlayedServer(AnswerPart("Hello "), AnswerPart("there."))
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_what_cannot_be_saved_is_told(chat: Session, line: str, message: str) ->
 
 
 async def test_an_answer_that_is_left_stays_as_far_as_it_had_come() -> None:
-    server = PlayedServer(Part("Hello "), Part("there."))
+    server = PlayedServer(AnswerPart("Hello "), AnswerPart("there."))
     chat = session(server)
     turn = chat.conversation.begin("Hi")
     answer = chat.answer(turn)
@@ -176,7 +176,7 @@ async def test_an_answer_that_is_left_stays_as_far_as_it_had_come() -> None:
 
 
 async def test_an_answer_that_fails_stays_as_far_as_it_had_come() -> None:
-    chat = session(PlayedServer(Part("Hello "), Refused("no more")))
+    chat = session(PlayedServer(AnswerPart("Hello "), Refused("no more")))
     with pytest.raises(Refused, match="no more"):
         await ask(chat, "Hi")
     assert [each.answer for each in chat.conversation.turns] == ["Hello "]

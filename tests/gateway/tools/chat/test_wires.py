@@ -7,14 +7,14 @@ from contextlib import aclosing
 
 import pytest
 
-from gateway.tools.chat.address import connect
+from gateway.tools.chat.command import connect
 from gateway.tools.chat.server import (
+    AnswerPart,
     ChatModel,
     ChatServer,
-    Part,
     Question,
     Refused,
-    ServerGone,
+    Unreachable,
 )
 from tests.gateway.tools.chat.conftest import Talking
 
@@ -45,7 +45,7 @@ async def asked(
     return Question(await server.describe(model), messages, sampling)
 
 
-async def parts(server: ChatServer, text: str, **sampling: object) -> list[Part]:
+async def parts(server: ChatServer, text: str, **sampling: object) -> list[AnswerPart]:
     question = await asked(server, text, **sampling)
     async with aclosing(server.answer(question)) as found:
         return [part async for part in found]
@@ -148,7 +148,7 @@ async def test_a_cancelled_wait_for_an_answer_stops_the_model(
 
 async def test_nobody_there_is_told_with_the_reason(wire: str, unused_port: int) -> None:
     server = await connect(f"localhost:{unused_port}", http=wire == "http")
-    with pytest.raises(ServerGone, match=r"no server answers at .*Connection refused"):
+    with pytest.raises(Unreachable, match=r"no server answers at .*Connection refused"):
         await server.models()
     await server.close()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.tools.chat.sampling import Sampling
+from gateway.tools.chat.options import SamplingParameters
 from gateway.tools.chat.server import ChatError, Question, Refused
 from tests.gateway.tools.chat.played import chat_model
 
@@ -19,20 +19,20 @@ from tests.gateway.tools.chat.played import chat_model
     ],
 )
 def test_what_is_json_is_read_as_json_and_the_rest_is_text(typed: str, value: object) -> None:
-    sampling = Sampling({})
+    sampling = SamplingParameters({})
     sampling.set("x", typed)
     assert sampling.values == {"x": value}
 
 
 def test_what_is_unset_is_the_models_own() -> None:
-    sampling = Sampling({"temperature": 0})
+    sampling = SamplingParameters({"temperature": 0})
     assert sampling.unset("temperature")
     assert not sampling.unset("temperature")
     assert sampling.values == {}
 
 
 def test_null_is_a_value_that_can_be_unset() -> None:
-    sampling = Sampling({})
+    sampling = SamplingParameters({})
     sampling.set("max_tokens", "null")
     assert sampling.unset("max_tokens")
     assert sampling.values == {}
@@ -40,7 +40,7 @@ def test_null_is_a_value_that_can_be_unset() -> None:
 
 @pytest.mark.parametrize("name", ["n", "best_of"])
 def test_several_answers_at_once_are_refused(name: str) -> None:
-    sampling = Sampling({})
+    sampling = SamplingParameters({})
     sampling.set(name, "1")
     with pytest.raises(ChatError, match=f"'{name}' is 2"):
         sampling.set(name, "2")

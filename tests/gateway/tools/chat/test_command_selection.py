@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.tools.chat import selection
+from gateway.tools.chat.command import chat_models, named_model
 from gateway.tools.chat.server import ChatError, ChatModel, Listed
 from tests.gateway.tools.chat.played import PlayedServer, chat_model
 
@@ -23,17 +23,17 @@ def server(**states: str) -> PlayedServer:
 
 async def refused(found: PlayedServer, name: str) -> str:
     with pytest.raises(ChatError) as caught:
-        await selection.named(found, name)
+        await named_model(found, name)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 async def test_a_ready_model_that_can_chat_is_found_by_its_name() -> None:
-    assert await selection.named(server(talker="READY", encoder="READY"), "talker") == TALKER
+    assert await named_model(server(talker="READY", encoder="READY"), "talker") == TALKER
 
 
 async def test_a_server_without_an_index_is_asked_for_the_model_itself() -> None:
-    assert await selection.named(PlayedServer(models=[TALKER]), "talker") == TALKER
+    assert await named_model(PlayedServer(models=[TALKER]), "talker") == TALKER
     assert "unknown model: 'x'" in await refused(PlayedServer(models=[TALKER]), "x")
 
 
@@ -53,8 +53,8 @@ async def test_a_model_that_is_not_ready_is_told_with_its_state() -> None:
 async def test_one_ready_version_is_enough() -> None:
     rows = [Listed("talker", "UNAVAILABLE", "old"), Listed("talker", "READY", "")]
     found = PlayedServer(models=[TALKER], listed=rows)
-    assert await selection.named(found, "talker") == TALKER
-    assert await selection.chat_models(found) == [TALKER]
+    assert await named_model(found, "talker") == TALKER
+    assert await chat_models(found) == [TALKER]
 
 
 async def test_a_model_that_cannot_chat_is_told_with_what_it_has() -> None:
@@ -67,12 +67,12 @@ async def test_a_model_that_cannot_chat_is_told_with_what_it_has() -> None:
 
 async def test_of_all_ready_models_those_that_can_chat_are_found() -> None:
     found = server(talker="READY", encoder="READY", half="READY", gone="READY", other="LOADING")
-    assert await selection.chat_models(found) == [TALKER]
+    assert await chat_models(found) == [TALKER]
 
 
 async def test_if_none_can_chat_it_is_told_which_there_are() -> None:
     with pytest.raises(ChatError) as caught:
-        await selection.chat_models(server(encoder="READY", talker="LOADING"))
+        await chat_models(server(encoder="READY", talker="LOADING"))
     assert str(caught.value) == (
         "no model at played:1 can chat, which takes the input 'messages'; ready: encoder; "
         "not ready: talker (LOADING)"
@@ -81,4 +81,4 @@ async def test_if_none_can_chat_it_is_told_which_there_are() -> None:
 
 async def test_a_server_without_an_index_needs_a_name() -> None:
     with pytest.raises(ChatError, match="lists no models: name one"):
-        await selection.chat_models(PlayedServer(models=[TALKER]))
+        await chat_models(PlayedServer(models=[TALKER]))

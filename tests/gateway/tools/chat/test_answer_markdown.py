@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from gateway.tools.chat.markdown import Answer, printable, whole_blocks
+from gateway.tools.chat.answer import Answer, printable, whole_blocks
 
 DOCUMENT = "# Title\n\nText *one*\ntwo.\n\n1. a\n\n2. b\n\n   more\n\n```py\nx = 1\n\ny\n```\n\nEnd"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.tools.chat.address import connect, grpc_target, http_url
+from gateway.tools.chat.command import connect, grpc_target, http_url
 from gateway.tools.chat.server import ChatError
 
 
