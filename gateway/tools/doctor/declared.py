@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 DISTRIBUTION = "sluice"
 CORE = ""
 """Stands for what every installation has, beside the names of extras."""
-PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
 
 @dataclass(frozen=True, slots=True)
