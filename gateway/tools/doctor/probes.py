@@ -15,7 +15,7 @@ from typing import Any
 from gateway.python_processes import module_command, module_environment
 
 SIDE_BY_SIDE = 4
-PROBE = module_command("gateway.tools.doctor.probe")
+PROBE = module_command("gateway.tools.doctor.probe_process")
 
 Question = tuple[str, ...]
 """What a probe is started with: its kind, and the name that it is about."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.tools.doctor.cuda import driver, gpus, onnxruntime, torch
+from gateway.tools.doctor.runtimes import driver, gpus, onnxruntime, torch
 from gateway.tools.doctor.finding import Verdict
 from gateway.tools.doctor.probes import Outcome
 

@@ -1,6 +1,6 @@
 """Tries one thing that may crash or hang, in a process of its own.
 
-It is started as `python -m gateway.tools.doctor.probe KIND NAME`. Runtimes are imported by
+It is started as `python -m gateway.tools.doctor.probe_process KIND NAME`. Runtimes are imported by
 name here, and nowhere else in the gateway.
 """
 
