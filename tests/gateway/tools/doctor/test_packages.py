@@ -3,9 +3,17 @@
 import pytest
 from packaging.requirements import Requirement
 
-from gateway.tools.doctor.declared import CORE, Declared
-from gateway.tools.doctor.finding import Verdict
-from gateway.tools.doctor.packages import Versions, core, extra_in_use, findings, optional, python
+from gateway.tools.doctor.packages import (
+    CORE,
+    Declared,
+    Versions,
+    core,
+    extra_in_use,
+    findings,
+    optional,
+    python,
+)
+from gateway.tools.doctor.report import Health
 
 TORCH = Requirement("torch==2.13.0")
 DECLARED = Declared(
@@ -31,29 +39,37 @@ def test_the_extra_is_that_of_the_machine(versions: Versions, has_gpu: bool, ext
 @pytest.mark.parametrize(
     ("versions", "verdict", "found"),
     [
-        ({"torch": "2.13.0+cpu"}, Verdict.OK, "2.13.0+cpu"),
-        ({"torch": "2.11.0"}, Verdict.WARNING, "2.11.0"),
-        ({}, Verdict.CANNOT, "not installed"),
+        ({"torch": "2.13.0+cpu"}, Health.OK, "2.13.0+cpu"),
+        ({"torch": "2.11.0"}, Health.WARNING, "2.11.0"),
+        ({}, Health.CANNOT, "not installed"),
     ],
 )
-def test_a_package_of_an_extra(versions: Versions, verdict: Verdict, found: str) -> None:
+def test_a_package_of_an_extra(versions: Versions, verdict: Health, found: str) -> None:
     finding = optional(TORCH, versions)
     assert (finding.verdict, finding.found) == (verdict, found)
-    assert ("pip install 'torch==2.13.0'" in finding.fix) == (verdict is not Verdict.OK)
+    assert ("pip install 'torch==2.13.0'" in finding.fix) == (verdict is not Health.OK)
 
 
 @pytest.mark.parametrize(
     ("version", "verdict"),
-    [("3.10.9", Verdict.BROKEN), ("3.11.0", Verdict.OK), ("3.14.0", Verdict.BROKEN)],
+    [
+        ("3.10.9", Health.BROKEN),
+        ("3.11.0", Health.OK),
+        ("3.14.0", Health.BROKEN),
+    ],
 )
-def test_python_has_a_range(version: str, verdict: Verdict) -> None:
+def test_python_has_a_range(version: str, verdict: Health) -> None:
     assert python(">=3.11,<3.14", version).verdict is verdict
 
 
 @pytest.mark.parametrize("versions", [{}, {"numpy": "1.26.4"}])
 def test_without_what_the_gateway_needs_it_is_broken(versions: Versions) -> None:
     bad, rest = core(DECLARED.requirements[CORE], versions)
-    assert (bad.what, bad.verdict, bad.fix) == ("numpy", Verdict.BROKEN, "pip install 'numpy>=2'")
+    assert (bad.what, bad.verdict, bad.fix) == (
+        "numpy",
+        Health.BROKEN,
+        "pip install 'numpy>=2'",
+    )
     assert rest.found == "0 of 1 are fine"
 
 
@@ -67,5 +83,5 @@ def test_torch_is_told_also_where_no_range_is_declared() -> None:
 def test_two_builds_of_onnxruntime_are_one_too_many() -> None:
     versions = {"numpy": "2.1", "onnxruntime": "1.23", "onnxruntime-gpu": "1.23"}
     *_, last = findings(DECLARED, versions, has_gpu=True)
-    assert last.verdict is Verdict.WARNING
+    assert last.verdict is Health.WARNING
     assert "overwrites" in last.found

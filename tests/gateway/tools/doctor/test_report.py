@@ -6,11 +6,11 @@ import pytest
 from rich.console import Console
 
 from gateway.tools.doctor import report
-from gateway.tools.doctor.finding import Finding, Part, Verdict, size
+from gateway.tools.doctor.report import Finding, Health, Section, size
 
 PARTS = [
-    Part("packages", [Finding("numpy", "[2.0]")]),
-    Part("GPUs", [Finding("GPU 0", "no memory " * 9, Verdict.BROKEN, "nvidia-smi " * 9)]),
+    Section("packages", [Finding("numpy", "[2.0]")]),
+    Section("GPUs", [Finding("GPU 0", "no memory " * 9, Health.BROKEN, "nvidia-smi " * 9)]),
 ]
 
 

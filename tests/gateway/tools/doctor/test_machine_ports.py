@@ -2,8 +2,8 @@
 
 import socket
 
-from gateway.tools.doctor.finding import Verdict
-from gateway.tools.doctor.ports import findings, port
+from gateway.tools.doctor.machine import port, ports
+from gateway.tools.doctor.report import Health
 
 
 def test_a_port_that_somebody_has_is_taken() -> None:
@@ -12,11 +12,11 @@ def test_a_port_that_somebody_has_is_taken() -> None:
         other.listen()
         number = other.getsockname()[1]
         found = port("http", "0.0.0.0", number)
-        assert (found.verdict, found.found) == (Verdict.WARNING, "taken")
+        assert (found.verdict, found.found) == (Health.WARNING, "taken")
         assert "--http-port" in found.fix
-    assert port("http", "0.0.0.0", number).verdict is Verdict.OK
+    assert port("http", "0.0.0.0", number).verdict is Health.OK
 
 
 def test_the_three_default_ports_are_looked_at() -> None:
-    names = [each.what for each in findings()]
+    names = [each.what for each in ports()]
     assert names == ["http port 8000", "grpc port 8001", "metrics port 8002"]

