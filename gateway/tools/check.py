@@ -1,4 +1,4 @@
-"""What would the server make of each field of the configurations in a repository?"""
+"""Verdicts on every field of the configurations in a repository: the command `sluice check`."""
 
 import difflib
 from collections.abc import Iterator
@@ -34,11 +34,11 @@ NO_FIELDS = "no fields: all is left to the files of the model and to its backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """The verdict on one field of the file at `path`, which is relative to the repository.
+class FieldFinding:
+    """The verdict on one field of the file at `path`, relative to the repository.
 
-    `field` is empty where the text is no field, and `line` is 0 where the whole file is meant. A
-    field below one that is judged as a whole has no finding of its own.
+    `field` is empty for text that is no field, `line` is 0 for the whole file. Fields below a field
+    with a verdict as a whole have no finding of their own.
     """
 
     model: str
@@ -49,16 +49,16 @@ class Finding:
     why: str = ""
 
 
-def check(repository: ModelRepository) -> list[Finding]:
-    """Every field that any configuration in the repository sets, in the order of the files.
+def check(repository: ModelRepository) -> list[FieldFinding]:
+    """The verdict on every field that a configuration in the repository sets, in file order.
 
-    If the server would refuse a model's configuration, then one of the findings is REFUSED. What
-    only the backend can tell is not tried: whether it is installed, and whether the model loads.
+    If the server refuses a model's configuration, one of the findings is REFUSED. Backends are not
+    asked: a missing backend or a model that fails to load is no finding.
     """
     return [finding for name in repository.names() for finding in _check_model(repository, name)]
 
 
-def table(findings: list[Finding]) -> Table:
+def table(findings: list[FieldFinding]) -> Table:
     """The findings for a terminal."""
     shown = Table("where", "field", "verdict", "why")
     for each in findings:
@@ -68,7 +68,7 @@ def table(findings: list[Finding]) -> Table:
     return shown
 
 
-def _check_model(repository: ModelRepository, name: str) -> list[Finding]:
+def _check_model(repository: ModelRepository, name: str) -> list[FieldFinding]:
     try:
         file = repository.config_file(name)
     except InferenceError as error:
@@ -77,14 +77,14 @@ def _check_model(repository: ModelRepository, name: str) -> list[Finding]:
     if not any(each.verdict is FieldVerdict.REFUSED for each in findings):
         findings += _check_whole(repository, name, file)
     return findings or [
-        Finding(model=name, path=file.source, verdict=FieldVerdict.HONOURED, why=NO_FIELDS)
+        FieldFinding(model=name, path=file.source, verdict=Verdict.HONOURED, why=NO_FIELDS)
     ]
 
 
-def _check_fields(model: str, file: ConfigFile, backend: str) -> list[Finding]:
+def _check_fields(model: str, file: ConfigFile, backend: str) -> list[FieldFinding]:
     written = _written(file)
     findings = [
-        Finding(
+        FieldFinding(
             model=model,
             path=file.source,
             line=scanned.line,
@@ -101,11 +101,11 @@ def _check_fields(model: str, file: ConfigFile, backend: str) -> list[Finding]:
 
 def _check_parameters(
     model: str, file: ConfigFile, written: ModelConfig | None
-) -> Iterator[Finding]:
+) -> Iterator[FieldFinding]:
     """The keys of `parameters` that have a verdict of their own."""
     for key in written.parameters if written else ():
         if support := PARAMETERS.get(key):
-            yield Finding(
+            yield FieldFinding(
                 model=model,
                 path=file.source,
                 line=_line_of(key, file.text),
@@ -121,8 +121,8 @@ def _line_of(word: str, text: str) -> int:
     return next((number for number, line in enumerate(lines, 1) if word in line), 0)
 
 
-def _check_text(model: str, file: ConfigFile, findings: list[Finding]) -> list[Finding]:
-    """Where the text stops being a configuration, unless that is a field refused already."""
+def _check_text(model: str, file: ConfigFile, findings: list[FieldFinding]) -> list[FieldFinding]:
+    """The first syntax error of the text, unless it is a refused field."""
     mistake = find_mistake(file.text)
     refused = {(each.line, each.field) for each in findings if each.verdict is FieldVerdict.REFUSED}
     if mistake is None or any(
@@ -133,8 +133,8 @@ def _check_text(model: str, file: ConfigFile, findings: list[Finding]) -> list[F
     return [_refusal(model, file.source, mistake.what, mistake.line)]
 
 
-def _check_whole(repository: ModelRepository, name: str, file: ConfigFile) -> list[Finding]:
-    """What is wrong beyond single fields."""
+def _check_whole(repository: ModelRepository, name: str, file: ConfigFile) -> list[FieldFinding]:
+    """Errors that concern several fields."""
     try:
         config = repository.read(name)
         repository.find(name).versions(config.version_policy)
@@ -145,12 +145,12 @@ def _check_whole(repository: ModelRepository, name: str, file: ConfigFile) -> li
     return []
 
 
-def _refusal(model: str, path: str, why: str, line: int = 0) -> Finding:
-    return Finding(model=model, path=path, line=line, verdict=FieldVerdict.REFUSED, why=why)
+def _refusal(model: str, path: str, why: str, line: int = 0) -> FieldFinding:
+    return FieldFinding(model=model, path=path, line=line, verdict=Verdict.REFUSED, why=why)
 
 
 def _backend(repository: ModelRepository, name: str, file: ConfigFile) -> str:
-    """Which backend serves it; "" if its configuration cannot be read."""
+    """The backend of the model; "" if its configuration is unreadable."""
     written = _written(file)
     try:
         if written and (written.backend or written.platform):
@@ -167,8 +167,8 @@ def _written(file: ConfigFile) -> ModelConfig | None:
         return None
 
 
-def _judge(scanned: ScannedField, written: ModelConfig | None, backend: str) -> FieldSupport | None:
-    """The verdict; None for a field that is judged with the one above it, or by those below."""
+def _judge(scanned: ScannedField, written: ModelConfig | None, backend: str) -> Support | None:
+    """The verdict; None for a field whose parent or children have the verdict."""
     siblings = _siblings(scanned)
     if siblings is None:
         return None
@@ -181,7 +181,8 @@ def _judge(scanned: ScannedField, written: ModelConfig | None, backend: str) -> 
 
 
 def _siblings(scanned: ScannedField) -> FieldTree | None:
-    """The fields there are where this one stands; None below an unknown one."""
+    """The known fields of the same message; None below an unknown field."""
+
     siblings: FieldTree | None = field_tree(ModelConfig)
     for name in scanned.names[:-1]:
         siblings = siblings.get(name) if siblings is not None else None

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from gateway.errors import InferenceError
 from gateway.models.repository import ModelRepository
-from gateway.models.supported_fields import FieldVerdict
-from gateway.tools.check import Finding, check, table
+from gateway.models.support import Verdict
+from gateway.tools.check import FieldFinding, check, table
 
 DATA = Path(__file__).parent.parent / "config" / "data"
 HONOURED, IGNORED, REFUSED = FieldVerdict.HONOURED, FieldVerdict.IGNORED, FieldVerdict.REFUSED
@@ -36,12 +36,12 @@ def add_model(repository: Path, name: str, config: str | None) -> None:
         (repository / name / "config.pbtxt").write_text(config)
 
 
-def findings_of(repository: Path, config: str) -> list[Finding]:
+def findings_of(repository: Path, config: str) -> list[FieldFinding]:
     add_model(repository, "m", config)
     return check(ModelRepository([repository]))
 
 
-def brief(findings: list[Finding]) -> list[tuple[int, str, FieldVerdict]]:
+def brief(findings: list[FieldFinding]) -> list[tuple[int, str, Verdict]]:
     return [(each.line, each.field, each.verdict) for each in findings]
 
 
@@ -143,7 +143,9 @@ def test_what_is_wrong_beyond_fields_is_the_last_finding(
     tmp_path: Path, text: str, line: int, why: str
 ) -> None:
     *fields, last = findings_of(tmp_path, text)
-    assert last == Finding(model="m", path="m/config.pbtxt", line=line, verdict=REFUSED, why=why)
+    assert last == FieldFinding(
+        model="m", path="m/config.pbtxt", line=line, verdict=REFUSED, why=why
+    )
     assert all(each.verdict is HONOURED for each in fields)
 
 
@@ -151,7 +153,7 @@ def test_what_is_wrong_beyond_fields_is_the_last_finding(
 def test_a_model_without_fields_is_not_passed_over(tmp_path: Path, text: str | None) -> None:
     add_model(tmp_path, "m.python", text)
     assert check(ModelRepository([tmp_path])) == [
-        Finding(
+        FieldFinding(
             model="m.python",
             path="m.python/config.pbtxt",
             verdict=HONOURED,
@@ -165,7 +167,7 @@ def test_a_model_in_two_repositories_is_refused(tmp_path: Path) -> None:
     for home in homes:
         add_model(home, "m", CONFIG)
     assert check(ModelRepository(homes)) == [
-        Finding(
+        FieldFinding(
             model="m", path="m", verdict=REFUSED, why="model appears in two or more repositories"
         )
     ]
@@ -194,11 +196,11 @@ def test_models_come_in_the_order_of_their_names(tmp_path: Path) -> None:
 
 
 def test_the_table_shows_where_what_and_why_without_interpreting_it() -> None:
-    finding = Finding(
+    finding = FieldFinding(
         model="m", path="m/config.pbtxt", line=3, field="[bold]x", verdict=REFUSED, why="[red]no"
     )
     shown = io.StringIO()
-    other = Finding(model="m", path="n", verdict=IGNORED, why="why")
+    other = FieldFinding(model="m", path="n", verdict=IGNORED, why="why")
     Console(width=100, file=shown).print(table([finding, other]))
     for text in ("m/config.pbtxt:3", "[bold]x", "refused", "[red]no", "│ n ", "ignored", "why"):
         assert text in shown.getvalue()

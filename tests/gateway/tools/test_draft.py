@@ -16,7 +16,7 @@ from gateway.errors import Code, InferenceError
 from gateway.models.config_checks import check_tensors
 from gateway.models.normalisation import normalise
 from gateway.models.repository import ModelRepository
-from gateway.tools.draft import ModelFile, draft, find_file, open_file
+from gateway.tools.draft import DraftFile, draft, find_file, open_file
 
 
 class Telling(Backend):
@@ -61,7 +61,7 @@ def repository(folder: Path, files: Sequence[str]) -> ModelRepository:
     return ModelRepository([folder])
 
 
-def found(file: ModelFile) -> tuple[str, str, str, str]:
+def found(file: DraftFile) -> tuple[str, str, str, str]:
     return file.model, file.folder.name, file.filename, file.platform.backend
 
 

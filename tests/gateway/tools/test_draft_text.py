@@ -10,7 +10,7 @@ from gateway.config import (
 )
 from gateway.config.data_type import DataType
 from gateway.config.pbtxt import parse
-from gateway.tools.draft_text import draft_text
+from gateway.tools.draft import draft_text
 
 FP32 = DataType.TYPE_FP32
 
