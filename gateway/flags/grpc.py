@@ -3,8 +3,15 @@
 import argparse
 
 from gateway.errors import Code, InferenceError
-from gateway.flags.listener import add_listener, add_truth
-from gateway.flags.values import count, milliseconds, natural, pattern, seconds
+from gateway.flags.values import (
+    add_listener,
+    add_truth,
+    count,
+    milliseconds,
+    natural,
+    pattern,
+    seconds,
+)
 from gateway.settings import (
     UNIX,
     CompressionLevel,

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gateway.errors import Code, InferenceError
-from gateway.flags.host_policies import add_flag as add_host_policy
-from gateway.flags.host_policies import host_policies
-from gateway.flags.values import count, natural, seconds, truth
+from gateway.flags.devices import add_host_policy, host_policies
+from gateway.flags.values import add_truth, count, natural, seconds, truth
 from gateway.settings import (
     ENVIRONMENT,
     EVERY_MODEL,
@@ -20,6 +19,8 @@ from gateway.storage.store import default_root
 
 log = logging.getLogger("sluice.flags")
 
+RATE_LIMITS = ("off", "execution_count")
+
 
 def backend_setting(text: str) -> tuple[str, str, str]:
     """`BACKEND,KEY=VALUE` of --backend-config, or `KEY=VALUE`, which holds for every backend."""
@@ -30,9 +31,6 @@ def backend_setting(text: str) -> tuple[str, str, str]:
             f"--backend-config option format is '<backend name>,<setting>=<value>'. Got {text}"
         )
     return backend if comma else "", key, value
-
-
-RATE_LIMITS = ("off", "execution_count")
 
 
 def resource_limit(text: str) -> ResourceLimit:
@@ -154,7 +152,7 @@ def _add_repository_flags(group: "argparse._ArgumentGroup") -> None:
         metavar="DIR",
         help="where `sluice fetch` keeps models (default: the user's cache)",
     )
-    _add_truth(group, "--model-namespacing", False, "let repositories have models of one name")
+    add_truth(group, "--model-namespacing", False, "let repositories have models of one name")
 
 
 def _add_control_flags(group: "argparse._ArgumentGroup") -> None:
@@ -181,8 +179,8 @@ def _add_control_flags(group: "argparse._ArgumentGroup") -> None:
         help="load it at the start in mode explicit; may be given several times, '*' alone loads "
         "every model",
     )
-    _add_truth(group, "--exit-on-error", defaults.exit_on_error, "end if a model fails to load")
-    _add_truth(
+    add_truth(group, "--exit-on-error", defaults.exit_on_error, "end if a model fails to load")
+    add_truth(
         group, "--strict-readiness", defaults.strict_readiness, "ready only if every model is"
     )
     group.add_argument(
@@ -251,14 +249,4 @@ def _add_rate_limit_flags(group: "argparse._ArgumentGroup") -> None:
         metavar="NAME:COUNT[:DEVICE]",
         help="how much there is of a resource, on that device or on each; may be given several "
         "times (default: what the most demanding instance asks for)",
-    )
-
-
-def _add_truth(group: "argparse._ArgumentGroup", flag: str, default: bool, text: str) -> None:
-    group.add_argument(
-        flag,
-        type=truth,
-        default=default,
-        metavar="true|false",
-        help=f"{text} (default: {str(default).lower()})",
     )

@@ -4,24 +4,30 @@ import argparse
 from dataclasses import replace
 
 from gateway.flags import cache as cache_flags
-from gateway.flags import gpus as gpu_flags
 from gateway.flags import grpc as grpc_flags
 from gateway.flags import models as model_flags
-from gateway.flags import resumption as resumption_flags
 from gateway.flags import telemetry as telemetry_flags
-from gateway.flags.listener import add_listener, add_truth
-from gateway.flags.values import count, natural, pattern, seconds, seconds_or_never
-from gateway.settings import ENVIRONMENT, HttpSettings, HttpTimeLimits, Settings
+from gateway.flags.devices import add_gpu_flags, gpu_settings
+from gateway.flags.values import (
+    add_listener,
+    add_truth,
+    count,
+    natural,
+    pattern,
+    seconds,
+    seconds_or_never,
+)
+from gateway.settings import ENVIRONMENT, HttpSettings, HttpTimeLimits, ResumptionSettings, Settings
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add every flag of `sluice serve`."""
     model_flags.add_flags(parser)
-    gpu_flags.add_flags(parser)
+    add_gpu_flags(parser)
     _add_http_flags(parser)
     grpc_flags.add_flags(parser)
     _add_process_flags(parser)
-    resumption_flags.add_flags(parser)
+    _add_resumption_flags(parser)
     cache_flags.add_flags(parser)
     telemetry_flags.add_flags(parser)
 
@@ -36,11 +42,11 @@ def settings(flags: argparse.Namespace) -> Settings:
         exit_timeout_secs=flags.exit_timeout_secs,
         allow_client_shm=flags.allow_client_shm,
         cache=cache_flags.cache_settings(flags, ENVIRONMENT),
-        resumption=resumption_flags.resumption_settings(flags),
+        resumption=_resumption_settings(flags),
         models=replace(
             model_flags.model_settings(flags),
             summaries=metrics.summary_latencies,
-            gpus=gpu_flags.gpu_settings(flags),
+            gpus=gpu_settings(flags),
         ),
         http=HttpSettings(
             enabled=flags.allow_http,
@@ -162,4 +168,39 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
         default=Settings().exit_timeout_secs,
         metavar="SECS",
         help="how long requests may go on after SIGTERM (default: %(default)s)",
+    )
+
+
+def _add_resumption_flags(parser: argparse.ArgumentParser) -> None:
+    """Add them to those of `sluice serve`."""
+    group, defaults = parser.add_argument_group("resumable streams"), ResumptionSettings()
+    group.add_argument(
+        "--resumable-grace-secs",
+        type=seconds,
+        default=defaults.grace_secs,
+        metavar="SECS",
+        help="how long a stream that is resumable waits for its client (default: %(default)s)",
+    )
+    group.add_argument(
+        "--resumable-buffer-size",
+        type=count,
+        default=defaults.buffer_size,
+        metavar="BYTES",
+        help="how much of a stream is kept for clients that come back (default: %(default)s)",
+    )
+    group.add_argument(
+        "--resumable-total-size",
+        type=count,
+        default=defaults.total_size,
+        metavar="BYTES",
+        help="how much all these streams may take together (default: %(default)s)",
+    )
+
+
+def _resumption_settings(flags: argparse.Namespace) -> ResumptionSettings:
+    """What the flags say."""
+    return ResumptionSettings(
+        grace_secs=flags.resumable_grace_secs,
+        buffer_size=flags.resumable_buffer_size,
+        total_size=flags.resumable_total_size,
     )

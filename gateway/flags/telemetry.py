@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from gateway.flags.values import count, port, truth
+from gateway.flags.values import add_truth, count, port, truth
 from gateway.settings import ENVIRONMENT, LogFormat, LogSettings, MetricsSettings, TraceSettings
 
 ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
@@ -153,9 +153,9 @@ def _quantile(text: str) -> float:
 
 def _add_metrics_flags(parser: argparse.ArgumentParser) -> None:
     group, defaults = parser.add_argument_group("metrics"), MetricsSettings()
-    _add_truth(group, "--allow-metrics", defaults.enabled, "serve GET /metrics")
-    _add_truth(group, "--allow-cpu-metrics", defaults.cpu, "with those of CPUs and memory")
-    _add_truth(group, "--allow-gpu-metrics", defaults.gpu, "with those of GPUs")
+    add_truth(group, "--allow-metrics", defaults.enabled, "serve GET /metrics")
+    add_truth(group, "--allow-cpu-metrics", defaults.cpu, "with those of CPUs and memory")
+    add_truth(group, "--allow-gpu-metrics", defaults.gpu, "with those of GPUs")
     group.add_argument(
         "--metrics-address", default="", metavar="ADDR", help="default: as --http-address"
     )
@@ -185,9 +185,9 @@ def _add_metrics_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_log_flags(parser: argparse.ArgumentParser) -> None:
     group, defaults = parser.add_argument_group("log"), LogSettings()
-    _add_truth(group, "--log-info", defaults.info, "log what happens")
-    _add_truth(group, "--log-warning", defaults.warning, "log warnings")
-    _add_truth(group, "--log-error", defaults.error, "log errors")
+    add_truth(group, "--log-info", defaults.info, "log what happens")
+    add_truth(group, "--log-warning", defaults.warning, "log warnings")
+    add_truth(group, "--log-error", defaults.error, "log errors")
     group.add_argument(
         "--log-verbose",
         type=level,
@@ -230,13 +230,3 @@ def _add_trace_flags(parser: argparse.ArgumentParser) -> None:
 
 def _old_trace_setting(name: str, text: str) -> tuple[str, Any]:
     return trace_setting(f"{name}={text}")
-
-
-def _add_truth(group: "argparse._ArgumentGroup", flag: str, default: bool, text: str) -> None:
-    group.add_argument(
-        flag,
-        type=truth,
-        default=default,
-        metavar="true|false",
-        help=f"{text} (default: {str(default).lower()})",
-    )

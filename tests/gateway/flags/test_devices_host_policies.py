@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from gateway.flags.host_policies import host_policies, host_policy
+from gateway.flags.devices import host_policies, host_policy
 
 
 @pytest.fixture(autouse=True)

@@ -4,14 +4,14 @@ import argparse
 
 import pytest
 
-from gateway.flags import resumption as flags
+from gateway.flags import serve as flags
 from gateway.settings import ResumptionSettings
 
 
 def parse(*arguments: str) -> ResumptionSettings:
     parser = argparse.ArgumentParser(exit_on_error=False)
     flags.add_flags(parser)
-    return flags.resumption_settings(parser.parse_args(arguments))
+    return flags.settings(parser.parse_args(["--model-repository=m", *arguments])).resumption
 
 
 def test_without_flags_the_defaults_hold() -> None:

@@ -4,13 +4,13 @@ import argparse
 
 import pytest
 
-from gateway.flags import gpus as flags
+from gateway.flags import devices as flags
 from gateway.settings import GpuSettings
 
 
 def parse(*arguments: str) -> GpuSettings:
     parser = argparse.ArgumentParser(exit_on_error=False)
-    flags.add_flags(parser)
+    flags.add_gpu_flags(parser)
     return flags.gpu_settings(parser.parse_args(arguments))
 
 
