@@ -87,7 +87,7 @@ def _add_config(config: argparse.ArgumentParser) -> None:
         default=[],
         type=Path,
         metavar="DIR",
-        help="folder of models; may be given several times",
+        help="folder of models; repeatable",
     )
     config.add_argument(
         "--write", action="store_true", help="write config.pbtxt into the model's folder"

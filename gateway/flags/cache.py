@@ -1,4 +1,4 @@
-"""The flags of `sluice serve` about the response cache: where it is, and how large."""
+"""Options of the response cache."""
 
 import argparse
 import logging
@@ -24,7 +24,7 @@ KEYS = {
         }
     ),
 }
-"""What each cache can be told."""
+"""Settings of each cache."""
 TLS_FILES = ("cert", "key", "cacert", "cacert_dir")
 FORMAT = "--cache-config option format is '<cache name>,<setting>=<value>'. Got"
 
@@ -45,7 +45,7 @@ def cache_setting(text: str) -> list[Setting]:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add them."""
+    """Add the options to the parser."""
     group = parser.add_argument_group("response cache")
     group.add_argument(
         "--cache-config",
@@ -53,11 +53,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=cache_setting,
         metavar="CACHE,KEY=VALUE",
-        help="keep the answers of models that ask for it: local,size=BYTES or "
-        "redis,host=HOST,port=PORT; may be given several times",
+        help="cache responses of models with response_cache: local,size=BYTES or "
+        "redis,host=HOST,port=PORT; repeatable",
     )
     group.add_argument(
-        "--cache-directory", metavar="DIR", help="accepted for Triton's sake: caches are built in"
+        "--cache-directory",
+        metavar="DIR",
+        help="accepted for compatibility, no effect: caches are built in",
     )
     group.add_argument(
         "--response-cache-byte-size",
@@ -70,7 +72,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def cache_settings(
     flags: argparse.Namespace, environment: Mapping[str, str]
 ) -> CacheSettings | None:
-    """What the flags say, None for no cache; INVALID_ARG for what cannot be, as Triton."""
+    """Settings from the parsed options, None for no cache; INVALID_ARG as Triton."""
     given: Sequence[Setting] = [setting for one in flags.cache_config for setting in one]
     if flags.response_cache_byte_size is not None:
         if given:

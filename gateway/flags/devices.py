@@ -1,4 +1,4 @@
-"""The flags of `sluice serve` about GPUs: which are used, and how full they may be."""
+"""Options of GPUs, and of the CPU cores of instances."""
 
 import argparse
 import os
@@ -45,7 +45,7 @@ def device_bytes(text: str) -> tuple[int, int]:
 
 
 def gpu_settings(flags: argparse.Namespace) -> GpuSettings:
-    """What the flags say."""
+    """Settings from the parsed options."""
     return GpuSettings(
         min_compute_capability=flags.min_supported_compute_capability,
         memory_limits=dict(flags.model_load_gpu_limit),
@@ -53,14 +53,14 @@ def gpu_settings(flags: argparse.Namespace) -> GpuSettings:
 
 
 def add_gpu_flags(parser: argparse.ArgumentParser) -> None:
-    """Add them."""
+    """Add the options to the parser."""
     group = parser.add_argument_group("GPUs")
     group.add_argument(
         "--min-supported-compute-capability",
         type=compute_capability,
         default=GpuSettings().min_compute_capability,
         metavar="MAJOR.MINOR",
-        help="GPUs below it are not used (default: 6.0)",
+        help="ignore GPUs below this compute capability (default: 6.0)",
     )
     group.add_argument(
         "--model-load-gpu-limit",
@@ -68,31 +68,31 @@ def add_gpu_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="GPU:FRACTION",
-        help="load no more models on a GPU of whose memory more than that is taken; may be given "
-        "several times (default: no limit)",
+        help="refuse loads on a GPU with a larger fraction of its memory in use; repeatable "
+        "(default: no limit)",
     )
     _add_pool_flags(group)
 
 
 def _add_pool_flags(group: "argparse._ArgumentGroup") -> None:
-    """Runtimes here keep memory of their own; the forms are checked, so that a typo is told."""
+    """Options without effect; their values are checked, so that a typo is an error."""
     group.add_argument(
         "--pinned-memory-pool-byte-size",
         type=count,
         metavar="BYTES",
-        help="accepted for Triton's sake: runtimes keep what they need themselves",
+        help="accepted for compatibility, no effect: runtimes allocate memory themselves",
     )
     group.add_argument(
         "--cuda-memory-pool-byte-size",
         type=device_bytes,
         action="append",
         metavar="GPU:BYTES",
-        help="accepted for Triton's sake: runtimes keep what they need themselves",
+        help="accepted for compatibility, no effect: runtimes allocate memory themselves",
     )
 
 
 def host_policy(text: str) -> HostPolicy:
-    """`NAME,cpu-cores=FIRST-LAST[,FIRST-LAST...]` of --host-policy: the cores this process has."""
+    """`NAME,cpu-cores=FIRST-LAST[,FIRST-LAST...]` of --host-policy: the usable cores of these."""
     name, comma, rest = text.partition(",")
     setting, equals, value = rest.partition("=")
     if not (name and comma and equals):
@@ -113,12 +113,12 @@ def host_policy(text: str) -> HostPolicy:
 
 
 def host_policies(given: Sequence[HostPolicy]) -> Mapping[str, frozenset[int]]:
-    """The cores of each policy; of one that is given twice the last."""
+    """The cores of each policy; the last value of a repeated policy counts."""
     return dict(given)
 
 
 def add_host_policy(group: "argparse._ArgumentGroup") -> None:
-    """Add it."""
+    """Add the option to its group."""
     group.add_argument(
         "--host-policy",
         action="append",
@@ -126,7 +126,7 @@ def add_host_policy(group: "argparse._ArgumentGroup") -> None:
         type=host_policy,
         metavar="NAME,cpu-cores=FIRST-LAST",
         help="CPU cores of the instances whose group has that host_policy, by default cpu, "
-        "gpu_DEVICE or model; may be given several times (default: every core)",
+        "gpu_DEVICE or model; repeatable (default: every core)",
     )
 
 

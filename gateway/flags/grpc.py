@@ -1,4 +1,4 @@
-"""The flags of gRPC: where and by whose HTTP/2, over TLS, compressed, kept alive."""
+"""Options of gRPC: address, transport, TLS, compression and keepalive."""
 
 import argparse
 
@@ -23,7 +23,7 @@ from gateway.settings import (
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add them to those of `sluice serve`."""
+    """Add the options to the parser."""
     group, defaults = parser.add_argument_group("gRPC"), GrpcSettings()
     add_listener(group, "grpc", defaults.address, defaults.port)
     add_truth(
@@ -36,29 +36,29 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--grpc-transport",
         choices=tuple(map(str, GrpcTransport)),
         default=str(defaults.transport),
-        help="whose HTTP/2 carries it (default: %(default)s)",
+        help="HTTP/2 implementation (default: %(default)s)",
     )
     group.add_argument(
         "--grpc-header-forward-pattern",
         type=pattern,
         default=defaults.header_forward_pattern,
         metavar="REGEX",
-        help="metadata whose names match become parameters of the request (default: none)",
+        help="pass metadata with matching names as request parameters (default: none)",
     )
     group.add_argument(
         "--send-timeout-secs",
         type=seconds,
         default=defaults.send_timeout_secs,
         metavar="SECS",
-        help="a client that takes nothing for so long is gone, on gRPC and on HTTP streams "
-        "(default: %(default)s)",
+        help="disconnect a client that reads nothing for this time, on gRPC and on HTTP streams "
+        "(seconds, default: %(default)s)",
     )
     group.add_argument(
         "--grpc-infer-response-compression-level",
         type=str.lower,
         choices=tuple(map(str, CompressionLevel)),
         default=str(defaults.compression),
-        help="of ModelInfer and ModelStreamInfer, as far as the client accepts it "
+        help="compress responses of ModelInfer and ModelStreamInfer if the client accepts it "
         "(default: %(default)s)",
     )
     _add_tls_flags(group)
@@ -67,7 +67,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def grpc_settings(flags: argparse.Namespace) -> GrpcSettings:
-    """What the flags say; INVALID_ARG if those of TLS do not go together."""
+    """Settings from the parsed options; INVALID_ARG for an incomplete set of TLS files."""
     return GrpcSettings(
         enabled=flags.allow_grpc,
         transport=GrpcTransport(flags.grpc_transport),
@@ -83,7 +83,7 @@ def grpc_settings(flags: argparse.Namespace) -> GrpcSettings:
 
 
 def _address(text: str) -> str:
-    """A host, an IPv6 address also as it stands in a URL, or `unix:` and a path."""
+    """A host, an IPv6 address with or without brackets, or `unix:` and a path."""
     if not text.startswith(UNIX):
         return text.removeprefix("[").removesuffix("]")
     path = text.removeprefix(UNIX)
@@ -99,12 +99,12 @@ def _address(text: str) -> str:
 def _add_tls_flags(group: "argparse._ArgumentGroup") -> None:
     add_truth(group, "--grpc-use-ssl", False, "serve over TLS")
     add_truth(
-        group, "--grpc-use-ssl-mutual", False, "serve over TLS, to clients with a certificate only"
+        group, "--grpc-use-ssl-mutual", False, "serve over TLS, only to clients with a certificate"
     )
     for name, text in (
-        ("server-cert", "the server's certificate, and those between it and its authority's"),
-        ("server-key", "the private key of that certificate"),
-        ("root-cert", "the authorities that clients' certificates come from"),
+        ("server-cert", "certificate chain of the server"),
+        ("server-key", "private key of the server's certificate"),
+        ("root-cert", "authorities of clients' certificates"),
     ):
         group.add_argument(
             f"--grpc-{name}", default="", metavar="PEM", help=f"{text} (default: none)"
@@ -139,15 +139,19 @@ def _require_pem(asked: str, flag: str, path: str) -> None:
 def _add_keepalive_flags(group: "argparse._ArgumentGroup") -> None:
     defaults = GrpcKeepaliveSettings()
     for name, default, text in (
-        ("keepalive-time", defaults.time_ms, "silence before a client is pinged"),
-        ("keepalive-timeout", defaults.timeout_ms, "how long it has to answer"),
+        ("keepalive-time", defaults.time_ms, "idle time before the server sends a ping"),
+        ("keepalive-timeout", defaults.timeout_ms, "time limit for the answer to a ping"),
         (
             "http2-min-recv-ping-interval-without-data",
             defaults.min_recv_ping_interval_ms,
-            "a client that pings again sooner, and was sent nothing meanwhile, has a strike",
+            "least time between pings of a client that is sent no data; a sooner ping is a strike",
         ),
-        ("max-connection-age", 0, "connections are ended after that, 0 for never"),
-        ("max-connection-age-grace", 0, "and cut off so long after, 0 for never"),
+        ("max-connection-age", 0, "age at which a connection is closed, 0 for never"),
+        (
+            "max-connection-age-grace",
+            0,
+            "time after that age at which its RPCs are cancelled, 0 for never",
+        ),
     ):
         group.add_argument(
             f"--grpc-{name}",
@@ -160,18 +164,18 @@ def _add_keepalive_flags(group: "argparse._ArgumentGroup") -> None:
         group,
         "--grpc-keepalive-permit-without-calls",
         defaults.permit_without_calls,
-        "pings are for connections without an RPC, too",
+        "allow pings on connections without an RPC",
     )
     for name, default, text in (
         (
             "max-pings-without-data",
             defaults.max_pings_without_data,
-            "pings to a client that is sent nothing else, 0 for any number",
+            "pings of the server without other data, 0 for any number",
         ),
         (
             "max-ping-strikes",
             defaults.max_ping_strikes,
-            "strikes that a client may have, 0 for any number",
+            "strikes before a connection is closed, 0 for any number",
         ),
     ):
         group.add_argument(
@@ -203,5 +207,8 @@ def _add_flags_without_effect(group: "argparse._ArgumentGroup") -> None:
         ("max-response-pool-size", "messages are not pooled"),
     ):
         group.add_argument(
-            f"--grpc-{name}", type=count, metavar="N", help=f"accepted for Triton's sake: {text}"
+            f"--grpc-{name}",
+            type=count,
+            metavar="N",
+            help=f"accepted for compatibility, no effect: {text}",
         )

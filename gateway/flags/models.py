@@ -1,4 +1,4 @@
-"""The flags of `sluice serve` about models: which are loaded, when, and how."""
+"""Options of models: repositories, loads, configurations, backends and the rate limiter."""
 
 import argparse
 import logging
@@ -46,7 +46,7 @@ def resource_limit(text: str) -> ResourceLimit:
 
 
 def model_settings(flags: argparse.Namespace) -> ModelSettings:
-    """What the flags say; INVALID_ARG for flags that do not go together."""
+    """Settings from the parsed options; INVALID_ARG for conflicting options."""
     mode = ControlMode(flags.model_control_mode)
     return ModelSettings(
         repositories=tuple(flags.model_repository),
@@ -71,7 +71,7 @@ def model_settings(flags: argparse.Namespace) -> ModelSettings:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add them."""
+    """Add the options to the parser."""
     group = parser.add_argument_group("models")
     _add_repository_flags(group)
     _add_control_flags(group)
@@ -83,8 +83,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=ModelSettings().stall_secs,
         metavar="SECS",
-        help="restart an instance whose executions make no progress for so long; long executions "
-        "are no errors (seconds, default: never)",
+        help="restart an instance whose executions make no progress for this time; a long "
+        "execution with progress is no error (seconds, default: never)",
     )
 
 
@@ -121,7 +121,7 @@ def _by_backend(given: Sequence[tuple[str, str, str]]) -> Mapping[str, Mapping[s
 
 
 def _backend_directory(flags: argparse.Namespace) -> Path | None:
-    """What the flag says, or else the global setting that Triton makes of it."""
+    """The value of the option, or else of the global backend setting, as in Triton."""
     said: Path | None = flags.backend_directory
     for backend, key, value in flags.backend_config:
         if (backend, key) == ("", "backend-directory"):
@@ -130,7 +130,7 @@ def _backend_directory(flags: argparse.Namespace) -> Path | None:
 
 
 def _smallest(given: Sequence[ResourceLimit]) -> tuple[ResourceLimit, ...]:
-    """A resource that is given twice for the same device has the smaller count."""
+    """The limits; a resource that is repeated for one device has the smaller count."""
     found: dict[tuple[str, int | None], ResourceLimit] = {}
     for each in sorted(given, key=lambda each: each.count):
         found.setdefault((each.name, each.device), each)
@@ -144,15 +144,17 @@ def _add_repository_flags(group: "argparse._ArgumentGroup") -> None:
         type=Path,
         required=True,
         metavar="DIR",
-        help="folder of models to serve; may be given several times",
+        help="folder of models to serve; repeatable",
     )
     group.add_argument(
         "--model-store-path",
         type=Path,
         metavar="DIR",
-        help="where `sluice fetch` keeps models (default: the user's cache)",
+        help="folder of models that `sluice fetch` stores (default: the user's cache)",
     )
-    add_truth(group, "--model-namespacing", False, "let repositories have models of one name")
+    add_truth(
+        group, "--model-namespacing", False, "allow the same model name in several repositories"
+    )
 
 
 def _add_control_flags(group: "argparse._ArgumentGroup") -> None:
@@ -161,7 +163,7 @@ def _add_control_flags(group: "argparse._ArgumentGroup") -> None:
         "--model-control-mode",
         choices=[each.value for each in ControlMode],
         default=defaults.control_mode.value,
-        help="what changes models after the start: nothing, the folders, or load requests "
+        help="none: models never change; poll: folders are polled; explicit: by load requests "
         "(default: %(default)s)",
     )
     group.add_argument(
@@ -169,17 +171,16 @@ def _add_control_flags(group: "argparse._ArgumentGroup") -> None:
         type=seconds,
         default=defaults.poll_secs,
         metavar="SECS",
-        help="how often the folders are looked at in mode poll (default: %(default)s)",
+        help="interval of polls in mode poll (seconds, default: %(default)s)",
     )
     group.add_argument(
         "--load-model",
         action="append",
         default=[],
         metavar="NAME",
-        help="load it at the start in mode explicit; may be given several times, '*' alone loads "
-        "every model",
+        help="load a model at the start in mode explicit; repeatable, '*' alone loads every model",
     )
-    add_truth(group, "--exit-on-error", defaults.exit_on_error, "end if a model fails to load")
+    add_truth(group, "--exit-on-error", defaults.exit_on_error, "exit if a model fails to load")
     add_truth(
         group, "--strict-readiness", defaults.strict_readiness, "ready only if every model is"
     )
@@ -188,14 +189,14 @@ def _add_control_flags(group: "argparse._ArgumentGroup") -> None:
         type=count,
         default=defaults.load_thread_count,
         metavar="N",
-        help="models that load side by side (default: %(default)s)",
+        help="concurrent loads (default: %(default)s)",
     )
     group.add_argument(
         "--model-load-retry-count",
         type=natural,
         default=defaults.load_retry_count,
         metavar="N",
-        help="how often a version that failed to load is tried again (default: %(default)s)",
+        help="retries of a failed load (default: %(default)s)",
     )
 
 
@@ -209,13 +210,13 @@ def _add_config_flags(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--disable-auto-complete-config",
         action="store_true",
-        help="do not let backends complete configurations",
+        help="require complete configurations: backends do not complete them",
     )
     group.add_argument(
         "--strict-model-config",
         type=truth,
         metavar="true|false",
-        help="deprecated: the same as leaving auto-complete out",
+        help="deprecated: --disable-auto-complete-config",
     )
     group.add_argument(
         "--backend-config",
@@ -223,7 +224,7 @@ def _add_config_flags(group: "argparse._ArgumentGroup") -> None:
         default=[],
         type=backend_setting,
         metavar="BACKEND,KEY=VALUE",
-        help="a setting of a backend, or without a name of every one; may be given several times",
+        help="setting of one backend, or without a name of all backends; repeatable",
     )
     group.add_argument(
         "--backend-directory",
@@ -247,6 +248,6 @@ def _add_rate_limit_flags(group: "argparse._ArgumentGroup") -> None:
         default=[],
         type=resource_limit,
         metavar="NAME:COUNT[:DEVICE]",
-        help="how much there is of a resource, on that device or on each; may be given several "
-        "times (default: what the most demanding instance asks for)",
+        help="count of a resource, on that device or on each; repeatable (default: the largest "
+        "demand of an instance)",
     )

@@ -1,4 +1,4 @@
-"""The flags of `sluice serve`, with Triton's names, and the Settings they become."""
+"""Options of `sluice serve`, with Triton's names, and their Settings."""
 
 import argparse
 from dataclasses import replace
@@ -21,7 +21,7 @@ from gateway.settings import ENVIRONMENT, HttpSettings, HttpTimeLimits, Resumpti
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add every flag of `sluice serve`."""
+    """Add every option of `sluice serve` to the parser."""
     model_flags.add_flags(parser)
     add_gpu_flags(parser)
     _add_http_flags(parser)
@@ -33,7 +33,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def settings(flags: argparse.Namespace) -> Settings:
-    """What the flags say."""
+    """Settings from the parsed options."""
     metrics = telemetry_flags.metrics_settings(flags)
     return Settings(
         id=flags.id,
@@ -82,29 +82,29 @@ def _add_http_flags(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=defaults.max_input_size,
         metavar="BYTES",
-        help="largest request body (default: %(default)s)",
+        help="largest request body (bytes, default: %(default)s)",
     )
     group.add_argument(
         "--http-header-forward-pattern",
         type=pattern,
         default=defaults.header_forward_pattern,
         metavar="REGEX",
-        help="headers whose names match become parameters of an infer request (default: none)",
+        help="pass headers with matching names as parameters of infer requests (default: none)",
     )
     group.add_argument(
         "--http-first-response-secs",
         type=seconds,
         default=defaults.first_response_secs,
         metavar="SECS",
-        help="how long a stream waits for its first response before it sends its headers "
-        "(default: %(default)s)",
+        help="time that a stream waits for its first response before it sends headers "
+        "(seconds, default: %(default)s)",
     )
     group.add_argument(
         "--http-keep-alive-secs",
         type=seconds,
         default=defaults.keep_alive_secs,
         metavar="SECS",
-        help="silence on a stream that is filled with a comment (default: %(default)s)",
+        help="idle time of a stream before it sends a comment (seconds, default: %(default)s)",
     )
     _add_time_limits(group, defaults.limits)
 
@@ -113,15 +113,15 @@ def _add_time_limits(group: "argparse._ArgumentGroup", defaults: HttpTimeLimits)
     texts = {
         "--http-head-timeout-secs": (
             defaults.head_secs,
-            "a request whose line and headers take longer is refused with 408",
+            "time limit of a request's line and headers, then 408",
         ),
         "--http-body-idle-secs": (
             defaults.body_idle_secs,
-            "a request whose body stands still for longer is refused with 408",
+            "longest pause of a request's body, then 408",
         ),
         "--http-connection-idle-secs": (
             defaults.connection_idle_secs,
-            "a connection that sends no byte of a request for longer is closed",
+            "idle time after which a connection is closed",
         ),
     }
     for flag, (default, text) in texts.items():
@@ -147,17 +147,17 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
         type=natural,
         default=Settings().frontends,
         metavar="N",
-        help="so many processes have the clients' connections, behind the same ports, and as many "
-        "make the texts of each engine of vLLM's; for more streams than one process carries "
-        "(default: %(default)s, the server itself)",
+        help="number of processes that accept HTTP and gRPC connections, and of clients of each "
+        "vLLM engine; for more streams than one process can serve (default: %(default)s, the "
+        "server itself)",
     )
     group.add_argument(
         "--stay-awake-us",
         type=natural,
         default=Settings().stay_awake_us,
         metavar="US",
-        help="where requests follow each other so soon, wait for the next one without sleeping; 0 "
-        "never does (default: %(default)s)",
+        help="busy-poll for the next request if requests arrive within this time; 0 never "
+        "(microseconds, default: %(default)s)",
     )
     group.add_argument(
         "--id", default=Settings().id, help="name of the server in its metadata (%(default)s)"
@@ -167,38 +167,38 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=Settings().exit_timeout_secs,
         metavar="SECS",
-        help="how long requests may go on after SIGTERM (default: %(default)s)",
+        help="time limit of the drain after SIGTERM (seconds, default: %(default)s)",
     )
 
 
 def _add_resumption_flags(parser: argparse.ArgumentParser) -> None:
-    """Add them to those of `sluice serve`."""
+    """Add the options to the parser."""
     group, defaults = parser.add_argument_group("resumable streams"), ResumptionSettings()
     group.add_argument(
         "--resumable-grace-secs",
         type=seconds,
         default=defaults.grace_secs,
         metavar="SECS",
-        help="how long a stream that is resumable waits for its client (default: %(default)s)",
+        help="time that a resumable stream waits for its client (seconds, default: %(default)s)",
     )
     group.add_argument(
         "--resumable-buffer-size",
         type=count,
         default=defaults.buffer_size,
         metavar="BYTES",
-        help="how much of a stream is kept for clients that come back (default: %(default)s)",
+        help="size of the buffer of a resumable stream (bytes, default: %(default)s)",
     )
     group.add_argument(
         "--resumable-total-size",
         type=count,
         default=defaults.total_size,
         metavar="BYTES",
-        help="how much all these streams may take together (default: %(default)s)",
+        help="size of all these buffers together (bytes, default: %(default)s)",
     )
 
 
 def _resumption_settings(flags: argparse.Namespace) -> ResumptionSettings:
-    """What the flags say."""
+    """Settings from the parsed options."""
     return ResumptionSettings(
         grace_secs=flags.resumable_grace_secs,
         buffer_size=flags.resumable_buffer_size,

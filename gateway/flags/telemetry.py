@@ -1,4 +1,4 @@
-"""The flags of `sluice serve` about metrics, logs and traces."""
+"""Options of metrics, logs and traces."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ TRACE_LEVELS = {
     **dict.fromkeys(("min", "max", "true", "on"), "TIMESTAMPS"),
     **dict.fromkeys(("off", "false"), ""),
 }
-"""Levels by what flags call them, in lower case; also by Triton's old names."""
+"""Levels by their names in options, in lower case; also Triton's old names."""
 
 
 def metrics_setting(text: str) -> tuple[str, Any]:
@@ -53,7 +53,7 @@ def trace_level(text: str) -> str:
 
 
 def trace_mode(text: str) -> str:
-    """The only mode there is."""
+    """The only supported mode."""
     if text == "triton":
         return text
     if text == "opentelemetry":
@@ -93,14 +93,14 @@ def level(text: str) -> int:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+    """Add the options to the parser."""
     _add_metrics_flags(parser)
     _add_log_flags(parser)
     _add_trace_flags(parser)
 
 
 def metrics_settings(flags: argparse.Namespace) -> MetricsSettings:
-    """What the flags say of metrics."""
+    """Settings of metrics."""
     return MetricsSettings(
         enabled=flags.allow_metrics,
         address=flags.metrics_address or flags.http_address,
@@ -113,7 +113,7 @@ def metrics_settings(flags: argparse.Namespace) -> MetricsSettings:
 
 
 def log_settings(flags: argparse.Namespace) -> LogSettings:
-    """What the flags say of the log."""
+    """Settings of the log."""
     return LogSettings(
         file=flags.log_file,
         info=flags.log_info,
@@ -126,14 +126,14 @@ def log_settings(flags: argparse.Namespace) -> LogSettings:
 
 
 def trace_settings(flags: argparse.Namespace) -> TraceSettings:
-    """What the flags say of traces; the last one for a field holds, levels add up."""
+    """Settings of traces; the last value of a field counts, levels add up."""
     levels = {level for name, level in flags.trace_config if name == "levels"}
     fields = {n: value for n, value in flags.trace_config if n not in ("levels", "mode")}
     return TraceSettings(**fields, levels=tuple(each for each in LEVELS if each in levels))
 
 
 def _quantile(text: str) -> float:
-    """`QUANTILE:ERROR`; the error is not needed, since quantiles of the window are exact."""
+    """`QUANTILE:ERROR`; the error is ignored: quantiles of the window are exact."""
     quantile, found, error = text.partition(":")
     if not found:
         raise argparse.ArgumentTypeError(
@@ -154,8 +154,8 @@ def _quantile(text: str) -> float:
 def _add_metrics_flags(parser: argparse.ArgumentParser) -> None:
     group, defaults = parser.add_argument_group("metrics"), MetricsSettings()
     add_truth(group, "--allow-metrics", defaults.enabled, "serve GET /metrics")
-    add_truth(group, "--allow-cpu-metrics", defaults.cpu, "with those of CPUs and memory")
-    add_truth(group, "--allow-gpu-metrics", defaults.gpu, "with those of GPUs")
+    add_truth(group, "--allow-cpu-metrics", defaults.cpu, "include metrics of CPUs and memory")
+    add_truth(group, "--allow-gpu-metrics", defaults.gpu, "include metrics of GPUs")
     group.add_argument(
         "--metrics-address", default="", metavar="ADDR", help="default: as --http-address"
     )
@@ -171,7 +171,7 @@ def _add_metrics_flags(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=defaults.interval_ms,
         metavar="MS",
-        help="the least time over which CPU utilization is told (default: %(default)s)",
+        help="interval of CPU utilization (milliseconds, default: %(default)s)",
     )
     group.add_argument(
         "--metrics-config",
@@ -185,7 +185,7 @@ def _add_metrics_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_log_flags(parser: argparse.ArgumentParser) -> None:
     group, defaults = parser.add_argument_group("log"), LogSettings()
-    add_truth(group, "--log-info", defaults.info, "log what happens")
+    add_truth(group, "--log-info", defaults.info, "log events")
     add_truth(group, "--log-warning", defaults.warning, "log warnings")
     add_truth(group, "--log-error", defaults.error, "log errors")
     group.add_argument(
@@ -193,13 +193,13 @@ def _add_log_flags(parser: argparse.ArgumentParser) -> None:
         type=level,
         default=defaults.verbose_level,
         metavar="LEVEL",
-        help="above 0, log more (default: %(default)s)",
+        help="above 0, log more lines (default: %(default)s)",
     )
     group.add_argument(
         "--log-format",
         choices=[each.value for each in LogFormat],
         default=defaults.format.value,
-        help="how a line begins (default: %(default)s)",
+        help="format of the time of a line (default: %(default)s)",
     )
     group.add_argument(
         "--log-file", default=defaults.file, metavar="FILE", help="default: the console"

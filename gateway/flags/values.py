@@ -1,4 +1,4 @@
-"""What values do the flags of `sluice serve` take? argparse turns a refusal into a usage error."""
+"""Values of options, and groups of options; a refused value becomes a usage error."""
 
 import argparse
 import re
@@ -9,7 +9,7 @@ ZERO = frozenset({"0", "0.0"})
 
 
 def truth(text: str) -> bool:
-    """A boolean as Triton's flags write it."""
+    """A boolean as in Triton's options."""
     if text.lower() in TRUE | FALSE:
         return text.lower() in TRUE
     raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}")
@@ -53,7 +53,7 @@ def natural(text: str) -> int:
 
 
 def milliseconds(text: str) -> int:
-    """A whole number of milliseconds, as large as an int of Triton's."""
+    """A whole number of milliseconds within Triton's int."""
     if text.isascii() and text.isdigit() and int(text) < 2**31:
         return int(text)
     raise argparse.ArgumentTypeError(
@@ -71,18 +71,18 @@ def pattern(text: str) -> str:
 
 
 def add_listener(
-    group: "argparse._ArgumentGroup", wire: str, address: str, default_port: int
+    group: "argparse._ArgumentGroup", protocol: str, address: str, default_port: int
 ) -> None:
-    """Add them; `address` and `default_port` are the defaults."""
-    add_truth(group, f"--allow-{wire}", True, "serve it")
+    """Add the options of one protocol: whether it listens, and where."""
+    add_truth(group, f"--allow-{protocol}", True, "serve it")
     group.add_argument(
-        f"--{wire}-address",
+        f"--{protocol}-address",
         default=address,
         metavar="ADDR",
         help="address to listen on (default: %(default)s)",
     )
     group.add_argument(
-        f"--{wire}-port",
+        f"--{protocol}-port",
         type=port,
         default=default_port,
         metavar="PORT",
@@ -91,7 +91,7 @@ def add_listener(
 
 
 def add_truth(group: "argparse._ArgumentGroup", flag: str, default: bool, text: str) -> None:
-    """Add a flag that is true or false."""
+    """Add an option with the value true or false."""
     group.add_argument(
         flag,
         type=truth,
