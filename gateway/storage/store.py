@@ -1,4 +1,4 @@
-"""Which models does this machine have, and how does one get in without being seen half-written?"""
+"""The store of models on this machine; a model appears in it at once with all its files."""
 
 import errno
 import json
@@ -14,21 +14,21 @@ from filelock import FileLock, Timeout
 MANIFEST = ".complete.json"
 BUILDING = ".building"
 KEPT = ".kept"
-"""The folder beside the models where backends keep what they make; no model has such a name."""
+"""The folder of files that backends keep; no model has such a name."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 Build = Callable[[Path], None]
 
 
 class StoreError(Exception):
-    """A stored model cannot be had; the text says what was found, and what helps."""
+    """A model cannot be stored or read; the text names the cause and the fix."""
 
 
 def default_root(environment: Mapping[str, str]) -> Path:
-    """The folder of models: in `SLUICE_CACHE`, or else where the user's caches are."""
+    """The folder of models: in `SLUICE_CACHE`, or else in the user's cache."""
     if cache := environment.get("SLUICE_CACHE"):
         return Path(cache) / "models"
-    # A relative XDG_CACHE_HOME is to be ignored: XDG Base Directory Specification, "Basics".
+    # A relative XDG_CACHE_HOME is ignored: XDG Base Directory Specification, "Basics".
     if (caches := environment.get("XDG_CACHE_HOME")) and Path(caches).is_absolute():
         return Path(caches) / "sluice" / "models"
     if home := environment.get("HOME"):
@@ -37,11 +37,11 @@ def default_root(environment: Mapping[str, str]) -> Path:
 
 
 class ModelStore:
-    """A folder of models that any number of processes may read and fill at the same time.
+    """A folder of models that any number of processes read and fill concurrently.
 
-    A model is here with all its files or not at all: it is built beside its final place under a
-    lock, written through to the disk, and renamed. The manifest among its files tells a model that
-    somebody truncated or deleted in part from a whole one.
+    A model is stored with all its files or not at all: it is built in another folder under a lock,
+    synced to disk, and renamed. A manifest of sizes detects models that were truncated or deleted
+    in part.
     """
 
     def __init__(self, root: Path, lock_timeout_s: float = 600) -> None:
@@ -50,7 +50,7 @@ class ModelStore:
         self._lock_timeout_s = lock_timeout_s
 
     def path(self, name: str) -> Path:
-        """Where model `name` is, or would be, stored."""
+        """The folder of model `name`, stored or not."""
         if not _is_plain(name):
             raise StoreError(f"'{name}' cannot be the name of a stored model: it names a path")
         return self._root / name
@@ -61,11 +61,11 @@ class ModelStore:
             return _is_plain(name) and _is_complete(self._root / name)
 
     def publish(self, name: str, build: Build, on_wait: Callable[[], None]) -> Path:
-        """Make sure that model `name` is stored and return its folder.
+        """Store model `name` if it is missing, and return its folder.
 
-        `build` fills the folder it is given. It is called only when the model is missing, by one
-        process at a time; when it raises, nothing is stored. `on_wait` is called once if another
-        process is building this model right now; `StoreError` if that takes too long.
+        `build` fills a folder. It is called only for a missing model, by one process at a time;
+        if it raises, nothing is stored. `on_wait` is called once if another process is building
+        the model; StoreError if that takes longer than the time limit of the lock.
         """
         path = self.path(name)
         with self._explained():
@@ -99,10 +99,10 @@ class ModelStore:
             ) from None
 
     def _fill(self, path: Path, build: Build) -> None:
-        # Whoever holds the lock is alone: what lies here was left by a process that died.
+        # Under the lock, so files here are of a process that died.
         unfinished = self._building / path.name
         _remove(unfinished)
-        # A new name each time, so that a straggler of a dead process never writes into our folder.
+        # A new name each time: a child of a dead process may still write into the old folder.
         staging = unfinished / secrets.token_hex(4)
         staging.mkdir(parents=True)
         try:
@@ -138,7 +138,7 @@ def _remove(folder: Path) -> None:
 
 
 def _seal(folder: Path) -> None:
-    """Make what was built complete, readable as the umask says, and safe on the disk."""
+    """Write the manifest, set the modes by the umask, and sync all files to disk."""
     files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
     sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
     manifest = folder / MANIFEST
@@ -179,5 +179,6 @@ def _explain(error: OSError, building: Path) -> str:
 
 
 def _file_in(path: Path) -> Path:
-    """The part of `path` that is a file and should not be."""
+    """The part of `path` that is a file instead of a folder."""
+
     return next((part for part in (path, *path.parents) if part.is_file()), path)

@@ -1,4 +1,4 @@
-"""How does a GGUF become bfloat16 safetensors with a tokenizer?"""
+"""Conversion of a GGUF file to bfloat16 safetensors with a tokenizer."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from transformers import (
 )
 from transformers.integrations.gguf import read_gguf_metadata
 
-from gateway.storage.unpacking.worker import Report
+from gateway.storage.unpacking.process import Report
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -69,12 +69,13 @@ def _save_tokenizer(tokenizer: Any, source: Path, folder: Path, max_length: int)
 
 
 def _split_as_trained(tokenizer: Any, source: Path) -> None:
-    """Split text as the model learned it.
+    """Split text as in the model's training.
 
-    A GGUF only names its way of splitting, and transformers takes GPT-2's for a name that it does
-    not know. `smollm` is such a name: it cuts out every digit before GPT-2's rule sees the text.
-    Without this "    42" becomes other tokens than the model was trained on.
+    A GGUF only names its pre-tokenizer, and transformers uses GPT-2's for unknown names, such as
+    `smollm`, which splits off every digit before GPT-2's rule. Without this "    42" becomes other
+    tokens than in training.
     """
+
     metadata, _ = read_gguf_metadata(str(source))
     if metadata.get("tokenizer.ggml.pre") == "smollm":
         tokenizer.pre_tokenizer = Sequence(

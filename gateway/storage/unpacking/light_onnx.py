@@ -1,10 +1,10 @@
-"""How does a model of the test data that the package `onnx` carries become one to serve?"""
+"""Conversion of a test model of the package `onnx` to a model to serve."""
 
 from pathlib import Path
 
 import onnx
 
-from gateway.storage.unpacking.worker import Report
+from gateway.storage.unpacking.process import Report
 
 CONSTANTS_SINCE = 4
 """The IR version from which on initialisers need not be inputs as well."""

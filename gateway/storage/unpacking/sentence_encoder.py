@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 as one module: token ids in, the embedding of the sentence out."""
+"""The sentence encoder all-MiniLM-L6-v2, exported to ONNX or as a package of torch.export."""
 
 import json
 from pathlib import Path
@@ -8,12 +8,17 @@ import torch
 from tokenizers import Tokenizer
 from transformers import BertModel
 
+from gateway.storage.unpacking.process import Report
+
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OUTPUTS = ("sentence_embedding", "last_hidden_state")
 MODULES = ("Transformer", "Pooling", "Normalize")
 
 SMALLEST_SUM = 1e-9
-"""What sentence-transformers divides by where no token is attended to."""
+"""The divisor of sentence-transformers for a sentence without attended tokens."""
+
+
+OPSET = 17
 
 
 class SentenceEncoder(torch.nn.Module):  # type: ignore[misc]  # torch is not followed: Any
@@ -72,3 +77,59 @@ def _insist_on_mean_pooling(folder: Path) -> None:
 
 def _json(path: Path) -> Any:
     return json.loads(path.read_text())
+
+
+def unpack_onnx(source: Path, folder: Path, report: Report) -> None:
+    """Write `model.onnx` and `tokenizer.json` into `folder`; `source` is the file of weights."""
+    report("loading the weights", 0.5)
+    # Plain attention: fused into few operators, while the other kind guards against NaN rows.
+    encoder = SentenceEncoder(source.parent, attention="eager")
+    report("exporting to ONNX", 0.6)
+    _export_onnx(encoder, folder / "model.onnx")
+    report("tokenizer", 0.95)
+    save_tokenizer(source.parent, folder)
+
+
+def _export_onnx(encoder: SentenceEncoder, path: Path) -> None:
+    """Export by tracing, which torch calls deprecated, for its result and its time.
+
+    ONNX Runtime 1.31 makes SkipLayerNormalization of what the newer exporter writes, which on a CPU
+    takes several times as long as the sum and the LayerNormalization it stands for: batches take up
+    to a fifth longer. `onnxruntime.transformers` writes it too. And tracing takes 2 seconds, the
+    newer exporter 7. model_repository/README.md has the figures.
+    """
+    sentence = {0: "batch", 1: "length"}
+    embedding, hidden = OUTPUTS
+    with torch.inference_mode():
+        torch.onnx.export(
+            encoder,
+            example(),
+            str(path),
+            dynamo=False,
+            opset_version=OPSET,
+            input_names=list(INPUTS),
+            output_names=list(OUTPUTS),
+            dynamic_axes=dict.fromkeys((*INPUTS, hidden), sentence) | {embedding: {0: "batch"}},
+        )
+
+
+def unpack_torch(source: Path, folder: Path, report: Report) -> None:
+    """Write `model.pt2` and `tokenizer.json` into `folder`; `source` is the file of weights.
+
+    The package holds the graph and the weights: it needs no compiler, unlike AOTInductor's.
+    """
+    report("loading the weights", 0.5)
+    encoder = SentenceEncoder(source.parent, attention="sdpa")
+    report("exporting", 0.6)
+    torch.export.save(_export_torch(encoder), folder / "model.pt2")
+    report("tokenizer", 0.95)
+    save_tokenizer(source.parent, folder)
+
+
+def _export_torch(encoder: SentenceEncoder) -> torch.export.ExportedProgram:
+    sentence = {
+        0: torch.export.Dim("batch", min=1),
+        1: torch.export.Dim("length", min=1, max=encoder.longest),
+    }
+    with torch.no_grad():
+        return torch.export.export(encoder, example(), dynamic_shapes=(sentence,) * len(INPUTS))
