@@ -39,7 +39,11 @@ def test_each_model_is_found_by_its_name_and_has_a_module_that_unpacks_it(
     embedded: Embedded,
 ) -> None:
     assert find(embedded.name) is embedded
-    assert find_spec(f"{unpacking.__name__}.{embedded.unpacking}") is not None
+    module, _, function = embedded.unpacking.partition(":")
+    found = find_spec(f"{unpacking.__name__}.{module}")
+    assert found is not None
+    assert found.origin is not None
+    assert f"def {function or 'unpack'}(" in Path(found.origin).read_text()
 
 
 def test_the_first_file_is_the_model_and_the_package_is_not_imported(site: Site) -> None:

@@ -1,5 +1,6 @@
 """Fetching: whatever is wrong is said at once and clearly, and what is there is left alone."""
 
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from gateway.storage.fetch import fetch, fetch_all
 from gateway.storage.store import ModelStore, StoreError
 from gateway.storage.unpacking.process import Unpacker
 from tests.packages import Site
+from tests.serving import ROOT
 
 TINY = Embedded(
     name="tiny",
@@ -57,7 +59,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(folder), str(ROOT))))
     monkeypatch.setattr(embedded, "EMBEDDED", (TINY, OTHER))
     site = Site(folder)
     site.install(TINY.distribution, {"tiny.onnx": b"tiny"})

@@ -1,6 +1,7 @@
 """One process unpacks model after model, and never outlives who started it."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 from gateway.storage.store import StoreError
 from gateway.storage.unpacking.process import COMMAND, Unpacker
 from tests.packages import Site
+from tests.serving import ROOT
 
 # Stands in for the library of light_onnx: what it "saves" is the process that it runs in.
 ONNX = b"""
@@ -30,7 +32,7 @@ def save(model, path):
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     """Modules for the processes that are started."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(ROOT))))
     site = Site(tmp_path)
     site.write("onnx.py", ONNX)
     return site
