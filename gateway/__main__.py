@@ -1,4 +1,4 @@
-"""`python -m gateway` is the command `sluice`."""
+"""The command `python -m gateway`, the same as `sluice`."""
 
 from gateway.cli import main
 

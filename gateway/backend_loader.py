@@ -1,4 +1,4 @@
-"""From a backend's name to its Backend, imported only when a model needs it."""
+"""The installed backends; each is imported when the first model needs it."""
 
 import os
 import threading
@@ -15,16 +15,15 @@ from gateway.messages import NO_PARAMETERS
 GROUP = "sluice.backends"
 PYTHON = "python"
 IN_PYTHON = "model.py"
-"""The file that makes a backend of a folder; as the `runtime` of a config it asks for that one."""
+"""The file of a backend written in Python, and the `runtime` in configs that selects it."""
 
 
 class BackendLoader:
     """The installed backends, found by the entry-point group `sluice.backends`.
 
     `settings` are those of `--backend-config` by backend; those under "" hold for every backend.
-    `kept` is where backends keep what they make, None if there is no place for it. A folder NAME
-    with a model.py in `directory` is the backend NAME, too: it is served by a copy of the
-    backend `python`.
+    `kept` is the folder for files that backends keep, None without one. A folder NAME with a
+    model.py in `directory` is also the backend NAME: a copy of the backend `python` serves it.
     """
 
     def __init__(
@@ -42,14 +41,14 @@ class BackendLoader:
 
     @property
     def names(self) -> list[str]:
-        """Which backends are installed."""
+        """The names of the installed backends."""
         return sorted(self._found)
 
     def of(self, config: ModelConfig) -> Backend:
-        """The backend that a config names: installed, or else a folder with a model.py.
+        """The backend of a config: installed, or else a folder with a model.py.
 
-        `runtime` chooses where both are there: `model.py`, or `libtriton_NAME.so` for the former
-        (Triton: backend library search). Raises InferenceError.
+        If both exist, `runtime` selects: `libtriton_NAME.so` the installed one, `model.py` the
+        folder (Triton: backend library search). Raises InferenceError.
         """
         name, runtime = config.backend, config.runtime
         if name in self._found and runtime in ("", f"libtriton_{name}.so"):
@@ -63,26 +62,25 @@ class BackendLoader:
         return self.get(name)
 
     def get(self, name: str) -> Backend:
-        """The backend of that name, created at its first use; it may import for seconds.
+        """The backend of that name, created at its first use; the import may take seconds.
 
-        Models load in several threads, but no two backends are created at the same time: runtimes
-        share packages with cycles among their modules, and of two threads that import such
-        packages one is given a module that is not yet whole. A backend that was created is had
-        at once, whatever is being created meanwhile.
+        Only one backend is created at a time, also if models load in several threads: runtimes
+        share packages with import cycles, and concurrent imports of these can return incomplete
+        modules. A created backend is returned without waiting.
 
-        Raises InferenceError naming the installed ones, or the package that is missing.
+        Raises InferenceError that names the installed backends, or the missing package.
         """
         return self._get(name, None)
 
     def computes_on_gpus(self, name: str) -> bool:
-        """Whether that backend's runtime can; of one that cannot be had the load will tell why."""
+        """Whether the runtime can use GPUs; True if the backend fails, as the load then fails."""
         try:
             return name not in self._found or self.get(name).computes_on_gpus()
         except InferenceError:
             return True
 
     def find(self, name: str) -> EntryPoint:
-        """Where the backend of that name is, without importing it; InferenceError if nowhere."""
+        """The entry point of a backend, without an import; InferenceError if not installed."""
         point = self._found.get(name)
         if point is None:
             raise InferenceError(
@@ -92,11 +90,11 @@ class BackendLoader:
         return point
 
     def _home(self, name: str) -> Path | None:
-        """The folder that is the backend of that name, if there is one now."""
+        """The folder of a backend written in Python, if it exists now."""
         if self._directory is None or Path(name).name != name or name.startswith("."):
             return None
         home = self._directory / name
-        # False, too, for what cannot be the name of a file.
+        # False, too, for a text that is no valid file name.
         return home if os.path.isfile(home / IN_PYTHON) else None
 
     def _get(self, name: str, home: Path | None) -> Backend:
@@ -112,7 +110,8 @@ class BackendLoader:
 
     def _create(self, name: str, home: Path | None) -> Backend:
         runs_it = PYTHON if home else name
-        # A copy shares what the installed one keeps, such as the metrics that models make.
+        # A copy shares state with the installed backend, such as the metrics of models.
+
         backend = copy(self._created(PYTHON, None)) if home else _import(self.find(name))
         backend.settings = {**self._settings.get("", {}), **self._settings.get(name, {})}
         backend.kept = None if self._kept is None else self._kept / runs_it

@@ -16,10 +16,10 @@ CLASSIFIED = NUMPY_TYPES.keys() - UNSUPPORTED
 
 
 def classify(tensor: Tensor, classes: int, labels: Sequence[str], *, batching: bool) -> Tensor:
-    """The `classes` largest elements, of each item if there is a batch: `value:index[:label]`.
+    """The `classes` largest elements (of each item of a batch) as `value:index[:label]`.
 
     The result is BYTES of shape [n], or [batch, n]; equal elements keep their order, NaN is last.
-    INVALID_ARG for a datatype or a size that the extension does not take.
+    INVALID_ARG for a datatype or a size that the extension does not support.
     """
     if tensor.datatype not in CLASSIFIED:
         raise InferenceError(
@@ -42,7 +42,8 @@ def _best(row: npt.NDArray[Any], classes: int, labels: Sequence[str]) -> list[by
 
 
 def _smallest(values: npt.NDArray[Any], count: int) -> npt.NDArray[np.intp]:
-    """Where the smallest values are, in order; only those that can be among them are sorted."""
+    """The indices of the smallest values, in order; only candidates are sorted."""
+
     candidates = np.arange(len(values))
     if count < len(values):
         limit = np.partition(values, count - 1)[count - 1]

@@ -1,4 +1,4 @@
-"""The command `sluice` and its commands; every failure becomes one clear line."""
+"""The command `sluice` and its subcommands; a failure is one line on stderr."""
 
 import argparse
 import importlib
@@ -29,7 +29,7 @@ CHAT = (
 
 
 class _Parser(argparse.ArgumentParser):
-    """Ends with Triton's status for flags that it does not know."""
+    """A parser with Triton's exit status for unknown options."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -37,11 +37,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 class CommandFailed(Exception):
-    """A command cannot do what it was asked; the message is all that a user needs."""
+    """A command failed; the message is printed as one line."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; exits 1 with a message on stderr when it fails."""
+    """Run one command; exits 1 with a message on stderr if it fails."""
     parsed = build_parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], None] = parsed.command
     try:
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The commands and their flags."""
+    """The parser of all commands and options."""
     parser = _Parser(
         prog="sluice", description="LLM-first streaming inference gateway: a drop-in Triton."
     )
@@ -69,11 +69,11 @@ def build_parser() -> argparse.ArgumentParser:
     fetch = commands.add_parser("fetch", help="store an embedded model in the user's cache")
     fetch.add_argument("names", nargs="*", metavar="NAME", help="models; none: all of them")
     fetch.set_defaults(command=_fetch)
-    check = commands.add_parser("check", help="say what of a repository's configs is honoured")
+    check = commands.add_parser("check", help="check every field of a repository's configs")
     check.add_argument("repository", type=Path, metavar="REPOSITORY")
     check.set_defaults(command=_check)
     _add_config(commands.add_parser("config", help="write the config.pbtxt of a model file"))
-    _add_doctor(commands.add_parser("doctor", help="say what this machine can serve, and why not"))
+    _add_doctor(commands.add_parser("doctor", help="examine what this machine can serve"))
     return parser
 
 
@@ -97,13 +97,13 @@ def _add_config(config: argparse.ArgumentParser) -> None:
 
 
 def _add_doctor(doctor: argparse.ArgumentParser) -> None:
-    doctor.add_argument("--json", action="store_true", help="tell it as JSON")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.add_argument(
         "--limit-secs",
         type=seconds,
         default=60.0,
         metavar="SECS",
-        help="how long the import of one backend may take (default: %(default)g)",
+        help="time limit of the import of one backend (seconds, default: %(default)g)",
     )
     doctor.set_defaults(command=_doctor)
 
@@ -115,7 +115,7 @@ def _serve(parsed: argparse.Namespace) -> None:
         log.install()
     except OSError as error:
         raise CommandFailed(f"--log-file {settings.log.file}: {error.strerror}") from None
-    # Spawned engine processes import this module again: what is heavy is imported only here.
+    # Spawned engine processes import this module again, so heavy imports are in functions.
     uvloop = importlib.import_module("uvloop")
     uvloop.run(_run_server(settings, log))
 
@@ -144,7 +144,7 @@ def _announce(settings: Settings, ports: Mapping[str, int], models: Sequence[Any
 
 
 def _local(address: str) -> str:
-    """How to call an address from this machine."""
+    """The name of an address on this machine."""
     return "localhost" if address in LOCAL else address
 
 
@@ -171,7 +171,7 @@ def _check(parsed: argparse.Namespace) -> None:
 
 
 def _config(parsed: argparse.Namespace) -> None:
-    # What a backend remarks on while it looks at a file stands in the text, as comments.
+    # The remarks of a backend are in the text, as comments.
     logging.getLogger("sluice").addHandler(logging.NullHandler())
     drafting = importlib.import_module("gateway.tools.draft")
     backend_loader = importlib.import_module("gateway.backend_loader")
@@ -190,7 +190,7 @@ def _config(parsed: argparse.Namespace) -> None:
 
 
 def _kept() -> Path | None:
-    """Where backends keep what they make; None if no folder for caches is known."""
+    """The folder for files that backends keep; None without a cache folder."""
     try:
         return default_root(ENVIRONMENT) / KEPT
     except StoreError:
@@ -203,7 +203,8 @@ def _doctor(parsed: argparse.Namespace) -> None:
 
 
 def _model_file(parsed: argparse.Namespace) -> Any:
-    """The file that is meant: by the name of its model if repositories are given, else by path."""
+    """The model file: by the name of its model if repositories are given, else by its path."""
+
     drafting = importlib.import_module("gateway.tools.draft")
     if parsed.model_repository:
         repository = importlib.import_module("gateway.models.repository")

@@ -1,4 +1,4 @@
-"""The CUDA driver, which every machine with an NVIDIA GPU has, and the GPUs it finds."""
+"""The CUDA driver, and the GPUs that it finds."""
 
 import ctypes
 import logging
@@ -14,7 +14,7 @@ MAJOR, MINOR = 75, 76
 
 
 class CudaFailed(Exception):
-    """A call of the CUDA driver has failed with this number."""
+    """A call of the CUDA driver failed."""
 
 
 @cache
@@ -42,8 +42,8 @@ def call(driver: Any, function: str, *arguments: Any) -> None:
 def usable_gpus(driver: Any | None, minimum: tuple[int, int]) -> tuple[int, ...]:
     """The numbers of the GPUs whose compute capability is (major, minor) or better.
 
-    They are those of CUDA: of what `CUDA_VISIBLE_DEVICES` leaves, the first is 0. None are usable,
-    and the log says why, where the driver does not answer.
+    The numbers are CUDA's: the first GPU of `CUDA_VISIBLE_DEVICES` is 0. If the driver fails, no
+    GPU is usable, and the log has the error.
     """
     if driver is None:
         return ()
@@ -56,20 +56,21 @@ def usable_gpus(driver: Any | None, minimum: tuple[int, int]) -> tuple[int, ...]
 
 
 def gpu_count(driver: Any) -> int:
-    """How many GPUs the driver tells of, whatever they can do; CudaFailed if it does not answer."""
-    return _told(lambda found: call(driver, "cuDeviceGetCount", found))
+    """The number of GPUs of any capability; CudaFailed if the driver fails."""
+    return _read_int(lambda found: call(driver, "cuDeviceGetCount", found))
 
 
 def find_device(driver: Any, number: int) -> int:
-    """The driver's handle of a GPU; CudaFailed if there is none of that number."""
-    return _told(lambda found: call(driver, "cuDeviceGet", found, number))
+    """The driver's handle of a GPU; CudaFailed if the number is unknown."""
+    return _read_int(lambda found: call(driver, "cuDeviceGet", found, number))
 
 
 def memory_in_use(driver: Any | None, number: int) -> float:
-    """Which fraction of a GPU's memory is taken, by whomever; CudaFailed if it cannot be told.
+    """The fraction of a GPU's memory in use by all processes; CudaFailed if the driver fails.
 
-    The thread's own context is left as it was.
+    The current context of the thread does not change.
     """
+
     if driver is None:
         raise CudaFailed("there is no CUDA driver")
     device, context = find_device(driver, number), ctypes.c_void_p()
@@ -94,12 +95,12 @@ def _capability(driver: Any, number: int) -> tuple[int, int]:
     device = find_device(driver, number)
     read = "cuDeviceGetAttribute"
     return (
-        _told(lambda found: call(driver, read, found, MAJOR, device)),
-        _told(lambda found: call(driver, read, found, MINOR, device)),
+        _read_int(lambda found: call(driver, read, found, MAJOR, device)),
+        _read_int(lambda found: call(driver, read, found, MINOR, device)),
     )
 
 
-def _told(ask: Callable[[Any], None]) -> int:
+def _read_int(ask: Callable[[Any], None]) -> int:
     found = ctypes.c_int()
     ask(ctypes.byref(found))
     return found.value

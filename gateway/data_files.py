@@ -1,4 +1,4 @@
-"""Files of data that a config names: in one folder of the model's, and nowhere else."""
+"""Data files that a config names, inside one directory of the model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +8,9 @@ from gateway.errors import Code, InferenceError
 
 @dataclass(frozen=True, slots=True)
 class DataFiles:
-    """The files in the directory `name` of the folder of `model`; `kind` is what errors call them.
+    """The files in the directory `name` of the folder of `model`; `kind` is their name in errors.
 
-    Links may not lead out of it.
+    Symbolic links must not point outside the directory.
     """
 
     model: str
@@ -19,7 +19,8 @@ class DataFiles:
     kind: str
 
     def read(self, filename: str, most_bytes: int) -> bytes:
-        """At most that many bytes of a regular file; blocks.
+        """Read at most that many bytes of a regular file; blocks.
+
 
         Raises InferenceError with Triton's text: INTERNAL for a file that cannot be read,
         INVALID_ARG for one outside the directory.

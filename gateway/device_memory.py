@@ -1,4 +1,4 @@
-"""Bytes that lie in the memory of a GPU, and stay there as long as nobody wants them elsewhere."""
+"""Bytes in the memory of a GPU, copied to the host on demand."""
 
 import ctypes
 from dataclasses import dataclass
@@ -13,10 +13,9 @@ PER_THREAD_STREAM = 2
 
 
 class DeviceMemory:
-    """`byte_size` bytes from `address` on GPU number `gpu`; `owner` keeps them from being freed.
+    """`byte_size` bytes from `address` on GPU number `gpu`; `owner` keeps the memory allocated.
 
-    What has written them must have ended before anybody reads: nothing here waits for the streams
-    of a runtime.
+    Reads do not wait for the streams of a runtime: all writes must have completed.
     """
 
     __slots__ = ("_owner", "address", "byte_size", "gpu")
@@ -38,7 +37,7 @@ class DeviceMemory:
             raise _failed("read", self.gpu, error) from None
 
     def take(self, other: "DeviceMemory") -> None:
-        """Copy as many bytes of the same GPU to the beginning; blocks. INTERNAL if it fails."""
+        """Copy memory of the same GPU to the start of this; blocks. INTERNAL if the GPU fails."""
         try:
             device(self.gpu).copy(self.address, other.address, other.byte_size)
         except CudaFailed as error:
@@ -46,18 +45,18 @@ class DeviceMemory:
 
 
 class DeviceRegion:
-    """Memory of a GPU that a client has registered; outputs of a model there can go to it."""
+    """Registered memory of a GPU; a model on the same GPU can write its outputs there."""
 
     gpu: int
 
     def part(self, offset: int, byte_size: int) -> DeviceMemory:
-        """Bytes [offset, offset + byte_size), which keep the region."""
+        """Bytes [offset, offset + byte_size), which keep the region allocated."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU, through the CUDA driver, with its primary context, which the process keeps."""
+    """One GPU by the CUDA driver; the process retains its primary context."""
 
     driver: Any
     context: ctypes.c_void_p
@@ -73,20 +72,21 @@ class Device:
         self.call(*("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data))))
 
     def copy(self, address: int, source: int, byte_size: int) -> None:
-        """Copy within the GPU, and wait until that is done."""
+        """Copy within the GPU; blocks."""
         stream = ctypes.c_void_p(PER_THREAD_STREAM)
         places = (ctypes.c_uint64(address), ctypes.c_uint64(source), ctypes.c_size_t(byte_size))
         self.call("cuMemcpyDtoDAsync_v2", *places, stream)
         self.call("cuStreamSynchronize", stream)
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Call a function of the driver about this GPU; CudaFailed unless it succeeds."""
+        """Call a function of the driver in the context of this GPU; CudaFailed if it fails."""
         call(self.driver, "cuCtxSetCurrent", self.context)
         call(self.driver, function, *arguments)
 
 
 def device(number: int) -> Device:
-    """That GPU; CudaFailed if there is none, or no driver."""
+    """The GPU of that number; CudaFailed if it or the driver is missing."""
+
     driver = load_driver()
     if driver is None:
         raise CudaFailed("there is no CUDA driver")

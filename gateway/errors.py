@@ -1,4 +1,4 @@
-"""What can go wrong for a client: one exception, one enum of codes."""
+"""Errors of requests: one exception and one enum of codes."""
 
 from enum import Enum
 
@@ -17,10 +17,10 @@ class Code(Enum):
 
 
 class InferenceError(Exception):
-    """The only failure a client sees.
+    """The only error that a client receives.
 
-    The message names the object, what was found and what was expected. It must not carry a path
-    of the host or a traceback: it is sent to the client as it is.
+    The message names the object, the found and the expected value. It is sent to the client
+    unchanged, so it must not contain a path of the host or a traceback.
     """
 
     def __init__(self, code: Code, message: str) -> None:
@@ -30,23 +30,23 @@ class InferenceError(Exception):
 
     @property
     def reason(self) -> str:
-        """The form of state reasons and logs, such as `Invalid argument: no such field`."""
+        """The text for state reasons and logs, such as `Invalid argument: no such field`."""
         return f"{self.code.value}: {self.message}"
 
 
 class AnsweredError(InferenceError):
-    """What a model itself answers a request with: to the client an error as any other.
+    """An error that the model itself returns; the client receives it as any other error.
 
-    In the statistics the request has been answered, as on Triton.
+    In the statistics the request counts as successful, as on Triton.
     """
 
 
 def first_error(group: BaseException) -> BaseException:
-    """The first error in a group, however deep; an error that is no group is its own."""
+    """The first error in a group, however deep; an error outside a group is returned itself."""
     while isinstance(group, BaseExceptionGroup):
         group = group.exceptions[0]
     return group
 
 
 UNEXPECTED = InferenceError(Code.INTERNAL, "internal error; the server's log says why")
-"""What a client learns of a defect of ours, on every wire."""
+"""The error of a defect of the server, on every protocol."""

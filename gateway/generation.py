@@ -1,8 +1,8 @@
 """The text contract of LLM models: prompt and sampling in, text and finish reason out.
 
 Names and meanings are those of Triton's vLLM backend, plus the input `messages`, and plus whole
-OpenAI requests, which `openai_contract.py` reads. Nothing here knows a runtime: a backend reads a
-`GenerationRequest`, and tells a `Transcript` what its engine has added to the text.
+OpenAI requests, which `openai_contract.py` reads. No runtime is used here: a backend reads a
+`GenerationRequest`, and passes the text that its engine adds to a `Transcript`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,12 +29,12 @@ EMBEDDING_REQUEST = "embedding_request"
 TEXT_OUTPUT = "text_output"
 
 NOT_SAMPLING = frozenset({"id"})
-"""Request parameters that HTTP generate hands on and that say nothing about sampling."""
+"""Request parameters of HTTP generate that are no sampling parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionalOutputs:
-    """Which optional outputs a request asks for, each with its input `return_*`."""
+    """The requested optional outputs; each has an input `return_*`."""
 
     finish_reason: bool = False
     cumulative_logprob: bool = False
@@ -64,7 +64,7 @@ INPUTS = (
         for name in (STREAM, EXCLUDE_INPUT, *_RETURN)
     ),
 )
-"""The inputs of an LLM model. All are optional, since any of four can carry the prompt."""
+"""The inputs of an LLM model. All are optional: any of four can carry the prompt."""
 
 OUTPUTS = (
     ModelOutput(name=TEXT_OUTPUT, data_type=DataType.TYPE_STRING, dims=(-1,)),
@@ -75,19 +75,19 @@ OUTPUTS = (
     ModelOutput(name="num_output_tokens", data_type=DataType.TYPE_UINT32, dims=(-1,)),
     ModelOutput(name=RESPONSE, data_type=DataType.TYPE_STRING, dims=(1,)),
 )
-"""The outputs of an LLM model; all but the first come only when asked for.
+"""The outputs of an LLM model; all but the first are returned on request only.
 
-The last is the only one of a request of OpenAI's, and comes with no other.
+A request in OpenAI's form gets the last one only.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """What a client asks an LLM for.
+    """A request to an LLM.
 
     Exactly one of `text`, `messages` and `embedding` is set. `images` are base64 texts. `echo`
-    asks for the prompt before the completion. `sampling` has names and values as the client sent
-    them: the backend knows which there are.
+    puts the prompt before the completion. `sampling` has the client's names and values; the
+    backend validates them.
     """
 
     text: str | None = None
@@ -101,7 +101,7 @@ class GenerationRequest:
 
 
 def read_generation(request: InferRequest) -> GenerationRequest:
-    """Read a request's inputs and parameters; INVALID_ARG says what is wrong with them."""
+    """Read a request's inputs and parameters; INVALID_ARG if they are invalid."""
     reader = _Reader(request)
     embedding = reader.json(EMBEDDING_REQUEST, dict)
     text, messages = reader.text(TEXT_INPUT), reader.json(MESSAGES, list)
@@ -119,7 +119,7 @@ def read_generation(request: InferRequest) -> GenerationRequest:
         embedding=embedding,
         images=reader.elements(IMAGE),
         stream=stream,
-        # A conversation is repeated only on demand: its text is the template's, not the client's.
+        # A conversation is echoed only on demand: its text is the template's, not the client's.
         echo=not stream and (text is not None if exclude is None else not exclude),
         optional=reader.optional_outputs(),
         sampling=reader.sampling(),
@@ -187,10 +187,10 @@ def invalid(message: str) -> InferenceError:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one sequence has gained since the last response.
+    """The text and tokens that one sequence adds to the last response.
 
     `cumulative_logprob` is the running total; `logprobs` is JSON, a list with one object per new
-    token, or `null` when the sampling did not ask for them.
+    token, or `null` if they were not requested.
     """
 
     text: str
@@ -202,19 +202,19 @@ class Delta:
 
 
 class Transcript:
-    """Turns what an engine adds to the sequences of one request into its responses.
+    """Converts the deltas of an engine to the responses of one request.
 
-    `count` is how many sequences there are, `prompt` what an echo puts before each of them.
+    `count` is the number of sequences, `prompt` the text that an echo puts before each.
     """
 
     def __init__(self, request: GenerationRequest, count: int = 1, prompt: str = "") -> None:
         self._optional = request.optional
         self._prefix = prompt if request.echo else ""
         self._latest = {index: Delta("", 0, index) for index in range(count)}
-        self._prompt_told = False
+        self._prompt_counted = False
 
     def respond(self, deltas: Sequence[Delta], prompt_tokens: int, *, final: bool) -> InferResponse:
-        """One response: what `deltas` says, and nothing new for sequences it leaves out."""
+        """One response with the deltas; sequences without a delta get an empty text."""
         row = deltas if len(deltas) == len(self._latest) == 1 else self._row(deltas)
         outputs: tuple[Tensor, ...] = (
             text_tensor(TEXT_OUTPUT, [self._prefix + delta.text for delta in row]),
@@ -222,11 +222,11 @@ class Transcript:
         if self._optional is not NO_OPTIONAL_OUTPUTS:
             outputs += optional_tensors(self._optional, row, prompt_tokens)
         usage = Usage(
-            prompt_tokens=0 if self._prompt_told else prompt_tokens,
+            prompt_tokens=0 if self._prompt_counted else prompt_tokens,
             completion_tokens=sum(delta.tokens for delta in deltas),
             finish_reason=(row[0].finish_reason or "") if final else "",
         )
-        self._prompt_told = True
+        self._prompt_counted = True
         return InferResponse(outputs=outputs, final=final, usage=usage)
 
     def _row(self, deltas: Sequence[Delta]) -> list[Delta]:
@@ -243,7 +243,8 @@ class Transcript:
 def optional_tensors(
     optional: OptionalOutputs, row: Sequence[Delta], prompt_tokens: int
 ) -> tuple[Tensor, ...]:
-    """The optional outputs that were asked for, one element per sequence."""
+    """The requested optional outputs, one element per sequence."""
+
     tensors: list[Tensor] = []
     if optional.finish_reason:
         tensors.append(text_tensor("finish_reason", [str(d.finish_reason) for d in row]))

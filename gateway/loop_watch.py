@@ -1,4 +1,4 @@
-"""A log line for each time that the event loop was blocked, with the stack that blocked it."""
+"""A watchdog that logs each block of the event loop with its stack."""
 
 import asyncio
 import logging
@@ -11,20 +11,20 @@ from typing import Self
 log = logging.getLogger("sluice.loop")
 
 BLOCKED_SECS = 0.1
-"""A loop that does not run a callback for so long is blocked."""
+"""Time without a callback after which a loop is blocked."""
 BUSY_SECS, IDLE_SECS = 0.05, 0.25
-"""Between two questions to a loop, while the process computes and while it does not."""
+"""Seconds between two checks, while the process computes and while it is idle."""
 BUSY_SHARE = 0.05
-"""Processor time per time of a process that computes."""
+"""Least CPU time per time of a process that computes."""
 JOIN_SECS = 5.0
 DEEPEST = 30
-"""Frames of a stack that are logged, from the innermost."""
+"""Number of logged frames of a stack, from the innermost."""
 
 
 class LoopWatch:
-    """Watches the running event loop inside `with`; a thread asks it for an answer now and then.
+    """Watches the running event loop inside `with`, by a thread that posts a callback periodically.
 
-    A request costs nothing. An answer that is late is logged once, when it comes.
+    Requests cost nothing. A late callback is logged once, when it runs.
     """
 
     def __init__(self, blocked_secs: float = BLOCKED_SECS) -> None:
@@ -67,23 +67,24 @@ class LoopWatch:
         except RuntimeError:
             return  # the loop is closed
         if self._answered.wait(self._blocked_secs):
-            self._tell(self._answered_at - asked_at, "")
+            self._log(self._answered_at - asked_at, "")
             return
-        stack = _shown(sys._current_frames().get(self._watched))  # noqa: SLF001 - the only way
+        stack = _one_word(sys._current_frames().get(self._watched))  # noqa: SLF001 - the only way
         self._answered.wait()
-        self._tell(self._answered_at - asked_at, stack)
+        self._log(self._answered_at - asked_at, stack)
 
     def _answer(self) -> None:
         self._answered_at = time.monotonic()
         self._answered.set()
 
-    def _tell(self, secs: float, stack: str) -> None:
+    def _log(self, secs: float, stack: str) -> None:
         if secs >= self._blocked_secs and not self._ended.is_set():
             log.warning("event loop blocked", extra={"ms": round(secs * 1000), "stack": stack})
 
 
-def _shown(frame: FrameType | None) -> str:
-    """A stack in one word: its innermost function first."""
+def _one_word(frame: FrameType | None) -> str:
+    """A stack as one word, the innermost function first."""
+
     found: list[str] = []
     while frame is not None and len(found) < DEEPEST:
         code = frame.f_code

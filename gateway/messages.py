@@ -1,4 +1,4 @@
-"""The values that travel between frontends and backends: requests and responses."""
+"""Values between frontends and backends: requests and responses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -10,7 +10,7 @@ from gateway.tensor import Tensor
 from gateway.value import keyword_value, value
 
 Parameter = bool | int | float | str
-"""A parameter as the v2 protocol has them."""
+"""A parameter of the v2 protocol."""
 
 NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
 
@@ -23,7 +23,7 @@ def _no_parameters() -> Mapping[str, Any]:
 class SharedRegion:
     """A part of a registered shared memory region; offset and size in bytes.
 
-    `memory` is the region itself once it has been located, so that the part outlives the name.
+    `memory` is the located region: the part stays valid after the region is unregistered.
     """
 
     name: str
@@ -34,9 +34,9 @@ class SharedRegion:
 
 @value
 class RequestedOutput:
-    """An output asked for by name.
+    """A requested output.
 
-    `classes` > 0 asks for the classification extension, `region` for the data in shared memory.
+    `classes` > 0 requests the classification extension, `region` the data in shared memory.
     """
 
     name: str
@@ -47,7 +47,7 @@ class RequestedOutput:
 def asked_once(outputs: Sequence[RequestedOutput]) -> tuple[RequestedOutput, ...]:
     """The outputs without repetition, as Triton serves them.
 
-    Of those with one name the first with a form of its own counts, else the first.
+    Of several with one name the first with `classes` or `region` counts, else the first.
     """
     found: dict[str, RequestedOutput] = {}
     for each in outputs:
@@ -59,7 +59,7 @@ def asked_once(outputs: Sequence[RequestedOutput]) -> tuple[RequestedOutput, ...
 
 @value
 class SequenceTag:
-    """Where a request stands in its sequence. `correlation_id` 0 or "" means no sequence."""
+    """The position of a request in its sequence; `correlation_id` 0 or "" means no sequence."""
 
     correlation_id: int | str
     start: bool = False
@@ -67,14 +67,14 @@ class SequenceTag:
 
 
 class Lineage(Protocol):
-    """The trace of a request, as far as requests that it leads to must know it."""
+    """The trace of a request, as the parent of traces."""
 
     def child(self) -> Self:
-        """The trace of a request that is made on behalf of this one."""
+        """The trace of a request that a model makes for this one."""
 
 
 class Checked(NamedTuple):
-    """That `rules` have found a request to be one of that batch size."""
+    """The result of a validation by `rules`: the batch size of the request."""
 
     rules: object
     batch_size: int
@@ -84,12 +84,12 @@ class Checked(NamedTuple):
 class InferRequest:
     """One request.
 
-    `version` "" asks for the highest ready version. `parameters` are the client's own: strings,
-    numbers and booleans; LLM models may also get JSON arrays and objects over HTTP generate.
-    `timeout_us` and `priority` 0 mean the model's default. `received_ns` is when its first byte
-    was handled (`time.perf_counter_ns`), 0 if the frontend did not say. `trace` is the request's
-    own once its model has taken it; before that, the one of the request on whose behalf it is made.
-    `checked` is the result of a check that came before, which its model need not repeat.
+    `version` "" requests the highest ready version. `parameters` are the client's own: strings,
+    numbers and booleans; HTTP generate also passes JSON arrays and objects to LLM models.
+    `timeout_us` and `priority` 0 mean the model's default. `received_ns` is the time of its first
+    byte (`time.perf_counter_ns`), 0 if unknown. `trace` is the request's own after submission;
+    before, that of its parent request. `checked` is the result of an earlier validation, which
+    the model does not repeat.
     """
 
     model: str
@@ -114,13 +114,13 @@ class InferRequest:
 
 
 def request_prefix(request_id: str) -> str:
-    """What Triton writes before most refusals of a request."""
+    """The prefix of most of Triton's errors of a request."""
     return f"[request id: {request_id or '<id_unknown>'}] "
 
 
 @value
 class Usage:
-    """Tokens of one response: the request's prompt, and what this response adds."""
+    """Tokens of one response: of the prompt, and those that this response adds."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -129,7 +129,7 @@ class Usage:
 
 @value
 class Phases:
-    """How long the parts of an execution took, all in nanoseconds."""
+    """The durations of the phases of an execution, in nanoseconds."""
 
     input_ns: int = 0
     infer_ns: int = 0
@@ -138,13 +138,13 @@ class Phases:
 
 @keyword_value
 class InferResponse:
-    """One response; `final` says that no more will come for its request.
+    """One response; `final` marks the last one of its request.
 
     A final response without outputs is only the flag (Triton's empty final response). `phases`
-    are those of the execution it comes from, where the backend measures them. With an `error` it
-    has no outputs, and more may follow: an error that ends its request is raised instead.
-    `shared_bytes` is the memory of another process that its outputs lie in: few such responses may
-    wait to be read.
+    are those of its execution, if the backend measures them. A response with an `error` has no
+    outputs, and more may follow: an error that ends its request is raised instead.
+    `shared_bytes` is the size of its outputs in another process's memory; streams hold few such
+    responses.
     """
 
     outputs: tuple[Tensor, ...] = ()

@@ -1,11 +1,11 @@
 """OpenAI's requests as tensors: any backend can serve them, and every frontend carry them.
 
 A model has the contract if it declares the input `openai_request` and the output
-`openai_response`, both BYTES [1]. Into the first goes the body of a request as JSON, and into
-`openai_endpoint`, which it may declare too, what it is for. Each response has one JSON text in
-`openai_response`: the whole answer, or if the body has `"stream": true` a chunk, byte by byte what
-OpenAI's stream has behind `data: `; its `[DONE]` is said by the final flag instead. The parameter
-`openai_event` of a response names the event, where the endpoint names them (`responses`).
+`openai_response`, both BYTES [1]. The input is the body of a request as JSON; the optional input
+`openai_endpoint` is its endpoint. Each response has one JSON text in `openai_response`: the whole
+answer, or with `"stream": true` a chunk, byte for byte the data of an event of OpenAI's stream.
+The final flag replaces `[DONE]`. The parameter `openai_event` of a response is the name of the
+event, if the endpoint names events (`responses`).
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ RESPONSE = "openai_response"
 EVENT = "openai_event"
 """The response parameter with the name of the event."""
 NAMES = "openai_names"
-"""The config parameter with a JSON list of further names that clients may put into `model`."""
+"""The config parameter with a JSON list of further names for the field `model` of requests."""
 
 
 class Endpoint(StrEnum):
-    """What a request is for: its path behind `/v1/`."""
+    """The endpoint of a request: its path after `/v1/`."""
 
     CHAT = "chat/completions"
     COMPLETIONS = "completions"
@@ -42,9 +42,9 @@ class Endpoint(StrEnum):
 
 
 class OpenAiRefusal(InferenceError):
-    """A refusal that the model has written in OpenAI's form: HTTP status, and JSON of the error.
+    """An error of the model in OpenAI's form: HTTP status, and JSON of the error.
 
-    To every frontend but OpenAI's it is an error as any other.
+    Other frontends treat it as any other error.
     """
 
     def __init__(self, code: Code, message: str, *, status: int, body: bytes) -> None:
@@ -61,12 +61,12 @@ def serves_openai(config: ModelConfig) -> bool:
 
 
 def declares_endpoint(config: ModelConfig) -> bool:
-    """Whether a model can be told what a request is for; if not, all are chat completions."""
+    """Whether a model has the input for the endpoint; else all requests are chat completions."""
     return any(each.name == ENDPOINT for each in config.input)
 
 
 def further_names(config: ModelConfig) -> Sequence[str]:
-    """The names of a model besides its own, such as those of its adapters.
+    """Further names of a model, such as those of its adapters.
 
     INVALID_ARG if the parameter `openai_names` is no JSON list of texts.
     """
@@ -87,7 +87,7 @@ def further_names(config: ModelConfig) -> Sequence[str]:
 
 
 def request_tensors(body: bytes, endpoint: Endpoint, config: ModelConfig) -> tuple[Tensor, ...]:
-    """The inputs that carry a request to a model of this config."""
+    """The input tensors of a request to a model of this config."""
     shape = (1, 1) if config.batching else (1,)
     request = Tensor(REQUEST, Datatype.BYTES, shape, (body,))
     if not declares_endpoint(config):
@@ -96,10 +96,11 @@ def request_tensors(body: bytes, endpoint: Endpoint, config: ModelConfig) -> tup
 
 
 def read_request(request: InferRequest) -> tuple[Endpoint, dict[str, Any]] | None:
-    """What is asked for, and the body; None if the request carries none.
+    """The endpoint and the body of a request; None if the request has no such input.
 
     INVALID_ARG if the body is no JSON object, or the endpoint is unknown.
     """
+
     given = request.input(REQUEST)
     if given is None:
         return None

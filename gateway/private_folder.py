@@ -1,4 +1,4 @@
-"""Temporary folders that outlive no process, however it ends."""
+"""Temporary folders that are deleted after their process, however it ends."""
 
 import fcntl
 import os
@@ -22,7 +22,7 @@ class PrivateFolder:
 
     @classmethod
     def make(cls, prefix: str, parent: Path | None = None) -> Self:
-        """Delete what dead processes have left, and make one. OSError says why it cannot."""
+        """Delete the folders of dead processes and create a new one; OSError if that fails."""
         parent = parent or Path(tempfile.gettempdir())
         for stale in parent.glob(f"{prefix}*"):
             _remove_if_stale(stale)
@@ -33,7 +33,7 @@ class PrivateFolder:
                 return cls(path, lock)
 
     def remove(self) -> None:
-        """Delete it with all that is in it; idempotent."""
+        """Delete the folder with its files; idempotent."""
         if self._lock >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
@@ -41,7 +41,8 @@ class PrivateFolder:
 
 
 def _remove_if_stale(path: Path) -> None:
-    # A folder of another user, or one that is just being deleted, is left alone.
+    # OSError: a folder of another user, or one that another process is deleting.
+
     with suppress(OSError):
         lock = _locked(path)
         if lock is not None:

@@ -1,4 +1,4 @@
-"""Commands that run a module of ours in a process of its own."""
+"""Commands that run a module of this package in a new process."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""How this process is to run: one frozen dataclass per part, filled from flags by the CLI."""
+"""Settings of a server: one frozen dataclass per part, built from options by `gateway.flags`."""
 
 import os
 from collections.abc import Mapping
@@ -7,12 +7,12 @@ from enum import StrEnum
 from pathlib import Path
 
 ENVIRONMENT: Mapping[str, str] = os.environ
-"""The process's environment; read here and nowhere else."""
+"""The process's environment; only this module reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpTimeLimits:
-    """Seconds that an HTTP client may take to send; 0 is no limit.
+    """Time limits of HTTP clients in seconds; 0 is no limit.
 
     `head_secs` is for a request line with its headers, `body_idle_secs` for the next bytes of a
     body, `connection_idle_secs` for the first byte of a request.
@@ -43,25 +43,25 @@ class HttpSettings:
 
 
 UNIX = "unix:"
-"""Before the path in the address of a Unix socket, as gRPC writes it."""
+"""The prefix of the address of a Unix socket (gRPC: naming)."""
 
 
 def netloc(address: str, port: int) -> str:
-    """Where a listener is, as in a URL; of a Unix socket its address, which has no port."""
+    """The network location of a listener as in a URL; the address of a Unix socket."""
     if address.startswith(UNIX):
         return address
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 class GrpcTransport(StrEnum):
-    """Whose HTTP/2 carries gRPC: hyper's (httpunk), or that of grpcio."""
+    """HTTP/2 implementations for gRPC: hyper (httpunk) and grpcio."""
 
     HYPER = "hyper"
     GRPCIO = "grpcio"
 
 
 class CompressionLevel(StrEnum):
-    """How much answers are compressed: the higher, the smaller and slower."""
+    """Compression of gRPC responses; higher levels are smaller and slower."""
 
     NONE = "none"
     LOW = "low"
@@ -73,7 +73,7 @@ class CompressionLevel(StrEnum):
 class GrpcTlsSettings:
     """Paths of PEM files.
 
-    If it is `mutual`, clients must show a certificate of an authority in `root`, which else may
+    If it is `mutual`, clients need a certificate of an authority in `root`; otherwise `root` may
     be "".
     """
 
@@ -85,10 +85,10 @@ class GrpcTlsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcKeepaliveSettings:
-    """How long a connection lasts, and who may ping whom, by gRPC's rules.
+    """Pings and the age of connections, by gRPC's rules.
 
-    A client is pinged after `time_ms` of silence, NEVER_MS for not at all. Of the two numbers of
-    pings 0 is any number, an age of 0 is any age.
+    The server pings a client after `time_ms` of silence, NEVER_MS for no pings. 0 pings means any
+    number, an age of 0 any age.
     """
 
     time_ms: int = 7_200_000
@@ -102,7 +102,7 @@ class GrpcKeepaliveSettings:
 
 
 NEVER_MS = 2**31 - 1
-"""What gRPC takes for a time that does not come."""
+"""gRPC's value for no time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +129,8 @@ class GrpcSettings:
 class MetricsSettings:
     """The metrics endpoint; port 0 picks a free one.
 
-    `cpu` and `gpu` show those of the machine, read no more often than every `interval_ms`. The
-    `latencies` choose the families of that kind; summaries show the `summary_quantiles`.
+    `cpu` and `gpu` include metrics of the machine, read at most once per `interval_ms`. The
+    `latencies` select the families of that kind; summaries have the `summary_quantiles`.
     """
 
     enabled: bool = True
@@ -146,7 +146,7 @@ class MetricsSettings:
 
 
 class LogFormat(StrEnum):
-    """How a log line begins."""
+    """The format of the time of a log line."""
 
     DEFAULT = "default"
     ISO8601 = "ISO8601"
@@ -154,7 +154,7 @@ class LogFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """Where log lines go ("" is the console), which are written, and how they look.
+    """The log: its file ("" is the console), levels and format.
 
     `escape` writes each message as a JSON string.
     """
@@ -170,11 +170,11 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSettings:
-    """Which requests are traced, and where traces are written.
+    """Traces: levels, sampling and files.
 
     `levels` are TIMESTAMPS, TENSORS, both, or none: no traces. Every `rate`th request is traced,
-    until `count` have been (-1: without end). With a `log_frequency` that many traces make one
-    file, `file`.0, `file`.1 and so on; with 0 all of them make one.
+    at most `count` (-1: no limit). `log_frequency` is the number of traces per file (`file`.0,
+    `file`.1 and so on); with 0 all traces are in one file.
     """
 
     file: str = ""
@@ -185,7 +185,7 @@ class TraceSettings:
 
 
 class ControlMode(StrEnum):
-    """Who decides what is loaded after the start: nobody, the folders, or load requests."""
+    """The cause of loads after the start: none, changes of folders, or load requests."""
 
     NONE = "none"
     POLL = "poll"
@@ -197,7 +197,7 @@ EVERY_MODEL = "*"
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimit:
-    """How much there is of a resource of the rate limiter: on one device, or on each (None)."""
+    """The count of a resource of the rate limiter, on one device or on each (None)."""
 
     name: str
     count: int
@@ -206,10 +206,10 @@ class ResourceLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSettings:
-    """Which GPUs models may have: those of that compute capability or better.
+    """The least compute capability of used GPUs, and limits of their memory.
 
-    The default is that of Triton's builds. Of a GPU with a limit, a fraction of its memory, no more
-    may be taken when an instance loads.
+    The default capability is that of Triton's builds. A load is refused if a larger fraction of a
+    GPU's memory than its limit is in use.
     """
 
     min_compute_capability: tuple[int, int] = (6, 0)
@@ -218,15 +218,14 @@ class GpuSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """Which models are loaded, and what a failure means.
+    """Repositories, loads, backends and scheduling of models.
 
-    `startup` are the models to load first under explicit control, EVERY_MODEL alone meaning all.
-    `backends` are the settings of each backend, those under "" hold for every one; the folders in
-    `backend_directory` are backends written in Python. `summaries`
-    has each model keep summaries of its latencies. `rate_limit` lets executions have the resources
-    that instance groups ask for: as much as the `resource_limits` say, if there are any. An
-    instance that makes no progress for `stall_secs` is restarted; 0 is never. `host_policies` are
-    the CPU cores of each policy that an instance group can name.
+    `startup` are the models to load at the start in mode explicit, EVERY_MODEL alone means all.
+    `backends` are the settings of each backend; those under "" hold for every one. The folders in
+    `backend_directory` are backends written in Python. `summaries` records summaries of latencies.
+    `rate_limit` enables the rate limiter, with `resource_limits` if given. An instance without
+    progress for `stall_secs` is restarted; 0 is never. `host_policies` are the CPU cores of the
+    policies that instance groups name.
     """
 
     repositories: tuple[Path, ...] = ()
@@ -253,17 +252,17 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalCacheSettings:
-    """A response cache in this process, and the bytes it may take."""
+    """A response cache in this process, and its size in bytes."""
 
     byte_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisCacheSettings:
-    """A response cache in a Redis server; a timeout of 0 waits forever.
+    """A response cache in a Redis server; a timeout of 0 is no limit.
 
-    Of `tls` the paths may be "": then nothing is shown to the server, and the system's authorities
-    are trusted.
+    With `tls` the paths may be "": then the client has no certificate and trusts the system's
+    authorities.
     """
 
     host: str
@@ -285,10 +284,10 @@ CacheSettings = LocalCacheSettings | RedisCacheSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumptionSettings:
-    """Streams that a client can come back to.
+    """Resumable streams.
 
-    Each waits for its client for the grace period, and keeps `buffer_size` bytes at most; all of
-    them take no more than `total_size`.
+    A stream waits for its client for the grace period, and buffers at most `buffer_size` bytes;
+    all streams together buffer at most `total_size`.
     """
 
     grace_secs: float = 30.0
@@ -298,10 +297,10 @@ class ResumptionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything a server is told from outside.
+    """All settings of a server.
 
-    So many `frontends` are processes of their own that have the connections, 0 for none. For so
-    many microseconds at most the event loop stays awake for the next request (`busy_poll.py`).
+    `frontends` is the number of processes that accept connections, 0 for none. `stay_awake_us` is
+    the longest time that the event loop polls for the next request without sleeping.
     """
 
     id: str = "triton"

@@ -18,7 +18,7 @@ LENGTH_BYTES = 4
 RUN_BYTES = 1 << 18
 FEWEST_ROWS = 16
 LONGEST_PAUSE = 1024
-"""Of records: bytes that are compared at once, the fewest of a run, and those passed over."""
+"""Of runs of records: bytes compared at once, the shortest run, the longest pause of the search."""
 
 
 class Datatype(StrEnum):
@@ -64,11 +64,11 @@ SIZES = {datatype: dtype.itemsize for datatype, dtype in NUMPY_TYPES.items()} | 
 
 @value
 class Tensor:
-    """One named tensor; it never copies its data on the way through.
+    """One named tensor; its data is passed on without copies.
 
-    `data` is the wire form (row-major, little-endian; BYTES elements each behind a uint32 length)
-    or, for BYTES only, a tuple of its elements. Of numbers it may lie on a GPU; who cannot use it
-    there copies it to the host with `raw` or `array`.
+    `data` is the wire form (row-major, little-endian; each BYTES element after its uint32 length)
+    or, for BYTES only, a tuple of its elements. Numbers may be in the memory of a GPU; `raw` and
+    `array` copy them to the host.
     """
 
     name: str
@@ -78,18 +78,18 @@ class Tensor:
 
     @property
     def count(self) -> int:
-        """How many elements the shape announces."""
+        """The number of elements by the shape."""
         return math.prod(self.shape)
 
     def raw(self) -> Buffer:
-        """The wire form on the host; blocks where it must be copied from a GPU."""
+        """The wire form on the host; blocks if it is copied from a GPU."""
         data = self.data
         if isinstance(data, tuple):
             return join_elements(data)
         return data.read() if isinstance(data, DeviceMemory) else data
 
     def elements(self) -> tuple[bytes, ...]:
-        """The elements of a BYTES tensor; InferenceError if the wire form is cut short."""
+        """The elements of a BYTES tensor; InferenceError if the wire form is truncated."""
         if isinstance(self.data, tuple):
             return self.data
         return split_elements(self.raw(), self.name)
@@ -97,8 +97,8 @@ class Tensor:
     def array(self) -> npt.NDArray[Any]:
         """A numpy view in the tensor's shape; BYTES gives objects, BF16 its bits as uint16.
 
-        BOOL is copied if it has bytes other than 0 and 1: runtimes that count the true ones by
-        adding bytes would make room for more than there are.
+        BOOL is copied if it has bytes other than 0 and 1: some runtimes count true elements by
+        adding bytes.
         """
         if self.datatype is Datatype.BYTES:
             objects: npt.NDArray[Any] = np.empty(self.count, dtype=np.object_)
@@ -123,7 +123,7 @@ def array_tensor(name: str, datatype: Datatype, array: npt.NDArray[Any]) -> Tens
         elements = tuple(_element(value) for value in array.reshape(-1))
         return Tensor(name, datatype, array.shape, elements)
     contiguous = np.ascontiguousarray(array, dtype=NUMPY_TYPES.get(datatype, array.dtype))
-    # A view of nothing cannot be cast.
+    # An empty view cannot be cast.
     data = contiguous.data.cast("B") if contiguous.size else memoryview(b"")
     return Tensor(name, datatype, array.shape, data)
 
@@ -142,12 +142,12 @@ def join_elements(elements: Sequence[bytes]) -> bytes:
 
 
 def split_elements(data: Buffer, name: str) -> tuple[bytes, ...]:
-    """The wire form of BYTES to its elements; InferenceError if it is cut short."""
+    """The wire form of BYTES to its elements; InferenceError if it is truncated."""
     return next(batched_elements(data, name, len(data) + 1), ())
 
 
 def batched_elements(data: Buffer, name: str, most: int) -> Iterator[tuple[bytes, ...]]:
-    """The same, so many at a time."""
+    """As `split_elements`, in tuples of at most `most` elements."""
     view = memoryview(data)
     elements: list[bytes] = []
     for start, end in element_spans(view):
@@ -164,9 +164,9 @@ def batched_elements(data: Buffer, name: str, most: int) -> Iterator[tuple[bytes
 
 
 def element_spans(data: Buffer) -> Iterator[tuple[int, int]]:
-    """Where each element of the wire form of BYTES starts and ends.
+    """The start and end of each element in the wire form of BYTES.
 
-    If the form is cut short, the last element ends behind it, or even starts behind it.
+    If the form is truncated, the last element ends after it, and may start after it.
     """
     view = memoryview(data)
     end = 0
@@ -177,9 +177,9 @@ def element_spans(data: Buffer) -> Iterator[tuple[int, int]]:
 
 
 class Runs:
-    """Finds records that begin with the same bytes and follow one another, by numpy.
+    """Finds runs of records that begin with the same bytes, by numpy.
 
-    It is asked before each record. Where records differ it looks ever more rarely.
+    `count` is called before each record. While records differ it searches ever more rarely.
     """
 
     __slots__ = ("_pause", "_wait")
@@ -188,7 +188,7 @@ class Runs:
         self._pause = self._wait = 0
 
     def count(self, view: memoryview, at: int, head: int, stride: int) -> int:
-        """How many whole records of `stride` bytes begin with the same `head` bytes, at least 1."""
+        """The number of complete records of `stride` bytes with the same `head` bytes, or 1."""
         if self._wait:
             self._wait -= 1
             return 1
@@ -210,10 +210,10 @@ class Runs:
 
 
 def element_runs(data: Buffer) -> Iterator[tuple[int, int, int]]:
-    """Where each element of the wire form of BYTES starts and ends, and how many are such.
+    """The start and end of elements in the wire form of BYTES, with the length of the run.
 
-    Of several elements of one size that follow one another, the first. If the form is cut short,
-    the last element ends behind it, or even starts behind it.
+    Consecutive elements of one size are one run, given by its first element. If the form is
+    truncated, the last element ends after it, and may start after it.
     """
     view, runs = memoryview(data), Runs()
     at, size = 0, len(view)
@@ -226,7 +226,7 @@ def element_runs(data: Buffer) -> Iterator[tuple[int, int, int]]:
 
 
 def cut_length(name: str, start: int, size: int) -> str:
-    """What is wrong with a wire form of `size` bytes that ends before an element starts."""
+    """Triton's error for a wire form of `size` bytes that ends before an element starts."""
     return (
         f"incomplete string length indicator for inference input {name}, expecting {LENGTH_BYTES} "
         f"bytes but only {size - start + LENGTH_BYTES} bytes available. Please make sure the "
@@ -235,7 +235,7 @@ def cut_length(name: str, start: int, size: int) -> str:
 
 
 def cut_element(name: str, start: int, end: int, size: int) -> str:
-    """What is wrong with a wire form of `size` bytes that ends inside an element."""
+    """Triton's error for a wire form of `size` bytes that ends inside an element."""
     return (
         f"incomplete string data for inference input {name}, expecting string of length "
         f"{end - start} but only {size - start} bytes available"
@@ -243,5 +243,6 @@ def cut_element(name: str, start: int, end: int, size: int) -> str:
 
 
 def format_shape(shape: Sequence[int]) -> str:
-    """A shape as messages show it: `[1,16]`."""
+    """A shape in Triton's form: `[1,16]`."""
+
     return f"[{','.join(map(str, shape))}]"

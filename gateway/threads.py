@@ -1,4 +1,4 @@
-"""Threads for work that would block the event loop."""
+"""Threads for work that blocks."""
 
 import asyncio
 import os
@@ -10,18 +10,19 @@ from typing import TypeVar
 from gateway.errors import Code, InferenceError
 
 LARGE_BYTES = 64 * 1024
-"""Work on more bytes than that takes longer than the event loop may be blocked."""
+"""Above this size, work on the bytes would block the event loop for too long."""
 
 MOST_REQUEST_THREADS = 4
-"""Threads that decode share one interpreter lock with the event loop: more would delay it."""
+"""Decoding threads share the interpreter lock with the event loop; more of them would delay it."""
 
 T = TypeVar("T")
 
 
 class Threads:
-    """A bounded number of threads; the object that made them closes them.
+    """A bounded pool of threads; its creator closes it.
 
-    Each call is owned by the task that awaits it. A cancelled call that has not begun never runs.
+    Each call is owned by the task that awaits it. A call that is cancelled before it begins never
+    runs.
     """
 
     def __init__(self, name: str, count: int) -> None:
@@ -29,7 +30,7 @@ class Threads:
         self._is_closed = False
 
     def start(self, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
-        """Begin a call in a thread; the caller awaits or cancels the future.
+        """Start a call in a thread; the caller awaits or cancels the future.
 
         Raises InferenceError UNAVAILABLE once the threads are closed.
         """
@@ -39,7 +40,7 @@ class Threads:
         return loop.run_in_executor(self._executor, partial(function, *args))
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        """Call a function in a thread, and return its result; raises as `start`."""
+        """Call a function in a thread and return its result; raises as `start`."""
         call = self.start(function, *args)
         try:
             return await call
@@ -50,7 +51,7 @@ class Threads:
             raise
 
     def close(self) -> None:
-        """Drop the calls that have not begun; threads end after their present call."""
+        """Drop the calls that have not started; threads end after their present call."""
         self._is_closed = True
         self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -60,17 +61,18 @@ def _closed() -> InferenceError:
 
 
 def request_threads() -> Threads:
-    """The threads that decode and encode requests; model loads never take them."""
+    """The pool that decodes and encodes requests; loads never use it."""
     return Threads("requests", max(2, min(MOST_REQUEST_THREADS, os.cpu_count() or 1)))
 
 
 def load_threads(count: int) -> Threads:
-    """The threads that read repositories and load models."""
+    """The pool that reads repositories and loads models."""
     return Threads("loads", count)
 
 
 async def apart(function: Callable[..., T], *args: object) -> T:
-    """Call a function that may block for long in a thread of its own: it delays no other call."""
+    """Call a function in a thread of its own, so that a long call delays no other."""
+
     executor = ThreadPoolExecutor(1, "apart")
     try:
         call = partial(function, *args)

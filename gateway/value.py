@@ -1,4 +1,4 @@
-"""Immutable values that are made for every request."""
+"""Dataclasses for values that are created for every request."""
 
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, dataclass_transform
@@ -8,16 +8,17 @@ Class = TypeVar("Class", bound=type[Any])
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def value(cls: Class) -> Class:
-    """A dataclass that the type checker keeps frozen, and nothing else does.
+    """A dataclass that is frozen for the type checker only.
 
-    What freezes a dataclass while it runs makes it four times as slow to create.
+    A dataclass that is frozen at run time takes four times as long to create.
     """
     return _made(cls, kw_only=False)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def keyword_value(cls: Class) -> Class:
-    """The same, made with keywords only."""
+    """As `value`, with keyword arguments only."""
+
     return _made(cls, kw_only=True)
 
 
