@@ -1,4 +1,4 @@
-"""OpenAI's requests as tensors: any backend can serve them, and every frontend carry them.
+"""Requests of OpenAI's API as tensors, for any backend and every frontend.
 
 A model has the contract if it declares the input `openai_request` and the output
 `openai_response`, both BYTES [1]. The input is the body of a request as JSON; the optional input

@@ -1,4 +1,4 @@
-"""What travels in requests and responses: named, typed, shaped data."""
+"""Tensors: named, typed, shaped data of requests and responses."""
 
 import math
 from collections.abc import Iterator, Sequence

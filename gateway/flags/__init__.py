@@ -1,0 +1,5 @@
+"""Options of `sluice serve`.
+
+`serve` (all options, and those of HTTP and the process), `models`, `grpc`, `devices` (GPUs and CPU
+cores), `cache`, `telemetry` (metrics, logs, traces), `values` (types of values).
+"""

@@ -1,0 +1,5 @@
+"""Commands that the server never imports.
+
+`check` (verdicts on configurations), `draft` (configurations of model files), `chat` (a client at
+the terminal), `doctor` (an examination of the machine).
+"""
