@@ -36,7 +36,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(EXIT_FAILED, f"{self.prog}: {message}\n")
 
 
-class CommandFailed(Exception):
+class CliError(Exception):
     """A command failed; the message is printed as one line."""
 
 
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command: Callable[[argparse.Namespace], None] = parsed.command
     try:
         command(parsed)
-    except (InferenceError, StoreError, CommandFailed) as error:
+    except (InferenceError, StoreError, CliError) as error:
         sys.stderr.write(f"sluice: {error}\n")
         raise SystemExit(EXIT_FAILED) from None
     except KeyboardInterrupt:
@@ -114,7 +114,7 @@ def _serve(parsed: argparse.Namespace) -> None:
     try:
         log.install()
     except OSError as error:
-        raise CommandFailed(f"--log-file {settings.log.file}: {error.strerror}") from None
+        raise CliError(f"--log-file {settings.log.file}: {error.strerror}") from None
     # Spawned engine processes import this module again, so heavy imports are in functions.
     uvloop = importlib.import_module("uvloop")
     uvloop.run(_run_server(settings, log))
@@ -125,7 +125,7 @@ async def _run_server(settings: Settings, log: Any) -> None:
     try:
         await server.serve(settings, log, partial(_announce, settings))
     except server.StartFailed as error:
-        raise CommandFailed(str(error)) from None
+        raise CliError(str(error)) from None
 
 
 def _announce(settings: Settings, ports: Mapping[str, int], models: Sequence[Any]) -> None:
@@ -153,7 +153,7 @@ def _chat(parsed: argparse.Namespace) -> None:
     try:
         command.run(chat_options.options(parsed))
     except importlib.import_module("gateway.tools.chat.server").ChatError as error:
-        raise CommandFailed(str(error)) from None
+        raise CliError(str(error)) from None
 
 
 def _fetch(parsed: argparse.Namespace) -> None:
@@ -167,7 +167,7 @@ def _check(parsed: argparse.Namespace) -> None:
     findings = check.check(repository.ModelRepository([parsed.repository]))
     Console().print(check.table(findings))
     if any(finding.verdict == "refused" for finding in findings):
-        raise CommandFailed("the repository has fields that are refused")
+        raise CliError("the repository has fields that are refused")
 
 
 def _config(parsed: argparse.Namespace) -> None:
@@ -181,7 +181,7 @@ def _config(parsed: argparse.Namespace) -> None:
         sys.stdout.write(draft.text)
         return
     if draft.path is None:
-        raise CommandFailed(
+        raise CliError(
             "--write needs a model of a repository, whose file is at DIR/MODEL/1/...; without "
             "--write the text is printed"
         )
@@ -211,7 +211,7 @@ def _model_file(parsed: argparse.Namespace) -> Any:
         return drafting.find_file(repository.ModelRepository(parsed.model_repository), parsed.model)
     if "/" in parsed.model or Path(parsed.model).exists():
         return drafting.open_file(Path(parsed.model))
-    raise CommandFailed(
+    raise CliError(
         f"'{parsed.model}' is no file; for a model of a repository add --model-repository DIR"
     )
 
@@ -221,6 +221,6 @@ def _write_new(path: Path, text: str, *, overwrite: bool) -> None:
         with path.open("w" if overwrite else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise CommandFailed(f"{path} exists; --force overwrites it") from None
+        raise CliError(f"{path} exists; --force overwrites it") from None
     except OSError as error:
-        raise CommandFailed(f"{path} cannot be written: {error.strerror}") from None
+        raise CliError(f"{path} cannot be written: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""The data plane: the entry of every request, whatever its frontend."""
+"""The data plane: the entry of every request."""
 
 import asyncio
 from collections.abc import Collection, Iterator

@@ -1,10 +1,13 @@
 """Rules that no linter knows: sizes, names, and that every public word is documented."""
 
 import ast
+import io
+import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -186,3 +189,119 @@ def test_a_timeout_in_a_clean_up_is_found(code: str, is_found: bool) -> None:
 def test_a_raise_inside_except_star_is_found() -> None:
     code = "try: f()\nexcept* ValueError:\n if a:\n  raise KeyError\n def g(): raise KeyError"
     assert raises_in_star(ast.parse(code)) == [4]
+
+
+TWINS = {"Server"}
+"""Two classes with one name for good: the server itself, and the one that programs import."""
+
+SHARED_NAMES: set[str] = set()
+"""Public classes of one name in several modules today; no name may be added."""
+
+
+def public_classes(paths: Iterable[Path]) -> dict[str, list[str]]:
+    """The modules of every public class, by its name."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(named(path))
+    return found
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    shared = {name: at for name, at in public_classes(sources()).items() if len(at) > 1}
+    assert {name: at for name, at in shared.items() if name not in TWINS | SHARED_NAMES} == {}
+
+
+FORBIDDEN_PROSE = re.compile(
+    r"\b(who|whom|whoever|whomever|nobody|somebody|anybody|everybody|whatever)\b"
+    r"|\b(is|are|be|been|was|were) told\b|\btells? (of|it|them|how|what|which|that|whether|why)\b"
+    r"|\bwhat may surprise\b|\bas ever\b|\b(go|goes|went|gone) on\b|\blives? on\b"
+    r"|\b(come|comes|came) back\b|\b(be|is|are) had\b|\bso (many|much)\b|\bbeside\b|\bmends?\b"
+    r"|\bplain (call|function|method|request)s?\b|\bwhat is left\b",
+    re.IGNORECASE,
+)
+"""Words and forms that other servers do not use; gateway/README.md, "How this is written"."""
+
+RIDDLE = re.compile(r"(What|Which|Who|How|Where|When|Why|Whatever|Whoever)\b")
+"""The first word of a docstring that asks instead of stating."""
+
+CODE = re.compile(r"```.*?```|`[^`\n]*`|\*[^*\n]+\*", re.DOTALL)
+
+
+def folder(path: Path) -> str:
+    """The package whose texts are counted together, such as `gateway/models`."""
+    return "/".join(path.relative_to(ROOT).parent.parts[:2])
+
+
+def docstrings(text: str) -> Iterator[str]:
+    """Every string that stands alone as a statement: of modules, classes, functions, constants."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield str(node.value.value)
+
+
+def comments(text: str) -> Iterator[str]:
+    """The comments of a module; consecutive lines are one."""
+    lines: list[str] = []
+    last = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        if token.start[0] != last + 1:
+            yield " ".join(lines)
+            lines = []
+        lines.append(token.string.lstrip("# "))
+        last = token.start[0]
+    yield " ".join(lines)
+
+
+def offences_of_prose() -> Iterator[tuple[str, str]]:
+    """The folder and the text of each forbidden form in docstrings, comments and pages."""
+    for path in sources():
+        text = path.read_text()
+        for prose in (*docstrings(text), *comments(text)):
+            for found in FORBIDDEN_PROSE.finditer(CODE.sub("", " ".join(prose.split()))):
+                yield folder(path), f"{named(path)}: {found[0]}"
+        for docstring in docstrings(text):
+            if found := RIDDLE.match(docstring):
+                yield folder(path), f"{named(path)}: {found[0]} ..."
+    for root in ("gateway", "backends"):
+        for path in sorted((ROOT / root).rglob("*.md")):
+            for found in FORBIDDEN_PROSE.finditer(CODE.sub("", path.read_text())):
+                yield folder(path), f"{named(path)}: {found[0]}"
+
+
+def riddles() -> Iterator[tuple[str, str]]:
+    """The folder and the first line of each module docstring that asks a question."""
+    for path in sources():
+        first = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+        if first.endswith("?") or RIDDLE.match(first):
+            yield folder(path), f"{named(path)}: {first}"
+
+
+def ratchet(name: str, offences: Iterable[tuple[str, str]], allowed: Mapping[str, int]) -> str:
+    """The complaint about folders with more offences than allowed; "" if there is none.
+
+    It ends with the table of today's counts: where one has fallen, it replaces the old table.
+    """
+    texts: dict[str, list[str]] = {}
+    for at, text in offences:
+        texts.setdefault(at, []).append(text)
+    more = [each for at, each in texts.items() if len(each) > allowed.get(at, 0)]
+    lines = [f"    {json.dumps(at)}: {len(found)}," for at, found in sorted(texts.items())]
+    table = "\n".join([f"{name} = {{", *lines, "}"])
+    return "\n".join([*(text for each in more for text in each), table]) if more else ""
+
+
+ALLOWED_PROSE: Mapping[str, int] = {}
+
+ALLOWED_RIDDLES: Mapping[str, int] = {}
+
+
+def test_forbidden_words_become_fewer() -> None:
+    assert ratchet("ALLOWED_PROSE", offences_of_prose(), ALLOWED_PROSE) == ""
+
+
+def test_the_first_line_of_a_module_is_no_question() -> None:
+    assert ratchet("ALLOWED_RIDDLES", riddles(), ALLOWED_RIDDLES) == ""

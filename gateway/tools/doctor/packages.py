@@ -33,7 +33,7 @@ Versions = Mapping[str, str]
 
 DISTRIBUTION = "sluice"
 CORE = ""
-"""The requirements of every installation, beside the names of extras."""
+"""The key of the requirements of every installation; the other keys are extras."""
 PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
 
