@@ -14,7 +14,7 @@ from gateway.models.table import IndexRow
 from gateway.models.upload import Override
 from gateway.observability.log import Log
 from gateway.observability.trace import Trace
-from gateway.observability.tracing import Tracer
+from gateway.observability.tracer import Tracer
 from gateway.shared_memory.regions import SharedMemory
 from gateway.stream import ResponseStream
 from gateway.threads import Threads, request_threads

@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import Any
 
 from gateway.backend_loader import BackendLoader
+from gateway.cache.cache import ResponseCache
 from gateway.cache.local import LocalCache
-from gateway.cache.response_cache import ResponseCache
 from gateway.cuda_driver import load_driver, usable_gpus
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
@@ -25,7 +25,7 @@ from gateway.models.repository import ModelRepository
 from gateway.models.wakefulness import Wakefulness
 from gateway.observability.log import Log
 from gateway.observability.metrics import CacheReading
-from gateway.observability.tracing import Tracer
+from gateway.observability.tracer import Tracer
 from gateway.resumption.recordings import Recordings
 from gateway.settings import CacheSettings, LocalCacheSettings, ModelSettings, Settings, netloc
 from gateway.shared_memory.regions import SharedMemory

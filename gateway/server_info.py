@@ -17,7 +17,7 @@ from gateway.observability.metrics import (
     RecordingsReading,
     families,
 )
-from gateway.observability.rows import statistics_row
+from gateway.observability.statistics import statistics_row
 from gateway.settings import MetricsSettings
 
 EXTENSIONS = (

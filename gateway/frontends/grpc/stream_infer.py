@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gateway.conversations.turn import read_turn
-from gateway.dataplane import DataPlane
+from gateway.dataplane import DataPlane, RequestName
 from gateway.errors import UNEXPECTED, Code, InferenceError, first_error
 from gateway.frontends.grpc.methods import ParsedMessages
 from gateway.frontends.grpc.outbox import (
@@ -32,7 +32,6 @@ from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.reader import Responses, recorded_stream
 from gateway.resumption.recording import without_resumable
 from gateway.resumption.recordings import Recordings
-from gateway.dataplane import RequestName
 from gateway.stream import INTERRUPTED, Interrupted, ResponseStream, has_data
 
 log = logging.getLogger("sluice.grpc")

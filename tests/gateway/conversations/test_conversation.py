@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.dataplane import DataPlane
+from gateway.dataplane import DataPlane, RequestName
 from gateway.errors import Code, InferenceError
 from gateway.messages import SequenceTag
-from gateway.running_requests import RequestName
 from gateway.tensor import Datatype, Tensor
 from tests.builders import (
     ScriptedInstance,

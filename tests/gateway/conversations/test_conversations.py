@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from gateway.conversations.conversations import NS_PER_SECOND, Conversations
-from gateway.dataplane import DataPlane, RequestName
+from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from tests.builders import (
     ScriptedInstance,
