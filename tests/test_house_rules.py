@@ -194,7 +194,53 @@ def test_a_raise_inside_except_star_is_found() -> None:
 TWINS = {"Server"}
 """Two classes with one name for good: the server itself, and the one that programs import."""
 
-SHARED_NAMES: set[str] = set()
+SHARED_NAMES: set[str] = {
+    "Adapters",
+    "Asked",
+    "Call",
+    "Calls",
+    "Channel",
+    "Connection",
+    "Control",
+    "Cuda",
+    "Deadline",
+    "DeviceMemory",
+    "Encoder",
+    "Execution",
+    "Executions",
+    "FrameReader",
+    "Gate",
+    "Graph",
+    "InputReader",
+    "Kind",
+    "Library",
+    "Mistake",
+    "ModelConfig",
+    "Order",
+    "Parameters",
+    "Piece",
+    "Place",
+    "Plan",
+    "Progress",
+    "RateLimiter",
+    "Readiness",
+    "RequestParameters",
+    "ResponseEncoder",
+    "Responses",
+    "Service",
+    "Share",
+    "Shared",
+    "Signature",
+    "Slot",
+    "Source",
+    "Stage",
+    "State",
+    "Status",
+    "Tensor",
+    "Threads",
+    "Turn",
+    "Worker",
+}
 """Public classes of one name in several modules today; no name may be added."""
 
 
@@ -294,9 +340,43 @@ def ratchet(name: str, offences: Iterable[tuple[str, str]], allowed: Mapping[str
     return "\n".join([*(text for each in more for text in each), table]) if more else ""
 
 
-ALLOWED_PROSE: Mapping[str, int] = {}
+ALLOWED_PROSE: Mapping[str, int] = {
+    "backends": 8,
+    "backends/onnxruntime": 25,
+    "backends/python": 213,
+    "backends/pytorch": 39,
+    "backends/tensorrt": 63,
+    "backends/tensorrtllm": 85,
+    "backends/vllm": 109,
+    "gateway": 33,
+    "gateway/batches": 8,
+    "gateway/config": 23,
+    "gateway/ensembles": 25,
+    "gateway/frontends": 233,
+    "gateway/models": 108,
+    "gateway/processes": 46,
+    "gateway/schedulers": 83,
+    "gateway/sequences": 59,
+    "gateway/tensor_runtime": 22,
+}
 
-ALLOWED_RIDDLES: Mapping[str, int] = {}
+ALLOWED_RIDDLES: Mapping[str, int] = {
+    "backends/onnxruntime": 10,
+    "backends/python": 18,
+    "backends/pytorch": 12,
+    "backends/tensorrt": 11,
+    "backends/tensorrtllm": 9,
+    "backends/vllm": 18,
+    "gateway/batches": 6,
+    "gateway/config": 8,
+    "gateway/ensembles": 6,
+    "gateway/frontends": 27,
+    "gateway/models": 28,
+    "gateway/processes": 5,
+    "gateway/schedulers": 12,
+    "gateway/sequences": 7,
+    "gateway/tensor_runtime": 3,
+}
 
 
 def test_forbidden_words_become_fewer() -> None:
