@@ -1,4 +1,4 @@
-"""Backends are created once, one at a time, whoever asks."""
+"""Backends are created once, one at a time, from any thread."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -102,7 +102,7 @@ def test_two_backends_are_never_created_at_the_same_time(monkeypatch: pytest.Mon
     assert not meeting.took_place
 
 
-def test_a_backend_that_exists_is_had_while_another_is_created(
+def test_a_created_backend_is_returned_while_another_is_created(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     entered, gate = threading.Event(), threading.Event()
@@ -148,7 +148,7 @@ def test_a_creation_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) 
         ("strange", Code.INTERNAL, "'strange' is no gateway.backend.Backend: runtime:Runtime"),
     ],
 )
-def test_a_backend_that_cannot_be_created_is_told(
+def test_a_backend_that_cannot_be_created_is_an_error(
     name: str, code: Code, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     absent = EntryPoint("absent", "no_runtime.backend:Runtime", GROUP)
@@ -172,7 +172,7 @@ class OnHost(Runtime):
         return False
 
 
-def test_who_cannot_be_asked_about_gpus_is_believed_to_use_them(
+def test_a_backend_that_fails_counts_as_one_for_gpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def break_down() -> Backend:

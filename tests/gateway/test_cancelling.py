@@ -1,4 +1,4 @@
-"""Cancelling requests by their id: every scheduler, every stage, and nobody else."""
+"""Cancelling requests by their id: every scheduler, every stage, and no other request."""
 
 import gc
 import weakref
@@ -66,7 +66,7 @@ def canceled(model: object) -> int:
     return next(n for reason, n in statistics.failures.items() if reason.value == "CANCELED")
 
 
-async def test_a_request_that_executes_stops_and_its_reader_is_told(
+async def test_an_executing_request_stops_and_its_reader_gets_a_last_response(
     serve: Serve, config: ModelConfig
 ) -> None:
     instance = ScriptedInstance(1)
@@ -82,7 +82,7 @@ async def test_a_request_that_executes_stops_and_its_reader_is_told(
     assert (model.in_flight, model.statistics.pending, canceled(model)) == (0, 0, 1)
 
 
-async def test_a_request_that_waits_never_executes_and_those_beside_it_do(
+async def test_a_queued_request_never_executes_and_the_others_do(
     serve: Serve, config: ModelConfig
 ) -> None:
     instance = ScriptedInstance(1)
@@ -103,7 +103,7 @@ async def test_a_request_that_waits_never_executes_and_those_beside_it_do(
     assert canceled(model) == 1
 
 
-async def test_one_of_a_batch_is_told_and_the_others_get_their_answers(serve: Serve) -> None:
+async def test_one_request_of_a_batch_is_cancelled_and_the_others_complete(serve: Serve) -> None:
     config = replace(TEXT, max_batch_size=2, dynamic_batching=DynamicBatching())
     instance = ScriptedInstance(1)
     dataplane = dataplane_of(serve(instance, config=config))

@@ -1,4 +1,4 @@
-"""Which GPUs are used, by a driver that a test plays, and where models then go."""
+"""GPUs in use by a played driver, and the placement of models."""
 
 import ctypes
 import logging
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway import core
+from gateway import server as server_module
 from gateway.cuda_driver import MAJOR, MINOR, CudaFailed, memory_in_use, usable_gpus
 from gateway.errors import InferenceError
 from gateway.in_process.server import Server
@@ -79,7 +79,7 @@ def test_a_gpu_is_used_if_it_is_new_enough(driver: Driver | None, usable: tuple[
     assert usable_gpus(driver, (6, 0)) == usable
 
 
-def test_a_driver_that_does_not_answer_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_driver_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="sluice.gpus"):
         assert usable_gpus(Driver((9, 0), status=OUT_OF_ORDER), (6, 0)) == ()
     [record] = caplog.records
@@ -98,7 +98,7 @@ def test_models_go_where_their_instance_groups_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, kind: str, gpus: list[int]
 ) -> None:
     driver = Driver((9, 0), (5, 0), (8, 6))
-    monkeypatch.setattr(core, "load_driver", lambda: driver)
+    monkeypatch.setattr(server_module, "load_driver", lambda: driver)
     write_model(tmp_path, "m", identity("FP32") + group)
     with Server(model_repository=tmp_path) as server:
         [found] = server.model("m").config()["instance_group"]
@@ -126,7 +126,7 @@ def test_no_model_is_loaded_on_a_gpu_that_is_fuller_than_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = Driver((9, 0), (9, 0))
-    for module in (core, instance_groups):
+    for module in (server_module, gpus):
         monkeypatch.setattr(module, "load_driver", lambda: driver)
     for gpu in (0, 1):
         write_model(tmp_path, f"m{gpu}", identity("FP32") + f"instance_group {{ gpus: {gpu} }}")

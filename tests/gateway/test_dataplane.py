@@ -78,7 +78,7 @@ async def test_what_can_be_refused_is_refused_before_anything_is_queued(
     assert (dataplane.in_flight, instance.executions) == (0, [])
 
 
-async def test_a_stream_that_is_left_unread_leaves_nothing(serve: Serve) -> None:
+async def test_an_unread_stream_is_dropped(serve: Serve) -> None:
     instance = ScriptedInstance()
     model = serve(instance)
     dataplane = dataplane_of(LoadedModels(model))

@@ -37,7 +37,7 @@ def test_requests_may_share_an_id() -> None:
     assert running.streams(RequestName("m", "", "a")) == streams
 
 
-def test_nothing_is_left_of_a_stream_that_nobody_holds() -> None:
+def test_a_collected_stream_is_dropped() -> None:
     running = RunningRequests()
     streams = [ResponseStream() for _ in range(100)]
     for stream in streams:

@@ -1,4 +1,4 @@
-"""What the server tells of itself and its models."""
+"""Metadata and statistics of the server and its models."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def test_a_server_has_a_name_a_version_and_extensions() -> None:
     assert set(found["extensions"]) >= {"model_configuration", "statistics", "parameters"}
 
 
-async def test_a_model_tells_its_tensors_in_the_order_of_its_config() -> None:
+async def test_metadata_has_the_tensors_in_the_order_of_the_config() -> None:
     assert model_metadata(over(loaded(ADD)), "add", "") == {
         "name": "add",
         "versions": ["1"],
@@ -70,12 +70,12 @@ async def test_without_batching_the_shapes_are_the_dims() -> None:
     assert found["outputs"][0]["shape"] == []
 
 
-async def test_a_model_without_a_platform_tells_its_backend() -> None:
+async def test_metadata_has_the_backend_of_a_model_without_a_platform() -> None:
     found = model_metadata(over(loaded(replace(ADD, platform=""))), "add", "")
     assert found["platform"] == "onnxruntime"
 
 
-async def test_the_ready_versions_are_told_unless_one_is_asked_for() -> None:
+async def test_metadata_lists_the_ready_versions_unless_one_is_requested() -> None:
     dataplane = over(*(loaded(ADD, version) for version in (1, 3, 10)))
     assert model_metadata(dataplane, "add", "")["versions"] == ["1", "3", "10"]
     assert model_metadata(dataplane, "add", "3")["versions"] == ["3"]

@@ -1,4 +1,4 @@
-"""Flags about the response cache become its settings; those that cannot be are refused."""
+"""Options of the response cache become settings; invalid ones are refused."""
 
 import argparse
 import logging
@@ -125,7 +125,7 @@ def test_redis_needs_an_address(text: str) -> None:
     )
 
 
-def test_redis_may_be_told_everything() -> None:
+def test_redis_has_all_settings() -> None:
     rest = "user=u,connect_timeout=7,socket_timeout=8,pool_size=4,wait_timeout=9,tls_enabled=true"
     assert redis(f"--cache-config=redis,{rest},cert=c,key=k,cacert=a,cacert_dir=d,sni=h") == (
         RedisCacheSettings(

@@ -1,4 +1,4 @@
-"""The flags of gRPC become settings, and what does not go together is refused."""
+"""Options of gRPC become settings; conflicting options are refused."""
 
 import argparse
 

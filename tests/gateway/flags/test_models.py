@@ -1,4 +1,4 @@
-"""Flags about models become ModelSettings; those that do not go together are refused."""
+"""Options of models become ModelSettings; conflicting options are refused."""
 
 import argparse
 import logging

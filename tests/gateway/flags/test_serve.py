@@ -37,7 +37,7 @@ def test_booleans_are_written_as_triton_writes_them(text: str, *, expected: bool
     assert parse(f"--strict-readiness={text}").models.strict_readiness is expected
 
 
-def test_metrics_listen_where_http_does_unless_told_otherwise() -> None:
+def test_metrics_listen_at_the_address_of_http_by_default() -> None:
     assert parse("--http-address=127.0.0.1").metrics.address == "127.0.0.1"
     assert parse("--http-address=127.0.0.1", "--metrics-address=::1").metrics.address == "::1"
 

@@ -28,7 +28,7 @@ def test_without_flags_metrics_are_as_tritons() -> None:
     assert telemetry_flags.metrics_settings(parsed()) == MetricsSettings()
 
 
-def test_metrics_are_where_http_is_unless_told_otherwise() -> None:
+def test_metrics_have_the_address_of_http_by_default() -> None:
     flags = parsed("--http-address=127.0.0.1")
     assert telemetry_flags.metrics_settings(flags).address == "127.0.0.1"
     flags = parsed("--http-address=127.0.0.1", "--metrics-address=::1", "--metrics-port=0")

@@ -146,7 +146,7 @@ def test_the_order_of_a_threads_calls_is_that_of_their_submission(server: Server
     assert [float(each.only().outputs["y"][0]) for each in asked] == list(range(100))
 
 
-def test_leaving_a_loop_cancels_and_the_work_stops(server: Server) -> None:
+def test_the_end_of_a_loop_cancels_and_the_model_stops(server: Server) -> None:
     for number, _ in enumerate(server.model("repeat").infer(inputs=ENDLESS)):
         if number == 200:
             break
@@ -186,7 +186,7 @@ def produced(model: ModelHandle) -> int:
     return len(model.statistics()["model_stats"][0]["response_stats"])
 
 
-def test_responses_that_nobody_reads_hold_back_the_model(server: Server) -> None:
+def test_unread_responses_block_the_model(server: Server) -> None:
     model = server.model("repeat")
     kept = model.infer(inputs=ENDLESS)
     wait_until(lambda: produced(model) >= BATCH, "the stream is full")
@@ -233,7 +233,7 @@ async def test_tasks_ask_at_the_same_time(async_server: Server) -> None:
     assert await asyncio.gather(*map(ask, range(100))) == list(range(100))
 
 
-async def test_leaving_an_async_loop_cancels_and_the_work_stops(async_server: Server) -> None:
+async def test_the_end_of_an_async_loop_cancels_and_the_model_stops(async_server: Server) -> None:
     count = 0
     async for _ in async_server.model("repeat").async_infer(inputs=ENDLESS):
         count += 1

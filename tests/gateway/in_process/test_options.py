@@ -39,7 +39,7 @@ def test_options_have_the_names_of_the_command_line_and_python_values(tmp_path: 
     assert settings.id == "triton"
 
 
-def test_nobody_listens_who_was_not_asked_for() -> None:
+def test_no_port_listens_by_default() -> None:
     quiet = read_settings({"model_repository": "m", "disable_auto_complete_config": False})
     assert [quiet.http.enabled, quiet.grpc.enabled, quiet.metrics.enabled] == [False] * 3
     assert quiet.models.auto_complete

@@ -1,4 +1,4 @@
-"""A program is told what the models themselves say of their readiness."""
+"""Readiness checks of models in a program."""
 
 from pathlib import Path
 

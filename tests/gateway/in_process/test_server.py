@@ -50,7 +50,7 @@ def refused(error: pytest.ExceptionInfo[InferenceError]) -> tuple[Code, str]:
     return error.value.code, error.value.message
 
 
-def test_a_server_tells_of_itself_and_its_models(models: Path) -> None:
+def test_a_server_returns_metadata_of_itself_and_its_models(models: Path) -> None:
     with explicit(models, "fp32", id="mine") as server:
         assert server.live()
         assert server.ready()
@@ -100,7 +100,7 @@ def test_models_are_loaded_and_unloaded_by_name_and_by_override(models: Path) ->
         ("fp32", {"config": {"name": object()}}, "'config' cannot be written as JSON: Object of"),
     ],
 )
-def test_what_can_be_no_load_is_refused_and_the_server_goes_on(
+def test_an_invalid_load_is_refused_and_the_server_serves(
     models: Path, name: Any, parameters: Any, text: str
 ) -> None:
     with explicit(models, "fp32") as server:
@@ -110,7 +110,7 @@ def test_what_can_be_no_load_is_refused_and_the_server_goes_on(
         assert server.model("fp32").infer(inputs={"x": ONE}).only().outputs["y"] == [1]
 
 
-def test_a_repository_that_is_not_there_is_told_to_who_starts_the_server(tmp_path: Path) -> None:
+def test_a_missing_repository_fails_the_start(tmp_path: Path) -> None:
     before = threads()
     with pytest.raises(InferenceError, match="folder 'absent' does not exist") as caught:
         explicit(tmp_path / "absent").start()
@@ -154,7 +154,7 @@ async def test_cycles_on_an_event_loop_leave_no_task_and_no_file(models: Path) -
     wait_until_only(known + [name for name in threads() if name.startswith("asyncio")])
 
 
-def test_an_exception_in_the_block_ends_the_server_and_is_told(models: Path) -> None:
+def test_an_exception_in_the_block_stops_the_server_and_is_raised(models: Path) -> None:
     before = threads()
     kept = []
 
@@ -209,7 +209,7 @@ async def test_use_after_the_stop_says_so_on_an_event_loop(models: Path) -> None
         model.metadata()
 
 
-async def test_what_would_wait_for_its_own_loop_names_the_form_that_does_not(models: Path) -> None:
+async def test_a_blocking_call_on_the_servers_loop_names_the_async_form(models: Path) -> None:
     async with explicit(models, "fp32") as server:
         for use, instead in (
             (lambda: server.model("fp32").infer(inputs={"x": ONE}), "async_infer"),
@@ -225,7 +225,7 @@ async def test_what_would_wait_for_its_own_loop_names_the_form_that_does_not(mod
         assert set(await server.async_models(exclude_not_ready=True)) == {("fp32", "1")}
 
 
-def test_a_model_that_fails_to_load_is_told_and_nothing_is_left(models: Path) -> None:
+def test_a_failed_load_fails_the_start_and_closes_everything(models: Path) -> None:
     write_model(models, "broken", 'backend: "nobody"')
     before = threads()
     with pytest.raises(InferenceError, match="unable to find backend 'nobody'"):
@@ -237,7 +237,7 @@ def test_a_model_that_fails_to_load_is_told_and_nothing_is_left(models: Path) ->
         assert "nobody" in server.models()["broken", "1"].reason
 
 
-async def test_a_model_that_fails_to_load_is_told_on_an_event_loop(models: Path) -> None:
+async def test_a_failed_load_fails_the_start_on_an_event_loop(models: Path) -> None:
     with pytest.raises(InferenceError, match="the server cannot start: failed to load all models"):
         await explicit(models, "absent").async_start()
     assert tasks_left() == []
@@ -265,7 +265,7 @@ def test_requests_of_others_may_end_while_the_server_stops(models: Path) -> None
     assert found == [[1]]
 
 
-def test_requests_that_do_not_end_are_told_why(models: Path) -> None:
+def test_requests_that_outlast_the_drain_fail_with_the_reason(models: Path) -> None:
     errors: list[InferenceError] = []
 
     def ask() -> None:
@@ -283,7 +283,7 @@ def test_requests_that_do_not_end_are_told_why(models: Path) -> None:
     assert "did not end within its --exit-timeout-secs of 0.01" in errors[0].message
 
 
-def test_a_thread_that_waits_while_the_event_loop_ends_is_told(models: Path) -> None:
+def test_a_waiting_thread_gets_an_error_at_the_end_of_the_loop(models: Path) -> None:
     errors: list[InferenceError] = []
 
     def ask(server: Server) -> None:
@@ -306,7 +306,7 @@ def test_a_thread_that_waits_while_the_event_loop_ends_is_told(models: Path) -> 
     assert errors[0].code is Code.UNAVAILABLE
 
 
-async def test_a_cancelled_stop_cancels_the_requests_that_are_left(models: Path) -> None:
+async def test_a_cancelled_stop_cancels_the_remaining_requests(models: Path) -> None:
     server = await explicit(models, "slow").async_start()
     asking = asyncio.create_task(server.model("slow").async_infer(inputs={"x": ONE}).only())
     await asyncio.sleep(0)
@@ -319,7 +319,7 @@ async def test_a_cancelled_stop_cancels_the_requests_that_are_left(models: Path)
     assert tasks_left() == []
 
 
-def test_a_server_that_nobody_holds_any_more_ends_with_a_warning(models: Path) -> None:
+def test_a_collected_server_stops_with_a_warning(models: Path) -> None:
     before = threads()
     model = explicit(models, "fp32").start().model("fp32")
     gc.collect()
@@ -359,9 +359,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("program", [FORGOTTEN, FORGOTTEN_ON_A_LOOP], ids=["thread", "loop"])
-def test_a_forgotten_stop_does_not_hold_up_the_end_of_the_program(
-    models: Path, program: str
-) -> None:
+def test_a_missing_stop_does_not_delay_the_exit_of_the_program(models: Path, program: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", program, str(models)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What packages carry is found without importing them, and looked at before it is used."""
+"""Files of packages are found without an import, and checked before use."""
 
 from dataclasses import replace
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""Fetching: whatever is wrong is said at once and clearly, and what is there is left alone."""
+"""Fetching: an error is one clear line, and stored models are not changed."""
 
 import os
 import re
@@ -156,7 +156,7 @@ def test_a_failure_while_unpacking_is_reported_and_leaves_nothing(
     assert not store.has("tiny")
 
 
-def test_being_killed_for_memory_while_unpacking_is_told_as_that(
+def test_a_kill_for_memory_during_unpacking_is_named(
     store: ModelStore, site: Site, unpacker: Unpacker
 ) -> None:
     site.write("onnx.py", b"import os; os.kill(os.getpid(), 9)")
@@ -177,9 +177,7 @@ def test_an_interrupt_while_unpacking_ends_at_once_and_leaves_nothing(
     assert not store.has("tiny")
 
 
-def test_fetching_what_is_there_only_says_where_it_is_and_quickly(
-    store: ModelStore, site: Site
-) -> None:
+def test_a_stored_model_is_only_located(store: ModelStore, site: Site) -> None:
     for name in ("tiny", "other"):
         store.publish(name, lambda folder: None, lambda: None)
     shown, written = console()

@@ -1,4 +1,4 @@
-"""The model store: whole models only, whoever is interrupted and however many start at once."""
+"""The model store has complete models only, also after interrupts and concurrent builds."""
 
 import json
 import os
@@ -106,7 +106,7 @@ def test_an_interrupted_build_leaves_nothing(
     assert store.has("tiny")
 
 
-def test_what_a_killed_process_left_is_never_used_and_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed_unused(tmp_path: Path) -> None:
     store = ModelStore(tmp_path)
     with building_process(tmp_path) as process:
         assert said(process) == "building"

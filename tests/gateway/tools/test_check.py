@@ -1,4 +1,4 @@
-"""Does `sluice check` tell of every field what the server makes of it, and where it is?"""
+"""`sluice check` has a verdict and a place for every field."""
 
 import io
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_what_only_one_backend_honours_is_honoured_for_its_models(
     assert (2, "optimization.cuda", HONOURED) in brief(findings_of(tmp_path, text))
 
 
-def test_parameters_of_tritons_that_do_nothing_are_told(tmp_path: Path) -> None:
+def test_parameters_without_effect_are_findings(tmp_path: Path) -> None:
     path = "TRITON_BATCH_STRATEGY_PATH"
     text = f"""\
 backend: "x" # {path}

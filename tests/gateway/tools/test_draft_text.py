@@ -1,4 +1,4 @@
-"""A draft reads as if written by hand, and says only what was found."""
+"""A draft reads as if written by hand, and states only facts of the file."""
 
 from gateway.backend import Description
 from gateway.config import (

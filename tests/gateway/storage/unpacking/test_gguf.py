@@ -107,7 +107,7 @@ def test_the_chat_template_opens_the_answer(tokenizer: Any) -> None:
     )
 
 
-def test_its_steps_were_told_in_order(folder: Path, steps: list[tuple[str, float]]) -> None:
+def test_steps_are_reported_in_order(folder: Path, steps: list[tuple[str, float]]) -> None:
     assert [step for step, _ in steps] == [
         *("starting", "reading the GGUF", "dequantizing", "writing", "tokenizer")
     ]

@@ -1,4 +1,4 @@
-"""The light DenseNet computes what `onnx` recorded, and its weights are constants."""
+"""The light DenseNet computes the values that `onnx` recorded, and its weights are constants."""
 
 from pathlib import Path
 from typing import Any

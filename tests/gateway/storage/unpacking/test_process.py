@@ -1,4 +1,4 @@
-"""One process unpacks model after model, and never outlives who started it."""
+"""One process unpacks model after model, and ends with its parent."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def test_after_a_failure_the_next_model_gets_a_new_process(
     assert unpack(unpacker, tmp_path) != first
 
 
-def test_its_steps_are_told_with_growing_shares_below_the_whole(
+def test_steps_are_reported_with_growing_fractions_below_one(
     site: Site, unpacker: Unpacker, tmp_path: Path
 ) -> None:
     told: list[tuple[str, float]] = []
@@ -84,7 +84,7 @@ def test_its_steps_are_told_with_growing_shares_below_the_whole(
     assert shares[-1] < 1
 
 
-def test_the_process_ends_when_whoever_started_it_is_gone(site: Site, tmp_path: Path) -> None:
+def test_the_process_ends_with_its_parent(site: Site, tmp_path: Path) -> None:
     site.write("onnx.py", b"import threading; threading.Event().wait()")
     order = json.dumps(["light_onnx", str(tmp_path / "x"), str(tmp_path)]).encode() + b"\n"
     with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -1,4 +1,4 @@
-"""The exported ONNX file computes what transformers computes, whatever the batch and length."""
+"""The exported ONNX file computes the values of transformers, for any batch and length."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The package of torch.export computes what transformers computes, for any batch and length."""
+"""The package of torch.export computes the values of transformers, for any batch and length."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A program at a terminal of its own: a test types, and waits for what is shown."""
+"""A program at a pseudo-terminal: a test types, and waits for output."""
 
 import contextlib
 import fcntl

@@ -1,4 +1,4 @@
-"""What a terminal shows after all that was written to it, and what has scrolled out at its top."""
+"""A terminal's screen after all output, with the lines that have scrolled out."""
 
 import re
 

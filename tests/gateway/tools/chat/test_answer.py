@@ -1,4 +1,4 @@
-"""An answer on the screen: drawn while it grows, and there once, and whole, in the end."""
+"""Answers on the screen: drawn while they grow, and complete once at the end."""
 
 import asyncio
 import io
@@ -105,7 +105,7 @@ def test_an_error_speaks_for_itself(drawn: Drawn) -> None:
     assert drawn.screen == ""
 
 
-def test_an_empty_answer_is_told(drawn: Drawn) -> None:
+def test_an_empty_answer_is_named(drawn: Drawn) -> None:
     with LiveAnswer(drawn.console) as live:
         live.add(AnswerPart("", tokens=0))
     assert drawn.screen == "the model had nothing to say"

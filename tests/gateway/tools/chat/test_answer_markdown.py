@@ -30,7 +30,7 @@ def test_a_link_says_where_it_leads() -> None:
     assert "https://example.org" in shown("[here](https://example.org)")
 
 
-def test_what_a_terminal_would_obey_is_shown_as_a_replacement() -> None:
+def test_control_characters_are_shown_as_replacements() -> None:
     assert printable("a\x1b[2Jb\x07\x9b\x7fc\td\ne\r\n") == "a�[2Jb���c\td\ne\n"
     assert "\x1b" not in shown("a\x1b]0;title\x07b `\x1b[2J`")
 

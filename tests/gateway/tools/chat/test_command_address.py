@@ -1,4 +1,4 @@
-"""What the user may write for where a server is."""
+"""Addresses of servers that the user may write."""
 
 import pytest
 

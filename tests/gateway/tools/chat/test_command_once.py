@@ -162,7 +162,7 @@ def test_ctrl_c_ends_it_with_status_130_and_the_model_stops(talking: Talking) ->
     talking.wait_stopped("forever once")
 
 
-def test_a_reader_that_has_had_enough_stops_the_model(talking: Talking) -> None:
+def test_a_closed_output_stops_the_model(talking: Talking) -> None:
     with running(talking, "forever piped") as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -1,4 +1,4 @@
-"""Which models can be chatted with, and what is said if none can."""
+"""The choice of a chat model, and the errors without one."""
 
 from collections.abc import Sequence
 
@@ -37,12 +37,12 @@ async def test_a_server_without_an_index_is_asked_for_the_model_itself() -> None
     assert "unknown model: 'x'" in await refused(PlayedServer(models=[TALKER]), "x")
 
 
-async def test_an_unknown_model_is_told_with_the_nearest_and_what_is_ready() -> None:
+async def test_an_unknown_model_names_the_nearest_and_the_ready_ones() -> None:
     message = await refused(server(talker="READY", encoder="READY"), "tlker")
     assert message == ("there is no model 'tlker'; did you mean 'talker'; ready: encoder, talker")
 
 
-async def test_a_model_that_is_not_ready_is_told_with_its_state() -> None:
+async def test_a_model_that_is_not_ready_is_named_with_its_state() -> None:
     found = server(talker="UNAVAILABLE:unloaded", encoder="READY")
     assert await refused(found, "talker") == (
         "model 'talker' is not ready: UNAVAILABLE, unloaded; ready: encoder"
@@ -57,7 +57,7 @@ async def test_one_ready_version_is_enough() -> None:
     assert await chat_models(found) == [TALKER]
 
 
-async def test_a_model_that_cannot_chat_is_told_with_what_it_has() -> None:
+async def test_a_model_that_cannot_chat_is_named_with_its_tensors() -> None:
     states = {"encoder": "READY", "half": "READY"}
     assert "it has the inputs ids and the outputs embedding" in await refused(
         server(**states), "encoder"
@@ -70,7 +70,7 @@ async def test_of_all_ready_models_those_that_can_chat_are_found() -> None:
     assert await chat_models(found) == [TALKER]
 
 
-async def test_if_none_can_chat_it_is_told_which_there_are() -> None:
+async def test_without_a_chat_model_the_error_lists_all_models() -> None:
     with pytest.raises(ChatError) as caught:
         await chat_models(server(encoder="READY", talker="LOADING"))
     assert str(caught.value) == (

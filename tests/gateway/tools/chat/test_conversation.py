@@ -1,4 +1,4 @@
-"""What of a conversation is kept, and what of it a model is told."""
+"""Conversations: kept turns, and the messages for the model."""
 
 from gateway.tools.chat.conversation import ChatConversation
 
@@ -13,7 +13,7 @@ def roles(conversation: ChatConversation, question: str) -> list[str]:
     return [each["role"] for each in conversation.messages(conversation.begin(question))]
 
 
-def test_a_model_is_told_all_of_it_in_order() -> None:
+def test_a_model_gets_all_turns_in_order() -> None:
     conversation = ChatConversation("Be brief.")
     said(conversation, "One?", "1")
     assert conversation.messages(conversation.begin("Two?")) == [
@@ -69,7 +69,7 @@ def test_a_question_that_was_never_answered_can_be_asked_again() -> None:
     assert [each["content"] for each in conversation.messages(again)] == ["One?", "1", "Two?"]
 
 
-def test_clearing_forgets_all_but_the_system_prompt() -> None:
+def test_clear_drops_all_but_the_system_prompt() -> None:
     conversation = ChatConversation("Be brief.")
     said(conversation, "One?", "1")
     conversation.clear()
@@ -77,7 +77,7 @@ def test_clearing_forgets_all_but_the_system_prompt() -> None:
     assert roles(conversation, "Two?") == ["system", "user"]
 
 
-def test_the_document_has_everybodys_words_and_says_what_was_interrupted() -> None:
+def test_the_document_has_all_turns_and_marks_interrupted_ones() -> None:
     conversation = ChatConversation("Be brief.")
     turn = conversation.begin("One?")
     turn.answer, turn.interrupted = "1, ", True

@@ -1,4 +1,4 @@
-"""What the user sets, as the values that a server is sent."""
+"""Sampling parameters of the user, as values for the server."""
 
 import pytest
 
@@ -74,7 +74,7 @@ def test_only_what_a_model_has_is_asked_of_it() -> None:
     assert known == {"messages": "[]", "stream": True, "return_num_output_tokens": True}
 
 
-def test_vllm_is_told_to_go_on_to_the_end_of_the_context_unless_the_user_says_otherwise() -> None:
+def test_vllm_gets_no_limit_of_tokens_by_default() -> None:
     unsaid = question("sampling_parameters", platform="vllm")
     assert unsaid.inputs()["sampling_parameters"] == '{"max_tokens": null}'
     said = question("sampling_parameters", platform="vllm", max_tokens=5)

@@ -1,4 +1,4 @@
-"""What lines at the prompt mean."""
+"""Lines at the prompt: questions and commands."""
 
 from pathlib import Path
 
@@ -63,19 +63,19 @@ async def test_two_slashes_begin_a_question_with_one(chat: Session, server: Play
         ("/", "/help lists"),
     ],
 )
-def test_an_unknown_command_is_told_with_the_nearest(chat: Session, line: str, fix: str) -> None:
+def test_an_unknown_command_names_the_nearest(chat: Session, line: str, fix: str) -> None:
     with pytest.raises(ChatError) as caught:
         slash_commands.read(chat, line)
     assert fix in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_help_tells_every_command(chat: Session) -> None:
+def test_help_lists_every_command(chat: Session) -> None:
     text = say(chat, "/help")
     assert all(f"/{name}" in text for name in COMMANDS)
 
 
-def test_quit_leaves(chat: Session) -> None:
+def test_quit_ends_the_chat(chat: Session) -> None:
     assert isinstance(slash_commands.read(chat, "/quit"), Leave)
 
 
@@ -121,7 +121,7 @@ def test_retry_needs_a_question(chat: Session) -> None:
         slash_commands.read(chat, "/retry")
 
 
-async def test_clear_forgets_the_conversation(chat: Session, server: PlayedServer) -> None:
+async def test_clear_drops_the_conversation(chat: Session, server: PlayedServer) -> None:
     await ask(chat, "One?")
     say(chat, "/clear")
     await ask(chat, "Two?")
@@ -140,7 +140,7 @@ async def test_save_writes_markdown_and_again_after_more_turns(
     assert "Two?" in file.read_text()
 
 
-def test_save_leaves_a_file_of_somebody_elses_alone(chat: Session, tmp_path: Path) -> None:
+def test_save_overwrites_no_other_file(chat: Session, tmp_path: Path) -> None:
     file = tmp_path / "notes.md"
     file.write_text("mine")
     with pytest.raises(ChatError, match="exists: choose another name"):
@@ -157,12 +157,12 @@ def test_save_leaves_a_file_of_somebody_elses_alone(chat: Session, tmp_path: Pat
         ("/save /no-such-folder/a.md", "cannot be written: No such file or directory"),
     ],
 )
-def test_what_cannot_be_saved_is_told(chat: Session, line: str, message: str) -> None:
+def test_a_failed_save_is_an_error(chat: Session, line: str, message: str) -> None:
     with pytest.raises(ChatError, match=message):
         slash_commands.read(chat, line)
 
 
-async def test_an_answer_that_is_left_stays_as_far_as_it_had_come() -> None:
+async def test_the_received_part_of_a_cancelled_answer_is_kept() -> None:
     server = PlayedServer(AnswerPart("Hello "), AnswerPart("there."))
     chat = session(server)
     turn = chat.conversation.begin("Hi")
@@ -175,7 +175,7 @@ async def test_an_answer_that_is_left_stays_as_far_as_it_had_come() -> None:
     ]
 
 
-async def test_an_answer_that_fails_stays_as_far_as_it_had_come() -> None:
+async def test_the_received_part_of_a_failed_answer_is_kept() -> None:
     chat = session(PlayedServer(AnswerPart("Hello "), Refused("no more")))
     with pytest.raises(Refused, match="no more"):
         await ask(chat, "Hi")

@@ -1,4 +1,4 @@
-"""`sluice chat` at a terminal: what a person types, sees, and interrupts."""
+"""`sluice chat` at a terminal: keys, output and interrupts."""
 
 import shutil
 import signal
@@ -37,7 +37,7 @@ def ask(chat: PseudoTerminal, line: str) -> str:
     return chat.wait_shown(PROMPT)
 
 
-def test_it_says_with_whom_one_talks_and_how_to_leave(talking: Talking) -> None:
+def test_the_greeting_names_the_model_and_the_keys(talking: Talking) -> None:
     with at_terminal("chat", *talking.flags("grpc")) as terminal:
         greeting = terminal.wait_shown(PROMPT)
         assert f"talker at {talking.server.grpc}" in greeting
@@ -68,9 +68,7 @@ def test_words_of_a_model_do_not_steer_the_terminal(chat: PseudoTerminal) -> Non
     assert "\x1b]0;" not in chat.written
 
 
-def test_ctrl_c_interrupts_the_answer_the_model_stops_and_the_chat_goes_on(
-    talking: Talking, wire: str
-) -> None:
+def test_ctrl_c_interrupts_the_answer_and_the_chat_continues(talking: Talking, wire: str) -> None:
     with at_terminal("chat", *talking.flags(wire)) as chat:
         chat.wait_shown(PROMPT)
         chat.enter(f"forever at a terminal by {wire}")
@@ -117,7 +115,7 @@ def test_ctrl_c_pressed_many_times_interrupts_the_answer_alone(chat: PseudoTermi
     assert "1 token" in ask(chat, "count 1")
 
 
-def test_ctrl_c_twice_at_the_prompt_leaves(chat: PseudoTerminal) -> None:
+def test_ctrl_c_twice_at_the_prompt_quits(chat: PseudoTerminal) -> None:
     chat.type(CTRL_C)
     chat.wait_shown("Ctrl-C again leaves")
     chat.wait_shown(PROMPT)
@@ -129,7 +127,7 @@ def test_ctrl_c_twice_at_the_prompt_leaves(chat: PseudoTerminal) -> None:
     assert chat.ended() == 0
 
 
-def test_ctrl_c_clears_a_line_and_does_not_count_as_leaving(chat: PseudoTerminal) -> None:
+def test_ctrl_c_on_a_line_with_text_only_clears_it(chat: PseudoTerminal) -> None:
     for _ in range(3):
         chat.type("half a thou")
         chat.wait_shown("half a thou")
@@ -139,7 +137,7 @@ def test_ctrl_c_clears_a_line_and_does_not_count_as_leaving(chat: PseudoTerminal
     assert "leaves" not in chat.shown.split(PROMPT, 1)[1]
 
 
-def test_ctrl_d_and_quit_leave(talking: Talking) -> None:
+def test_ctrl_d_and_quit_end_the_chat(talking: Talking) -> None:
     for farewell in (CTRL_D, "/quit\r"):
         with at_terminal("chat", *talking.flags("grpc")) as chat:
             chat.wait_shown(PROMPT)
@@ -147,7 +145,7 @@ def test_ctrl_d_and_quit_leave(talking: Talking) -> None:
             assert chat.ended() == 0
 
 
-def test_a_backslash_at_the_end_goes_on_in_the_next_line(chat: PseudoTerminal) -> None:
+def test_a_backslash_at_the_end_continues_the_line(chat: PseudoTerminal) -> None:
     chat.enter("recall one\\")
     chat.wait_shown("\n. ")
     chat.enter("two")
@@ -160,7 +158,7 @@ def test_lines_can_be_called_back(chat: PseudoTerminal) -> None:
     assert "4 tokens" in chat.wait_shown(PROMPT)
 
 
-def test_commands_are_obeyed_and_mistakes_told(chat: PseudoTerminal, tmp_path: Path) -> None:
+def test_commands_run_and_mistakes_are_errors(chat: PseudoTerminal, tmp_path: Path) -> None:
     assert "did you mean /help?" in ask(chat, "/hlep")
     assert "temperature = 0" in ask(chat, "/set temperature 0")
     assert "cut off at the limit of tokens" in ask(chat, "cut")
@@ -184,7 +182,7 @@ def test_one_of_several_models_is_chosen(talking: Talking) -> None:
         assert "talker at" in chat.wait_shown(PROMPT)
 
 
-def test_whoever_chooses_no_model_leaves(talking: Talking) -> None:
+def test_no_choice_of_a_model_ends_the_chat(talking: Talking) -> None:
     with talking.bare_loaded():
         for key, status in ((CTRL_D, 0), (CTRL_C, 130)):
             with at_terminal("chat", *talking.flags("grpc")) as chat:
@@ -205,7 +203,7 @@ def test_a_termination_leaves_the_terminal_as_it_was(chat: PseudoTerminal) -> No
     )
 
 
-def test_a_server_that_goes_in_mid_answer_leaves_the_text_and_can_come_back(
+def test_a_server_that_stops_in_mid_answer_can_be_asked_again(
     tmp_path: Path,
 ) -> None:
     shutil.copytree(MODELS, tmp_path / "models")

@@ -101,24 +101,24 @@ async def test_the_least_model_that_can_chat_gets_parameters(
     assert json.loads(given) == {"temperature": 0.5, "seed": 7, "stop": "x"}
 
 
-async def test_the_refusal_of_a_model_is_told_in_its_words(server: ChatServer) -> None:
+async def test_the_error_of_a_model_is_shown_unchanged(server: ChatServer) -> None:
     with pytest.raises(Refused, match=r"^the model says no$"):
         await parts(server, "refuse")
 
 
-async def test_what_came_before_a_refusal_has_come(server: ChatServer) -> None:
+async def test_parts_before_an_error_are_received(server: ChatServer) -> None:
     async with aclosing(server.answer(await asked(server, "refuse-late"))) as found:
         assert (await anext(found)).text == "so far so good"
         with pytest.raises(Refused, match="the model gives up"):
             await anext(found)
 
 
-async def test_a_model_without_a_chat_template_is_told_what_it_lacks(server: ChatServer) -> None:
+async def test_a_missing_chat_template_is_named(server: ChatServer) -> None:
     with pytest.raises(Refused, match="'talker' has no chat template"):
         await parts(server, "no-template")
 
 
-async def test_leaving_an_answer_stops_the_model(
+async def test_closing_an_answer_stops_the_model(
     server: ChatServer, talking: Talking, wire: str
 ) -> None:
     text = f"forever {wire}"
@@ -146,7 +146,7 @@ async def test_a_cancelled_wait_for_an_answer_stops_the_model(
     await asyncio.to_thread(talking.wait_stopped, text)
 
 
-async def test_nobody_there_is_told_with_the_reason(wire: str, unused_port: int) -> None:
+async def test_an_unreachable_server_is_named_with_the_reason(wire: str, unused_port: int) -> None:
     server = await connect(f"localhost:{unused_port}", http=wire == "http")
     with pytest.raises(Unreachable, match=r"no server answers at .*Connection refused"):
         await server.models()

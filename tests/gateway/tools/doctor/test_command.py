@@ -1,4 +1,4 @@
-"""The command, with runtimes that fail: what is broken is told, and the rest all the same."""
+"""The command with runtimes that fail: the broken ones and the others are findings."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def environment(folder: Path) -> Mapping[str, str]:
     return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{os.getcwd()}"}
 
 
-def test_what_is_broken_is_told_beside_the_rest(tmp_path: Path) -> None:
+def test_a_broken_part_is_one_finding_among_the_others(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "gateway", "doctor", "--json", "--limit-secs=50"],
         env=environment(tmp_path),

@@ -1,4 +1,4 @@
-"""The store: what lies in it, what could, and whether there is room."""
+"""The model store: stored models, missing ones, and free space."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_a_stored_model_is_listed(tmp_path: Path) -> None:
     assert name not in found
 
 
-def test_no_place_for_models_is_told() -> None:
+def test_a_missing_place_for_models_is_a_finding() -> None:
     (found,) = model_store({})
     assert found.verdict is Health.CANNOT
     assert "SLUICE_CACHE" in found.fix

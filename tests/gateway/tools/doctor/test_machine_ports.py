@@ -6,7 +6,7 @@ from gateway.tools.doctor.machine import port, ports
 from gateway.tools.doctor.report import Health
 
 
-def test_a_port_that_somebody_has_is_taken() -> None:
+def test_a_port_in_use_is_taken() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -1,4 +1,4 @@
-"""Packages: which extra holds for a machine, and what of it is missing or out of range."""
+"""Packages: the extra of a machine, missing packages, and versions out of range."""
 
 import pytest
 from packaging.requirements import Requirement
@@ -73,7 +73,7 @@ def test_without_what_the_gateway_needs_it_is_broken(versions: Versions) -> None
     assert rest.found == "0 of 1 are fine"
 
 
-def test_torch_is_told_also_where_no_range_is_declared() -> None:
+def test_torch_is_a_finding_also_without_a_declared_range() -> None:
     versions = {"numpy": "2.1", "torch": "2.11.0", "vllm": "0.32.1"}
     told = {each.what: each.found for each in findings(DECLARED, versions, has_gpu=True)}
     assert told["torch"] == "2.11.0"

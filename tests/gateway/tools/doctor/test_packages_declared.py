@@ -1,4 +1,4 @@
-"""What Sluice says that it works with: by a checkout, else by what is installed."""
+"""The ranges of versions: by a checkout, else by the installed metadata."""
 
 from pathlib import Path
 
@@ -33,13 +33,13 @@ def check(project: Path) -> None:
     assert [each.name for each in found.requirements["cpu"]] == ["torch"]
 
 
-def test_a_checkout_tells_it(tmp_path: Path) -> None:
+def test_a_checkout_declares_the_ranges(tmp_path: Path) -> None:
     project = tmp_path / "pyproject.toml"
     project.write_text(PROJECT)
     check(project)
 
 
-def test_what_is_installed_tells_it_elsewhere(
+def test_installed_metadata_declares_the_ranges_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Site(tmp_path).install("sluice", {})

@@ -1,4 +1,4 @@
-"""Probes: whatever happens to the process, there is an outcome, and no process is left."""
+"""Probes: every process has an outcome and ends."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ def outcome(program: str, limit_secs: float = LIMIT_SECS) -> Outcome:
     return found[("x",)]
 
 
-def test_a_probe_tells_what_it_found() -> None:
+def test_a_probe_returns_its_result() -> None:
     found = outcome(ENDS["good"])
     assert (found.told, found.error) == ({"driver": "580"}, "")
     assert found.secs > 0

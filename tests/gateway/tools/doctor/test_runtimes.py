@@ -1,4 +1,4 @@
-"""GPUs: the driver, its cards, and what Torch and ONNX Runtime make of them."""
+"""GPUs: the driver, its cards, Torch and ONNX Runtime."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ def kernel_driver(no_driver: Path) -> Path:
     return no_driver
 
 
-def test_the_driver_and_each_gpu_are_told(kernel_driver: Path) -> None:
+def test_the_driver_and_each_gpu_are_findings(kernel_driver: Path) -> None:
     first, card = driver(Outcome(NVML), kernel_driver)
     assert first.found == "580.159.03, up to CUDA 13.0"
     assert card.what == "GPU 0"
@@ -99,5 +99,5 @@ def test_onnxruntime(provider: str, cards: Sequence[Mapping[str, Any]], verdict:
     assert onnxruntime(told, cards).verdict is verdict
 
 
-def test_a_probe_that_failed_tells_of_no_gpu() -> None:
+def test_a_failed_probe_has_no_gpu() -> None:
     assert list(gpus(Outcome(failure="fails"))) == []

@@ -1,4 +1,4 @@
-"""Backends: what cannot be imported is broken only if its package is installed."""
+"""Backends: a failed import is broken only if the package is installed."""
 
 from gateway.tools.doctor.packages import Versions
 from gateway.tools.doctor.probes import Outcome
@@ -53,11 +53,11 @@ def test_one_that_hangs_may_be_slow() -> None:
     assert "--limit-secs" in of("pytorch", hung, {"torch": "2.13.0"}).fix
 
 
-def test_one_of_somebody_else_is_broken() -> None:
+def test_a_failing_backend_of_another_package_is_broken() -> None:
     assert of("shout", Outcome({"error": "no"}), {}).verdict is Health.BROKEN
 
 
-def test_none_at_all_is_told() -> None:
+def test_a_machine_without_backends_is_broken() -> None:
     (found,) = backends({}, {})
     assert found.verdict is Health.BROKEN
     assert "pip install" in found.fix

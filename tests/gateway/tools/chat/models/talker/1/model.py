@@ -1,4 +1,4 @@
-"""Answers what the latest question asks for; the first word of it is the name of a function."""
+"""A model that answers with the function named by the first word of the latest question."""
 
 import json
 import time
