@@ -23,17 +23,15 @@ from gateway.frontends.http.playground.routes import PlaygroundRoutes
 from gateway.frontends.http.repository import RepositoryRoutes
 from gateway.frontends.http.shared_memory import SharedMemoryRoutes
 from gateway.frontends.http.tracing import TracedApp
-from gateway.metrics_page import (
+from gateway.observability.exposition import CONTENT_TYPE
+from gateway.resumption.recordings import Recordings
+from gateway.server_info import (
     CacheReader,
     FrontendsReader,
     MetricsPage,
     RecordingsReader,
-    no_cache,
-    no_frontends,
-    no_recordings,
+    no_reading,
 )
-from gateway.observability.exposition import CONTENT_TYPE
-from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings, MetricsSettings
 
 
@@ -108,9 +106,9 @@ async def _unexpected(request: Request, error: Exception) -> Response:
 def build_metrics_app(
     dataplane: DataPlane,
     settings: MetricsSettings,
-    cache: CacheReader = no_cache,
-    recordings: RecordingsReader = no_recordings,
-    frontends: FrontendsReader = no_frontends,
+    cache: CacheReader = no_reading,
+    recordings: RecordingsReader = no_reading,
+    frontends: FrontendsReader = no_reading,
 ) -> Starlette:
     """An application with the page `/metrics`, rendered for each request.
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from gateway import server_info
 from gateway.config import pbtxt
-from gateway.dataplane import DataPlane
+from gateway.dataplane import DataPlane, RequestName
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON, plain_error
@@ -24,7 +24,6 @@ from gateway.frontends.http.json_object import (
 from gateway.frontends.http.request_head import MODEL, VERSION, version_of
 from gateway.observability.log import FORMAT, VERBOSE, read_log_settings, show_log_settings
 from gateway.observability.tracer import BOUNDS, LEVEL, read_trace_settings, show_trace_settings
-from gateway.running_requests import RequestName
 from gateway.settings import HttpSettings
 
 CANCEL = "/requests/{request_id:path}/cancel"

@@ -33,7 +33,7 @@ from gateway.frontends.http.sse import EventStream, First, event, first_batch
 from gateway.frontends.http.tracing import infer
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
-from gateway.openai_exchange import EVENT, RESPONSE, Endpoint, request_tensors, serves_openai
+from gateway.openai_contract import EVENT, RESPONSE, Endpoint, request_tensors, serves_openai
 from gateway.resumption.reader import EventId, RecordingReader, Responses
 from gateway.resumption.recording import RecordedRequest
 from gateway.resumption.recordings import Recordings
@@ -127,7 +127,7 @@ class ChunkedResponse(EventStream):
 
 
 class OpenAiAnswers:
-    """Answers OpenAI's requests by models that have the contract of `openai_exchange`.
+    """Answers OpenAI's requests by models that have the contract of `openai_contract`.
 
     A request with an idempotency key is recorded: a repeated one gets the same answer, and an
     interrupted stream can be resumed.
