@@ -5,11 +5,11 @@ import logging
 
 from starlette.types import ASGIApp
 
-from gateway.frontends.grpc.server import GrpcServer, carried_here
+from gateway.frontends.grpc.server import GrpcServer, local_transport
 from gateway.frontends.http.app import build_app, build_metrics_app
 from gateway.frontends.http.listener import HttpListener, listening_at
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
-from gateway.processes.doors import HttpDoor, ProcessDoors
+from gateway.processes.listeners import ProcessHttpListener, ProcessListeners
 from gateway.server import Listeners, Server, StartFailed
 from gateway.server_info import no_reading
 from gateway.settings import HttpSettings, Settings
@@ -26,8 +26,8 @@ class BoundListeners(Listeners):
     def __init__(self, server: Server) -> None:
         self._server = server
         count = server.settings.frontends
-        self._processes = ProcessDoors(count, server.dataplane.log) if count else None
-        self._http: list[HttpListener | HttpDoor] = []
+        self._processes = ProcessListeners(count, server.dataplane.log) if count else None
+        self._http: list[HttpListener | ProcessHttpListener] = []
         self._grpc: GrpcServer | None = None
         self._health: asyncio.Task[None] | None = None
         self.ports: dict[str, int] = {}
@@ -84,7 +84,7 @@ class BoundListeners(Listeners):
             self._http.append(HttpListener(page, listening, limits=http.limits))
             self.ports["metrics"] = self._http[-1].port
         if settings.grpc.enabled:
-            transport = processes.grpc if processes else carried_here
+            transport = processes.grpc if processes else local_transport
             self._grpc = GrpcServer(dataplane, settings.grpc, settings.id, recordings, transport)
             self.ports["grpc"] = self._grpc.port
 

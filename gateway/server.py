@@ -17,12 +17,11 @@ from gateway.cuda_driver import load_driver, usable_gpus
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.loop_watch import LoopWatch
-from gateway.models.gpus import Gpus
+from gateway.models.busy_poll import BusyPoll
+from gateway.models.instance_groups import UsableGpus
 from gateway.models.model import Model
-from gateway.models.model_control import RegistryControl
-from gateway.models.registry import ModelRegistry
+from gateway.models.registry import ModelRegistry, RegistryControl
 from gateway.models.repository import ModelRepository
-from gateway.models.wakefulness import Wakefulness
 from gateway.observability.log import Log
 from gateway.observability.metrics import CacheReading
 from gateway.observability.tracer import Tracer
@@ -78,7 +77,7 @@ class Server:
         backends = _build_backends(settings)
         repository = _build_repository(settings.models, backends)
         self._cache = _build_cache(settings.cache)
-        awake = Wakefulness(settings.stay_awake_us)
+        awake = BusyPoll(settings.stay_awake_us)
         self._threads = request_threads()
         self._registry = ModelRegistry(
             repository, settings.models, backends, self._cache, awake, self._threads
@@ -233,7 +232,7 @@ def _build_repository(settings: ModelSettings, backends: BackendLoader) -> Model
     return ModelRepository(
         settings.repositories,
         settings.config_name,
-        Gpus(usable, minimum, backends.computes_on_gpus),
+        UsableGpus(usable, minimum, backends.computes_on_gpus),
         auto_complete=settings.auto_complete,
         namespacing=settings.namespacing,
     )

@@ -77,7 +77,7 @@ def _check_model(repository: ModelRepository, name: str) -> list[FieldFinding]:
     if not any(each.verdict is FieldVerdict.REFUSED for each in findings):
         findings += _check_whole(repository, name, file)
     return findings or [
-        FieldFinding(model=name, path=file.source, verdict=Verdict.HONOURED, why=NO_FIELDS)
+        FieldFinding(model=name, path=file.source, verdict=FieldVerdict.HONOURED, why=NO_FIELDS)
     ]
 
 
@@ -146,7 +146,7 @@ def _check_whole(repository: ModelRepository, name: str, file: ConfigFile) -> li
 
 
 def _refusal(model: str, path: str, why: str, line: int = 0) -> FieldFinding:
-    return FieldFinding(model=model, path=path, line=line, verdict=Verdict.REFUSED, why=why)
+    return FieldFinding(model=model, path=path, line=line, verdict=FieldVerdict.REFUSED, why=why)
 
 
 def _backend(repository: ModelRepository, name: str, file: ConfigFile) -> str:
@@ -167,7 +167,7 @@ def _written(file: ConfigFile) -> ModelConfig | None:
         return None
 
 
-def _judge(scanned: ScannedField, written: ModelConfig | None, backend: str) -> Support | None:
+def _judge(scanned: ScannedField, written: ModelConfig | None, backend: str) -> FieldSupport | None:
     """The verdict; None for a field whose parent or children have the verdict."""
     siblings = _siblings(scanned)
     if siblings is None:

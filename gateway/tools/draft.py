@@ -15,7 +15,6 @@ from gateway.errors import Code, InferenceError
 from gateway.models.model_folder import version_number
 from gateway.models.normalisation import normalise
 from gateway.models.repository import ModelRepository
-from gateway.models.versions import version_number
 
 CONFIG_FILE = "config.pbtxt"
 

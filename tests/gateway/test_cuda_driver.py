@@ -126,7 +126,7 @@ def test_no_model_is_loaded_on_a_gpu_that_is_fuller_than_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = Driver((9, 0), (9, 0))
-    for module in (server_module, gpus):
+    for module in (server_module, instance_groups):
         monkeypatch.setattr(module, "load_driver", lambda: driver)
     for gpu in (0, 1):
         write_model(tmp_path, f"m{gpu}", identity("FP32") + f"instance_group {{ gpus: {gpu} }}")

@@ -120,7 +120,7 @@ class Servicer:
     async def ModelReady(
         self, request: pb.ModelReadyRequest, call: RpcCall
     ) -> pb.ModelReadyResponse:
-        ready = await metadata.check_model_ready(self._dataplane, request.name, request.version)
+        ready = await server_info.check_model_ready(self._dataplane, request.name, request.version)
         return pb.ModelReadyResponse(ready=ready)
 
     async def ModelMetadata(

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gateway import cgroups
+from gateway import cpus
 from gateway.models import busy_poll as module
 from gateway.models.busy_poll import BusyPoll
 
@@ -56,7 +56,7 @@ async def test_it_never_stays_awake(monkeypatch: pytest.MonkeyPatch, prepare: st
     if prepare == "one processor":
         monkeypatch.setattr(module, "processors", lambda: 1)
     if prepare == "half of two":
-        monkeypatch.setattr(cgroups, "cpus", lambda: 1.0)
+        monkeypatch.setattr(cpus, "quota", lambda: 1.0)
     busy_poll = BusyPoll(0 if prepare == "switched off" else SPAN_US)
     if prepare == "in flight":
         busy_poll.began()

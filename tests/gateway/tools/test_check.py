@@ -8,7 +8,7 @@ from rich.console import Console
 
 from gateway.errors import InferenceError
 from gateway.models.repository import ModelRepository
-from gateway.models.support import Verdict
+from gateway.models.supported_fields import FieldVerdict
 from gateway.tools.check import FieldFinding, check, table
 
 DATA = Path(__file__).parent.parent / "config" / "data"
@@ -41,7 +41,7 @@ def findings_of(repository: Path, config: str) -> list[FieldFinding]:
     return check(ModelRepository([repository]))
 
 
-def brief(findings: list[FieldFinding]) -> list[tuple[int, str, Verdict]]:
+def brief(findings: list[FieldFinding]) -> list[tuple[int, str, FieldVerdict]]:
     return [(each.line, each.field, each.verdict) for each in findings]
 
 

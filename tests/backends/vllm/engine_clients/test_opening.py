@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway.process_channel.channel import Channel
-from gateway.process_channel.frames import NO_CALL
 
+from gateway.processes.channel import NO_CALL, Channel
 from tests.backends.vllm.conftest import Write
 from tests.backends.vllm.engine_clients.test_remote_client import Process
 from tests.builders import soon

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.messages import InferRequest
-from gateway.openai_exchange import OpenAiRefusal
+from gateway.openai_contract import OpenAiRefusal
 from tests.backends.vllm.conftest import CONTEXT, Llama
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}

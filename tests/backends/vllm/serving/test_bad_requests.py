@@ -6,7 +6,7 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
-from gateway.openai_exchange import OpenAiRefusal
+from gateway.openai_contract import OpenAiRefusal
 from tests.backends.vllm.conftest import CONTEXT, Llama, ask, engine_marks, openai
 from tests.backends.vllm.serving.odd_requests import REFUSED, SERVED, refused
 
