@@ -263,7 +263,7 @@ def test_a_port_in_use_is_one_clear_line(models: Path, wire: str) -> None:
         server = ended(models, f"--{wire}-port={port}")
     assert server.process.returncode == 1
     assert len(server.log) == 1
-    assert server.log[0].startswith(f"sluice: port {port} of 127.0.0.1 cannot be had: Address")
+    assert server.log[0].startswith(f"sluice: cannot listen on 127.0.0.1:{port}: Address")
 
 
 @pytest.mark.parametrize("wires", [("http", "grpc"), ("http", "metrics")])
@@ -273,7 +273,7 @@ def test_two_frontends_on_one_port_are_refused(models: Path, wires: tuple[str, s
         port = other.getsockname()[1]
     server = ended(models, *(f"--{wire}-port={port}" for wire in wires))
     assert server.process.returncode == 1
-    assert server.log[-1].startswith(f"sluice: port {port} of 127.0.0.1 cannot be had: ")
+    assert server.log[-1].startswith(f"sluice: cannot listen on 127.0.0.1:{port}: ")
 
 
 @pytest.mark.parametrize(

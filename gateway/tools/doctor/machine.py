@@ -116,7 +116,7 @@ def port(name: str, address: str, number: int) -> Finding:
             listener.listen()
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
-            text = "taken" if taken else f"cannot be had: {error.strerror}"
+            text = "taken" if taken else f"unavailable: {error.strerror}"
             return Finding(what, text, Health.WARNING, fix)
     return Finding(what, "free")
 
