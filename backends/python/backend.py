@@ -7,29 +7,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backends.python.beginnings import Beginnings
 from backends.python.business_logic import BusinessLogic
-from backends.python.completion import complete_message, completed_config
-from backends.python.environments.choice import Environment, Places, interpreter
+from backends.python.codec import RequestEncoder
+from backends.python.connection import Link
+from backends.python.environments import Environment, Places, interpreter
 from backends.python.executions import Executions
-from backends.python.initialization import (
+from backends.python.instance import PythonInstance
+from backends.python.load_messages import (
     code_identity,
+    complete_message,
+    completed_config,
     instance_name,
     load_message,
     version_of,
 )
-from backends.python.instance import PythonInstance
-from backends.python.link import Link
-from backends.python.metric_calls import MetricCalls
-from backends.python.metric_store import MetricStore
-from backends.python.model_management import ModelManagement, NoOtherModels
+from backends.python.metrics import MetricCalls, MetricStore
+from backends.python.model_management import Beginnings, ModelManagement, NoOtherModels
 from backends.python.parameters import Parameters, refuse_special_name, stub_timeout_secs
-from backends.python.process import WorkerProcess
 from backends.python.quarantine import Quarantine
-from backends.python.requests import RequestEncoder
 from backends.python.running_worker import Services, Worker
 from backends.python.services import LogLines, LogOnly, ServicesOfServer
 from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
+from backends.python.worker_process import WorkerProcess
 from gateway.backend import Backend, Instance, ModelContext
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError

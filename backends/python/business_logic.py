@@ -4,11 +4,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from backends.python.channel import Channel
-from backends.python.link import Link
-from backends.python.requests import to_json
-from backends.python.responses import describe_error, describe_response, expected
-from backends.python.tensors import MUCH_BYTES, TensorWriter, beside
+from backends.python.codec import (
+    MUCH_BYTES,
+    TensorWriter,
+    beside,
+    describe_error,
+    describe_response,
+    expected,
+    to_json,
+)
+from backends.python.connection import Channel, Link
 from backends.python.worker.sluice_worker.messages import ToWorker
 from gateway.backend import ModelControl
 from gateway.errors import Code, InferenceError

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from backends.python.link import Link
-from backends.python.requests import to_json
+from backends.python.codec import to_json
+from backends.python.connection import Link
 from backends.python.worker.sluice_worker.messages import ToWorker
 from gateway.backend import Answer, Note
 from gateway.errors import InferenceError

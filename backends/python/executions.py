@@ -6,13 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from backends.python.codec import (
+    MUCH_BYTES,
+    RequestEncoder,
+    TensorReader,
+    TensorWriter,
+    beside,
+    read_response,
+    to_json,
+)
+from backends.python.connection import Link
 from backends.python.execution import Backlog, Execution
-from backends.python.link import Link
-from backends.python.overlap import Overlap
 from backends.python.parameters import Parameters
-from backends.python.requests import RequestEncoder, to_json
-from backends.python.responses import read_response
-from backends.python.tensors import MUCH_BYTES, TensorReader, TensorWriter, beside
+from backends.python.prefetch import Overlap
 from backends.python.worker.sluice_worker.messages import ToWorker
 from backends.python.worker.sluice_worker.segments import SHARED_FROM_BYTES
 from gateway.backend import NotSent

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from backends.python.channel import Channel
-from backends.python.requests import to_json
+from backends.python.codec import to_json
+from backends.python.connection import Channel
 from backends.python.worker.sluice_worker.messages import ToWorker
 from gateway.errors import Code, InferenceError
 

@@ -1,17 +1,61 @@
-"""A model loads and unloads others (python backend, model management)."""
+"""Loading and unloading of models by other models (python backend, model management)."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections import Counter
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from backends.python.beginnings import Beginnings
-from backends.python.channel import Channel
-from backends.python.requests import to_json
-from backends.python.responses import expected
+from backends.python.codec import expected, to_json
+from backends.python.connection import Channel
 from backends.python.worker.sluice_worker.frames import BrokenFrame
 from backends.python.worker.sluice_worker.messages import ToWorker
 from gateway.backend import ModelControl
 from gateway.errors import Code, InferenceError
+
+
+class Beginnings:
+    """Which models initialize at this moment, and which others they wait for meanwhile.
+
+    For all models of one server, by their names.
+    """
+
+    def __init__(self) -> None:
+        self._initializing: Counter[str] = Counter()
+        self._waits: list[tuple[str, str]] = []
+
+    @contextmanager
+    def of(self, model: str) -> Iterator[None]:
+        """A model initializes within the block."""
+        self._initializing[model] += 1
+        try:
+            yield
+        finally:
+            self._initializing[model] -= 1
+
+    @contextmanager
+    def waiting(self, model: str, other: str) -> Iterator[None]:
+        """A model waits within the block until another one is loaded.
+
+        INVALID_ARG if that one would wait for the first.
+        """
+        if not self._initializing[model]:
+            yield
+            return
+        if self._leads(other, model):
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"model '{other}' cannot be loaded before '{model}' has initialized, and this "
+                "waits for it",
+            )
+        self._waits.append((model, other))
+        try:
+            yield
+        finally:
+            self._waits.remove((model, other))
+
+    def _leads(self, model: str, to: str) -> bool:
+        return model == to or any(self._leads(b, to) for a, b in self._waits if a == model)
 
 
 def _not_here() -> InferenceError:

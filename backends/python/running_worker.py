@@ -8,20 +8,19 @@ from typing import Any, Protocol
 import orjson
 from prometheus_client.core import Metric
 
-from backends.python.channel import NOT_UNDERSTOOD, RETRY_SECS, Channel
+from backends.python.codec import RequestEncoder, to_json
+from backends.python.connection import NOT_UNDERSTOOD, RETRY_SECS, Channel, Link
 from backends.python.executions import Executions
 from backends.python.health import Pulse, Readiness
-from backends.python.link import Link
 from backends.python.parameters import Parameters
-from backends.python.printed import Printed
-from backends.python.process import WorkerProcess, describe_exit, watch_exit
-from backends.python.requests import RequestEncoder, to_json
 from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
 from backends.python.worker.sluice_worker.segments import (
     SCARCE,
     IncomingSegments,
     OutgoingSegments,
 )
+from backends.python.worker_output import Printed
+from backends.python.worker_process import WorkerProcess, describe_exit, watch_exit
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 

@@ -7,14 +7,13 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from backends.python.business_logic import BusinessLogic, Call, Served
+from backends.python.codec import TensorReader, read_request
+from backends.python.connection import Link
 from backends.python.executions import Executions
-from backends.python.link import Link
-from backends.python.metric_calls import MetricCalls
+from backends.python.metrics import MetricCalls
 from backends.python.model_management import ModelManagement, read_files
-from backends.python.printed import LineLimit
-from backends.python.requests import read_request
-from backends.python.tensors import TensorReader
 from backends.python.worker.sluice_worker.messages import ToGateway
+from backends.python.worker_output import LineLimit
 
 log = logging.getLogger("sluice.python")
 

@@ -14,7 +14,7 @@ import pytest
 from backends.python import backend as module
 from backends.python import execution, executions
 from backends.python.backend import PythonBackend
-from backends.python.environments.choice import Environment, Places
+from backends.python.environments import Environment, Places
 from gateway.backend import Instance, ModelContext, Note
 from gateway.config import (
     ModelConfig,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from backends.python import channel
+from backends.python import connection as channel
 from gateway.messages import InferResponse
 from tests.backends.python.loading import DECOUPLED, Load, answers, request, soon, values
 

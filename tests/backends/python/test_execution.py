@@ -7,12 +7,11 @@ from contextlib import suppress
 
 import pytest
 
-from backends.python.channel import Channel
+from backends.python.codec import RequestEncoder
+from backends.python.connection import Channel, Link
 from backends.python.execution import Backlog, Execution
 from backends.python.executions import Executions
-from backends.python.link import Link
 from backends.python.parameters import Parameters
-from backends.python.requests import RequestEncoder
 from backends.python.worker.sluice_worker.segments import IncomingSegments, OutgoingSegments
 from gateway.backend import Answer, Note
 from gateway.errors import Code, InferenceError

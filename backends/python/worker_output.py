@@ -1,4 +1,4 @@
-"""What a model prints goes to the log: by the line, and no more than a log can bear."""
+"""Lines that a worker prints, in the log."""
 
 import asyncio
 import logging

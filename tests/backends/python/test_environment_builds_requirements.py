@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.python.environments.kept_folders import KeptFolders
-from backends.python.environments.requirements import virtual_environment
+from backends.python.environment_builds import KeptFolders, virtual_environment
 from gateway.errors import Code, InferenceError
 from tests.serving import wait_until
 from tests.wheels import write_numpy, write_wheel

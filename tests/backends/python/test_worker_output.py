@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from backends.python import printed as module
-from backends.python.printed import LINE_BYTES, LINES_PER_SECOND, LineLimit, Printed
+from backends.python.worker_output import LINE_BYTES, LINES_PER_SECOND, LineLimit, Printed
 from tests.builders import settle
 
 

@@ -1,12 +1,15 @@
-"""What a model's `initialize` is told (python backend, initialize args)."""
+"""Messages that load a model, or complete its config."""
 
 import hashlib
 from pathlib import Path
 from typing import Any
 
-from backends.python.completion import config_json
+import orjson
+
 from gateway.backend import ModelContext
 from gateway.config import ModelConfig
+from gateway.config.pbtxt import parse_json, to_json
+from gateway.errors import Code, InferenceError
 
 DEFAULT_FILE = "model.py"
 STORED_MODEL = "stored_model"
@@ -55,3 +58,32 @@ def code_identity(config: ModelConfig, path: Path, home: Path | None) -> bytes:
     file = home / DEFAULT_FILE if home else path / (config.default_model_filename or DEFAULT_FILE)
     changed = file.stat().st_mtime_ns if file.exists() else 0
     return hashlib.blake2b(repr((config.name, str(file), changed)).encode()).digest()
+
+
+def config_json(config: ModelConfig) -> str:
+    """A config as models see it: the JSON form of the model configuration extension."""
+    return orjson.dumps(to_json(config)).decode()
+
+
+def complete_message(config: ModelConfig, path: Path, home: Path | None) -> dict[str, Any]:
+    """What COMPLETE says; `path` is the version folder, `home` that of a Python-based backend."""
+    return {
+        "model_config": config_json(config),
+        "model_name": config.name,
+        "path": str(path.absolute()),
+        "backend_path": "" if home is None else str(home.absolute()),
+    }
+
+
+def completed_config(config: ModelConfig, said: str | None) -> ModelConfig:
+    """The config with what the model says of it; None if it says nothing."""
+    if said is None:
+        return config
+    try:
+        return parse_json(said)
+    except InferenceError as error:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"auto_complete_config function in model '{config.name}' returned no model "
+            f"configuration: {error.message}",
+        ) from None

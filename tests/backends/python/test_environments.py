@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.python.environments.choice import Environment, Places, interpreter
+from backends.python.environments import Environment, Places, interpreter
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from tests.wheels import write_numpy, write_wheel

@@ -1,4 +1,4 @@
-"""A worker's process: how it is started, limited and killed, and how its end is noticed."""
+"""Start, limits and end of a worker's process."""
 
 import asyncio
 import os

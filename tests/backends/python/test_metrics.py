@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.core import Metric
 
-from backends.python.metric_store import MetricStore
+from backends.python.metrics import MetricStore
 from gateway.errors import InferenceError
 
 ONE, TWO = object(), object()

@@ -1,19 +1,22 @@
-"""One socket to a worker: frames out and frames in, without ever holding up the event loop."""
+"""Frames over the sockets of one worker."""
 
 import asyncio
 import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
+from backends.python.codec import to_json
 from backends.python.worker.sluice_worker.frames import (
     RECEIVE_BYTES,
     BrokenFrame,
     FrameReader,
     frame,
 )
-from backends.python.worker.sluice_worker.segments import SCARCE
+from backends.python.worker.sluice_worker.messages import ToWorker
+from backends.python.worker.sluice_worker.segments import SCARCE, IncomingSegments, OutgoingSegments
 
 log = logging.getLogger("sluice.python")
 
@@ -217,3 +220,26 @@ class Channel:
             if not waiter.done():
                 waiter.set_result(None)
                 return
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Closed as one."""
+
+    work: Channel
+    control: Channel
+    incoming: IncomingSegments
+    outgoing: OutgoingSegments
+
+    def release(self) -> None:
+        """Tell the worker which of its segments nobody looks at any more, and which ours went."""
+        freed, dropped = self.incoming.take_released(), self.outgoing.take_dropped()
+        if freed or dropped:
+            self.control.send(to_json([ToWorker.RELEASED, freed, dropped]))
+
+    def close(self) -> None:
+        """Let go of everything; views of the worker's segments stay good."""
+        self.work.close()
+        self.control.close()
+        self.incoming.close()
+        self.outgoing.close()

@@ -1,4 +1,4 @@
-"""May a worker be handed an execution while it is busy with another?"""
+"""Prefetch of executions by a busy worker."""
 
 SHORT_NS = 500_000
 AT_ONCE = 4

@@ -1,4 +1,4 @@
-"""Which Python runs a model's worker, and what must its environment say?"""
+"""The Python and the variables of a model's worker."""
 
 import asyncio
 import os
@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backends.python.environments.archives import unpacked
-from backends.python.environments.commands import NO_PATHS_OF_OURS, CommandFailed, output
-from backends.python.environments.kept_folders import KeptFolders
-from backends.python.environments.requirements import FILE, virtual_environment
+from backends.python.environment_builds import FILE, KeptFolders, unpacked, virtual_environment
+from backends.python.environment_commands import NO_PATHS_OF_OURS, CommandFailed, output
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 

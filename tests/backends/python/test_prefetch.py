@@ -1,6 +1,6 @@
 """Short executions are handed over before the worker asks for them; others are not."""
 
-from backends.python.overlap import AT_ONCE, SHORT_NS, Overlap
+from backends.python.prefetch import AT_ONCE, SHORT_NS, Overlap
 
 
 def after(*infer_ns: int, allowed: bool = True) -> Overlap:

@@ -1,4 +1,4 @@
-"""How does a command run that takes long: told in the log, and killed if nobody waits for it?"""
+"""Long commands: progress in the log, killed when cancelled."""
 
 import asyncio
 import logging

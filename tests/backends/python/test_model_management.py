@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.python.beginnings import Beginnings
+from backends.python.model_management import Beginnings
 from gateway.errors import InferenceError
 
 

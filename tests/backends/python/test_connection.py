@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from backends.python import channel as module
-from backends.python.channel import Channel
+from backends.python.connection import Channel
 from backends.python.worker.sluice_worker.frames import PREFIX, FrameReader, frame
 from tests.builders import settle, soon
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.python.environments.archives import unpacked
-from backends.python.environments.kept_folders import KeptFolders
+from backends.python.environment_builds import KeptFolders, unpacked
 from gateway.errors import Code, InferenceError
 
 Member = Callable[[tarfile.TarFile], None]
