@@ -9,9 +9,9 @@ from typing import Any
 
 from backends.python.business_logic import BusinessLogic
 from backends.python.codec import RequestEncoder
-from backends.python.connection import Link
-from backends.python.environments import Environment, Places, interpreter
-from backends.python.executions import Executions
+from backends.python.connection import WorkerConnection
+from backends.python.environments import Places, WorkerEnvironment, interpreter
+from backends.python.executions import WorkerExecutions
 from backends.python.instance import PythonInstance
 from backends.python.load_messages import (
     code_identity,
@@ -22,10 +22,10 @@ from backends.python.load_messages import (
     version_of,
 )
 from backends.python.metrics import MetricCalls, MetricStore
-from backends.python.model_management import Beginnings, ModelManagement, NoOtherModels
-from backends.python.parameters import Parameters, refuse_special_name, stub_timeout_secs
+from backends.python.model_management import LoadCycles, ModelManagement, NoOtherModels
+from backends.python.parameters import WorkerLimits, refuse_special_name, stub_timeout_secs
 from backends.python.quarantine import Quarantine
-from backends.python.running_worker import Services, Worker
+from backends.python.running_worker import RunningWorker, Services
 from backends.python.services import LogLines, LogOnly, ServicesOfServer
 from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
 from backends.python.worker_process import WorkerProcess
@@ -52,7 +52,7 @@ class PythonBackend(Backend):
     def __init__(self) -> None:
         self._metrics = MetricStore()
         self._quarantine = Quarantine()
-        self._beginnings = Beginnings()
+        self._load_cycles = LoadCycles()
 
     async def prepare(self, config: ModelConfig, path: Path) -> None:
         await self._environment(config, path)
@@ -62,7 +62,7 @@ class PythonBackend(Backend):
 
     async def load(self, context: ModelContext) -> Instance:
         config, name = context.config, instance_name(context)
-        parameters = Parameters.read(config)
+        parameters = WorkerLimits.read(config)
         code = await apart(code_identity, config, context.path, self.home)
         services = partial(self._services, context)
         suspect = partial(self._quarantine.died, code)
@@ -70,7 +70,7 @@ class PythonBackend(Backend):
         try:
             worker.keep_to(context.cpu_cores)
             told = [ToWorker.LOAD, load_message(context, self.home)]
-            with self._beginnings.of(config.name):
+            with self._load_cycles.of(config.name):
                 said = await _initialized(worker, told, parameters.initialize_timeout_secs)
         except BaseException:
             await worker.stop()
@@ -102,14 +102,14 @@ class PythonBackend(Backend):
         config: ModelConfig,
         path: Path,
         name: str,
-        services: Callable[[Link, Executions], Services],
+        services: Callable[[WorkerConnection, WorkerExecutions], Services],
         on_death: Callable[[Sequence[InferRequest]], None] = lambda _: None,
-    ) -> Worker:
+    ) -> RunningWorker:
         refuse_special_name(name)
-        limit_secs, parameters = stub_timeout_secs(self.settings), Parameters.read(config)
+        limit_secs, parameters = stub_timeout_secs(self.settings), WorkerLimits.read(config)
         process = await _started(config.name, await self._environment(config, path))
         encoder = RequestEncoder(config, version_of(path))
-        worker = Worker(process, name, encoder, services, on_death)
+        worker = RunningWorker(process, name, encoder, services, on_death)
         try:
             if parameters.worker_memory_limit_mb:
                 process.limit_memory(parameters.worker_memory_limit_mb)
@@ -119,10 +119,12 @@ class PythonBackend(Backend):
             raise
         return worker
 
-    async def _environment(self, config: ModelConfig, path: Path) -> Environment:
+    async def _environment(self, config: ModelConfig, path: Path) -> WorkerEnvironment:
         return await interpreter(config, Places(version=path, backend=self.home, kept=self.kept))
 
-    def _services(self, context: ModelContext, link: Link, executions: Executions) -> Services:
+    def _services(
+        self, context: ModelContext, link: WorkerConnection, executions: WorkerExecutions
+    ) -> Services:
         control = context.control or NoOtherModels()
         about = {"model": context.config.name, "instance": instance_name(context)}
         return ServicesOfServer(
@@ -131,11 +133,11 @@ class PythonBackend(Backend):
             LogLines(about),
             MetricCalls(link.control, self._metrics),
             BusinessLogic(link, context.infer, control, executions.is_left),
-            ModelManagement(link.control, control, context.config.name, self._beginnings),
+            ModelManagement(link.control, control, context.config.name, self._load_cycles),
         )
 
 
-async def _initialized(worker: Worker, told: Sequence[Any], limit_secs: float) -> Any:
+async def _initialized(worker: RunningWorker, told: Sequence[Any], limit_secs: float) -> Any:
     """What LOADED says; whoever waits long for that is told so in the log."""
     asking = asyncio.ensure_future(worker.ask(told, ToGateway.LOADED))
     try:
@@ -152,7 +154,7 @@ async def _initialized(worker: Worker, told: Sequence[Any], limit_secs: float) -
         asking.cancel()
 
 
-async def _started(model: str, environment: Environment) -> WorkerProcess:
+async def _started(model: str, environment: WorkerEnvironment) -> WorkerProcess:
     """A process; whoever is cancelled meanwhile leaves none behind."""
     starting = asyncio.get_running_loop().run_in_executor(
         None, WorkerProcess.start, environment.python, environment.variables
@@ -168,7 +170,7 @@ async def _started(model: str, environment: Environment) -> WorkerProcess:
         ) from None
 
 
-def _log_only(_: Link, executions: Executions) -> Services:
+def _log_only(_: WorkerConnection, executions: WorkerExecutions) -> Services:
     return LogOnly(LogLines({"model": executions.model}))
 
 

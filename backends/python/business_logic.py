@@ -13,7 +13,7 @@ from backends.python.codec import (
     expected,
     to_json,
 )
-from backends.python.connection import Channel, Link
+from backends.python.connection import FrameSocket, WorkerConnection
 from backends.python.worker.sluice_worker.messages import ToWorker
 from gateway.backend import ModelControl
 from gateway.errors import Code, InferenceError
@@ -29,7 +29,7 @@ NOBODY_WAITS = "Request was cancelled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ModelCall:
     """What a model asks of another one; `number` is the worker's.
 
     It is answered over `control`, or if it says so over `work`.
@@ -60,7 +60,7 @@ class BusinessLogic:
 
     def __init__(
         self,
-        link: Link,
+        link: WorkerConnection,
         infer: Infer,
         control: ModelControl,
         is_left: Callable[[Served], bool],
@@ -76,7 +76,7 @@ class BusinessLogic:
         """The models whose answers are still to come."""
         return [call.model for call in self._calls.values()]
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: ModelCall) -> None:
         """Ask the other model; its answers go to the worker as they come.
 
         ValueError if a call of that number is under way.
@@ -117,7 +117,7 @@ class BusinessLogic:
         tasks = {each.task for each in self._calls.values()} - {asyncio.current_task()}
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, call: Call, stream: ResponseStream) -> None:
+    async def _run(self, call: ModelCall, stream: ResponseStream) -> None:
         try:
             with stream:
                 if call.decoupled:
@@ -127,7 +127,7 @@ class BusinessLogic:
         except Exception as error:  # noqa: BLE001 - around one request: the model waits for it
             self._fail(call, error)
 
-    def _submit(self, call: Call) -> ResponseStream:
+    def _submit(self, call: ModelCall) -> ResponseStream:
         """Raises CANCELLED if its clients have disconnected, and INTERNAL for each refusal."""
         if self._is_left(call.served):
             raise InferenceError(Code.CANCELLED, NOBODY_WAITS)
@@ -155,7 +155,7 @@ class BusinessLogic:
                 "models.'",
             )
 
-    async def _pass_all(self, call: Call, stream: ResponseStream) -> None:
+    async def _pass_all(self, call: ModelCall, stream: ResponseStream) -> None:
         final = False
         async for response in stream:
             final = response.final
@@ -165,9 +165,9 @@ class BusinessLogic:
         if not final:
             await self._pass(call, LAST, final=True)
 
-    async def _pass(self, call: Call, response: InferResponse, *, final: bool) -> None:
-        channel = self._channel(call)
-        await channel.room()
+    async def _pass(self, call: ModelCall, response: InferResponse, *, final: bool) -> None:
+        socket = self._socket(call)
+        await socket.room()
         tensors = TensorWriter(self._link.outgoing)
         try:
             if sum([len(each.data) for each in response.outputs]) < MUCH_BYTES:
@@ -179,11 +179,11 @@ class BusinessLogic:
             raise InferenceError(
                 Code.INTERNAL, f"no memory can be shared with the worker: {error.strerror}"
             ) from None
-        channel.send(to_json([ToWorker.INFERRED, call.number, described, final]), tensors.body)
+        socket.send(to_json([ToWorker.INFERRED, call.number, described, final]), tensors.body)
 
-    def _fail(self, call: Call, error: Exception) -> None:
+    def _fail(self, call: ModelCall, error: Exception) -> None:
         described = describe_error(expected(error, f"request to model '{call.request.model}'"))
-        self._channel(call).send(to_json([ToWorker.INFERRED, call.number, described, True]))
+        self._socket(call).send(to_json([ToWorker.INFERRED, call.number, described, True]))
 
-    def _channel(self, call: Call) -> Channel:
+    def _socket(self, call: ModelCall) -> FrameSocket:
         return self._link.work if call.over_work else self._link.control

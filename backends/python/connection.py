@@ -33,7 +33,7 @@ Frame = tuple[bytes, memoryview]
 """Header and body."""
 
 
-class Channel:
+class FrameSocket:
     """Frames over one socket, for one event loop; `close` ends it.
 
     `on_frame` is called with header and body of each frame, `on_read` after all that came at
@@ -223,11 +223,11 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class WorkerConnection:
     """Closed as one."""
 
-    work: Channel
-    control: Channel
+    work: FrameSocket
+    control: FrameSocket
     incoming: IncomingSegments
     outgoing: OutgoingSegments
 

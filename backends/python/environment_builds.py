@@ -17,7 +17,7 @@ from pathlib import Path
 
 from filelock import AsyncFileLock
 
-from backends.python.environment_commands import CommandFailed, Progress, run
+from backends.python.environment_commands import BuildProgress, CommandError, run
 from gateway.errors import Code, InferenceError
 from gateway.threads import apart
 
@@ -197,7 +197,7 @@ class _Builder:
     def __init__(self, requirements: Path, model: str) -> None:
         self._requirements = requirements
         self._model = model
-        self._progress = Progress({"model": model, "of": requirements.name})
+        self._progress = BuildProgress({"model": model, "of": requirements.name})
 
     async def build(self, folder: Path) -> None:
         python = folder / "bin" / "python"
@@ -207,7 +207,7 @@ class _Builder:
             if not await apart(_has_numpy, folder):
                 await self._install(python, "numpy")
             self._progress.end()
-        except CommandFailed as error:
+        except CommandError as error:
             raise InferenceError(
                 Code.UNAVAILABLE,
                 f"model '{self._model}': the environment that its {FILE} asks for cannot be made: "

@@ -30,12 +30,12 @@ _PATHS = re.compile(r"(?:file:/+|(?<![\w:/.]))/?(?:[\w.+@~-]*/){2,}([\w.+@~-]*)"
 _URLS = re.compile(r"\b(?!file:)[a-z][a-z+]*://\S+")
 
 
-class CommandFailed(Exception):
+class CommandError(Exception):
     """A command ended badly; the text is the end of what it said, without paths of the host."""
 
 
 @dataclass(slots=True)
-class Progress:
+class BuildProgress:
     """Tells the log every few seconds how far something of several commands is.
 
     `about` are the fields of its lines.
@@ -82,11 +82,14 @@ class _Output:
 
 
 async def run(
-    command: Sequence[str | Path], folder: Path, environment: Mapping[str, str], progress: Progress
+    command: Sequence[str | Path],
+    folder: Path,
+    environment: Mapping[str, str],
+    progress: BuildProgress,
 ) -> None:
     """Run a command in a folder until it ends.
 
-    CommandFailed if it ends with a status; when this is cancelled, the command and all that it
+    CommandError if it ends with a status; when this is cancelled, the command and all that it
     started are killed.
     """
     output = _Output()
@@ -97,11 +100,11 @@ async def run(
                 progress.tell(output.lines[-1] if output.lines else _shown(command))
         status = await apart(process.wait)
     if status:
-        raise CommandFailed(output.reason or f"it ended with status {status}")
+        raise CommandError(output.reason or f"it ended with status {status}")
 
 
 async def output(command: Sequence[str | Path], folder: Path) -> str:
-    """What a quick command says in a folder; CommandFailed if it fails or is not quick."""
+    """What a quick command says in a folder; CommandError if it fails or is not quick."""
     try:
         with _started(command, folder, {}, subprocess.PIPE) as process:
             async with (
@@ -112,10 +115,10 @@ async def output(command: Sequence[str | Path], folder: Path) -> str:
                 said, complained = await asyncio.gather(saying.read(), complaining.read())
             status = await apart(process.wait)
     except TimeoutError:
-        raise CommandFailed(f"it takes more than {QUICK_SECS:g} s") from None
+        raise CommandError(f"it takes more than {QUICK_SECS:g} s") from None
     if status:
         lines = complained.decode(errors="replace").strip().splitlines()
-        raise CommandFailed(without_paths(lines[-1]) if lines else f"status {status}")
+        raise CommandError(without_paths(lines[-1]) if lines else f"status {status}")
     return said.decode(errors="replace")
 
 
@@ -140,7 +143,7 @@ def _started(
         )
     except OSError as error:
         name = Path(command[0]).name
-        raise CommandFailed(f"'{name}' cannot be started: {error.strerror}") from None
+        raise CommandError(f"'{name}' cannot be started: {error.strerror}") from None
     try:
         yield process
     finally:

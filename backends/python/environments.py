@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from backends.python.environment_builds import FILE, KeptFolders, unpacked, virtual_environment
-from backends.python.environment_commands import NO_PATHS_OF_OURS, CommandFailed, output
+from backends.python.environment_commands import NO_PATHS_OF_OURS, CommandError, output
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 
@@ -23,7 +23,7 @@ PROBE = "import sys, numpy; print(*sys.version_info[:2], sep='.')"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
+class WorkerEnvironment:
     """An interpreter, and the variables that its process has besides those of the gateway."""
 
     python: Path
@@ -63,7 +63,7 @@ class Places:
         return Path(path).absolute()
 
 
-async def interpreter(config: ModelConfig, places: Places) -> Environment:
+async def interpreter(config: ModelConfig, places: Places) -> WorkerEnvironment:
     """The model's own Python if it has one, else the gateway's.
 
     Its own is, in this order: what EXECUTION_ENV_PATH names (an archive, or a folder); `venv` or
@@ -78,10 +78,10 @@ async def interpreter(config: ModelConfig, places: Places) -> Environment:
             return found
     backend = places.backend
     found = await _of_backend(backend.absolute(), config.name, places) if backend else None
-    return found or Environment(python=Path(sys.executable))
+    return found or WorkerEnvironment(python=Path(sys.executable))
 
 
-async def _named(named: str, model: str, places: Places) -> Environment:
+async def _named(named: str, model: str, places: Places) -> WorkerEnvironment:
     """What EXECUTION_ENV_PATH says (python backend, execution environments)."""
     path = places.absolute(named.replace(MODEL_FOLDER, str(places.model)))
     if await asyncio.to_thread(path.is_file):
@@ -97,14 +97,14 @@ async def _named(named: str, model: str, places: Places) -> Environment:
     return await _activated(path, named, model)
 
 
-async def _of_backend(backend: Path, model: str, places: Places) -> Environment | None:
+async def _of_backend(backend: Path, model: str, places: Places) -> WorkerEnvironment | None:
     if not (backend / OF_BACKEND).exists():
         return await _beside(backend, model, places)
     folder = await unpacked(backend / OF_BACKEND, model, places.keep(model))
     return await _activated(folder, OF_BACKEND, model)
 
 
-async def _beside(folder: Path, model: str, places: Places) -> Environment | None:
+async def _beside(folder: Path, model: str, places: Places) -> WorkerEnvironment | None:
     for name in FOLDERS:
         if (folder / name).is_dir():
             await _check(folder / name, name, model)
@@ -114,19 +114,19 @@ async def _beside(folder: Path, model: str, places: Places) -> Environment | Non
     return None
 
 
-def _virtual(folder: Path) -> Environment:
+def _virtual(folder: Path) -> WorkerEnvironment:
     path = f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     variables = {**NO_PATHS_OF_OURS, "VIRTUAL_ENV": str(folder), "PATH": path}
-    return Environment(python=folder / "bin" / "python", variables=variables)
+    return WorkerEnvironment(python=folder / "bin" / "python", variables=variables)
 
 
-async def _activated(folder: Path, name: str, model: str) -> Environment:
+async def _activated(folder: Path, name: str, model: str) -> WorkerEnvironment:
     """An environment with the variables that its `activate` sets, as Triton sources it."""
     await _check(folder, name, model)
     if not (folder / "bin" / "activate").exists():
         return _virtual(folder)
     variables = {**NO_PATHS_OF_OURS, **await _set_by_activate(folder, name, model)}
-    return Environment(python=folder / "bin" / "python", variables=variables)
+    return WorkerEnvironment(python=folder / "bin" / "python", variables=variables)
 
 
 async def _set_by_activate(folder: Path, name: str, model: str) -> Mapping[str, str]:
@@ -134,7 +134,7 @@ async def _set_by_activate(folder: Path, name: str, model: str) -> Mapping[str, 
     script = "source bin/activate >/dev/null && exec env -0"
     try:
         said = await output(("bash", "-c", script), folder)
-    except CommandFailed as error:
+    except CommandError as error:
         raise _refusal(name, model, f"its 'activate' script fails: {error}") from None
     lines = (line.partition("=") for line in said.split("\0") if "=" in line)
     found = {key: value for key, _, value in lines if key not in OF_THE_SHELL}
@@ -148,7 +148,7 @@ async def _check(folder: Path, name: str, model: str) -> None:
         raise _refusal(name, model, "it has no bin/python")
     try:
         version = await output((python, "-c", PROBE), folder)
-    except CommandFailed as error:
+    except CommandError as error:
         raise _refusal(name, model, f"its Python cannot import numpy: {error}") from None
     found, oldest = version.strip(), ".".join(map(str, OLDEST))
     if not re.fullmatch(r"\d+\.\d+", found) or tuple(map(int, found.split("."))) < OLDEST:

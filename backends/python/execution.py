@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from backends.python.codec import to_json
-from backends.python.connection import Link
+from backends.python.connection import WorkerConnection
 from backends.python.worker.sluice_worker.messages import ToWorker
 from gateway.backend import Answer, Note
 from gateway.errors import InferenceError
@@ -25,7 +25,7 @@ SHARES = 16
 """One execution may fill this part of the room that is left."""
 
 
-class Execution:
+class WorkerExecution:
     """Requests that a worker was handed together; one task reads their answers inside `async with`.
 
     The block ends once `execute` of model.py has returned, since the worker is busy until then.
@@ -62,7 +62,7 @@ class Execution:
         requests: Sequence[InferRequest],
         indexes: Sequence[int],
         backlog: "Backlog",
-        release: "Callable[[Execution], None]",
+        release: "Callable[[WorkerExecution], None]",
         *,
         number: int,
         first: int,
@@ -215,20 +215,20 @@ class Backlog:
     Where they are `ordered`, an execution is read once no earlier one has unread answers.
     """
 
-    def __init__(self, link: Link, *, ordered: bool) -> None:
+    def __init__(self, link: WorkerConnection, *, ordered: bool) -> None:
         self._link = link
         self._ordered = ordered
-        self._unread: dict[Execution, None] = {}
+        self._unread: dict[WorkerExecution, None] = {}
         self.unread_bytes = 0
         self._segments = 0
 
-    def has_earlier(self, execution: Execution) -> bool:
+    def has_earlier(self, execution: WorkerExecution) -> bool:
         """Whether answers must be read before those of this execution."""
         if not self._ordered or len(self._unread) < 2:
             return False
         return any(each.number < execution.number for each in self._unread)
 
-    def enter(self, execution: Execution) -> None:
+    def enter(self, execution: WorkerExecution) -> None:
         """The first unread answer of an execution has come."""
         self._unread[execution] = None
 
@@ -237,7 +237,7 @@ class Backlog:
         self.unread_bytes += size_bytes
         self._segments += segments
 
-    def read(self, execution: Execution) -> None:
+    def read(self, execution: WorkerExecution) -> None:
         """All answers of an execution have been read, or dropped: the worker may go on."""
         if execution not in self._unread:
             return
@@ -254,7 +254,7 @@ class Backlog:
             for each in self._unread:
                 each.wake()
 
-    def hold(self, execution: Execution) -> None:
+    def hold(self, execution: WorkerExecution) -> None:
         """Hold an execution of which too much is unread: the less it may be, the more is in all.
 
         So executions whose readers have stopped never fill the room that the others need.
@@ -273,6 +273,6 @@ class Backlog:
         if self.unread_bytes >= HELD_BYTES:
             self._link.work.pause()
 
-    def _tell(self, kind: ToWorker, execution: Execution) -> None:
+    def _tell(self, kind: ToWorker, execution: WorkerExecution) -> None:
         if numbers := execution.open:
             self._link.control.send(to_json([kind, *numbers]))

@@ -15,10 +15,10 @@ from backends.python.codec import (
     read_response,
     to_json,
 )
-from backends.python.connection import Link
-from backends.python.execution import Backlog, Execution
-from backends.python.parameters import Parameters
-from backends.python.prefetch import Overlap
+from backends.python.connection import WorkerConnection
+from backends.python.execution import Backlog, WorkerExecution
+from backends.python.parameters import WorkerLimits
+from backends.python.prefetch import Prefetch
 from backends.python.worker.sluice_worker.messages import ToWorker
 from backends.python.worker.sluice_worker.segments import SHARED_FROM_BYTES
 from gateway.backend import NotSent
@@ -43,7 +43,7 @@ class Owner(Protocol):
         """Clients have disconnected: what the model asks of others for them can end."""
 
 
-class Executions:
+class WorkerExecutions:
     """Those that a worker has not ended; each request has a number of its own in them.
 
     `limits` are the model's limits of time.
@@ -53,25 +53,25 @@ class Executions:
         self,
         encoder: RequestEncoder,
         name: str,
-        link: Link,
+        link: WorkerConnection,
         about: Mapping[str, object],
         owner: Owner,
     ) -> None:
-        self.limits = Parameters()
+        self.limits = WorkerLimits()
         self._encoder = encoder
-        self._overlap = Overlap(allowed=encoder.alone)
+        self._prefetch = Prefetch(allowed=encoder.alone)
         self._failed = f"Failed to process the request(s) for model '{name}', message: "
         self._link = link
         self._about = about
         self._owner = owner
         self._backlog = Backlog(link, ordered=not encoder.decoupled)
-        self._by_number: dict[int, Execution] = {}
-        self._by_request: dict[int, Execution] = {}
+        self._by_number: dict[int, WorkerExecution] = {}
+        self._by_request: dict[int, WorkerExecution] = {}
         self._left: set[int] = set()
-        self._touched: dict[Execution, None] = {}
+        self._touched: dict[WorkerExecution, None] = {}
         self._next = 1
         self._next_request = 1
-        self._last: Execution | None = None
+        self._last: WorkerExecution | None = None
         self._overdue = False
         self._ended: InferenceError | None = None
 
@@ -103,10 +103,12 @@ class Executions:
         return [request for execution in found for request in execution.requests]
 
     @property
-    def _open(self) -> Iterable[Execution]:
+    def _open(self) -> Iterable[WorkerExecution]:
         return set(self._by_request.values())
 
-    async def begin(self, requests: Sequence[InferRequest], indexes: Sequence[int]) -> Execution:
+    async def begin(
+        self, requests: Sequence[InferRequest], indexes: Sequence[int]
+    ) -> WorkerExecution:
         """Hand requests to the worker; `indexes` are how their answers are to be told.
 
         Raises InferenceError: INTERNAL without memory, NotSent once the worker has ended.
@@ -130,7 +132,7 @@ class Executions:
         number, first = self._next, self._next_request
         self._next, self._next_request = number + 1, first + len(requests)
         header = self._encoder.encode(number, first, requests, inputs)
-        execution = Execution(
+        execution = WorkerExecution(
             requests, indexes, self._backlog, self._release, number=number, first=first
         )
         self._by_number[number] = execution
@@ -172,7 +174,7 @@ class Executions:
         execution = self._by_request.get(number)
         return None if execution is None else execution.request(number)
 
-    def _release(self, execution: Execution) -> None:
+    def _release(self, execution: WorkerExecution) -> None:
         """Take back all that an execution has: the only way in which one ends."""
         if left := execution.open:
             self._cancel(left)
@@ -180,7 +182,7 @@ class Executions:
         if not execution.returned:
             self._limit_abandoned(execution)
 
-    def _limit_abandoned(self, execution: Execution) -> None:
+    def _limit_abandoned(self, execution: WorkerExecution) -> None:
         limit, loop = self.limits.abandoned_execute_secs, asyncio.get_running_loop()
         if not limit or (
             execution.timer is not None and execution.timer.when() < loop.time() + limit
@@ -190,7 +192,7 @@ class Executions:
             execution.timer.cancel()
         execution.timer = loop.call_later(limit, self._check_abandoned, execution)
 
-    def _check_abandoned(self, execution: Execution) -> None:
+    def _check_abandoned(self, execution: WorkerExecution) -> None:
         """Kill the worker if it is busy with an execution that was abandoned long ago.
 
         An execution that lies behind another one in the worker is not to blame.
@@ -233,7 +235,7 @@ class Executions:
             self._fail(execution, *error)
         execution.end()
         self._touched[execution] = None
-        self._overlap.measured(infer_ns)
+        self._prefetch.measured(infer_ns)
         if self._last is execution:
             self._last = None
         self._free_if_room()
@@ -285,12 +287,12 @@ class Executions:
 
     def _free_if_room(self) -> None:
         """Let the instance have another execution, if only the last one keeps it."""
-        if self._last is not None and self._overlap.room(len(self._by_number)):
+        if self._last is not None and self._prefetch.room(len(self._by_number)):
             self._last.free()
             self._touched[self._last] = None
             self._last = None
 
-    def _fail(self, execution: Execution, message: str, trace: str) -> None:
+    def _fail(self, execution: WorkerExecution, message: str, trace: str) -> None:
         log.error("execute failed", extra={**self._about, "reason": message, "trace": trace})
         for number in execution.open:
             del self._by_request[number]

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from backends.python.codec import to_json
-from backends.python.connection import Channel
+from backends.python.connection import FrameSocket
 from backends.python.worker.sluice_worker.messages import ToWorker
 from gateway.errors import Code, InferenceError
 
@@ -19,7 +19,7 @@ class Pulse:
     with its first answer.
     """
 
-    def __init__(self, control: Channel, on_silence: Callable[[], None]) -> None:
+    def __init__(self, control: FrameSocket, on_silence: Callable[[], None]) -> None:
         self._control = control
         self._on_silence = on_silence
         self._loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ class Pulse:
 class Readiness:
     """Asks a model's own `is_ready` (python backend, is_ready); those who ask together share."""
 
-    def __init__(self, control: Channel, instance: str) -> None:
+    def __init__(self, control: FrameSocket, instance: str) -> None:
         self._control = control
         self._instance = instance
         self._calls = 0

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from prometheus_client.core import Metric
 
 from backends.python.quarantine import Quarantine
-from backends.python.running_worker import Worker
+from backends.python.running_worker import RunningWorker
 from gateway.backend import Answer, Instance
 from gateway.messages import InferRequest
 
@@ -20,7 +20,7 @@ class PythonInstance(Instance):
 
     def __init__(
         self,
-        worker: Worker,
+        worker: RunningWorker,
         quarantine: Quarantine,
         code: bytes,
         *,

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from backends.python.codec import to_json
-from backends.python.connection import Channel
+from backends.python.connection import FrameSocket
 from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
 from gateway.errors import Code, InferenceError
 
@@ -143,8 +143,8 @@ def _add_histogram(metric: Metric, name: str, series: Series, labels: dict[str, 
 class MetricCalls:
     """Holds what its worker's model holds; `end` lets go of all of it."""
 
-    def __init__(self, channel: Channel, store: MetricStore) -> None:
-        self._channel = channel
+    def __init__(self, socket: FrameSocket, store: MetricStore) -> None:
+        self._socket = socket
         self._store = store
         self._families: dict[int, Family] = {}
         self._series: dict[int, tuple[int, Series]] = {}
@@ -180,7 +180,7 @@ class MetricCalls:
             value = function(*values)
         except InferenceError as failed:
             error = failed.message
-        self._channel.send(to_json([ToWorker.DONE, call, error, value]))
+        self._socket.send(to_json([ToWorker.DONE, call, error, value]))
 
     def _add_family(self, number: int, name: str, description: str, kind: str) -> None:
         self._families[number] = self._store.family(name, description, kind, self)

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from backends.python.codec import expected, to_json
-from backends.python.connection import Channel
+from backends.python.connection import FrameSocket
 from backends.python.worker.sluice_worker.frames import BrokenFrame
 from backends.python.worker.sluice_worker.messages import ToWorker
 from gateway.backend import ModelControl
 from gateway.errors import Code, InferenceError
 
 
-class Beginnings:
+class LoadCycles:
     """Which models initialize at this moment, and which others they wait for meanwhile.
 
     For all models of one server, by their names.
@@ -71,12 +71,16 @@ class ModelManagement:
     """
 
     def __init__(
-        self, control_channel: Channel, control: ModelControl, model: str, beginnings: Beginnings
+        self,
+        control_socket: FrameSocket,
+        control: ModelControl,
+        model: str,
+        load_cycles: LoadCycles,
     ) -> None:
-        self._channel = control_channel
+        self._socket = control_socket
         self._control = control
         self._model = model
-        self._beginnings = beginnings
+        self._load_cycles = load_cycles
         self._calls: dict[asyncio.Task[None], str] = {}
 
     @property
@@ -111,7 +115,7 @@ class ModelManagement:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _load(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        with self._beginnings.waiting(self._model, name):
+        with self._load_cycles.waiting(self._model, name):
             await self._control.load(name, config, files)
 
     def _begin(self, call: int, name: str, operation: Coroutine[Any, Any, None]) -> None:
@@ -131,7 +135,7 @@ class ModelManagement:
         self._done(call, expected(error, "the operation").message)
 
     def _done(self, call: int, error: str | None, value: object = None) -> None:
-        self._channel.send(to_json([ToWorker.DONE, call, error, value]))
+        self._socket.send(to_json([ToWorker.DONE, call, error, value]))
 
 
 class NoOtherModels:

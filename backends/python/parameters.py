@@ -16,7 +16,7 @@ MAX_SECS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameters:
+class WorkerLimits:
     """Of one model: seconds, 0 for no limit; and megabytes of private memory, 0 for no limit.
 
     `initialize_timeout_secs`: longest start of a model in its worker. `execute_timeout_secs`:
@@ -32,7 +32,7 @@ class Parameters:
     health_check_secs: float = 5
 
     @classmethod
-    def read(cls, config: ModelConfig) -> "Parameters":
+    def read(cls, config: ModelConfig) -> "WorkerLimits":
         """Those of a config; InferenceError names a value that is none."""
         forced = config.parameters.get(FORCE_CPU, "yes")
         if forced not in ("yes", "no"):

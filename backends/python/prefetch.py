@@ -6,7 +6,7 @@ NEWEST = 0.25
 """What the newest execution weighs in what is typical."""
 
 
-class Overlap:
+class Prefetch:
     """Says yes where executions are short, and few wait in the worker.
 
     The way to a worker and back takes longer than a small model does: if the next request is there

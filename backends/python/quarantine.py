@@ -28,7 +28,7 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExecutionPlan:
     """What is to become of the requests of an execution, by their indexes.
 
     `groups` execute one after the other; `refused` do not execute.
@@ -51,10 +51,10 @@ class Quarantine:
         self._suspects: dict[bytes, Suspect] = {}
         self._sizes: set[int] = set()
 
-    def plan(self, load: bytes, requests: Sequence[InferRequest]) -> Plan:
+    def plan(self, load: bytes, requests: Sequence[InferRequest]) -> ExecutionPlan:
         """Who executes with whom; all together where nobody is a suspect."""
         if not self._suspects:
-            return Plan((range(len(requests)),))
+            return ExecutionPlan((range(len(requests)),))
         self._forget_old()
         together: list[int] = []
         alone: list[tuple[int]] = []
@@ -67,7 +67,7 @@ class Quarantine:
                 alone.append((index,))
             else:
                 refused.append((index, _refusal(request)))
-        return Plan([*([together] if together else []), *alone], refused)
+        return ExecutionPlan([*([together] if together else []), *alone], refused)
 
     def died(self, load: bytes, requests: Sequence[InferRequest]) -> None:
         """A worker has ended that was executing these."""

@@ -9,17 +9,17 @@ import orjson
 from prometheus_client.core import Metric
 
 from backends.python.codec import RequestEncoder, to_json
-from backends.python.connection import NOT_UNDERSTOOD, RETRY_SECS, Channel, Link
-from backends.python.executions import Executions
+from backends.python.connection import NOT_UNDERSTOOD, RETRY_SECS, FrameSocket, WorkerConnection
+from backends.python.executions import WorkerExecutions
 from backends.python.health import Pulse, Readiness
-from backends.python.parameters import Parameters
+from backends.python.parameters import WorkerLimits
 from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
 from backends.python.worker.sluice_worker.segments import (
     SCARCE,
     IncomingSegments,
     OutgoingSegments,
 )
-from backends.python.worker_output import Printed
+from backends.python.worker_output import WorkerOutput
 from backends.python.worker_process import WorkerProcess, describe_exit, watch_exit
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
@@ -54,7 +54,7 @@ class Services(Protocol):
         """Wait until nothing that the model asked is under way; comes after `end`."""
 
 
-class Worker:
+class RunningWorker:
     """A process that runs one model.py; made, and used, in one event loop.
 
     `died` becomes why it has ended; `on_death` gets the requests that it was busy with. It is
@@ -66,7 +66,7 @@ class Worker:
         process: WorkerProcess,
         name: str,
         encoder: RequestEncoder,
-        services: Callable[[Link, Executions], Services],
+        services: Callable[[WorkerConnection, WorkerExecutions], Services],
         on_death: Callable[[Sequence[InferRequest]], None],
     ) -> None:
         process.descriptors.setblocking(False)
@@ -80,17 +80,17 @@ class Worker:
         self._why = ""
         self._closing = False
         self._told: asyncio.Future[list[Any]] | None = None
-        self._link = Link(
-            Channel(process.work, self._take, self._after_read, self._lost),
-            Channel(process.control, self._take_control, self._after_control, self._lost),
+        self._link = WorkerConnection(
+            FrameSocket(process.work, self._take, self._after_read, self._lost),
+            FrameSocket(process.control, self._take_control, self._after_control, self._lost),
             IncomingSegments(process.descriptors),
             OutgoingSegments(process.descriptors),
         )
-        self.executions = Executions(encoder, name, self._link, self.about, self)
+        self.executions = WorkerExecutions(encoder, name, self._link, self.about, self)
         self.readiness = Readiness(self._link.control, name)
         self.services = services(self._link, self.executions)
         self._pulse = Pulse(self._link.control, self._silent)
-        self._printed = Printed(process.output, self.about)
+        self._output = WorkerOutput(process.output, self.about)
         self._watch_segments()
         watch_exit(process, self._exited)
 
@@ -128,7 +128,7 @@ class Worker:
         """Clients have disconnected."""
         self.services.left()
 
-    def watch(self, limits: Parameters) -> None:
+    def watch(self, limits: WorkerLimits) -> None:
         """Keep it within these limits of time; kill it when it does not answer any more."""
         self.executions.limits = limits
         self._pulse.every(limits.health_check_secs)
@@ -245,7 +245,7 @@ class Worker:
         self._link.close()
         asyncio.get_running_loop().remove_reader(self._process.descriptors)
         self._process.descriptors.close()
-        self._printed.close()
+        self._output.close()
         self.services.end()
         self.executions.end(error)
         self.readiness.end(error.message)

@@ -6,10 +6,10 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from backends.python.business_logic import BusinessLogic, Call, Served
+from backends.python.business_logic import BusinessLogic, ModelCall, Served
 from backends.python.codec import TensorReader, read_request
-from backends.python.connection import Link
-from backends.python.executions import Executions
+from backends.python.connection import WorkerConnection
+from backends.python.executions import WorkerExecutions
 from backends.python.metrics import MetricCalls
 from backends.python.model_management import ModelManagement, read_files
 from backends.python.worker.sluice_worker.messages import ToGateway
@@ -30,8 +30,8 @@ class ServicesOfServer:
 
     def __init__(
         self,
-        link: Link,
-        executions: Executions,
+        link: WorkerConnection,
+        executions: WorkerExecutions,
         lines: "LogLines",
         metrics: MetricCalls,
         logic: BusinessLogic,
@@ -95,10 +95,10 @@ class ServicesOfServer:
         decoupled: bool,
         served: Served,
         over_work: bool,
-    ) -> Call:
+    ) -> ModelCall:
         tensors = TensorReader(body, self._link.incoming)
         request = read_request(described, tensors, self._executions.request(described[0]))
-        return Call(
+        return ModelCall(
             number=number,
             request=request,
             decoupled=decoupled,

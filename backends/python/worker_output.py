@@ -43,7 +43,7 @@ class LineLimit:
         return dropped
 
 
-class Printed:
+class WorkerOutput:
     """Reads one pipe in one event loop, and never waits for it; `close` reads what is left."""
 
     def __init__(self, pipe: int, about: Mapping[str, object]) -> None:

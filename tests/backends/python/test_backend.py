@@ -14,7 +14,7 @@ import pytest
 from backends.python import backend as module
 from backends.python import execution, executions
 from backends.python.backend import PythonBackend
-from backends.python.environments import Environment, Places
+from backends.python.environments import Places, WorkerEnvironment
 from gateway.backend import Instance, ModelContext, Note
 from gateway.config import (
     ModelConfig,
@@ -688,7 +688,7 @@ async def test_a_worker_that_does_not_start_is_given_up(
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nsleep 600\n")
     python.chmod(0o755)
-    monkeypatch.setattr(module, "interpreter", always(Environment(python=python)))
+    monkeypatch.setattr(module, "interpreter", always(WorkerEnvironment(python=python)))
     backend = PythonBackend()
     backend.settings = {"stub-timeout-seconds": "1"}
     context = ModelContext(
@@ -702,7 +702,7 @@ async def test_an_interpreter_that_cannot_be_started_is_told_without_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write(tmp_path, TWICE)
-    nothing = Environment(python=tmp_path / "nothing")
+    nothing = WorkerEnvironment(python=tmp_path / "nothing")
     monkeypatch.setattr(module, "interpreter", always(nothing))
     with pytest.raises(InferenceError) as refused:
         await soon(asyncio.to_thread(PythonBackend().complete, CONFIG, folder))
@@ -711,8 +711,8 @@ async def test_an_interpreter_that_cannot_be_started_is_told_without_its_path(
     )
 
 
-def always(environment: Environment) -> Callable[..., Awaitable[Environment]]:
-    async def found(config: ModelConfig, places: Places) -> Environment:
+def always(environment: WorkerEnvironment) -> Callable[..., Awaitable[WorkerEnvironment]]:
+    async def found(config: ModelConfig, places: Places) -> WorkerEnvironment:
         return environment
 
     return found

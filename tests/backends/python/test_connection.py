@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from backends.python import channel as module
-from backends.python.connection import Channel
+from backends.python import connection as module
+from backends.python.connection import FrameSocket
 from backends.python.worker.sluice_worker.frames import PREFIX, FrameReader, frame
 from tests.builders import settle, soon
 
@@ -23,7 +23,7 @@ class Ends:
         self.is_scarce = False
         self.lost: list[str] = []
         self.changed = asyncio.Event()
-        self.channel = Channel(mine, self._take, self._read, self._lose)
+        self.channel = FrameSocket(mine, self._take, self._read, self._lose)
 
     def _take(self, header: bytes, body: memoryview) -> None:
         if header == b"nonsense":

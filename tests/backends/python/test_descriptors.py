@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from backends.python import connection as channel
+from backends.python import connection
 from gateway.messages import InferResponse
 from tests.backends.python.loading import DECOUPLED, Load, answers, request, soon, values
 
@@ -68,7 +68,7 @@ async def test_unread_tensors_take_no_descriptors(load: Load) -> None:
 async def test_a_response_waits_for_a_descriptor(
     load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(channel, "RETRY_SECS", 0.01)
+    monkeypatch.setattr(connection, "RETRY_SECS", 0.01)
     instance = await load(LARGE, DECOUPLED)
     assert len(await answers(instance, request(1))) == 2
     gc.collect()
@@ -89,7 +89,7 @@ async def test_a_response_waits_for_a_descriptor(
 async def test_a_batch_of_large_tensors_waits_whole(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel, "RETRY_SECS", 0.01)
+    monkeypatch.setattr(connection, "RETRY_SECS", 0.01)
     code = """
     def execute(self, requests):
         return [response(np.full(20_000, x(each)[0], np.float32)) for each in requests]

@@ -30,7 +30,7 @@ OFFLINE = "--no-index\n--find-links wheels\n"
 pytestmark = pytest.mark.timeout(180)
 
 
-class Progress(logging.Handler):
+class BuildProgress(logging.Handler):
     """The lines that say how far an environment is."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ async def test_one_that_takes_long_is_told_in_the_log_and_ends_with_who_waits_fo
     (slow / "pyproject.toml").write_text(SLOW_PROJECT)
     (slow / "building.py").write_text(SLOW_BUILD)
     require(model, "./slow")
-    progress = Progress()
+    progress = BuildProgress()
     logger = logging.getLogger("sluice.python")
     logger.addHandler(progress)
     caplog.set_level(logging.INFO, logger.name)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.python.environments import Environment, Places, interpreter
+from backends.python.environments import Places, WorkerEnvironment, interpreter
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from tests.wheels import write_numpy, write_wheel
@@ -42,7 +42,7 @@ def put(environment: Path, place: Path) -> Path:
     return place
 
 
-async def chosen(places: Places, **parameters: str) -> Environment:
+async def chosen(places: Places, **parameters: str) -> WorkerEnvironment:
     return await interpreter(ModelConfig(name="m", parameters=parameters), places)
 
 
@@ -54,7 +54,7 @@ async def refusal(places: Places, **parameters: str) -> InferenceError:
 
 
 async def test_a_model_without_an_environment_has_the_gateways(places: Places) -> None:
-    assert await chosen(places) == Environment(python=Path(sys.executable))
+    assert await chosen(places) == WorkerEnvironment(python=Path(sys.executable))
 
 
 async def test_the_order_of_places(places: Places, ready: Path) -> None:
@@ -87,7 +87,7 @@ async def test_requirements_of_the_model_come_before_the_environment_of_a_backen
     assert said(found, "import greeting; print(greeting.TEXT)") == "hello"
 
 
-def said(found: Environment, script: str) -> str:
+def said(found: WorkerEnvironment, script: str) -> str:
     run = subprocess.run(
         [found.python, "-c", script],
         capture_output=True,

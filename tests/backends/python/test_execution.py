@@ -8,10 +8,10 @@ from contextlib import suppress
 import pytest
 
 from backends.python.codec import RequestEncoder
-from backends.python.connection import Channel, Link
-from backends.python.execution import Backlog, Execution
-from backends.python.executions import Executions
-from backends.python.parameters import Parameters
+from backends.python.connection import FrameSocket, WorkerConnection
+from backends.python.execution import Backlog, WorkerExecution
+from backends.python.executions import WorkerExecutions
+from backends.python.parameters import WorkerLimits
 from backends.python.worker.sluice_worker.segments import IncomingSegments, OutgoingSegments
 from gateway.backend import Answer, Note
 from gateway.errors import Code, InferenceError
@@ -33,8 +33,10 @@ class Ends:
         self.is_killed = asyncio.Event()
         self._sockets = [socket.socketpair() for _ in range(3)]
         mine = [pair[0] for pair in self._sockets]
-        work, control = (Channel(each, _ignore, _nothing, _ignore) for each in mine[:2])
-        self.link = Link(work, control, IncomingSegments(mine[2]), OutgoingSegments(mine[2]))
+        work, control = (FrameSocket(each, _ignore, _nothing, _ignore) for each in mine[:2])
+        self.link = WorkerConnection(
+            work, control, IncomingSegments(mine[2]), OutgoingSegments(mine[2])
+        )
         self.killed: list[str] = []
         self.disconnects = 0
 
@@ -69,13 +71,13 @@ async def ends() -> Iterator[Ends]:
 
 def execution(
     ends: Ends, count: int = 2, *, backlog: Backlog | None = None, number: int = 1
-) -> Execution:
+) -> WorkerExecution:
     """Requests 10, 11, ... that the scheduler knows as 0, 1, ..."""
-    return Execution(
+    return WorkerExecution(
         [text_request()] * count,
         range(count),
         backlog or Backlog(ends.link, ordered=True),
-        Execution.drop,
+        WorkerExecution.drop,
         number=number,
         first=10 * number,
     )
@@ -84,7 +86,7 @@ def execution(
 async def test_answers_have_the_schedulers_indexes(ends: Ends) -> None:
     backlog = Backlog(ends.link, ordered=True)
     requests = [text_request()] * 2
-    found = Execution(requests, [5, 3], backlog, Execution.drop, number=1, first=10)
+    found = WorkerExecution(requests, [5, 3], backlog, WorkerExecution.drop, number=1, first=10)
     found.answer(11, LAST)
     found.answer(10, PART)
     assert await found.answers() == [(3, LAST), (5, PART)]
@@ -155,11 +157,11 @@ async def test_a_flag_alone_ends_a_request(ends: Ends) -> None:
     assert found.answer(10, InferResponse(final=True))
 
 
-# Executions that a worker was handed while it was busy.
+# WorkerExecutions that a worker was handed while it was busy.
 
 
-def row(ends: Ends, count: int) -> list[Execution]:
-    """Executions of one request each, of one worker: requests 10, 20, ..."""
+def row(ends: Ends, count: int) -> list[WorkerExecution]:
+    """WorkerExecutions of one request each, of one worker: requests 10, 20, ..."""
     backlog = Backlog(ends.link, ordered=True)
     return [execution(ends, 1, backlog=backlog, number=each + 1) for each in range(count)]
 
@@ -202,11 +204,11 @@ async def test_what_comes_for_a_dropped_execution_is_dropped(ends: Ends) -> None
 
 
 class Played:
-    """Executions whose worker is the test, and readers of them as the instance has."""
+    """WorkerExecutions whose worker is the test, and readers of them as the instance has."""
 
     def __init__(self, ends: Ends, *, decoupled: bool = False) -> None:
         config = DECOUPLED if decoupled else CONFIG
-        self.executions = Executions(RequestEncoder(config, 1), "m_0_0", ends.link, {}, ends)
+        self.executions = WorkerExecutions(RequestEncoder(config, 1), "m_0_0", ends.link, {}, ends)
         self.begun = 0
 
     async def begin(self) -> "asyncio.Task[list[Answer]]":
@@ -311,7 +313,7 @@ async def test_an_unread_answer_of_a_client_that_left_is_no_backlog(ends: Ends) 
 
 async def test_an_abandoned_execution_ends_the_worker_and_blames_no_request(ends: Ends) -> None:
     played = Played(ends)
-    played.executions.limits = Parameters(abandoned_execute_secs=0.02)
+    played.executions.limits = WorkerLimits(abandoned_execute_secs=0.02)
     first = await played.begin()
     behind = await played.begin()
     await settle()

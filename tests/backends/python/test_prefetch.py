@@ -1,10 +1,10 @@
 """Short executions are handed over before the worker asks for them; others are not."""
 
-from backends.python.prefetch import AT_ONCE, SHORT_NS, Overlap
+from backends.python.prefetch import AT_ONCE, SHORT_NS, Prefetch
 
 
-def after(*infer_ns: int, allowed: bool = True) -> Overlap:
-    overlap = Overlap(allowed=allowed)
+def after(*infer_ns: int, allowed: bool = True) -> Prefetch:
+    overlap = Prefetch(allowed=allowed)
     for each in infer_ns:
         overlap.measured(each)
     return overlap

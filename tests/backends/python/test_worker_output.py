@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from backends.python import printed as module
-from backends.python.worker_output import LINE_BYTES, LINES_PER_SECOND, LineLimit, Printed
+from backends.python import worker_output as module
+from backends.python.worker_output import LINE_BYTES, LINES_PER_SECOND, LineLimit, WorkerOutput
 from tests.builders import settle
 
 
@@ -17,7 +17,7 @@ class Pipe:
 
     def __init__(self) -> None:
         readable, self.end = os.pipe()
-        self.printed = Printed(readable, {"model": "m"})
+        self.printed = WorkerOutput(readable, {"model": "m"})
 
     def print(self, data: bytes) -> None:
         os.write(self.end, data)
