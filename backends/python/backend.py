@@ -27,7 +27,7 @@ from backends.python.parameters import WorkerLimits, refuse_special_name, stub_t
 from backends.python.quarantine import Quarantine
 from backends.python.running_worker import RunningWorker, Services
 from backends.python.services import LogLines, LogOnly, ServicesOfServer
-from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
+from backends.python.worker.sluice_worker.protocol import ToGateway, ToWorker
 from backends.python.worker_process import WorkerProcess
 from gateway.backend import Backend, Instance, ModelContext
 from gateway.config import ModelConfig

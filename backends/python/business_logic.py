@@ -14,7 +14,7 @@ from backends.python.codec import (
     to_json,
 )
 from backends.python.connection import FrameSocket, WorkerConnection
-from backends.python.worker.sluice_worker.messages import ToWorker
+from backends.python.worker.sluice_worker.protocol import ToWorker
 from gateway.backend import ModelControl
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from backends.python.worker.sluice_worker.frames import BrokenFrame
-from backends.python.worker.sluice_worker.messages import ToWorker
+from backends.python.worker.sluice_worker.protocol import BrokenFrame, ToWorker
 from backends.python.worker.sluice_worker.segments import (
     SHARED_FROM_BYTES,
     IncomingSegments,

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from itertools import chain
 
 from backends.python.codec import to_json
-from backends.python.worker.sluice_worker.frames import (
+from backends.python.worker.sluice_worker.protocol import (
     RECEIVE_BYTES,
     BrokenFrame,
     FrameReader,
+    ToWorker,
     frame,
 )
-from backends.python.worker.sluice_worker.messages import ToWorker
 from backends.python.worker.sluice_worker.segments import SCARCE, IncomingSegments, OutgoingSegments
 
 log = logging.getLogger("sluice.python")

@@ -7,7 +7,7 @@ from typing import Self
 
 from backends.python.codec import to_json
 from backends.python.connection import WorkerConnection
-from backends.python.worker.sluice_worker.messages import ToWorker
+from backends.python.worker.sluice_worker.protocol import ToWorker
 from gateway.backend import Answer, Note
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse

@@ -19,7 +19,7 @@ from backends.python.connection import WorkerConnection
 from backends.python.execution import Backlog, WorkerExecution
 from backends.python.parameters import WorkerLimits
 from backends.python.prefetch import Prefetch
-from backends.python.worker.sluice_worker.messages import ToWorker
+from backends.python.worker.sluice_worker.protocol import ToWorker
 from backends.python.worker.sluice_worker.segments import SHARED_FROM_BYTES
 from gateway.backend import NotSent
 from gateway.errors import Code, InferenceError

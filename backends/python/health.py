@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from backends.python.codec import to_json
 from backends.python.connection import FrameSocket
-from backends.python.worker.sluice_worker.messages import ToWorker
+from backends.python.worker.sluice_worker.protocol import ToWorker
 from gateway.errors import Code, InferenceError
 
 MISSED = 3

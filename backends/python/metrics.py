@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 
 from backends.python.codec import to_json
 from backends.python.connection import FrameSocket
-from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
+from backends.python.worker.sluice_worker.protocol import ToGateway, ToWorker
 from gateway.errors import Code, InferenceError
 
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")

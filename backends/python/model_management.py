@@ -8,8 +8,7 @@ from typing import Any
 
 from backends.python.codec import expected, to_json
 from backends.python.connection import FrameSocket
-from backends.python.worker.sluice_worker.frames import BrokenFrame
-from backends.python.worker.sluice_worker.messages import ToWorker
+from backends.python.worker.sluice_worker.protocol import BrokenFrame, ToWorker
 from gateway.backend import ModelControl
 from gateway.errors import Code, InferenceError
 

@@ -13,7 +13,7 @@ from backends.python.connection import NOT_UNDERSTOOD, RETRY_SECS, FrameSocket, 
 from backends.python.executions import WorkerExecutions
 from backends.python.health import Pulse, Readiness
 from backends.python.parameters import WorkerLimits
-from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
+from backends.python.worker.sluice_worker.protocol import ToGateway, ToWorker
 from backends.python.worker.sluice_worker.segments import (
     SCARCE,
     IncomingSegments,

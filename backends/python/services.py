@@ -12,7 +12,7 @@ from backends.python.connection import WorkerConnection
 from backends.python.executions import WorkerExecutions
 from backends.python.metrics import MetricCalls
 from backends.python.model_management import ModelManagement, read_files
-from backends.python.worker.sluice_worker.messages import ToGateway
+from backends.python.worker.sluice_worker.protocol import ToGateway
 from backends.python.worker_output import LineLimit
 
 log = logging.getLogger("sluice.python")

@@ -11,8 +11,8 @@ from tests.backends.python.loading import Load, answers, request, soon
 
 WRITES = """
     def execute(self, requests):
-        from sluice_worker.current import worker
-        from sluice_worker.frames import frame
+        from sluice_worker.worker_state import worker
+        from sluice_worker.protocol import frame
         worker().connection._work.sendall(GARBAGE)
         return [response(x(each)) for each in requests]
 """

@@ -9,7 +9,7 @@ import pytest
 
 from backends.python import connection as module
 from backends.python.connection import FrameSocket
-from backends.python.worker.sluice_worker.frames import PREFIX, FrameReader, frame
+from backends.python.worker.sluice_worker.protocol import PREFIX, FrameReader, frame
 from tests.builders import settle, soon
 
 

@@ -7,13 +7,13 @@ from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import Any
 
-from .calls import Answered
-from .current import Stage, Worker, worker
 from .errors import TritonModelException
-from .messages import ToGateway
 from .packing import Packing
+from .protocol import ToGateway
 from .response import InferenceResponse
 from .tensor import Tensor
+from .work import Answered
+from .worker_state import Stage, Worker, worker
 
 SERVED: ContextVar[Sequence[Any]] = ContextVar("SERVED", default=())
 """The headers of the requests on whose behalf this code runs; none in threads of model.py's own."""

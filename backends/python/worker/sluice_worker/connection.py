@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from .frames import frame
-from .messages import ToGateway
+from .protocol import ToGateway, frame
 from .segments import IncomingSegments, OutgoingSegments
 
 Buffer = bytes | memoryview

@@ -1,17 +1,53 @@
-"""What the gateway says beside executions, heard by a thread of its own."""
+"""The socket for messages that must not wait for an execution."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from queue import SimpleQueue
 from typing import Any
 
-from .calls import Calls
 from .connection import Connection, end_group
-from .frames import FrameReader
-from .messages import ToGateway, ToWorker
+from .errors import BadAnswer, told
+from .executions import Background
 from .open_requests import OpenRequests
 from .packing import parsed
-from .readiness import Readiness
-from .work import take_inferred
+from .protocol import FrameReader, ToGateway, ToWorker
+from .work import Calls, take_inferred
+
+
+class Readiness:
+    """Calls `is_ready` in a thread of its own, one call after the other."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._calls: SimpleQueue[int] = SimpleQueue()
+
+    def serve(self, model: Any, background: Background) -> None:
+        """Answer what is asked from now on."""
+        answering = threading.Thread(
+            target=self._answer, args=(model.is_ready, background), daemon=True
+        )
+        answering.start()
+
+    def ask(self, call: int) -> None:
+        """Have a call answered."""
+        self._calls.put(call)
+
+    def _answer(self, is_ready: Any, background: Background) -> None:
+        while True:
+            answer: list[Any] = [ToGateway.READY, self._calls.get()]
+            try:
+                self._connection.send_control([*answer, _asked(is_ready, background), None])
+            except BaseException as failure:  # noqa: BLE001 - around one call of anybody's code
+                self._connection.send_control([*answer, None, told(failure)[0]])
+
+
+def _asked(is_ready: Any, background: Background) -> bool:
+    found = is_ready()
+    if isinstance(found, Coroutine):
+        found = background.result(found)
+    if not isinstance(found, bool):
+        raise BadAnswer("is_ready() must return a boolean value")
+    return found
 
 
 class Control:

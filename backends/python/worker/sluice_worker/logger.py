@@ -3,8 +3,8 @@
 import sys
 from enum import IntEnum
 
-from .current import worker
-from .messages import ToGateway
+from .protocol import ToGateway
+from .worker_state import worker
 
 MESSAGE_LIMIT = 1 << 16
 """Characters of one line."""

@@ -6,9 +6,9 @@ import weakref
 from enum import IntEnum
 from typing import Any
 
-from .current import worker
 from .errors import TritonModelException
-from .messages import ToGateway
+from .protocol import ToGateway
+from .worker_state import worker
 
 
 class MetricKind(IntEnum):

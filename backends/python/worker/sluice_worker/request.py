@@ -1,19 +1,38 @@
 """Requests as model.py reads them, and makes them for other models."""
 
 from collections.abc import Collection, Sequence
+from enum import IntEnum
 from typing import Any
 
 from . import business_logic
-from .constants import (
-    TRITONSERVER_REQUEST_RELEASE_ALL,
-    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
-    PreferredMemory,
-)
 from .errors import TritonModelException
-from .open_requests import OpenRequest
-from .parameters import checked, client_text, text
-from .sender import InferenceResponseSender
+from .open_requests import InferenceResponseSender, OpenRequest
+from .response import checked, client_text, text
 from .tensor import Tensor
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+
+
+class MemoryType(IntEnum):
+    """The memory that holds the data of a tensor."""
+
+    TRITONSERVER_MEMORY_GPU = 0
+    TRITONSERVER_MEMORY_CPU = 1
+
+
+TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
+TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
+
+
+class PreferredMemory:
+    """The memory for outputs of a request to another model: a hint, which has no effect."""
+
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
+        self.memory_type = MemoryType(preferred_memory_type)
+        self.device_id = preferred_device_id
 
 
 class InferenceTrace:

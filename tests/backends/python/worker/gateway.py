@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.python.worker.sluice_worker.frames import FrameReader, frame
-from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
+from backends.python.worker.sluice_worker.protocol import FrameReader, ToGateway, ToWorker, frame
 from backends.python.worker.sluice_worker.segments import (
     SHARED_FROM_BYTES,
     IncomingSegments,

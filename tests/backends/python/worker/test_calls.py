@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
+from backends.python.worker.sluice_worker.protocol import ToGateway, ToWorker
 from tests.backends.python.worker.gateway import PlayedGateway, code, request, told
 
 Number = Callable[[], int]

@@ -10,8 +10,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from backends.python.worker.sluice_worker.connection import Connection
-from backends.python.worker.sluice_worker.frames import FrameReader
-from backends.python.worker.sluice_worker.messages import ToGateway
+from backends.python.worker.sluice_worker.protocol import FrameReader, ToGateway
 from backends.python.worker.sluice_worker.segments import OutgoingSegments
 
 WAIT_SECS = 20.0

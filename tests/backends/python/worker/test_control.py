@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
+from backends.python.worker.sluice_worker.protocol import ToGateway, ToWorker
 from tests.backends.python.worker.gateway import PlayedGateway, request, tensor, worker
 
 READY = """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.python.worker.sluice_worker.frames import PREFIX, BrokenFrame, FrameReader, frame
+from backends.python.worker.sluice_worker.protocol import PREFIX, BrokenFrame, FrameReader, frame
 
 FRAMES = [(b"[1]", b""), (b"[2,3]", b"body"), (b"[]", bytes(1000))]
 STREAM = b"".join(frame(header, [body]) for header, body in FRAMES)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
+from backends.python.worker.sluice_worker.protocol import ToGateway, ToWorker
 from tests.backends.python.worker.gateway import (
     WAIT_SECS,
     PlayedGateway,

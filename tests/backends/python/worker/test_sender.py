@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
-from backends.python.worker.sluice_worker.open_requests import OpenRequests
-from backends.python.worker.sluice_worker.sender import InferenceResponseSender
+from backends.python.worker.sluice_worker.open_requests import InferenceResponseSender, OpenRequests
+from backends.python.worker.sluice_worker.protocol import ToGateway, ToWorker
 from tests.backends.python.worker.gateway import PlayedGateway, probe, told
 from tests.builders import settle
 

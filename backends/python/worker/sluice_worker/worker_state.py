@@ -1,12 +1,11 @@
-"""The worker that this process is, for the functions that model.py calls by their names alone."""
+"""State of this worker process, for functions that model.py calls by name."""
 
 from dataclasses import dataclass
 from enum import IntEnum
 
-from .calls import Calls
 from .connection import Connection
 from .errors import TritonModelException
-from .work import Work
+from .work import Calls, Work
 
 
 class Stage(IntEnum):

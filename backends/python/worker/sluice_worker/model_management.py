@@ -1,10 +1,10 @@
-"""Other models of the server: load them, unload them, ask whether they are ready."""
+"""Loading, unloading and readiness of other models, for model.py."""
 
 from typing import Any
 
-from .current import Stage, worker
 from .errors import TritonModelException
-from .messages import ToGateway
+from .protocol import ToGateway
+from .worker_state import Stage, worker
 
 
 def load_model(model_name: str, config: str = "", files: Any = None) -> None:

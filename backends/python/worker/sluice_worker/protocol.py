@@ -1,26 +1,88 @@
-"""What the headers of frames say: both ends use this module.
+"""Frames and messages between the gateway and a worker: both ends use this module.
 
 A worker is started as `PYTHON backends/python/worker WORK CONTROL DESCRIPTORS`: the folder, and
-the numbers of its ends of three pairs of stream sockets that join the gateway and it. Over `work`
-go the messages of `ToWorker.COMPLETE, LOAD, EXECUTE, FINALIZE` and everything that the worker says
-of requests and of itself; over `control` what must not wait for an execution: the rest of
-`ToWorker`, and the answers `PONG` and `READY`. Over the third go file descriptors (`segments.py`).
+the numbers of its ends of three pairs of stream sockets. `work` carries the messages of
+`ToWorker.COMPLETE, LOAD, EXECUTE, FINALIZE` and all that the worker sends of requests and of
+itself. `control` carries messages that must not wait for an execution: the rest of `ToWorker`, and
+the answers `PONG` and `READY`. The third carries file descriptors (`segments.py`).
+
+A frame is a prefix (two little-endian integers: the sizes of header and body), a header (JSON) and
+a body (the bytes of tensors, one after the other). A header is a list that begins with the kind of
+message; `ToWorker` and `ToGateway` define the rest of it.
 
 A tensor in a header is `[name, datatype, shape, size, segment]`: datatype as the v2 protocol
-spells it, size in bytes; segment 0 means that its bytes stand in the frame's body, in the order of
-the header. BYTES tensors are serialised as the protocol's binary extension has them.
+spells it, size in bytes. With segment 0 its bytes are in the frame's body, in the order of the
+header. BYTES tensors are serialised as in the protocol's binary extension.
 
 A request is `[number, model, version, id, correlation, flags, timeout_us, priority, parameters,
-outputs, inputs]`: number names it from here on; correlation is an integer, a text or null; flags
-1 START and 2 END; outputs are names; inputs tensors.
+outputs, inputs]`: number identifies it from here on; correlation is an integer, a text or null;
+flags 1 START and 2 END; outputs are names; inputs tensors.
 
 A response is `[outputs, error, parameters]`: error null or `[code, message]` with the code's name
 (`INVALID_ARG`, ...).
 
-Calls carry a number of the caller's, and their answers bring it back.
+A call carries a number of its sender; the answer repeats it.
 """
 
+import struct
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
+
+PREFIX = struct.Struct("<IQ")
+MAX_HEADER_BYTES = 64 << 20
+MAX_BODY_BYTES = 1 << 34
+RECEIVE_BYTES = 1 << 18
+"""How much an end should ask the socket for at once."""
+
+
+class BrokenFrame(Exception):
+    """What came from the other end is not a frame; nothing after it can be understood."""
+
+
+def frame(header: bytes, buffers: Sequence[memoryview | bytes] = ()) -> bytes:
+    """A whole frame as bytes."""
+    size = sum([len(each) for each in buffers])
+    return b"".join((PREFIX.pack(len(header), size), header, *buffers))
+
+
+class FrameReader:
+    """Cuts what comes from a socket into frames. Bodies are views of what was fed."""
+
+    __slots__ = ("_needed", "_parts", "_size")
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._needed = PREFIX.size
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, memoryview]]:
+        """The frames that are whole now, as header and body; BrokenFrame if one cannot be."""
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size < self._needed:
+            return
+        if len(self._parts) > 1:
+            data = b"".join(self._parts)
+        yield from self._cut(memoryview(data))
+
+    def _cut(self, view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+        start = 0
+        while True:
+            left = len(view) - start
+            whole = PREFIX.size
+            if left >= whole:
+                header_size, body_size = PREFIX.unpack_from(view, start)
+                if header_size > MAX_HEADER_BYTES or body_size > MAX_BODY_BYTES:
+                    raise BrokenFrame(f"header of {header_size} bytes, body of {body_size} bytes")
+                whole += header_size + body_size
+            if left < whole:
+                break
+            body = start + PREFIX.size + header_size
+            end = start + whole
+            yield bytes(view[start + PREFIX.size : body]), view[body:end]
+            start = end
+        self._parts = [bytes(view[start:])] if left else []
+        self._size, self._needed = left, whole
 
 
 class ToWorker(IntEnum):
