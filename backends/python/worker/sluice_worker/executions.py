@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from .business_logic import SERVED
-from .connection import Connection
-from .errors import BadAnswer, told
+from .connection import GatewayConnection
+from .errors import BadAnswer, described_failure
 from .logger import Level
 from .open_requests import OpenRequests
 from .packing import Packing, Unpacking
@@ -22,7 +22,7 @@ Failed = Callable[[BaseException], None]
 
 
 class Background:
-    """Runs coroutines beside everything else."""
+    """The event loop of async methods: one thread for the life of the process."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -30,11 +30,11 @@ class Background:
         self._running: set[concurrent.futures.Future[Any]] = set()
 
     def result(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run it and wait for what it returns or raises; not from a coroutine run here."""
+        """Run it and return its result; not for calls from a coroutine of this loop."""
         return self._begin(coroutine).result()
 
     def start(self, coroutine: Coroutine[Any, Any, Any], failed: Failed) -> None:
-        """Run it; `failed` is told what it raises."""
+        """Run it; `failed` gets its exception."""
         future = self._begin(coroutine)
         self._running.add(future)
 
@@ -46,7 +46,7 @@ class Background:
         future.add_done_callback(ended)
 
     def wait(self, seconds: float) -> None:
-        """Wait until all that has been started has ended, but no longer."""
+        """Wait at most `seconds` until all started coroutines have ended."""
         concurrent.futures.wait(list(self._running), seconds)
 
     def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> "concurrent.futures.Future[Any]":
@@ -62,19 +62,19 @@ class Background:
 
 
 class Executions:
-    """The executions of one loaded model, one at a time."""
+    """Executions of one loaded model, one at a time."""
 
     def __init__(self, model: Any, args: dict[str, str], shown: str, requests: OpenRequests):
         self.background = Background()
         self._execute = getattr(model, "execute", None)
         self._shown, self._requests = shown, requests
-        self._connection: Connection = requests.connection
+        self._connection: GatewayConnection = requests.connection
         self._instance = args["model_instance_name"]
         outputs = json.loads(args["model_config"]).get("output", ())
         self._every_output = frozenset(each["name"] for each in outputs)
 
     def run(self, execution: int, headers: Sequence[Any], body: memoryview) -> None:
-        """Execute the requests, and tell the gateway what came of it, in one message."""
+        """Execute the requests, and send their results in one message."""
         packing = Packing(self._connection)
         requests = self._received(headers, body)
         SERVED.set(headers)
@@ -86,13 +86,13 @@ class Executions:
             infer_ns = time.perf_counter_ns() - started
             answers = self._answers(requests, returned, packing)
             del returned
-        except BaseException as failure:  # noqa: BLE001 - around one execution of anybody's code
+        except BaseException as failure:  # noqa: BLE001 - around one execution of foreign code
             infer_ns = time.perf_counter_ns() - started
             packing.give_back()
-            error, answers, packing = told(failure), [], Packing(self._connection)
+            error, answers, packing = described_failure(failure), [], Packing(self._connection)
             for each in requests:
                 each.open_request.close()
-        # Gone before the message is sent, so that it also says which segments are free again.
+        # Dropped before the message is sent, so that it also names the released segments.
         requests.clear()
         header = [ToGateway.EXECUTED, execution, error, answers, infer_ns]
         self._connection.send(header, packing.buffers)
@@ -110,7 +110,7 @@ class Executions:
     def _returned(self, requests: list[InferenceRequest]) -> Any:
         if self._execute is None:
             raise BadAnswer(f"Python model {self._shown} does not implement `execute` method.")
-        # A list of its own: model.py may keep or change the one that it is given.
+        # A copy: model.py may keep or change the list.
         returned = self._execute(list(requests))
         if isinstance(returned, Coroutine):
             if not self._requests.decoupled:
@@ -140,7 +140,7 @@ class Executions:
         return answers
 
     def _log(self, failure: BaseException) -> None:
-        text = "\n".join([f"execute of '{self._instance}' failed", *told(failure)])
+        text = "\n".join([f"execute of '{self._instance}' failed", *described_failure(failure)])
         place = getattr(self._execute, "__code__", None)
         where = ("", 0) if place is None else (place.co_filename, place.co_firstlineno)
         self._connection.send([ToGateway.LOG, Level.ERROR.name, text, *where])

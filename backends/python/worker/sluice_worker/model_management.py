@@ -4,11 +4,11 @@ from typing import Any
 
 from .errors import TritonModelException
 from .protocol import ToGateway
-from .worker_state import Stage, worker
+from .worker_state import LifeStage, worker
 
 
 def load_model(model_name: str, config: str = "", files: Any = None) -> None:
-    """Load a model, or load it again; TritonModelException says why it cannot be loaded."""
+    """Load or reload a model; TritonModelException if that fails."""
     given = _files(model_name, files)
     sizes = [[name, len(data)] for name, data in given.items()]
     _ask(
@@ -19,19 +19,19 @@ def load_model(model_name: str, config: str = "", files: Any = None) -> None:
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Begin to unload a model; TritonModelException says why it cannot be unloaded."""
+    """Begin to unload a model; TritonModelException if that fails."""
     _ask("Failed to unload model", ToGateway.UNLOAD_MODEL, model_name, bool(unload_dependents))
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether a version is ready; "" for the best."""
+    """Whether a version is ready; "" is the version that a request without one gets."""
     asked = (ToGateway.MODEL_READY, model_name, model_version)
     return bool(_ask("Failed to check model readiness", *asked))
 
 
 def _ask(failure: str, kind: ToGateway, *values: Any, buffers: Any = ()) -> Any:
     asked = worker()
-    if asked.stage in (Stage.STARTING, Stage.COMPLETING, Stage.FINALIZING):
+    if asked.stage in (LifeStage.STARTING, LifeStage.COMPLETING, LifeStage.FINALIZING):
         raise TritonModelException(
             f"{failure}: models cannot be asked for in 'auto_complete_config' and 'finalize'."
         )

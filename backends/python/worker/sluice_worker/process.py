@@ -16,21 +16,21 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from .connection import Connection, end_group
-from .control import Control, Readiness
-from .errors import BadAnswer, told
+from .connection import GatewayConnection, end_group
+from .control import ControlSocket, ReadinessChecks
+from .errors import BadAnswer, described_failure
 from .executions import Executions
 from .model_config import ModelConfig
 from .open_requests import OpenRequests
 from .protocol import ToGateway, ToWorker
-from .work import Calls, Work
-from .worker_state import Stage, Worker, set_worker
+from .work import GatewayCalls, WorkSocket
+from .worker_state import LifeStage, WorkerState, set_worker
 
 DEFAULT = "model.py"
 
 
-class Source:
-    """Where a model's code is: in its version folder, or in that of a Python-based backend."""
+class ModelSource:
+    """The file of a model's code, in its version folder or in that of a Python-based backend."""
 
     def __init__(self, model_config: str, version_folder: str, backend_folder: str) -> None:
         config = json.loads(model_config)
@@ -42,14 +42,14 @@ class Source:
 
     @property
     def shown(self) -> str:
-        """The file as a client may read it: from the model's or the backend's folder on."""
+        """The path for clients, relative to the parent of the model's or the backend's folder."""
         if self._backend_folder:
             return f"{os.path.basename(self._backend_folder)}/{self._name}"
         model_folder, version = os.path.split(self._version_folder)
         return f"{os.path.basename(model_folder)}/{version}/{self._name}"
 
     def python_model(self) -> Any:
-        """The class `TritonPythonModel` of the file; whatever its import raises."""
+        """The class `TritonPythonModel` of the file; raises what its import raises."""
         module = self._imported()
         try:
             return module.TritonPythonModel
@@ -73,7 +73,7 @@ class Source:
         return _load(f"{version}.{stem}", path)
 
     def _extend_path(self) -> None:
-        """Append what Triton appends: the folders of version and model, and of the backend."""
+        """Append to `sys.path` as Triton does: the folders of version, model and backend."""
         own = sys.path.pop(0)
         folders = [self._version_folder, os.path.dirname(self._version_folder), own]
         if self._backend_folder:
@@ -99,31 +99,31 @@ def _add_package(name: str, folder: str) -> None:
 
 
 LINGER_SECS = 5.0
-"""How long coroutines in the background may go on before `finalize`."""
+"""Time that coroutines in the background have before `finalize`."""
 
 
 class Process:
-    """Does what the gateway says over `work`, one thing after the other."""
+    """Runs the messages that arrive over `work`, one after the other."""
 
-    def __init__(self, connection: Connection) -> None:
-        calls = Calls(connection)
-        self._work = Work(connection, calls)
-        self._worker = Worker(connection, calls, self._work)
+    def __init__(self, connection: GatewayConnection) -> None:
+        calls = GatewayCalls(connection)
+        self._work = WorkSocket(connection, calls)
+        self._worker = WorkerState(connection, calls, self._work)
         self._connection = connection
-        self._readiness = Readiness(connection)
-        self._control = Control(connection, calls, self._readiness)
+        self._readiness = ReadinessChecks(connection)
+        self._control = ControlSocket(connection, calls, self._readiness)
         self._model: Any = None
         self._executions: Executions | None = None
         set_worker(self._worker)
 
     def run(self) -> None:
-        """Serve until the gateway says or goes; the process ends here."""
+        """Serve until FINALIZE arrives or the gateway closes the socket; then end the process."""
         self._control.start()
         while (message := self._work.next()) is not None:
-            self._obey(*message)
+            self._handle(*message)
         end_group()
 
-    def _obey(self, header: list[Any], body: memoryview) -> None:
+    def _handle(self, header: list[Any], body: memoryview) -> None:
         kind = header[0]
         if kind == ToWorker.EXECUTE and self._executions is not None:
             self._executions.run(header[1], header[2], body)
@@ -135,27 +135,27 @@ class Process:
             self._finalize()
 
     def _complete(self, about: dict[str, Any]) -> None:
-        self._worker.stage = Stage.COMPLETING
+        self._worker.stage = LifeStage.COMPLETING
         self._worker.model_folder = about["path"]
         try:
             answer = [ToGateway.COMPLETED, _completed(about)]
-        except BaseException as failure:  # noqa: BLE001 - around one load of anybody's code
-            answer = [ToGateway.FAILED, *told(failure)]
+        except BaseException as failure:  # noqa: BLE001 - around one load of foreign code
+            answer = [ToGateway.FAILED, *described_failure(failure)]
         self._connection.send(answer)
 
     def _load(self, about: dict[str, Any]) -> None:
         try:
             answer = [ToGateway.LOADED, self._loaded(about)]
-        except BaseException as failure:  # noqa: BLE001 - around one load of anybody's code
-            answer = [ToGateway.FAILED, *told(failure)]
+        except BaseException as failure:  # noqa: BLE001 - around one load of foreign code
+            answer = [ToGateway.FAILED, *described_failure(failure)]
         self._connection.send(answer)
 
     def _loaded(self, about: dict[str, Any]) -> dict[str, bool]:
         args = about["args"]
-        self._worker.stage = Stage.INITIALIZING
+        self._worker.stage = LifeStage.INITIALIZING
         self._worker.model_folder = about["path"]
         self._worker.calls.instance = args["model_instance_name"]
-        source = Source(args["model_config"], about["path"], about["backend_path"])
+        source = ModelSource(args["model_config"], about["path"], about["backend_path"])
         self._model = source.python_model()()
         if hasattr(self._model, "initialize"):
             self._model.initialize(dict(args))
@@ -166,8 +166,8 @@ class Process:
         checks_readiness = hasattr(self._model, "is_ready")
         if checks_readiness:
             self._readiness.serve(self._model, self._executions.background)
-        self._worker.stage = Stage.SERVING
-        # What has been loaded stays: collections need not look at it again.
+        self._worker.stage = LifeStage.SERVING
+        # Collections skip the objects of the loaded model.
         gc.collect()
         gc.freeze()
         return {"checks_readiness": checks_readiness}
@@ -175,19 +175,19 @@ class Process:
     def _finalize(self) -> None:
         if self._executions is not None:
             self._executions.background.wait(LINGER_SECS)
-        self._worker.stage = Stage.FINALIZING
+        self._worker.stage = LifeStage.FINALIZING
         error: str | None = None
         try:
             if hasattr(self._model, "finalize"):
                 self._model.finalize()
-        except BaseException as failure:  # noqa: BLE001 - the gateway logs what it was
-            error = "\n".join(told(failure))
+        except BaseException as failure:  # noqa: BLE001 - the gateway logs it
+            error = "\n".join(described_failure(failure))
         self._connection.send([ToGateway.FINALIZED, error])
         _end()
 
 
 def _completed(about: dict[str, Any]) -> str | None:
-    source = Source(about["model_config"], about["path"], about["backend_path"])
+    source = ModelSource(about["model_config"], about["path"], about["backend_path"])
     complete = getattr(source.python_model(), "auto_complete_config", None)
     if complete is None:
         return None
@@ -201,7 +201,7 @@ def _completed(about: dict[str, Any]) -> str | None:
 
 
 def _end() -> None:
-    """End without waiting for model.py's threads, but not without what has been printed."""
+    """Flush output and end without waiting for model.py's threads."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -210,10 +210,10 @@ def _end() -> None:
 def main(arguments: Sequence[str]) -> None:
     """Serve over the sockets of these numbers."""
     faulthandler.enable()
-    # Lines of model.py's are to be read when they are printed, not when a buffer is full.
+    # A line that model.py prints is in the log at once, not when a buffer is full.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     sockets = [socket.socket(fileno=int(each)) for each in arguments]
     for each in sockets:
         each.set_inheritable(False)
-    Process(Connection(*sockets)).run()
+    Process(GatewayConnection(*sockets)).run()

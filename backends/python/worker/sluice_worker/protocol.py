@@ -32,11 +32,11 @@ PREFIX = struct.Struct("<IQ")
 MAX_HEADER_BYTES = 64 << 20
 MAX_BODY_BYTES = 1 << 34
 RECEIVE_BYTES = 1 << 18
-"""How much an end should ask the socket for at once."""
+"""Bytes to read from the socket at once."""
 
 
 class BrokenFrame(Exception):
-    """What came from the other end is not a frame; nothing after it can be understood."""
+    """Bytes of the other end are no frame; nothing after them can be read."""
 
 
 def frame(header: bytes, buffers: Sequence[memoryview | bytes] = ()) -> bytes:
@@ -45,8 +45,8 @@ def frame(header: bytes, buffers: Sequence[memoryview | bytes] = ()) -> bytes:
     return b"".join((PREFIX.pack(len(header), size), header, *buffers))
 
 
-class FrameReader:
-    """Cuts what comes from a socket into frames. Bodies are views of what was fed."""
+class FrameDecoder:
+    """Splits the bytes of a socket into frames; bodies are views of the fed bytes."""
 
     __slots__ = ("_needed", "_parts", "_size")
 
@@ -56,7 +56,7 @@ class FrameReader:
         self._needed = PREFIX.size
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, memoryview]]:
-        """The frames that are whole now, as header and body; BrokenFrame if one cannot be."""
+        """The complete frames, as header and body; BrokenFrame if one is too large."""
         self._parts.append(data)
         self._size += len(data)
         if self._size < self._needed:
@@ -86,7 +86,7 @@ class FrameReader:
 
 
 class ToWorker(IntEnum):
-    """What the gateway says, and what follows in the header."""
+    """Messages of the gateway, with the rest of their headers."""
 
     COMPLETE = 1
     """`{model_config, model_name, path, backend_path}`; answered by COMPLETED or FAILED.
@@ -101,53 +101,52 @@ class ToWorker(IntEnum):
     FINALIZE = 4
     """Nothing; answered by FINALIZED, and the worker ends."""
     CANCEL = 5
-    """`number, ...`: nobody waits for these requests any more."""
+    """`number, ...`: these requests are cancelled."""
     RELEASED = 6
-    """`freed, dropped`: segments of the worker's that are free again; of the gateway's, gone."""
+    """`freed, dropped`: the worker's segments to reuse; the gateway's segments to unmap."""
     PING = 7
     """`call`; PONG."""
     IS_READY = 8
     """`call`; READY."""
     INFERRED = 9
-    """`call, response, final`: an answer to INFER, over the socket it named; the last is final."""
+    """`call, response, final`: an answer to INFER, over the socket that it named."""
     DONE = 10
-    """`call, error, value`: the answer to any call but INFER and those of ToWorker.
+    """`call, error, value`: the answer to any call of the worker but INFER.
 
-    The error is null or the core's text, which the worker puts behind `Failed to load model: ` and
-    the like; value is of MODEL_READY and METRIC_VALUE.
+    The error is null or the server's text, to which the worker adds a prefix such as
+    `Failed to load model: `; value is of MODEL_READY and METRIC_VALUE.
     """
     HOLD = 11
-    """`number, ...`: senders of these should wait, since much that was sent is not taken yet."""
+    """`number, ...`: sends for these requests block, since much of their execution is unread."""
     GO_ON = 12
-    """`number, ...`: they need not any more."""
+    """`number, ...`: sends for these requests continue."""
 
 
 class ToGateway(IntEnum):
-    """What the worker says, and what follows in the header."""
+    """Messages of the worker, with the rest of their headers."""
 
     COMPLETED = 1
     """`model_config` as JSON text, null if the model does not complete its config."""
     LOADED = 2
     """`{checks_readiness}`: whether the model has `is_ready`."""
     FAILED = 3
-    """`message, trace`: why COMPLETE or LOAD failed; the trace is for the server's log.
+    """`message, trace`: the failure of COMPLETE or LOAD; the trace is for the server's log.
 
-    The worker stays; it ends when its sockets close.
+    The worker ends when its sockets close.
     """
     RESPONSE = 4
     """`number, response, final`: from a response sender; response null for the flag alone."""
     EXECUTED = 5
     """`execution, error, [[number, response, final, rescheduled], ...], infer_ns`.
 
-    `execute` has returned: error null or `[message, trace]` for all requests not done; then what
-    it returned for each request that has something: a null response with final false and
-    rescheduled true asks for another round. Requests that are not named and not done will still
-    be answered by RESPONSE.
+    `execute` has returned: error null or `[message, trace]` for all requests not done; then the
+    returned responses. A null response with final false and rescheduled true asks for another
+    execution. Requests that are neither named nor done are answered later by RESPONSE.
     """
     FINALIZED = 6
-    """`error`: null, or what `finalize` raised."""
+    """`error`: null, or the exception of `finalize`."""
     RELEASED = 7
-    """`freed, dropped`: segments of the gateway's that are free again; of the worker's, gone.
+    """`freed, dropped`: the gateway's segments to reuse; the worker's segments to unmap.
 
     It may come over either socket.
     """
@@ -156,18 +155,18 @@ class ToGateway(IntEnum):
     READY = 9
     """`call, ready, error`: ready true or false, or null with the error's text."""
     INFER = 10
-    """`call, request, decoupled, served, over_work`: business logic asks another model.
+    """`call, request, decoupled, served, over_work`: a request to another model.
 
-    It is answered over `control`, or over `work` if it says so: then whoever reads that waits for
-    the answer, and need not be woken by another thread.
-    The request's number is that of the one whose trace it belongs to, 0 for none. `served` are
-    the numbers of those on whose behalf it is made: once nobody waits for any of them, it is
-    cancelled. None are said where that is not known.
+    It is answered over `control`, or over `work` if the thread that reads `work` waits for the
+    answer: no other thread must wake it then.
+    The request's number is that of the request with its trace, 0 for none. `served` are the
+    numbers of the requests that cause it: it is cancelled when all of them are. An empty list
+    means that they are not known.
     """
     CANCEL_INFER = 11
-    """`call, dropped`: the model that was asked should end early, and its answers still come.
+    """`call, dropped`: the called model should stop; its answers are still sent.
 
-    Dropped: no answer is read any more; one comes all the same, an error if it was not over.
+    Dropped: no answer is read. One is sent all the same, an error if the call was not over.
     """
     LOAD_MODEL = 12
     """`call, name, config, [[file, size], ...]`: the files' bytes stand in the body."""
@@ -180,7 +179,7 @@ class ToGateway(IntEnum):
     METRIC_FAMILY = 16
     """`call, family, name, description, kind`: counter, gauge or histogram; family a number."""
     METRIC = 17
-    """`call, family, metric, labels, buckets`: a series; buckets of histograms only."""
+    """`call, family, metric, labels, buckets`: a series; only histograms have buckets."""
     METRIC_CHANGE = 18
     """`metric, operation, value`: increment, set or observe; the worker has checked it."""
     METRIC_VALUE = 19

@@ -9,7 +9,7 @@ from .tensor import Tensor
 
 
 def checked(parameters: Any) -> dict[str, Any] | None:
-    """A copy of what model.py gives; TritonModelException says what cannot be a parameter."""
+    """A checked copy; TritonModelException names a value that cannot be a parameter."""
     if parameters is None:
         return None
     if not isinstance(parameters, dict):
@@ -29,17 +29,17 @@ def checked(parameters: Any) -> dict[str, Any] | None:
 
 
 def text(parameters: dict[str, Any] | None) -> str:
-    """What model.py has given, as JSON text; "" for none."""
+    """Parameters of model.py as JSON text; "" for none."""
     return json.dumps(parameters) if parameters else ""
 
 
 def client_text(parameters: dict[str, Any]) -> str:
-    """What a client has given, as JSON text in the form that Triton's server writes."""
+    """Parameters of a client as JSON text, in the form of Triton's server."""
     return json.dumps(parameters, separators=(",", ":"), ensure_ascii=False)
 
 
 class InferenceResponse:
-    """Outputs, or the error of one request; parameters go to the client."""
+    """The outputs or the error of one request; parameters go to the client."""
 
     __slots__ = ("_error", "_outputs", "given_parameters")
 
@@ -67,7 +67,7 @@ class InferenceResponse:
         return self._error is not None
 
     def error(self) -> TritonError | None:
-        """The error, None if there is none."""
+        """The error, if any."""
         return self._error
 
     def parameters(self) -> str:
@@ -76,7 +76,7 @@ class InferenceResponse:
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """An output by its name, None if there is none."""
+    """An output by its name; None without one."""
     for tensor in inference_response.output_tensors():
         if tensor.name() == name:
             return tensor

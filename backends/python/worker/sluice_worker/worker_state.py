@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
-from .connection import Connection
+from .connection import GatewayConnection
 from .errors import TritonModelException
-from .work import Calls, Work
+from .work import GatewayCalls, WorkSocket
 
 
-class Stage(IntEnum):
-    """What model.py may do depends on how far its life has come."""
+class LifeStage(IntEnum):
+    """Stages of a worker; they decide which calls model.py may make."""
 
     STARTING = 0
     COMPLETING = 1
@@ -19,26 +19,26 @@ class Stage(IntEnum):
 
 
 @dataclass
-class Worker:
-    """What model.py's API reaches of its process."""
+class WorkerState:
+    """The parts of this process that model.py's API uses."""
 
-    connection: Connection
-    calls: Calls
-    work: Work
-    stage: Stage = Stage.STARTING
+    connection: GatewayConnection
+    calls: GatewayCalls
+    work: WorkSocket
+    stage: LifeStage = LifeStage.STARTING
     model_folder: str = ""
 
 
-_workers: list[Worker] = []
+_workers: list[WorkerState] = []
 
 
-def set_worker(worker: Worker) -> None:
-    """Say what this process is; once, as it starts."""
+def set_worker(worker: WorkerState) -> None:
+    """Set the state of this process; once, at its start."""
     _workers[:] = [worker]
 
 
-def worker() -> Worker:
-    """What this process is; TritonModelException if it is no worker."""
+def worker() -> WorkerState:
+    """The state of this process; TritonModelException if it is no worker."""
     if not _workers:
         raise TritonModelException("this works only in the process that serves the model")
     return _workers[0]

@@ -9,8 +9,8 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from backends.python.worker.sluice_worker.connection import Connection
-from backends.python.worker.sluice_worker.protocol import FrameReader, ToGateway
+from backends.python.worker.sluice_worker.connection import GatewayConnection
+from backends.python.worker.sluice_worker.protocol import FrameDecoder, ToGateway
 from backends.python.worker.sluice_worker.segments import OutgoingSegments
 
 WAIT_SECS = 20.0
@@ -18,7 +18,7 @@ WAIT_SECS = 20.0
 
 @pytest.fixture
 def pairs() -> Iterator[list[tuple[socket.socket, socket.socket]]]:
-    """Work, control and descriptors; the gateway's end first."""
+    """WorkSocket, control and descriptors; the gateway's end first."""
     with ExitStack() as opened:
         made = [socket.socketpair() for _ in range(3)]
         for each in itertools.chain.from_iterable(made):
@@ -30,14 +30,14 @@ def test_what_is_free_again_is_told_while_nothing_more_can_be_sent_over_work(
     pairs: list[tuple[socket.socket, socket.socket]],
 ) -> None:
     (work, _), (control, _), (descriptors, _) = pairs
-    connection = Connection(*(theirs for _, theirs in pairs))
+    connection = GatewayConnection(*(theirs for _, theirs in pairs))
     flooding = threading.Thread(target=connection.send, args=([0], [bytes(4 << 20)]))
     flooding.start()
     assert work.recv(1)  # it is being sent, and more than the socket holds
     outgoing = OutgoingSegments(descriptors)
     number = outgoing.place(memoryview(bytes(1 << 16)))
     connection.incoming.view(number, 1 << 16)
-    telling = threading.Thread(target=connection.tell_released, daemon=True)
+    telling = threading.Thread(target=connection.send_released, daemon=True)
     telling.start()
     telling.join(WAIT_SECS)
     told = not telling.is_alive()
@@ -47,7 +47,7 @@ def test_what_is_free_again_is_told_while_nothing_more_can_be_sent_over_work(
         with suppress(TimeoutError):  # the thread may end after its last byte was read
             work.recv(1 << 20)
     assert told
-    ((header, _),) = FrameReader().feed(received)
+    ((header, _),) = FrameDecoder().feed(received)
     assert json.loads(header) == [ToGateway.RELEASED, [number], []]
     outgoing.close()
     connection.incoming.close()
