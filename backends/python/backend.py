@@ -1,4 +1,4 @@
-"""Models that are Python programs (`model.py`), each instance in a worker process of its own."""
+"""The backend `python`: programs (`model.py`), each instance in a worker process of its own."""
 
 import asyncio
 import logging
@@ -38,9 +38,9 @@ from gateway.threads import apart
 log = logging.getLogger("sluice.python")
 
 REMIND_SECS = 30.0
-"""How often the log says that a model has not initialized yet."""
+"""Interval of the log line for a model that is still initializing."""
 COMPLETE_SECS = 120.0
-"""How long `auto_complete_config` may take: nothing else would end it when the server ends."""
+"""Longest `auto_complete_config`; no other limit ends it when the server stops."""
 
 
 class PythonBackend(Backend):
@@ -69,24 +69,24 @@ class PythonBackend(Backend):
         worker = await self._start(config, context.path, name, services, suspect)
         try:
             worker.keep_to(context.cpu_cores)
-            told = [ToWorker.LOAD, load_message(context, self.home)]
+            message = [ToWorker.LOAD, load_message(context, self.home)]
             with self._load_cycles.of(config.name):
-                said = await _initialized(worker, told, parameters.initialize_timeout_secs)
+                loaded = await _initialized(worker, message, parameters.initialize_timeout_secs)
         except BaseException:
             await worker.stop()
             raise
         worker.watch(parameters)
         return PythonInstance(
-            worker, self._quarantine, code, checks_readiness=said["checks_readiness"]
+            worker, self._quarantine, code, checks_readiness=loaded["checks_readiness"]
         )
 
     async def _complete(self, config: ModelConfig, path: Path) -> ModelConfig:
         name = config.name
         worker = await self._start(config, path, name, _log_only)
         try:
-            told = [ToWorker.COMPLETE, complete_message(config, path, self.home)]
+            message = [ToWorker.COMPLETE, complete_message(config, path, self.home)]
             async with asyncio.timeout(COMPLETE_SECS):
-                _, said = await worker.ask(told, ToGateway.COMPLETED)
+                _, completed = await worker.ask(message, ToGateway.COMPLETED)
         except TimeoutError:
             raise InferenceError(
                 Code.INTERNAL,
@@ -95,7 +95,7 @@ class PythonBackend(Backend):
             ) from None
         finally:
             await worker.stop()
-        return completed_config(config, said)
+        return completed_config(config, completed)
 
     async def _start(
         self,
@@ -132,14 +132,14 @@ class PythonBackend(Backend):
             executions,
             LogLines(about),
             MetricCalls(link.control, self._metrics),
-            BusinessLogic(link, context.infer, control, executions.is_left),
+            BusinessLogic(link, context.infer, control, executions.is_abandoned),
             ModelManagement(link.control, control, context.config.name, self._load_cycles),
         )
 
 
-async def _initialized(worker: RunningWorker, told: Sequence[Any], limit_secs: float) -> Any:
-    """What LOADED says; whoever waits long for that is told so in the log."""
-    asking = asyncio.ensure_future(worker.ask(told, ToGateway.LOADED))
+async def _initialized(worker: RunningWorker, message: Sequence[Any], limit_secs: float) -> Any:
+    """The content of LOADED; a long wait is logged."""
+    asking = asyncio.ensure_future(worker.ask(message, ToGateway.LOADED))
     try:
         async with asyncio.timeout(limit_secs or None):
             while not (await asyncio.wait([asking], timeout=REMIND_SECS))[0]:
@@ -155,7 +155,7 @@ async def _initialized(worker: RunningWorker, told: Sequence[Any], limit_secs: f
 
 
 async def _started(model: str, environment: WorkerEnvironment) -> WorkerProcess:
-    """A process; whoever is cancelled meanwhile leaves none behind."""
+    """A started process; discarded if this is cancelled meanwhile."""
     starting = asyncio.get_running_loop().run_in_executor(
         None, WorkerProcess.start, environment.python, environment.variables
     )

@@ -28,9 +28,9 @@ from gateway.tensor import Datatype, Tensor
 
 DATATYPES = {datatype.value: datatype for datatype in Datatype}
 MUCH_BYTES = 4 << 20
-"""Tensors of this size in all are copied into segments beside the event loop."""
+"""Tensors of this total size are copied into segments in a thread."""
 INLINE_BYTES = 16 << 20
-"""So much of what should be in segments may be in a frame, where there can be no more of them."""
+"""Bytes of large tensors that a frame may hold if no further segment can be made."""
 
 T = TypeVar("T")
 
@@ -59,8 +59,8 @@ class TensorWriter:
         try:
             segment = self._segments.place(data)
         except OSError:
-            # So many are on their way that the worker must take some in first, or no file may be
-            # opened: a few tensors can do without.
+            # The worker must receive earlier segments first, or no file descriptor is free: a few
+            # tensors go into the frame.
             if sum([each.nbytes for each in self.body]) + data.nbytes > INLINE_BYTES:
                 raise
             self.body.append(data)
@@ -69,15 +69,15 @@ class TensorWriter:
         return segment
 
     def give_back(self) -> None:
-        """Nobody was told of these tensors."""
+        """Free the segments: no message has named them."""
         self._segments.freed(self._placed)
 
 
 class TensorReader:
     """Reads the tensors of one frame, in the order of its header; they are views.
 
-    `segments` are those that the tensors read so far lie in, with `shared_bytes` of them. If one
-    cannot be mapped now, the frame can be read again from its beginning, by another reader.
+    `segments` hold `shared_bytes` of the tensors read so far. If a segment cannot be mapped now,
+    another reader can read the frame again from its beginning.
     """
 
     __slots__ = ("_at", "_body", "_incoming", "segments", "shared_bytes")
@@ -113,8 +113,8 @@ class TensorReader:
         return self._body[start:end]
 
 
-async def beside(write: Callable[[], T], tensors: TensorWriter) -> T:
-    """Write in a thread; whoever is cancelled meanwhile leaves nothing behind."""
+async def write_in_thread(write: Callable[[], T], tensors: TensorWriter) -> T:
+    """Write in a thread; segments are freed if this is cancelled meanwhile."""
     writing = asyncio.get_running_loop().run_in_executor(None, write)
     try:
         return await asyncio.shield(writing)
@@ -128,10 +128,10 @@ ANY_VERSION = -1
 
 
 class RequestEncoder:
-    """Writes the requests of one `model`; whoever names no outputs asks for all of them.
+    """Writes requests of one `model`; a request that names no outputs gets all of them.
 
-    `alone` says that a request's execution may be chosen as soon as it comes, `decoupled` that it
-    may have any number of responses.
+    `alone`: no scheduler would add another request to an execution. `decoupled`: a request may
+    have any number of responses.
     """
 
     def __init__(self, config: ModelConfig, version: int) -> None:
@@ -177,14 +177,14 @@ class RequestEncoder:
 
 
 def _executes_alone(config: ModelConfig) -> bool:
-    """Whether no scheduler would have put other requests with one, had it waited longer."""
+    """Whether no scheduler would add another request to an execution if it waited longer."""
     scheduled = config.dynamic_batching or config.sequence_batching
     limited = any(group.rate_limiter is not None for group in config.instance_group)
     return scheduled is None and not limited
 
 
 def to_json(header: list[Any]) -> bytes:
-    """A header as bytes, whatever the numbers and texts in it."""
+    """A header as bytes; any integers and texts are allowed."""
     try:
         return orjson.dumps(header)
     except TypeError:  # integers beyond 64 bits, texts that are not UTF-8
@@ -194,7 +194,7 @@ def to_json(header: list[Any]) -> bytes:
 def read_request(
     found: list[Any], tensors: TensorReader, traced: InferRequest | None
 ) -> InferRequest:
-    """A request that a model makes of another one; its trace is a part of that of `traced`."""
+    """A request of a model to another one; its trace is a part of the trace of `traced`."""
     (
         _,
         model,
@@ -236,10 +236,10 @@ CODES = {code.name: code for code in Code}
 def read_response(
     found: list[Any], tensors: TensorReader, *, final: bool, phases: Phases | None = None
 ) -> InferResponse | InferenceError:
-    """A response of the worker's, or the error that ends its request in place of a response.
+    """A response of the worker, or the error that ends its request.
 
-    One without outputs is never final, or it would be the flag alone: that comes after it. More
-    responses may follow an error that is not final, as on Triton.
+    A response without outputs is never final: the flag follows alone. More responses may follow
+    an error that is not final, as on Triton.
     """
     outputs, error, parameters = found
     if error is not None:
@@ -264,7 +264,7 @@ def describe_response(response: InferResponse, tensors: TensorWriter) -> list[An
 
 
 def expected(error: Exception, failed: str) -> InferenceError:
-    """The error as a model gets it; INTERNAL for an exception without a code, which is logged."""
+    """The error for a model; an exception without a code is logged and becomes INTERNAL."""
     if isinstance(error, InferenceError):
         return error
     log.error("request of a Python model failed unexpectedly", exc_info=error)
@@ -272,5 +272,5 @@ def expected(error: Exception, failed: str) -> InferenceError:
 
 
 def describe_error(error: InferenceError) -> list[Any]:
-    """The same of an error in place of a response."""
+    """The same for an error."""
     return [[], [error.code.name, error.message], {}]

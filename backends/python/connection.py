@@ -21,13 +21,13 @@ from backends.python.worker.sluice_worker.segments import SCARCE, IncomingSegmen
 log = logging.getLogger("sluice.python")
 
 UNSENT_BYTES = 256 << 20
-"""A worker that leaves more than this unread has lost its mind."""
+"""Limit of unsent bytes; the worker is killed beyond it."""
 FULL_BYTES = 1 << 20
-"""From here on whoever can wait should."""
+"""`room` waits while more bytes than this are unsent."""
 RETRY_SECS = 0.05
-"""How long a message waits that needs a descriptor, or memory, while none is free."""
+"""Interval of retries for a message that needs a descriptor or memory while none is free."""
 NOT_UNDERSTOOD = (BrokenFrame, ValueError, TypeError, LookupError, OSError)
-"""What reading a frame raises if the other end has not kept to the protocol."""
+"""Exceptions of reading a frame that breaks the protocol."""
 
 Frame = tuple[bytes, memoryview]
 """Header and body."""
@@ -36,10 +36,10 @@ Frame = tuple[bytes, memoryview]
 class FrameSocket:
     """Frames over one socket, for one event loop; `close` ends it.
 
-    `on_frame` is called with header and body of each frame, `on_read` after all that came at
-    once, `on_lost` at most once with the reason if no more can come. A frame for which `on_frame`
-    raises an OSError of SCARCE, before it has had any effect, is handed over again later, and
-    nothing is read until then.
+    `on_frame` gets header and body of each frame. `on_read` is called after the frames of one
+    read. `on_broken` is called at most once, with the reason, when no more frames can arrive. If
+    `on_frame` raises an OSError of SCARCE before it has had any effect, the frame is passed to it
+    again later, and nothing is read until then.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class FrameSocket:
         connection: socket.socket,
         on_frame: Callable[[bytes, memoryview], None],
         on_read: Callable[[], None],
-        on_lost: Callable[[str], None],
+        on_broken: Callable[[str], None],
     ) -> None:
         connection.setblocking(False)
         self._socket = connection
         self._on_frame = on_frame
         self._on_read = on_read
-        self._on_lost = on_lost
+        self._on_broken = on_broken
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray(RECEIVE_BYTES)
         self._received = memoryview(self._buffer)
@@ -70,7 +70,7 @@ class FrameSocket:
         self._read_or_not()
 
     def send(self, header: bytes, buffers: Sequence[memoryview | bytes] = ()) -> None:
-        """Write a frame; what the socket does not take at once follows as soon as it does."""
+        """Write a frame; unsent bytes follow when the socket can take them."""
         if self._closed:
             return
         data = frame(header, buffers)
@@ -79,41 +79,40 @@ class FrameSocket:
             self._keep(memoryview(data)[sent:])
 
     async def room(self) -> None:
-        """Wait until the other end has read most of what it was sent, or has gone."""
+        """Wait until at most FULL_BYTES are unsent, or the socket is closed."""
         while self._unsent_bytes > FULL_BYTES and not self._closed:
             waiter = self._loop.create_future()
             self._waiting.append(waiter)
             try:
                 await waiter
-            finally:  # one after the other: what this one sends may leave no room for the next
+            finally:  # one after the other: the frame of this one may fill the room again
                 self._loop.call_soon(self._wake)
 
     def pause(self) -> None:
-        """Read nothing for now: the other end waits once the socket is full."""
+        """Stop reading: the other end blocks once the socket is full."""
         self._wanted = False
         self._read_or_not()
 
     def resume(self) -> None:
-        """Read, if that was not so already."""
+        """Read again, after `pause`."""
         if not self._wanted:
             self._wanted = True
             self._read_or_not()
 
     def read_rest(self) -> None:
-        """Read all that is there now; for when the other end has ended.
+        """Read all that has arrived; for a worker that has ended.
 
-        A frame that waits to be handed over again is handed over first. If that fails, the rest is
-        not read.
+        A frame that waits for its retry comes first. If it fails again, the rest is not read.
         """
         if self._retry is not None:
             self._retry.cancel()
             self._try_again()
         self.resume()
         while self._reading and self._readable():
-            """There may be more."""
+            """More may have arrived."""
 
     def close(self) -> None:
-        """Let go of the socket; idempotent."""
+        """Close the socket; idempotent."""
         if self._closed:
             return
         self._over = self._closed = True
@@ -130,10 +129,10 @@ class FrameSocket:
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
-            self._lose(f"its connection broke: {error.strerror}")
+            self._break(f"its connection broke: {error.strerror}")
             return False
         if not size:
-            self._lose("it closed its connection")
+            self._break("it closed its connection")
             return False
         self._take(self._frames.feed(bytes(self._received[:size])))
         return True
@@ -150,7 +149,7 @@ class FrameSocket:
                 self._stall(chain([current], frames), error)
                 return
             log.exception("message of a Python worker not understood")
-            self._lose(f"it sent what cannot be understood: {type(error).__name__}")
+            self._break(f"it sent what cannot be understood: {type(error).__name__}")
 
     def _stall(self, frames: Iterator[Frame], error: OSError) -> None:
         if self._reading:
@@ -172,11 +171,11 @@ class FrameSocket:
             self._loop.remove_reader(self._socket)
         self._reading = reads
 
-    def _lose(self, reason: str) -> None:
+    def _break(self, reason: str) -> None:
         if not self._over:
             self._over = True
             self._read_or_not()
-            self._on_lost(reason)
+            self._on_broken(reason)
 
     def _send(self, data: bytes | memoryview) -> int:
         try:
@@ -184,7 +183,7 @@ class FrameSocket:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
-            return len(data)  # the other end has gone, which reading will tell
+            return len(data)  # the other end has closed; the next read notices it
 
     def _keep(self, data: memoryview) -> None:
         if not self._unsent:
@@ -193,7 +192,7 @@ class FrameSocket:
         self._unsent_bytes += len(data)
         if self._unsent_bytes > UNSENT_BYTES:
             self._drop_unsent()
-            self._lose(f"it left more than {UNSENT_BYTES} bytes unread")
+            self._break(f"it left more than {UNSENT_BYTES} bytes unread")
 
     def _writable(self) -> None:
         data = self._unsent.popleft()
@@ -214,7 +213,7 @@ class FrameSocket:
         self._wake()
 
     def _wake(self) -> None:
-        """Let the next one go on who waits for room, if there is some."""
+        """Wake the next waiter of `room`, if there is room."""
         while self._waiting and (self._unsent_bytes <= FULL_BYTES or self._closed):
             waiter = self._waiting.popleft()
             if not waiter.done():
@@ -224,7 +223,7 @@ class FrameSocket:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConnection:
-    """Closed as one."""
+    """The two sockets and the segments of both ends; closed as one."""
 
     work: FrameSocket
     control: FrameSocket
@@ -232,13 +231,13 @@ class WorkerConnection:
     outgoing: OutgoingSegments
 
     def release(self) -> None:
-        """Tell the worker which of its segments nobody looks at any more, and which ours went."""
+        """Send the worker its released segments, and the dropped segments of the gateway."""
         freed, dropped = self.incoming.take_released(), self.outgoing.take_dropped()
         if freed or dropped:
             self.control.send(to_json([ToWorker.RELEASED, freed, dropped]))
 
     def close(self) -> None:
-        """Let go of everything; views of the worker's segments stay good."""
+        """Close all; views of the worker's segments stay valid."""
         self.work.close()
         self.control.close()
         self.incoming.close()

@@ -22,31 +22,31 @@ from gateway.errors import Code, InferenceError
 from gateway.threads import apart
 
 MARK = ".whole"
-"""Written last: a folder without it was left by somebody who did not finish."""
+"""Written last: a folder without it is incomplete."""
 
 Build = Callable[[Path], Awaitable[None]]
 
 
 class KeptFolders:
-    """Folders by the key of what they are made of, shared by all gateways of a user.
+    """Folders by a key of their content, shared by all gateways of a user.
 
-    They are made where they stay, because environments have their own place written into them.
+    They are made in their final place, because environments contain their own path.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
 
     async def get(self, key: str, build: Build) -> Path:
-        """The folder of that key. `build` fills it, if nobody has, while all others wait.
+        """The folder of that key. If it is missing, `build` fills it while other gateways wait.
 
-        If `build` fails or is cancelled nothing stays. InferenceError if the disk refuses.
+        If `build` fails or is cancelled the folder is removed. UNAVAILABLE on an error of the disk.
         """
         folder = self._root / key
         if await asyncio.to_thread((folder / MARK).exists):
-            return folder  # also where nothing can be written any more, not even a lock
+            return folder  # also on a disk that is read-only, even for a lock
         try:
             await asyncio.to_thread(self._root.mkdir, parents=True, exist_ok=True)
-            # Locks are files of their own: the folder itself comes and goes.
+            # The lock is a file of its own, since the folder itself is removed and made.
             async with AsyncFileLock(self._root / f"{key}.lock", thread_local=False):
                 if not (folder / MARK).exists():
                     await self._make(folder, build)
@@ -83,9 +83,9 @@ NO_ARCHIVE = "file could not be opened successfully"
 
 
 async def unpacked(archive: Path, model: str, kept: KeptFolders) -> Path:
-    """The folder with what a tar archive holds, whatever it is compressed with.
+    """The folder with the content of a tar archive, of any compression.
 
-    InferenceError if it is no archive, is damaged, or holds anything that would lie elsewhere.
+    InferenceError if it is no archive, is damaged, or has a member outside of the folder.
     """
     digest = await apart(_archive_digest, archive)
 
@@ -104,7 +104,7 @@ async def unpacked(archive: Path, model: str, kept: KeptFolders) -> Path:
 
 
 async def _in_thread(archive: Path, folder: Path) -> None:
-    """Unpack in a thread, which has ended when this ends, cancelled or not."""
+    """Unpack in a thread; when this returns or is cancelled, the thread has ended."""
     stop = threading.Event()
     unpacking = asyncio.create_task(apart(_unpack, archive, folder, stop))
     try:
@@ -116,7 +116,7 @@ async def _in_thread(archive: Path, folder: Path) -> None:
 
 
 class _Elsewhere(ValueError):
-    """A member of an archive that would not be a file, a folder or a link of its folder."""
+    """An archive's member that is no file, folder or link inside its folder."""
 
     def __init__(self, member: tarfile.TarInfo) -> None:
         super().__init__(f"'{member.name}' would not lie inside it")
@@ -135,7 +135,7 @@ def _unpack(archive: Path, folder: Path, stop: threading.Event) -> None:
 
 
 def _checked(member: tarfile.TarInfo, root: str) -> tarfile.TarInfo:
-    """The member with the rights of a file of this user, if it lies in the folder.
+    """The member with a file mode for this user, if it lies in the folder.
 
     A symbolic link may lead out: bin/python of a packed venv names the system's. A later member
     whose name or hard link resolves through it is refused.
@@ -165,7 +165,7 @@ def _archive_digest(archive: Path) -> str:
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    if str(error).startswith(NO_ARCHIVE):  # then come a dozen lines of what else it might have been
+    if str(error).startswith(NO_ARCHIVE):  # followed by a dozen lines of other formats
         return "it is no tar archive, compressed by gzip, bzip2, xz or not at all"
     return str(error).partition("\n")[0]
 
@@ -173,9 +173,9 @@ def _reason(error: Exception) -> str:
 FILE = "requirements.txt"
 PIP_SAYS_LITTLE = {"PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 LARGEST_FILE_BYTES = 1 << 20
-"""Requirement files and small wheels beside them are read, larger files go by size and time."""
+"""Smaller files are identified by content, larger ones by size and time."""
 MOST_FILES = 10_000
-"""Of a folder that is named, so many files are looked at."""
+"""Files of a named folder that are examined."""
 
 _COMMENTS = re.compile(r"(?:^|\s)#.*")
 _WORDS = re.compile(r"[\s=@'\"]+")
@@ -184,15 +184,15 @@ _WORDS = re.compile(r"[\s=@'\"]+")
 async def virtual_environment(requirements: Path, model: str, kept: KeptFolders) -> Path:
     """The folder of a virtual environment with those requirements, and numpy.
 
-    Python's own venv and pip make it: they are there wherever Python is, and read the settings by
-    which the user's indexes are found. InferenceError with pip's last lines if they cannot.
+    Python's own venv and pip make it: they exist wherever Python does, and read the user's settings
+    of indexes. UNAVAILABLE with pip's last lines if they fail.
     """
     builder = _Builder(requirements, model)
     return await kept.get(await apart(_requirements_digest, requirements), builder.build)
 
 
 class _Builder:
-    """The steps, each a command whose progress is told in the log."""
+    """The steps, each a command with its progress in the log."""
 
     def __init__(self, requirements: Path, model: str) -> None:
         self._requirements = requirements
@@ -215,12 +215,12 @@ class _Builder:
             ) from None
 
     async def _install(self, python: Path, *more: str) -> None:
-        # The file again for what comes on top: it may name indexes, and hold versions down.
+        # The file is repeated for additions: it may name indexes and limit versions.
         pip = (python, "-P", "-m", "pip", "install", "--progress-bar", "off")
         await self._run(*pip, "-r", self._requirements.name, *more)
 
     async def _run(self, *command: str | Path) -> None:
-        # Paths in the file are relative to it, and names without folders do no harm in messages.
+        # Paths in the file are relative to it, and messages then name no folders.
         folder = self._requirements.parent
         await run(command, folder, PIP_SAYS_LITTLE, self._progress)
 
@@ -230,7 +230,7 @@ def _has_numpy(folder: Path) -> bool:
 
 
 def _requirements_digest(requirements: Path) -> str:
-    """What the environment is made of: this Python, the requirements, and the files they name."""
+    """A digest of this Python, the requirements, and the files that they name."""
     digest = hashlib.sha256()
     about = (sys.version, sys.base_prefix, platform.platform(), sys.implementation.cache_tag)
     digest.update(repr(about).encode())
@@ -248,13 +248,13 @@ def _parts(file: Path, seen: set[Path]) -> Iterator[bytes]:
     text = _COMMENTS.sub("", content.decode(errors="replace"))
     for word in sorted(set(_WORDS.split(text))):
         named = file.parent / word
-        if word and named not in seen and os.path.exists(named):  # False for what is no name
+        if word and named not in seen and os.path.exists(named):  # False for a word that is no name
             yield word.encode()
             yield from _parts(named, seen)
 
 
 def _content(file: Path) -> bytes:
-    """The bytes of a small file, else what tells when it changes."""
+    """The bytes of a small file, else its sizes and times."""
     if file.is_file() and file.stat().st_size <= LARGEST_FILE_BYTES:
         return file.read_bytes()
     files = [file] if file.is_file() else list(islice(file.rglob("*"), MOST_FILES))

@@ -18,12 +18,12 @@ from gateway.threads import apart
 
 log = logging.getLogger("sluice.python")
 
-TELL_EVERY_SECS = 3.0
+LOG_EVERY_SECS = 3.0
 QUICK_SECS = 60.0
 LAST_LINES = 8
 LINE_LENGTH = 300
 NO_PATHS_OF_OURS = {"PYTHONPATH": "", "PYTHONHOME": ""}
-"""What keeps the gateway's own packages out of another interpreter."""
+"""Variables that keep the gateway's own packages out of another interpreter."""
 
 # A path of this host, as a word or a file URL; the addresses of indexes are no paths.
 _PATHS = re.compile(r"(?:file:/+|(?<![\w:/.]))/?(?:[\w.+@~-]*/){2,}([\w.+@~-]*)")
@@ -31,12 +31,12 @@ _URLS = re.compile(r"\b(?!file:)[a-z][a-z+]*://\S+")
 
 
 class CommandError(Exception):
-    """A command ended badly; the text is the end of what it said, without paths of the host."""
+    """A command failed; the text is the end of its output, without paths of the host."""
 
 
 @dataclass(slots=True)
 class BuildProgress:
-    """Tells the log every few seconds how far something of several commands is.
+    """Progress of several commands, logged every few seconds.
 
     `about` are the fields of its lines.
     """
@@ -45,37 +45,37 @@ class BuildProgress:
     began: float = field(default_factory=time.monotonic)
     last: float = field(default_factory=time.monotonic)
 
-    def tell(self, says: str) -> None:
-        """What is being done now; most calls say nothing."""
+    def step(self, says: str) -> None:
+        """Log the current step, if the last line is old enough."""
         now = time.monotonic()
-        if now - self.last < TELL_EVERY_SECS:
+        if now - self.last < LOG_EVERY_SECS:
             return
         self.last = now
         elapsed = {"elapsed_secs": round(now - self.began), "says": without_paths(says)}
         log.info("environment in the making", extra={**self.about, **elapsed})
 
     def end(self) -> None:
-        """Tell that it is done."""
+        """Log the end."""
         secs = round(time.monotonic() - self.began, 1)
         log.info("environment made", extra={**self.about, "secs": secs})
 
 
 @dataclass(slots=True)
 class _Output:
-    """What a command says: its last lines, and what has come of the next one."""
+    """The output of a command: its last lines, and the beginning of the next one."""
 
     rest: str = ""
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
 
     def feed(self, data: bytes) -> None:
-        """Take what has come; a line without end is cut."""
+        """Add output; a line without end is cut."""
         *lines, rest = (self.rest + data.decode(errors="replace")).split("\n")
         self.rest = rest[:LINE_LENGTH]
         self.lines.extend(line.rstrip()[:LINE_LENGTH] for line in lines if line.strip())
 
     @property
     def reason(self) -> str:
-        """The lines that say what went wrong, else the last ones."""
+        """The lines of errors, else the last lines."""
         lines = [*self.lines, *([self.rest] if self.rest else [])]
         errors = [line for line in lines if line.lower().startswith("error")]
         return "; ".join(without_paths(line.strip()) for line in errors or lines[-3:])
@@ -89,22 +89,22 @@ async def run(
 ) -> None:
     """Run a command in a folder until it ends.
 
-    CommandError if it ends with a status; when this is cancelled, the command and all that it
-    started are killed.
+    CommandError for a status other than 0. If this is cancelled, the command and all its
+    processes are killed.
     """
     output = _Output()
     with _started(command, folder, environment, subprocess.STDOUT) as process:
         async with _reading(process.stdout) as said:
             while not said.at_eof():
                 await _feed(said, output)
-                progress.tell(output.lines[-1] if output.lines else _shown(command))
+                progress.step(output.lines[-1] if output.lines else _shown(command))
         status = await apart(process.wait)
     if status:
         raise CommandError(output.reason or f"it ended with status {status}")
 
 
 async def output(command: Sequence[str | Path], folder: Path) -> str:
-    """What a quick command says in a folder; CommandError if it fails or is not quick."""
+    """The output of a short command in a folder; CommandError if it fails or takes too long."""
     try:
         with _started(command, folder, {}, subprocess.PIPE) as process:
             async with (
@@ -126,10 +126,10 @@ async def output(command: Sequence[str | Path], folder: Path) -> str:
 def _started(
     command: Sequence[str | Path], folder: Path, environment: Mapping[str, str], errors: int
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process; leaving the block kills it with all that it started, unless it has ended.
+    """A process; at the end of the block it is killed with all that it started.
 
-    Python's own way to start one: event loops fork first, and what gRPC does then in the child
-    of a process with threads may crash it.
+    By `subprocess`: event loops fork first, and gRPC's fork handlers may crash the child of a
+    process with threads.
     """
     try:
         process = subprocess.Popen(
@@ -155,7 +155,7 @@ def _started(
 
 @asynccontextmanager
 async def _reading(pipe: IO[bytes] | None) -> AsyncIterator[asyncio.StreamReader]:
-    """What comes out of a pipe, which is closed at the end of the block."""
+    """A reader of a pipe, which is closed at the end of the block."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), pipe
@@ -168,7 +168,7 @@ async def _reading(pipe: IO[bytes] | None) -> AsyncIterator[asyncio.StreamReader
 
 async def _feed(said: asyncio.StreamReader, output: _Output) -> None:
     with suppress(TimeoutError):
-        async with asyncio.timeout(TELL_EVERY_SECS):
+        async with asyncio.timeout(LOG_EVERY_SECS):
             output.feed(await said.read(1 << 16))
 
 

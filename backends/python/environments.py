@@ -24,7 +24,7 @@ PROBE = "import sys, numpy; print(*sys.version_info[:2], sep='.')"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnvironment:
-    """An interpreter, and the variables that its process has besides those of the gateway."""
+    """An interpreter, and variables of its process in addition to those of the gateway."""
 
     python: Path
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -32,10 +32,10 @@ class WorkerEnvironment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where a model's environment is looked for, and where one that had to be made is kept.
+    """The folders to search for a model's environment, and the folder for made ones.
 
     `backend` is the folder of a Python-based backend. The model's own come before the backend's.
-    `kept` is None if there is no place for what had to be made.
+    `kept` is None if there is no folder for made environments.
     """
 
     version: Path
@@ -48,7 +48,7 @@ class Places:
         return self.version.parent
 
     def keep(self, model: str) -> KeptFolders:
-        """Where a model's environment is made; UNAVAILABLE if there is no place for it."""
+        """The folders of made environments; UNAVAILABLE without a place for them."""
         if self.kept is None:
             raise InferenceError(
                 Code.UNAVAILABLE,
@@ -59,22 +59,21 @@ class Places:
 
     @staticmethod
     def absolute(path: str) -> Path:
-        """A path as the gateway reads it, for processes that run elsewhere."""
+        """A path relative to the gateway, for processes in other folders."""
         return Path(path).absolute()
 
 
 async def interpreter(config: ModelConfig, places: Places) -> WorkerEnvironment:
     """The model's own Python if it has one, else the gateway's.
 
-    Its own is, in this order: what EXECUTION_ENV_PATH names (an archive, or a folder); `venv` or
-    `.venv`, or else a requirements.txt, in the version's folder or the model's; then those of a
-    Python-based backend. Making one may take minutes, and is told in the log. InferenceError says
-    what is wrong with it, or why it cannot be made.
+    The order is: EXECUTION_ENV_PATH (an archive or a folder); `venv` or `.venv`, or else a
+    requirements.txt, in the version's folder or the model's; then those of a Python-based backend.
+    Making one may take minutes, and is logged. InferenceError if it is unusable or cannot be made.
     """
     if (named := config.parameters.get(PARAMETER)) is not None:
         return await _named(named, config.name, places)
     for folder in (places.version, places.model):
-        if found := await _beside(folder.absolute(), config.name, places):
+        if found := await _in_folder(folder.absolute(), config.name, places):
             return found
     backend = places.backend
     found = await _of_backend(backend.absolute(), config.name, places) if backend else None
@@ -82,7 +81,7 @@ async def interpreter(config: ModelConfig, places: Places) -> WorkerEnvironment:
 
 
 async def _named(named: str, model: str, places: Places) -> WorkerEnvironment:
-    """What EXECUTION_ENV_PATH says (python backend, execution environments)."""
+    """The environment of EXECUTION_ENV_PATH (python backend, execution environments)."""
     path = places.absolute(named.replace(MODEL_FOLDER, str(places.model)))
     if await asyncio.to_thread(path.is_file):
         path = await unpacked(path, model, places.keep(model))
@@ -99,12 +98,12 @@ async def _named(named: str, model: str, places: Places) -> WorkerEnvironment:
 
 async def _of_backend(backend: Path, model: str, places: Places) -> WorkerEnvironment | None:
     if not (backend / OF_BACKEND).exists():
-        return await _beside(backend, model, places)
+        return await _in_folder(backend, model, places)
     folder = await unpacked(backend / OF_BACKEND, model, places.keep(model))
     return await _activated(folder, OF_BACKEND, model)
 
 
-async def _beside(folder: Path, model: str, places: Places) -> WorkerEnvironment | None:
+async def _in_folder(folder: Path, model: str, places: Places) -> WorkerEnvironment | None:
     for name in FOLDERS:
         if (folder / name).is_dir():
             await _check(folder / name, name, model)
@@ -130,7 +129,7 @@ async def _activated(folder: Path, name: str, model: str) -> WorkerEnvironment:
 
 
 async def _set_by_activate(folder: Path, name: str, model: str) -> Mapping[str, str]:
-    # The scripts are written for bash; a shell is the only one who can tell what they set.
+    # The scripts are written for bash, and only a shell can find the variables that they set.
     script = "source bin/activate >/dev/null && exec env -0"
     try:
         said = await output(("bash", "-c", script), folder)
@@ -142,7 +141,7 @@ async def _set_by_activate(folder: Path, name: str, model: str) -> Mapping[str, 
 
 
 async def _check(folder: Path, name: str, model: str) -> None:
-    """Whether an environment that others have made can run a worker."""
+    """Raise INVALID_ARG unless an environment of other origin can run a worker."""
     python = folder / "bin" / "python"
     if not python.exists():
         raise _refusal(name, model, "it has no bin/python")

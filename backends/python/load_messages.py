@@ -13,7 +13,7 @@ from gateway.errors import Code, InferenceError
 
 DEFAULT_FILE = "model.py"
 STORED_MODEL = "stored_model"
-"""Parameter of a model; among the args, the folder of what `sluice fetch` stored by that name."""
+"""A parameter of a model; in the args of `initialize` it is the folder of that stored model."""
 FIRST_VERSION = 1
 
 
@@ -23,12 +23,12 @@ def version_of(path: Path) -> int:
 
 
 def instance_name(context: ModelContext) -> str:
-    """The instance's name, as errors and processes have it."""
+    """The instance's name in errors and log lines."""
     return context.name or f"{context.config.name}_0"
 
 
 def load_message(context: ModelContext, home: Path | None) -> dict[str, Any]:
-    """What LOAD says; `home` is the folder of a Python-based backend."""
+    """The content of LOAD; `home` is the folder of a Python-based backend."""
     path = context.path.absolute()
     return {
         "args": {
@@ -48,25 +48,25 @@ def load_message(context: ModelContext, home: Path | None) -> dict[str, Any]:
 
 
 def _stored(context: ModelContext) -> dict[str, str]:
-    """The folder of the stored model that the config names; the gateway has looked that it is."""
+    """The folder of the stored model that the config names; the gateway has checked it."""
     name = context.config.parameters.get(STORED_MODEL)
     return {} if name is None else {STORED_MODEL: str(context.store.absolute() / name)}
 
 
 def code_identity(config: ModelConfig, path: Path, home: Path | None) -> bytes:
-    """Tells one state of a model's code from another."""
+    """An identity of the state of a model's code."""
     file = home / DEFAULT_FILE if home else path / (config.default_model_filename or DEFAULT_FILE)
     changed = file.stat().st_mtime_ns if file.exists() else 0
     return hashlib.blake2b(repr((config.name, str(file), changed)).encode()).digest()
 
 
 def config_json(config: ModelConfig) -> str:
-    """A config as models see it: the JSON form of the model configuration extension."""
+    """A config in the JSON form of the model configuration extension."""
     return orjson.dumps(to_json(config)).decode()
 
 
 def complete_message(config: ModelConfig, path: Path, home: Path | None) -> dict[str, Any]:
-    """What COMPLETE says; `path` is the version folder, `home` that of a Python-based backend."""
+    """The content of COMPLETE; `home` is the folder of a Python-based backend."""
     return {
         "model_config": config_json(config),
         "model_name": config.name,
@@ -76,7 +76,7 @@ def complete_message(config: ModelConfig, path: Path, home: Path | None) -> dict
 
 
 def completed_config(config: ModelConfig, said: str | None) -> ModelConfig:
-    """The config with what the model says of it; None if it says nothing."""
+    """The config that the model has completed; `said` is None if it completes nothing."""
     if said is None:
         return config
     try:

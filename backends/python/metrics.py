@@ -23,9 +23,9 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(slots=True)
 class Series:
-    """One series of a family; `holders` are the objects in models that stand for it, in order.
+    """One series of a family; `holders` are the objects of models for it, in order.
 
-    A histogram has a count for each of its upper `buckets`, and one beyond.
+    A histogram has a count for each upper bound in `buckets`, and one above.
     """
 
     labels: Labels
@@ -42,7 +42,7 @@ class Series:
 
 @dataclass(slots=True)
 class Family:
-    """Series of one name; it goes with its last holder."""
+    """The series of one name; dropped with its last holder."""
 
     name: str
     description: str
@@ -52,13 +52,13 @@ class Family:
 
 
 class MetricStore:
-    """Families by name. A holder is whatever keeps a family or a series alive."""
+    """Families of all workers by name; holders keep families and series alive."""
 
     def __init__(self) -> None:
         self._families: dict[str, Family] = {}
 
     def family(self, name: str, description: str, kind: str, holder: object) -> Family:
-        """The family of that name, whatever its description; INVALID_ARG if there can be none."""
+        """The family of that name, of any description; INVALID_ARG for a bad name or kind."""
         if not NAME.fullmatch(name) or kind not in KINDS:
             raise InferenceError(
                 Code.INVALID_ARG, f"Invalid metric name: '{name}' of kind '{kind}'"
@@ -101,19 +101,19 @@ class MetricStore:
         return series
 
     def drop_series(self, family: Family, series: Series, holder: object) -> None:
-        """One holder less; the series goes with the last."""
+        """Remove a holder; the series is dropped with the last one."""
         series.holders.remove(holder)
         if not series.holders:
             family.series.pop(series.labels, None)
 
     def drop_family(self, family: Family, holder: object) -> None:
-        """One holder less; the family goes with the last."""
+        """Remove a holder; the family is dropped with the last one."""
         family.holders.remove(holder)
         if not family.holders:
             self._families.pop(family.name, None)
 
-    def shown_for(self, holder: object) -> Iterator[Metric]:
-        """The series whose first holder this is, so that those of all holders are all there are."""
+    def exposed_for(self, holder: object) -> Iterator[Metric]:
+        """The series with this first holder: all holders together show each series once."""
         for family in self._families.values():
             if shown := [s for s in family.series.values() if s.holders[0] is holder]:
                 yield _metric(family, shown)
@@ -141,7 +141,7 @@ def _add_histogram(metric: Metric, name: str, series: Series, labels: dict[str, 
 
 
 class MetricCalls:
-    """Holds what its worker's model holds; `end` lets go of all of it."""
+    """The families and series of one worker's model; `end` drops them."""
 
     def __init__(self, socket: FrameSocket, store: MetricStore) -> None:
         self._socket = socket
@@ -150,7 +150,7 @@ class MetricCalls:
         self._series: dict[int, tuple[int, Series]] = {}
 
     def asked(self, kind: int, values: list[Any]) -> None:
-        """Do it, and answer if it is a call; raises what a broken frame raises."""
+        """Handle a message, and answer it if it is a call; raises what a broken frame raises."""
         match kind:
             case ToGateway.METRIC_FAMILY:
                 self._call(values[0], self._add_family, *values[1:])
@@ -165,12 +165,12 @@ class MetricCalls:
             case _:
                 raise ValueError(f"message of kind {kind}")
 
-    def shown(self) -> Iterable[Metric]:
-        """What this worker's instance has to expose."""
-        return tuple(self._store.shown_for(self))
+    def exposed(self) -> Iterable[Metric]:
+        """The metrics to expose for this worker's instance."""
+        return tuple(self._store.exposed_for(self))
 
     def end(self) -> None:
-        """The worker has ended."""
+        """Drop all: the worker has ended."""
         for number in tuple(self._families):
             self._drop(number, 0)
 

@@ -14,7 +14,7 @@ from gateway.errors import Code, InferenceError
 
 
 class LoadCycles:
-    """Which models initialize at this moment, and which others they wait for meanwhile.
+    """Models that are initializing, and the models for which they wait.
 
     For all models of one server, by their names.
     """
@@ -25,7 +25,7 @@ class LoadCycles:
 
     @contextmanager
     def of(self, model: str) -> Iterator[None]:
-        """A model initializes within the block."""
+        """Mark a model as initializing within the block."""
         self._initializing[model] += 1
         try:
             yield
@@ -34,9 +34,9 @@ class LoadCycles:
 
     @contextmanager
     def waiting(self, model: str, other: str) -> Iterator[None]:
-        """A model waits within the block until another one is loaded.
+        """Mark a model as waiting for the load of another within the block.
 
-        INVALID_ARG if that one would wait for the first.
+        INVALID_ARG if the other would wait for the first.
         """
         if not self._initializing[model]:
             yield
@@ -57,16 +57,16 @@ class LoadCycles:
         return model == to or any(self._leads(b, to) for a, b in self._waits if a == model)
 
 
-def _not_here() -> InferenceError:
-    # Anew each time: an error that is raised again and again keeps every traceback.
+def _not_ready() -> InferenceError:
+    # A new one each time: an error that is raised again and again keeps every traceback.
     return InferenceError(Code.UNAVAILABLE, "Server not ready")
 
 
 class ModelManagement:
-    """The calls of one worker that are under way, a task each.
+    """Calls of one worker in progress, a task each.
 
     `end` cancels them, and `ended` waits for the last one.
-    `model` is the one that asks.
+    `model` is the calling one.
     """
 
     def __init__(
@@ -103,13 +103,13 @@ class ModelManagement:
             self._fail(call, error)
 
     def end(self) -> None:
-        """Nobody waits for any answer any more; what has begun goes on."""
+        """Cancel the calls: the worker has ended; loads that have begun continue."""
         for task in self._calls:
             task.cancel()
 
     async def ended(self) -> None:
-        """Wait until no call is under way; comes after `end`."""
-        # A model may have asked for its own end.
+        """Wait until no call is in progress; comes after `end`."""
+        # A model may have unloaded itself.
         tasks = self._calls.keys() - {asyncio.current_task()}
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -138,27 +138,27 @@ class ModelManagement:
 
 
 class NoOtherModels:
-    """Stands for the server where there is none: no model can be asked for."""
+    """Model management without a server: every call is UNAVAILABLE."""
 
     async def load(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         """UNAVAILABLE."""
-        raise _not_here()
+        raise _not_ready()
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """UNAVAILABLE."""
-        raise _not_here()
+        raise _not_ready()
 
     def ready(self, name: str, version: str) -> bool:
         """UNAVAILABLE."""
-        raise _not_here()
+        raise _not_ready()
 
     def decoupled(self, name: str, version: str) -> bool:
         """UNAVAILABLE."""
-        raise _not_here()
+        raise _not_ready()
 
 
 def read_files(described: list[list[Any]], body: memoryview) -> dict[str, bytes]:
-    """Files by their names; BrokenFrame if the body has less than is said of them."""
+    """Files by their names; BrokenFrame if the body is shorter than their sizes."""
     files, at = {}, 0
     for name, size in described:
         files[name] = bytes(body[at : at + size])

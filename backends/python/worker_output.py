@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping
 log = logging.getLogger("sluice.python")
 
 LINE_BYTES = 4096
-"""Longer lines are cut."""
+"""Bytes of a line; longer lines are cut."""
 LINES_PER_SECOND = 200
 SECOND = 1.0
 READ_BYTES = 64 << 10
 BYTES_PER_PAUSE = 1 << 20
 PAUSE_SECS = 0.05
-"""After so many bytes nothing is read for so long: who prints forever is held back by the pipe."""
+"""Pause after BYTES_PER_PAUSE bytes: the pipe then blocks a model that prints without end."""
 
 
 class LineLimit:
-    """So many lines in each second; the others are counted."""
+    """A limit of lines per second; further lines are counted."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -28,7 +28,7 @@ class LineLimit:
         self.dropped = 0
 
     def allows(self) -> bool:
-        """Whether one more line may be written now; else it counts as dropped."""
+        """Whether one more line may be written now; if not, it counts as dropped."""
         if self._clock() - self._second >= SECOND:
             self._second, self._lines = self._clock(), 0
         self._lines += 1
@@ -38,13 +38,13 @@ class LineLimit:
         return False
 
     def take_dropped(self) -> int:
-        """How many were dropped since it was last asked."""
+        """The number of lines dropped since the last call."""
         dropped, self.dropped = self.dropped, 0
         return dropped
 
 
 class WorkerOutput:
-    """Reads one pipe in one event loop, and never waits for it; `close` reads what is left."""
+    """Reads one pipe in one event loop without blocking; `close` reads the rest."""
 
     def __init__(self, pipe: int, about: Mapping[str, object]) -> None:
         os.set_blocking(pipe, False)
@@ -55,13 +55,13 @@ class WorkerOutput:
         self._cut = False
         self._read_bytes = 0
         self._pause: asyncio.TimerHandle | None = None
-        self._telling: asyncio.TimerHandle | None = None
+        self._dropped_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(pipe, self._readable)
 
     def close(self) -> None:
-        """Log what has been printed until now, and let go of the pipe."""
-        for timer in (self._pause, self._telling):
+        """Log the output so far, and close the pipe."""
+        for timer in (self._pause, self._dropped_timer):
             if timer is not None:
                 timer.cancel()
         self._loop.remove_reader(self._pipe)
@@ -70,14 +70,14 @@ class WorkerOutput:
             self._take(data)
         if self._rest:
             self._log(self._rest)
-        self._tell_dropped()
+        self._log_dropped()
         os.close(self._pipe)
 
     def _readable(self) -> None:
         data = self._read()
         if data:
             self._take(data)
-        if data == b"":  # everybody who could print has ended
+        if data == b"":  # all processes with the pipe have ended
             self._loop.remove_reader(self._pipe)
         elif self._read_bytes >= BYTES_PER_PAUSE:
             self._loop.remove_reader(self._pipe)
@@ -88,7 +88,7 @@ class WorkerOutput:
         self._loop.add_reader(self._pipe, self._readable)
 
     def _read(self) -> bytes | None:
-        """What is there; None if there is nothing now."""
+        """The bytes that have arrived; None if there are none now."""
         try:
             data = os.read(self._pipe, READ_BYTES)
         except BlockingIOError:
@@ -107,15 +107,15 @@ class WorkerOutput:
                 self._log(rest)
             rest, self._cut = b"", True
         self._rest = rest
-        if self._limit.dropped and self._telling is None:
-            self._telling = self._loop.call_later(SECOND, self._tell_dropped)
+        if self._limit.dropped and self._dropped_timer is None:
+            self._dropped_timer = self._loop.call_later(SECOND, self._log_dropped)
 
     def _log(self, line: bytes) -> None:
         if self._limit.allows():
             text = line[:LINE_BYTES].decode(errors="replace").rstrip()
             log.info("printed: %s", text, extra=self._about)
 
-    def _tell_dropped(self) -> None:
-        self._telling = None
+    def _log_dropped(self) -> None:
+        self._dropped_timer = None
         if count := self._limit.take_dropped():
             log.warning("printed too much", extra={**self._about, "lines_dropped": count})

@@ -17,7 +17,7 @@ ENTRY = Path(__file__).parent / "worker"
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
-    """A process that was started, and this end of what joins it: three sockets, one pipe."""
+    """A started process, and the gateway's ends of its three sockets and one pipe."""
 
     process: subprocess.Popen[bytes]
     work: socket.socket
@@ -54,12 +54,12 @@ class WorkerProcess:
         return cls(process, work, control, descriptors, readable)
 
     def limit_memory(self, megabytes: int) -> None:
-        """Have it fail to allocate more private memory; what is shared with it does not count."""
+        """Limit its private memory (RLIMIT_DATA); shared memory does not count."""
         limit = megabytes << 20
         resource.prlimit(self.process.pid, resource.RLIMIT_DATA, (limit, limit))
 
     def keep_to(self, cores: frozenset[int]) -> None:
-        """Have all of its threads use these CPU cores only, if there are any."""
+        """Bind all of its threads to these CPU cores, if any."""
         if not cores:
             return
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
@@ -67,13 +67,13 @@ class WorkerProcess:
                 os.sched_setaffinity(int(thread), cores)
 
     def kill(self) -> None:
-        """End it and whatever it has started; harmless if it has ended but was not waited for."""
+        """Kill it and all that it has started; no effect if it has ended."""
         if self.process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def discard(self) -> None:
-        """End it without anybody to watch it."""
+        """Kill it, wait for its end and close its sockets and pipe."""
         self.kill()
         self.process.wait()
         for each in (self.work, self.control, self.descriptors):
@@ -88,11 +88,11 @@ def _close(pairs: list[tuple[socket.socket, socket.socket]], end: int, descripto
 
 
 def watch_exit(worker: WorkerProcess, on_exit: Callable[[int], None]) -> None:
-    """Call back once it has ended, with its status; what it had started is killed, too."""
+    """Call back with its status when it has ended; its remaining processes are killed."""
     loop = asyncio.get_running_loop()
 
     def ended() -> None:
-        worker.kill()  # before it is reaped its number belongs to nobody else
+        worker.kill()  # before it is reaped its process id is not used again
         on_exit(worker.process.wait())
 
     try:
@@ -121,7 +121,7 @@ def _watch_by_thread(
 
 
 def describe_exit(status: int) -> str:
-    """What a status says to whoever reads why a worker has ended."""
+    """The text for the exit status of a worker."""
     if status >= 0:
         return f"it ended with status {status}"
     name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)

@@ -1,4 +1,4 @@
-"""What `import triton_python_backend_utils as pb_utils` finds in a model.py."""
+"""The API that a model.py imports as `triton_python_backend_utils`."""
 
 from sluice_worker.datatypes import (
     TRITON_STRING_TO_NUMPY,

@@ -21,7 +21,7 @@ class Ends:
         self.frames: list[tuple[bytes, bytes]] = []
         self.reads = 0
         self.is_scarce = False
-        self.lost: list[str] = []
+        self.broken: list[str] = []
         self.changed = asyncio.Event()
         self.channel = FrameSocket(mine, self._take, self._read, self._lose)
 
@@ -38,7 +38,7 @@ class Ends:
         self.changed.set()
 
     def _lose(self, reason: str) -> None:
-        self.lost.append(reason)
+        self.broken.append(reason)
         self.changed.set()
 
     async def change(self) -> None:
@@ -115,14 +115,14 @@ async def test_a_worker_that_reads_nothing_is_lost_before_it_fills_the_memory(
 ) -> None:
     monkeypatch.setattr(module, "UNSENT_BYTES", 1 << 20)
     ends.channel.send(b"much", [bytes(4 << 20)])
-    assert ends.lost == [f"it left more than {1 << 20} bytes unread"]
+    assert ends.broken == [f"it left more than {1 << 20} bytes unread"]
 
 
 async def test_the_end_of_the_other_end_is_told_once(ends: Ends) -> None:
     ends.other.close()
     await ends.change()
     ends.channel.read_rest()
-    assert ends.lost == ["it closed its connection"]
+    assert ends.broken == ["it closed its connection"]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ async def test_the_end_of_the_other_end_is_told_once(ends: Ends) -> None:
 async def test_what_cannot_be_understood_ends_the_channel(ends: Ends, data: bytes) -> None:
     ends.other.sendall(data + frame(b"later"))
     await ends.change()
-    assert "it sent what cannot be understood" in ends.lost[0]
+    assert "it sent what cannot be understood" in ends.broken[0]
     assert ends.frames == []
 
 
@@ -151,7 +151,7 @@ async def test_the_rest_is_read_though_nobody_has_looked_yet(ends: Ends) -> None
     ends.other.close()
     ends.channel.read_rest()
     assert ends.frames == [(b"last words", b"")]
-    assert ends.lost == ["it closed its connection"]
+    assert ends.broken == ["it closed its connection"]
 
 
 @pytest.mark.parametrize("is_scarce", [False, True])
@@ -168,7 +168,7 @@ async def test_a_frame_that_waits_for_a_descriptor_is_part_of_the_rest(
     ends.channel.read_rest()
     rest = [(b"large", b"body"), (b"two", b""), (b"three", b"")]
     assert ends.frames == [(b"one", b""), *([] if is_scarce else rest)]
-    assert ends.lost == ([] if is_scarce else ["it closed its connection"])
+    assert ends.broken == ([] if is_scarce else ["it closed its connection"])
 
 
 async def test_sending_to_who_has_gone_is_harmless(ends: Ends) -> None:

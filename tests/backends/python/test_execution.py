@@ -44,7 +44,7 @@ class Ends:
         self.killed.append(why)
         self.is_killed.set()
 
-    def left(self) -> None:
+    def disconnected(self) -> None:
         self.disconnects += 1
 
     def close(self) -> None:
@@ -128,10 +128,10 @@ async def test_a_rescheduled_request_is_done_here(ends: Ends) -> None:
 async def test_a_lost_worker_fails_what_is_open(ends: Ends) -> None:
     found = execution(ends)
     found.answer(10, LAST)
-    found.lose(ERROR)
+    found.abort(ERROR)
     assert await found.answers() == [(0, LAST), (1, ERROR)]
     assert found.over
-    assert found.lost
+    assert found.aborted
 
 
 async def test_its_block_ends_once_execute_has_returned(ends: Ends) -> None:
@@ -194,7 +194,7 @@ async def test_what_comes_for_a_dropped_execution_is_dropped(ends: Ends) -> None
     first.drop()
     first.free()
     first.end()
-    first.lose(ERROR)
+    first.abort(ERROR)
     second.answer(20, LAST)
     assert await soon(second.answers()) == [(0, LAST)]
     assert await soon(first.answers()) == []

@@ -167,7 +167,7 @@ class Writing:
         self.has_begun = asyncio.Event()
         self.may_end = asyncio.Event()
         monkeypatch.setattr(executions, "MUCH_BYTES", 0)
-        monkeypatch.setattr(executions, "beside", self._write)
+        monkeypatch.setattr(executions, "write_in_thread", self._write)
 
     async def _write(self, write: Callable[[], object], tensors: object) -> object:
         self.has_begun.set()

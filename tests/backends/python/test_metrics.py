@@ -19,7 +19,7 @@ def samples(metrics: list[Metric]) -> dict[str, float]:
 
 
 def shown(store: MetricStore, *holders: object) -> dict[str, float]:
-    return samples([metric for holder in holders for metric in store.shown_for(holder)])
+    return samples([metric for holder in holders for metric in store.exposed_for(holder)])
 
 
 def test_two_holders_share_a_series_which_is_shown_once() -> None:

@@ -97,7 +97,7 @@ def ask_soon(header: list[Any], inputs: Sequence[Tensor], decoupled: bool) -> An
 
 
 def _iterate_soon(asked: WorkerState, promise: "_Promise") -> int:
-    """Begin a call whose iterator resolves the promise at its first response; returns its number."""
+    """Begin a call whose iterator resolves the promise at its first response; its number."""
     # `kept` holds the iterator until then; afterwards only its reader does.
     kept: list[ResponseIterator] = []
 

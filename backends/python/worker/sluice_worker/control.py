@@ -37,7 +37,7 @@ class ReadinessChecks:
             answer: list[Any] = [ToGateway.READY, self._calls.get()]
             try:
                 self._connection.send_control([*answer, _asked(is_ready, background), None])
-            except BaseException as failure:  # noqa: BLE001 - around one call of anybody's code
+            except BaseException as failure:  # noqa: BLE001 - around one call of foreign code
                 self._connection.send_control([*answer, None, described_failure(failure)[0]])
 
 
