@@ -143,7 +143,7 @@ async def _initialized(worker: RunningWorker, message: Sequence[Any], limit_secs
     try:
         async with asyncio.timeout(limit_secs or None):
             while not (await asyncio.wait([asking], timeout=REMIND_SECS))[0]:
-                log.warning("model still initializes", extra=worker.about)
+                log.warning("model still initializing", extra=worker.about)
             return asking.result()[1]
     except TimeoutError:
         raise InferenceError(

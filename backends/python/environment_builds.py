@@ -90,7 +90,7 @@ async def unpacked(archive: Path, model: str, kept: KeptFolders) -> Path:
     digest = await apart(_archive_digest, archive)
 
     async def build(folder: Path) -> None:
-        log.info("unpacking environment", extra={"model": model, "of": archive.name})
+        log.info("environment unpacking started", extra={"model": model, "of": archive.name})
         try:
             await _in_thread(archive, folder)
         except (tarfile.TarError, OSError, EOFError, ValueError) as error:

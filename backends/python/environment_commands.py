@@ -52,12 +52,12 @@ class BuildProgress:
             return
         self.last = now
         elapsed = {"elapsed_secs": round(now - self.began), "says": without_paths(says)}
-        log.info("environment in the making", extra={**self.about, **elapsed})
+        log.info("environment build in progress", extra={**self.about, **elapsed})
 
     def end(self) -> None:
         """Log the end."""
         secs = round(time.monotonic() - self.began, 1)
-        log.info("environment made", extra={**self.about, "secs": secs})
+        log.info("environment built", extra={**self.about, "secs": secs})
 
 
 @dataclass(slots=True)

@@ -149,7 +149,7 @@ class MetricCalls:
         self._families: dict[int, Family] = {}
         self._series: dict[int, tuple[int, Series]] = {}
 
-    def asked(self, kind: int, values: list[Any]) -> None:
+    def handle(self, kind: int, values: list[Any]) -> None:
         """Handle a message, and answer it if it is a call; raises what a broken frame raises."""
         match kind:
             case ToGateway.METRIC_FAMILY:

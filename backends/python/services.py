@@ -150,6 +150,6 @@ class LogLines:
             return
         if self._limit.allows():
             if dropped := self._limit.take_dropped():
-                log.warning("logged too much", extra={**self._about, "lines_dropped": dropped})
+                log.warning("log lines dropped", extra={**self._about, "lines_dropped": dropped})
             extra = dict(self._about)
             log.handle(log.makeRecord(log.name, number, file, line, message, (), None, None, extra))

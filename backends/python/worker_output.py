@@ -118,4 +118,4 @@ class WorkerOutput:
     def _log_dropped(self) -> None:
         self._dropped_timer = None
         if count := self._limit.take_dropped():
-            log.warning("printed too much", extra={**self._about, "lines_dropped": count})
+            log.warning("output lines dropped", extra={**self._about, "lines_dropped": count})

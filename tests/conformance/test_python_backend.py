@@ -325,7 +325,7 @@ async def test_a_model_may_print_without_end(client: Client, server: Serving) ->
     name = await loaded(client, "flood")
     assert await do(client, name, "burst") == "printed"
     assert await do(client, name, "shriek") == "shrieked"
-    server.wait_logged(f'"printed too much model={name}')
+    server.wait_logged(f'"output lines dropped model={name}')
     lines = [line for line in server.log if "a line of many" in line and name in line]
     assert 1 <= len(lines) <= 5_000
     assert max(len(line) for line in server.log) < 20_000

@@ -211,7 +211,7 @@ async def test_a_server_that_is_told_to_end_waits_for_no_installation(
     flags = ("--model-control-mode=explicit", "--load-model=slow", f"--model-store-path={tmp_path}")
     started = Serving(repository, flags)
     try:
-        await asyncio.to_thread(started.wait_logged, "environment in the making", 60)
+        await asyncio.to_thread(started.wait_logged, "environment build in progress", 60)
         assert "model=slow" in started.text
         started.begin_stop()
         assert await asyncio.to_thread(started.wait_ended, 15) == 0, started.text

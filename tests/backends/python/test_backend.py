@@ -784,4 +784,4 @@ async def test_initialize_may_have_a_limit_of_time(
     config = replace(CONFIG, parameters={"initialize_timeout_secs": "0.5"})
     with pytest.raises(InferenceError, match=r"'m_0_0' did not initialize within 0.5 s"):
         await load("    def initialize(self, args):\n        time.sleep(600)\n", config)
-    assert "model still initializes" in caplog.text
+    assert "model still initializing" in caplog.text

@@ -82,7 +82,7 @@ async def test_too_many_lines_are_counted_instead(
     pipe.printed.close()
     assert len(lines(caplog)) == LINES_PER_SECOND
     (warning,) = [each for each in caplog.records if each.levelno == logging.WARNING]
-    assert warning.getMessage() == "printed too much"
+    assert warning.getMessage() == "output lines dropped"
     assert vars(warning)["lines_dropped"] == 7
 
 
