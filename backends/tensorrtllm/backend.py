@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from weakref import WeakSet, WeakValueDictionary
 
+import orjson
+
 from backends.python.backend import PythonBackend
 from backends.tensorrtllm.instance import TensorRtLlmInstance
-from backends.tensorrtllm.lora import adapter_names
 from backends.tensorrtllm.tensors import INPUTS, OUTPUTS
 from gateway.backend import Backend, Instance, ModelContext
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
@@ -68,3 +69,25 @@ def _insist_on_own_gpus(config: ModelConfig) -> None:
                 "engine of TensorRT-LLM serves any number of requests at once (for several GPUs "
                 "use tensor_parallel_size, or one KIND_GPU instance for each)",
             )
+
+
+FILE = "multi_lora.json"
+
+
+def adapter_names(model: str, folder: Path) -> tuple[str, ...]:
+    """The names in `multi_lora.json` of the version folder; none without such a file."""
+    try:
+        content = orjson.loads((folder / FILE).read_bytes())
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise _refusal(model, f"cannot be read: {error.strerror}") from None
+    except orjson.JSONDecodeError as error:
+        raise _refusal(model, f"is not valid JSON: {error}") from None
+    if not isinstance(content, dict) or not all(isinstance(v, str) for v in content.values()):
+        raise _refusal(model, "must be a JSON object of names and the folders of their adapters")
+    return tuple(content)
+
+
+def _refusal(model: str, why: str) -> InferenceError:
+    return InferenceError(Code.INVALID_ARG, f"model '{model}': its {FILE} {why}")

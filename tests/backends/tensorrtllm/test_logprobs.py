@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from backends.tensorrtllm.worker.sluice_tensorrtllm.logprobs import (
+from backends.tensorrtllm.worker.sluice_tensorrtllm.deltas import (
     UNLIKELY,
     Chance,
     Ranked,

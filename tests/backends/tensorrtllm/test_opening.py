@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from backends.tensorrtllm.worker.sluice_tensorrtllm.model_file import ModelFile
-from backends.tensorrtllm.worker.sluice_tensorrtllm.opening import (
+from backends.tensorrtllm.worker.sluice_tensorrtllm.engine import (
     VISIBLE,
     choose_gpu,
     import_library,
     opened,
 )
-from backends.tensorrtllm.worker.sluice_tensorrtllm.refusals import Refusal
+from backends.tensorrtllm.worker.sluice_tensorrtllm.errors import Refusal
+from backends.tensorrtllm.worker.sluice_tensorrtllm.model_file import ModelFile
 
 FILE = ModelFile(name="model.yaml", arguments={"model": "m"})
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from backends.tensorrtllm.worker.sluice_tensorrtllm.steps import Progress
+from backends.tensorrtllm.worker.sluice_tensorrtllm.deltas import Progress
 
 
 def sequence(index: int = 0) -> Any:

@@ -1,10 +1,12 @@
-"""Messages as chat templates read them: texts, and calls of tools with their arguments parsed."""
+"""Messages of a chat, for templates and for OpenAI's clients."""
 
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .refusals import Refusal
+from .errors import Refusal
+from .parsers import Call, Said
 
 
 def readable(messages: Sequence[Any]) -> list[dict[str, Any]]:
@@ -48,3 +50,39 @@ def _with_arguments(place: int, call: Any) -> Any:
             f"message {place} has a tool call whose arguments are not valid JSON: {error}"
         ) from None
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def message(said: Said) -> dict[str, Any]:
+    """All of it; `reasoning` is the name that vLLM gives to thoughts."""
+    found: dict[str, Any] = {"role": "assistant", "content": said.content}
+    if said.thoughts:
+        found["reasoning"] = said.thoughts
+    if said.calls:
+        found["content"] = said.content or None
+        found["tool_calls"] = [_call(each) for each in said.calls]
+    return found
+
+
+def delta(said: Said) -> dict[str, Any]:
+    """What is new; empty if nothing is."""
+    found: dict[str, Any] = {"content": said.content} if said.content else {}
+    if said.thoughts:
+        found["reasoning"] = said.thoughts
+    if said.calls:
+        found["tool_calls"] = _pieces(said.calls)
+    return found
+
+
+def _pieces(calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """A call has its name and its id where it begins."""
+    return [
+        {"index": each.index, **_call(each)}
+        if each.name
+        else {"index": each.index, "function": {"arguments": each.arguments}}
+        for each in calls
+    ]
+
+
+def _call(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from .logprobs import Decode, contract_logprobs
-from .steps import Gain
+from .deltas import Decode, Gain, contract_logprobs
 
 USAGE = "sluice_usage"
 """The parameter that tells the gateway prompt tokens, new tokens and the finish reason."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .refusals import Refusal, clean
+from .errors import Refusal, clean
 
 NO_TOOLS = (
     "'tools' is not supported by this model: its parameter 'tool_call_parser' names no parser that "

@@ -10,19 +10,17 @@ from typing import Any, NoReturn
 
 import triton_python_backend_utils as pb_utils
 
-from .adapters import Adapters
-from .asked import Asked, read_asked
-from .inputs import Inputs
-from .live import Live, Running
-from .measures import Measures
+from .aborts import Live, Running
+from .deltas import Gain, Progress
+from .engine import Library
+from .errors import Refusal, clean
 from .messages import readable
-from .openai_call import ENDPOINT, REQUEST, OpenAiCall, read_call
-from .opening import Library
+from .metrics import Measures
+from .model_file import Adapters
+from .openai_response import ENDPOINT, REQUEST, OpenAiCall, read_call
 from .outputs import Responses
 from .parsers import Parsers
-from .refusals import Refusal, clean
-from .sampling import end_beside_words, guided, revises
-from .steps import Gain, Progress
+from .request import Asked, Inputs, end_beside_words, guided, read_asked, revises
 
 PREFIX = "Error generating request: "
 """What Triton's model writes before the reason of a failed request."""

@@ -1,14 +1,13 @@
-"""The members of one of OpenAI's requests, in the engine's terms."""
+"""Members of an OpenAI request, in the engine's terms."""
 
 import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from .adapters import PARAMETER
-from .asked import Asked
+from .errors import Refusal
+from .model_file import PARAMETER
 from .parsers import Tools
-from .refusals import Refusal
-from .sampling import GUIDE, GUIDE_TYPE
+from .request import GUIDE, GUIDE_TYPE, Asked
 
 NUMBERS = {
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), (int, float)),

@@ -1,4 +1,4 @@
-"""The requests in the engine: who leaves, or is told to stop, is aborted there."""
+"""Aborts of requests in the engine."""
 
 import asyncio
 import traceback

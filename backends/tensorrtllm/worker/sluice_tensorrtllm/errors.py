@@ -1,4 +1,4 @@
-"""What ends a request, or a load, with a text for clients."""
+"""Errors of a request or of a load, with a text for clients."""
 
 import re
 from itertools import takewhile

@@ -1,10 +1,92 @@
-"""How is to be sampled: inputs, parameters and JSON in, arguments of `SamplingParams` out."""
+"""Inputs of a request, as a prompt and arguments of `SamplingParams`."""
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from .inputs import Inputs
-from .refusals import Refusal
+from .errors import Refusal
+
+NOT_SAMPLING = frozenset({"id"})
+"""Request parameters that HTTP generate hands on and that say nothing about sampling."""
+
+
+class Inputs:
+    """Reads inputs of any rank; each read is marked, so that one nobody knows can be refused."""
+
+    def __init__(self, request: Any) -> None:
+        self._tensors = {tensor.name(): tensor for tensor in request.inputs()}
+        self._unread = set(self._tensors)
+        self.parameters = {
+            key: value
+            for key, value in json.loads(request.parameters() or "{}").items()
+            if key not in NOT_SAMPLING
+        }
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def values(self, name: str) -> list[Any]:
+        """The elements; none if the input is missing."""
+        self._unread.discard(name)
+        tensor = self._tensors.get(name)
+        return [] if tensor is None else tensor.as_numpy().reshape(-1).tolist()
+
+    def texts(self, name: str) -> list[str]:
+        """The elements of a BYTES input, but for empty ones."""
+        return [text for each in self.values(name) if (text := _decoded(name, each))]
+
+    def one(self, name: str) -> Any:
+        """The only element; None if the input is missing."""
+        found = self.values(name)
+        if name in self and len(found) != 1:
+            raise Refusal(f"input '{name}' has {len(found)} elements, expected 1")
+        return found[0] if found else None
+
+    def text(self, name: str) -> str | None:
+        """The only text; None if the input is missing."""
+        found = self.one(name)
+        return None if found is None else _decoded(name, found)
+
+    def flag(self, *names: str) -> bool | None:
+        """The first of these that was sent."""
+        found = [self.one(name) for name in names]
+        return next((bool(each) for each in found if each is not None), None)
+
+    def json(self, name: str, kind: type) -> Any:
+        """What the JSON in an input says; None if the input is missing."""
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise Refusal(f"input '{name}' is not valid JSON: {error}") from None
+        if not isinstance(found, kind):
+            expected = "a list" if kind is list else "an object"
+            raise Refusal(f"input '{name}' is JSON, but {expected} is expected in it")
+        return found
+
+    def refuse_unread(self) -> None:
+        """Refuse inputs that the config declares and that mean nothing here."""
+        if self._unread:
+            raise Refusal(
+                f"input '{sorted(self._unread)[0]}' has no counterpart in TensorRT-LLM's LLM API; "
+                "leave it out",
+                "UNSUPPORTED",
+            )
+
+
+def _decoded(name: str, value: bytes | str) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise Refusal(
+            f"input '{name}' is not valid UTF-8: {error.reason} at byte {error.start}"
+        ) from None
+
 
 _SAME = (
     *("max_tokens", "min_tokens", "top_k", "end_id", "pad_id", "temperature", "top_p", "seed"),
@@ -145,3 +227,61 @@ def _with_beams(sampling: dict[str, Any]) -> dict[str, Any]:
     if width > 1:
         sampling.update(use_beam_search=True, best_of=width, n=sampling.get("n", width))
     return sampling
+
+
+FLAGS = {
+    "finish_reason": ("return_finish_reason",),
+    "stop_reason": ("return_stop_reason",),
+    "cumulative_logprob": ("return_cumulative_logprob",),
+    "log_probs": ("return_log_probs",),
+    "logprobs": ("return_logprobs",),
+    "num_input_tokens": ("return_num_input_tokens",),
+    "num_output_tokens": ("return_num_output_tokens",),
+    "perf_metrics": ("return_perf_metrics", "sampling_param_return_perf_metrics"),
+}
+"""Optional outputs, and the inputs that ask for each."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One prompt: a text, token ids, or messages for the chat template, with its variables.
+
+    `sampling` has the library's names, but for the guide and for `lora_name`.
+    """
+
+    text: str | None = None
+    tokens: list[int] | None = None
+    messages: list[Any] | None = None
+    template: Mapping[str, Any] = field(default_factory=dict)
+    stream: bool = False
+    echo: bool = False
+    outputs: frozenset[str] = frozenset()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    lora_number: int | None = None
+
+
+def read_asked(inputs: Inputs) -> Asked:
+    """What the tensors of a request ask for; Refusal says what is wrong with them."""
+    text, messages = inputs.text("text_input"), inputs.json("messages", list)
+    if (text is None) == (messages is None):
+        found = "neither" if text is None else "both"
+        raise Refusal(f"expected one of the inputs 'text_input' and 'messages', got {found}")
+    stream = inputs.flag("stream", "streaming") is True
+    exclude = inputs.flag("exclude_input_in_output", "sampling_param_exclude_input_from_output")
+    if stream and exclude is False:
+        raise Refusal("When streaming, `exclude_input_in_output` = False is not allowed.")
+    sampling = read_sampling(inputs)
+    if (adapter := inputs.text("lora_name")) is not None:
+        sampling["lora_name"] = adapter
+    asked = Asked(
+        text=text,
+        messages=messages,
+        stream=stream,
+        # A conversation is repeated only on demand: its text is the template's, not the client's.
+        echo=not stream and (text is not None if exclude is None else not exclude),
+        outputs=frozenset(name for name, flags in FLAGS.items() if inputs.flag(*flags)),
+        sampling=sampling,
+        lora_number=inputs.one("lora_task_id"),
+    )
+    inputs.refuse_unread()
+    return asked

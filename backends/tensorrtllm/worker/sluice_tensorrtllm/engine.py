@@ -1,12 +1,12 @@
-"""From the arguments in a model's file to a running `tensorrt_llm.LLM`, or why there is none."""
+"""Start of `tensorrt_llm.LLM` with the arguments of a model's file."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .errors import Refusal, clean
 from .model_file import ModelFile
-from .refusals import Refusal, clean
 
 HOW_TO_INSTALL = (
     "give the model an environment that has it: a folder 'venv' or a requirements.txt with "

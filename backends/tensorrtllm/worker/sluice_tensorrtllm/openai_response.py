@@ -1,4 +1,4 @@
-"""A request of OpenAI's: what it asks the engine for, and the JSON that answers it."""
+"""JSON answers to an OpenAI request."""
 
 import json
 import time
@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from .asked import Asked
-from .chat_message import delta, message
-from .inputs import Inputs
-from .logprobs import Chance, Decode, chat_logprobs, completion_logprobs
-from .openai_body import read_body, read_tools, top_logprobs
+from .deltas import Chance, Decode, Gain, chat_logprobs, completion_logprobs
+from .errors import Refusal
+from .messages import delta, message
+from .openai_request import read_body, read_tools, top_logprobs
 from .outputs import usage
 from .parsers import Forced, Parsers, Plain, Reader, Said
-from .refusals import Refusal
-from .steps import Gain
+from .request import Asked, Inputs
 
 REQUEST, ENDPOINT, RESPONSE = "openai_request", "openai_endpoint", "openai_response"
 CHAT, COMPLETIONS = "chat/completions", "completions"

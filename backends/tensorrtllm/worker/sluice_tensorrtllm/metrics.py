@@ -1,4 +1,4 @@
-"""Triton's metrics of TensorRT-LLM: gauges from the engine's iterations, lengths of requests."""
+"""Triton's metrics of TensorRT-LLM."""
 
 import asyncio
 import time
