@@ -20,7 +20,7 @@ PROGRAM = Path(__file__).parent / "worker"
 
 
 class TensorRtLlmBackend(Backend):
-    """Has the Python backend run the program that holds the engine, in the model's environment."""
+    """Runs the program with the engine on the Python backend, in the model's environment."""
 
     def __init__(self) -> None:
         self._workers = PythonBackend()
@@ -32,15 +32,15 @@ class TensorRtLlmBackend(Backend):
         await self._python().prepare(config, path)
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
-        """Add what the contract has and the config lacks, and what the model's file says."""
-        _insist_on_own_gpus(config)
+        """Add missing inputs and outputs of the contract, and the settings of the model's file."""
+        _check_counts(config)
         given = {each.name for each in INPUTS}
         named = {each.name for each in config.input}, {each.name for each in config.output}
-        # Triton's ensemble insists on a text and a length; OpenAI's requests come without either.
-        asked = [replace(i, optional=i.optional or i.name in given) for i in config.input]
+        # Triton's ensemble requires a text and a length, which OpenAI's requests lack.
+        inputs = [replace(i, optional=i.optional or i.name in given) for i in config.input]
         completed = replace(
             config,
-            input=(*asked, *(i for i in INPUTS if i.name not in named[0])),
+            input=(*inputs, *(i for i in INPUTS if i.name not in named[0])),
             output=(*config.output, *(o for o in OUTPUTS if o.name not in named[1])),
             instance_group=config.instance_group
             or (InstanceGroup(kind=InstanceKind.KIND_MODEL, count=1),),
@@ -53,14 +53,14 @@ class TensorRtLlmBackend(Backend):
         return TensorRtLlmInstance(await self._python().load(context), names, siblings)
 
     def _python(self) -> PythonBackend:
-        """The Python backend, told what this one has been told."""
+        """The Python backend with the settings of this one."""
         found = copy(self._workers)
         found.settings, found.kept, found.home = self.settings, self.kept, PROGRAM
         return found
 
 
-def _insist_on_own_gpus(config: ModelConfig) -> None:
-    """Every engine takes a share of all memory of its GPUs: no two may be on the same."""
+def _check_counts(config: ModelConfig) -> None:
+    """Refuse counts above 1: every engine takes a share of its GPU's whole memory."""
     for group in config.instance_group:
         if group.count > 1:
             raise InferenceError(
@@ -71,13 +71,13 @@ def _insist_on_own_gpus(config: ModelConfig) -> None:
             )
 
 
-FILE = "multi_lora.json"
+ADAPTERS_FILE = "multi_lora.json"
 
 
 def adapter_names(model: str, folder: Path) -> tuple[str, ...]:
     """The names in `multi_lora.json` of the version folder; none without such a file."""
     try:
-        content = orjson.loads((folder / FILE).read_bytes())
+        content = orjson.loads((folder / ADAPTERS_FILE).read_bytes())
     except FileNotFoundError:
         return ()
     except OSError as error:
@@ -90,4 +90,4 @@ def adapter_names(model: str, folder: Path) -> tuple[str, ...]:
 
 
 def _refusal(model: str, why: str) -> InferenceError:
-    return InferenceError(Code.INVALID_ARG, f"model '{model}': its {FILE} {why}")
+    return InferenceError(Code.INVALID_ARG, f"model '{model}': its {ADAPTERS_FILE} {why}")

@@ -10,11 +10,11 @@ import openai
 import pytest
 
 from backends.tensorrtllm.worker.sluice_tensorrtllm.parsers import (
-    Call,
-    Forced,
-    Parsed,
+    ChatPiece,
+    ForcedToolReader,
+    ParsedReader,
     Parsers,
-    Said,
+    ToolCall,
     Tools,
 )
 from tests.backends.tensorrtllm.conftest import Engine
@@ -226,16 +226,16 @@ def found(text: str, *calls: Any) -> Any:
 
 def test_what_was_held_back_and_is_no_call_is_text() -> None:
     parser = Finds(found("a "), found(""))
-    reader = Parsed(None, parser, [], stream=True, parallel=True)
-    assert reader.read("a <", final=False) == Said("a ")
-    assert reader.read("to", final=True) == Said("<to")
+    reader = ParsedReader(None, parser, [], stream=True, parallel=True)
+    assert reader.read("a <", final=False) == ChatPiece("a ")
+    assert reader.read("to", final=True) == ChatPiece("<to")
 
 
 def test_what_was_held_back_of_a_call_is_not_text() -> None:
     call = SimpleNamespace(tool_index=0, name="f", parameters="")
-    reader = Parsed(None, Finds(found("", call), found("")), [], stream=True, parallel=True)
-    assert reader.read("<tool>", final=False) == Said(calls=(Call(0, "f", ""),))
-    assert reader.read("{", final=True) == Said()
+    reader = ParsedReader(None, Finds(found("", call), found("")), [], stream=True, parallel=True)
+    assert reader.read("<tool>", final=False) == ChatPiece(calls=(ToolCall(0, "f", ""),))
+    assert reader.read("{", final=True) == ChatPiece()
 
 
 def test_what_is_left_of_thoughts_comes_at_the_end() -> None:
@@ -243,13 +243,13 @@ def test_what_is_left_of_thoughts_comes_at_the_end() -> None:
         parse_delta=lambda text: SimpleNamespace(content="", reasoning_content=text),
         finish=lambda: SimpleNamespace(content="c", reasoning_content="r"),
     )
-    reader = Parsed(thoughts, None, [], stream=True, parallel=True)
-    assert reader.read("a", final=False) == Said(thoughts="a")
-    assert reader.read("b", final=True) == Said("c", "br")
+    reader = ParsedReader(thoughts, None, [], stream=True, parallel=True)
+    assert reader.read("a", final=False) == ChatPiece(thoughts="a")
+    assert reader.read("b", final=True) == ChatPiece("c", "br")
 
 
 def test_a_forced_call_has_its_name_once() -> None:
-    reader = Forced("f")
-    assert reader.read("", final=False) == Said(calls=(Call(0, "f", ""),))
-    assert reader.read("{", final=False) == Said(calls=(Call(0, "", "{"),))
-    assert reader.read("", final=True) == Said()
+    reader = ForcedToolReader("f")
+    assert reader.read("", final=False) == ChatPiece(calls=(ToolCall(0, "f", ""),))
+    assert reader.read("{", final=False) == ChatPiece(calls=(ToolCall(0, "", "{"),))
+    assert reader.read("", final=True) == ChatPiece()

@@ -82,10 +82,12 @@ def service(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Result]:
     result = Result()
     llm = SimpleNamespace(generate_async=lambda *_, **__: result)
     library = SimpleNamespace(SamplingParams=dict, RequestError=ZeroDivisionError)
-    contract = module.Contract(model="m", decoupled=True, batched=False, max_length=None)
+    contract = module.ModelContract(model="m", decoupled=True, batched=False, max_length=None)
     adapters = SimpleNamespace(take=lambda *_: None, names=[])
-    measures = SimpleNamespace(finished=lambda *_: None)
-    return module.Service(llm, library, contract, adapters, live.Live(1.0), measures), result
+    metrics = SimpleNamespace(finished=lambda *_: None)
+    return module.RequestService(
+        llm, library, contract, adapters, live.AbortWatch(1.0), metrics
+    ), result
 
 
 async def test_a_reader_that_lags_has_no_more_taken_for_it(service: tuple[Any, Result]) -> None:

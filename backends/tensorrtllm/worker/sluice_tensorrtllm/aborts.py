@@ -11,8 +11,8 @@ import triton_python_backend_utils as pb_utils
 
 
 @dataclass(eq=False)
-class Running:
-    """One request in the engine; `result` is what the library has given for it."""
+class RunningRequest:
+    """One request in the engine; `result` is the library's object for it."""
 
     request_id: str
     is_cancelled: Callable[[], bool]
@@ -20,30 +20,30 @@ class Running:
     aborted: bool = False
 
     def abort(self) -> None:
-        """Have the engine stop; its last output then says `cancelled`."""
+        """Abort it in the engine; its last output has the finish reason `cancelled`."""
         if not self.aborted:
             self.aborted = True
             try:
                 self.result.abort()
-            except Exception as error:  # noqa: BLE001 - others are still to be watched
+            except Exception as error:  # noqa: BLE001 - the other requests must still be checked
                 pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
 
 
-class Live:
-    """Knows all requests in the engine; used in one event loop.
+class AbortWatch:
+    """Requests in the engine, aborted when they are cancelled; used in one event loop.
 
-    Only whoever sends is told that nobody waits, so all are asked once in `check_secs`, as at
-    Triton, and never while there are none.
+    Cancellation has no callback, so all requests are checked every `check_secs`, as on Triton,
+    and never while there are none.
     """
 
     def __init__(self, check_secs: float) -> None:
         self._check_secs = check_secs
-        self._running: set[Running] = set()
+        self._running: set[RunningRequest] = set()
         self._watch: asyncio.Task[None] | None = None
 
     @contextmanager
-    def holding(self, running: Running) -> Iterator[Running]:
-        """Watch it for the length of the block; leaving that before its end aborts it."""
+    def holding(self, running: RunningRequest) -> Iterator[RunningRequest]:
+        """Check a request within the block; an exception in the block aborts it."""
         self._running.add(running)
         if self._watch is None:
             self._watch = asyncio.get_running_loop().create_task(self._check())

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 Decode = Callable[[int], str]
-"""The text of one token; what is part of a character is U+FFFD."""
+"""The text of one token; an incomplete character is U+FFFD."""
 UNLIKELY = -9999.0
-"""OpenAI's value for a token that is not among those whose log probabilities are known."""
+"""OpenAI's value for a token whose log probability is not known."""
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """A token, its log probability, and its rank by that, from 1; 0 where nobody says."""
+class RankedToken:
+    """A token, its log probability, and its rank by that, from 1; 0 if unknown."""
 
     token: int
     logprob: float
@@ -21,20 +21,20 @@ class Ranked:
 
 
 @dataclass(frozen=True)
-class Chance:
-    """What is known of the place of one new token: of the token itself, and of the likeliest."""
+class TokenLogprobs:
+    """The log probabilities at one new token: of the token itself, and of the likeliest ones."""
 
-    chosen: Ranked
-    likeliest: tuple[Ranked, ...]
+    chosen: RankedToken
+    likeliest: tuple[RankedToken, ...]
 
 
-def chances(sequence: Any, told: int) -> tuple[Chance, ...]:
-    """Those of the tokens from number `told` on; none where the library has none."""
-    tokens, entries = sequence.token_ids[told:], (sequence.logprobs or [])[told:]
+def token_logprobs(sequence: Any, start: int) -> tuple[TokenLogprobs, ...]:
+    """Those of the tokens from number `start` on; none if the library has none."""
+    tokens, entries = sequence.token_ids[start:], (sequence.logprobs or [])[start:]
     return tuple(_chance(token, each) for token, each in zip(tokens, entries, strict=False))
 
 
-def chat_logprobs(found: Sequence[Chance], top: int, decode: Decode) -> dict[str, Any]:
+def chat_logprobs(found: Sequence[TokenLogprobs], top: int, decode: Decode) -> dict[str, Any]:
     """The `logprobs` of a choice of `chat/completions`, with the `top` likeliest tokens."""
     return {
         "content": [
@@ -48,7 +48,7 @@ def chat_logprobs(found: Sequence[Chance], top: int, decode: Decode) -> dict[str
 
 
 def completion_logprobs(
-    found: Sequence[Chance], top: int, decode: Decode, offset: int
+    found: Sequence[TokenLogprobs], top: int, decode: Decode, offset: int
 ) -> dict[str, Any]:
     """The `logprobs` of a choice of `completions`; the first token's text begins at `offset`."""
     texts = [decode(each.chosen.token) for each in found]
@@ -62,39 +62,39 @@ def completion_logprobs(
     }
 
 
-def contract_logprobs(found: Sequence[Chance], decode: Decode) -> str:
+def contract_logprobs(found: Sequence[TokenLogprobs], decode: Decode) -> str:
     """The output `logprobs` of the text contract: for each token those known, by their ids."""
     return json.dumps([_by_id(each, decode) for each in found], ensure_ascii=False)
 
 
-def _chance(token: int, entry: Any) -> Chance:
-    """An entry has the tokens that are known; some versions of the library have a number alone."""
+def _chance(token: int, entry: Any) -> TokenLogprobs:
+    """An entry maps tokens; in some versions of the library it is a number alone."""
     if not isinstance(entry, dict):
-        only = Ranked(token, _finite(float(entry)))
-        return Chance(only, (only,))
-    known = (Ranked(t, _finite(each.logprob), each.rank or 0) for t, each in entry.items())
+        only = RankedToken(token, _finite(float(entry)))
+        return TokenLogprobs(only, (only,))
+    known = (RankedToken(t, _finite(each.logprob), each.rank or 0) for t, each in entry.items())
     likeliest = tuple(sorted(known, key=lambda each: -each.logprob))
-    chosen = next((each for each in likeliest if each.token == token), Ranked(token, UNLIKELY))
-    return Chance(chosen, likeliest)
+    chosen = next((each for each in likeliest if each.token == token), RankedToken(token, UNLIKELY))
+    return TokenLogprobs(chosen, likeliest)
 
 
 def _finite(logprob: float) -> float:
-    """JSON has neither infinities nor what is no number."""
+    """Bounded below: JSON has neither infinities nor NaN."""
     return logprob if logprob > UNLIKELY else UNLIKELY
 
 
-def _with_chosen(chance: Chance, top: int) -> tuple[Ranked, ...]:
-    """The likeliest, and the chosen token where it is not among them."""
+def _with_chosen(chance: TokenLogprobs, top: int) -> tuple[RankedToken, ...]:
+    """The likeliest tokens, and the chosen one if it is not among them."""
     likeliest = chance.likeliest[:top]
     return likeliest if chance.chosen in likeliest else (*likeliest, chance.chosen)
 
 
-def _said(ranked: Ranked, decode: Decode) -> dict[str, Any]:
+def _said(ranked: RankedToken, decode: Decode) -> dict[str, Any]:
     text = decode(ranked.token)
     return {"token": text, "logprob": ranked.logprob, "bytes": list(text.encode())}
 
 
-def _by_id(chance: Chance, decode: Decode) -> dict[str, Any]:
+def _by_id(chance: TokenLogprobs, decode: Decode) -> dict[str, Any]:
     """The chosen token first."""
     ranked = dict.fromkeys((chance.chosen, *chance.likeliest))
     return {
@@ -108,8 +108,8 @@ def _by_id(chance: Chance, decode: Decode) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Gain:
-    """What one sequence has gained since the last time, and what holds for all of it."""
+class SequenceDelta:
+    """New text and tokens of one sequence, and values that hold for all of it."""
 
     index: int
     text: str = ""
@@ -117,47 +117,47 @@ class Gain:
     finish_reason: str | None = None
     stop_reason: Any = None
     cumulative_logprob: float | None = None
-    logprobs: tuple[Chance, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
     metrics: Any = None
 
 
-class Progress:
-    """How far the sequences of one request have been told.
+class DeltaReader:
+    """Reads the deltas of one request from outputs that hold whole sequences.
 
-    An output is read whole before anybody waits: the library goes on writing to the same object.
-    `max_tokens` is what ends a sequence of which the library does not say why it has ended: of
-    several it says so only for the last.
+    An output is read completely before the next await: the library continues to write to it. The
+    library gives a finish reason only for the last of several sequences; `max_tokens` decides
+    that of the others.
     """
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
-        self._told: dict[int, tuple[int, int]] = {}
+        self._sent: dict[int, tuple[int, int]] = {}
 
-    def read(self, output: Any) -> list[Gain]:
-        """The gains of all sequences, in the order of their indices."""
+    def read(self, output: Any) -> list[SequenceDelta]:
+        """The deltas of all sequences, in the order of their indices."""
         sequences = sorted(output.outputs, key=lambda each: each.index)
         return [self._gain(each, self._reason(each, output.finished)) for each in sequences]
 
     def _reason(self, sequence: Any, finished: bool) -> str | None:
-        told: str | None = sequence.finish_reason
-        if told or not finished:
-            return told
+        reason: str | None = sequence.finish_reason
+        if reason or not finished:
+            return reason
         return "length" if len(sequence.token_ids) >= self._max_tokens else "stop"
 
-    def _gain(self, sequence: Any, reason: str | None) -> Gain:
-        letters, tokens = self._told.get(sequence.index, (0, 0))
+    def _gain(self, sequence: Any, reason: str | None) -> SequenceDelta:
+        letters, tokens = self._sent.get(sequence.index, (0, 0))
         text, count = sequence.text, len(sequence.token_ids)
         if not reason and text.endswith("\ufffd"):
             text = text.rstrip("\ufffd")  # the rest of the character is still to come
-        # A stop word that is found takes back what was told of it.
-        self._told[sequence.index] = max(letters, len(text)), max(tokens, count)
-        return Gain(
+        # A found stop word removes text that has been sent already.
+        self._sent[sequence.index] = max(letters, len(text)), max(tokens, count)
+        return SequenceDelta(
             index=sequence.index,
             text=text[letters:],
             tokens=max(0, count - tokens),
             finish_reason=reason,
             stop_reason=sequence.stop_reason,
             cumulative_logprob=sequence.cumulative_logprob,
-            logprobs=chances(sequence, tokens),
+            logprobs=token_logprobs(sequence, tokens),
             metrics=sequence.request_perf_metrics,
         )

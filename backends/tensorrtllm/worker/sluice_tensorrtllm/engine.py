@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import Refusal, clean
-from .model_file import ModelFile
+from .model_file import LlmModelFile
 
 HOW_TO_INSTALL = (
     "give the model an environment that has it: a folder 'venv' or a requirements.txt with "
@@ -18,8 +18,8 @@ OUT_OF_MEMORY = "out of memory"
 
 
 @dataclass(frozen=True)
-class Library:
-    """What is used of the package besides `LLM`."""
+class LlmLibrary:
+    """The classes of the package in use, besides `LLM`."""
 
     SamplingParams: Any
     GuidedDecodingParams: Any
@@ -27,14 +27,14 @@ class Library:
     RequestError: type[BaseException]
 
 
-def choose_gpu(args: Mapping[str, str], file: ModelFile) -> None:
-    """Show the library only the GPU of an instance of KIND_GPU.
+def choose_gpu(args: Mapping[str, str], file: LlmModelFile) -> None:
+    """Make only the GPU of an instance of KIND_GPU visible to the library.
 
-    It always takes the first GPUs that it sees, and looks when it is imported.
+    It takes the first visible GPUs, which it reads at its import.
     """
     if args["model_instance_kind"] != "GPU":
         return
-    _insist_on_one_gpu(file)
+    _check_one_gpu(file)
     number = int(args["model_instance_device_id"])
     seen = [each for each in os.environ.get(VISIBLE, "").split(",") if each]
     if seen and number >= len(seen):
@@ -42,7 +42,7 @@ def choose_gpu(args: Mapping[str, str], file: ModelFile) -> None:
     os.environ[VISIBLE] = seen[number] if seen else str(number)
 
 
-def _insist_on_one_gpu(file: ModelFile) -> None:
+def _check_one_gpu(file: LlmModelFile) -> None:
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
         if (size := file.arguments.get(name, 1)) != 1:
             raise Refusal(
@@ -51,8 +51,8 @@ def _insist_on_one_gpu(file: ModelFile) -> None:
             )
 
 
-def import_library() -> tuple[Any, Library]:
-    """The class `LLM`, and the rest; Refusal says what is missing and how to get it."""
+def import_library() -> tuple[Any, LlmLibrary]:
+    """The class `LLM`, and the others; Refusal if the package is missing or cannot be imported."""
     try:
         from tensorrt_llm import LLM
         from tensorrt_llm.executor import LoRARequest, RequestError
@@ -63,23 +63,23 @@ def import_library() -> tuple[Any, Library]:
         ) from error
     except (ImportError, OSError, RuntimeError) as error:
         raise Refusal(f"tensorrt_llm cannot be imported: {_explained(error)}") from error
-    return LLM, Library(SamplingParams, GuidedDecodingParams, LoRARequest, RequestError)
+    return LLM, LlmLibrary(SamplingParams, GuidedDecodingParams, LoRARequest, RequestError)
 
 
-def opened(llm: Any, file: ModelFile) -> Any:
-    """A running engine; blocks for as long as it starts."""
-    # What fills the metrics; only what the file says of it comes first.
+def opened(llm: Any, file: LlmModelFile) -> Any:
+    """A running engine; blocks during its start."""
+    # The metrics need it; the file's own value comes first.
     arguments = {"enable_iter_perf_stats": True, **file.arguments}
     try:
         return llm(**arguments)
     except (TypeError, ValueError) as error:  # those of pydantic are ValueErrors
         raise Refusal(f"its {file.name} is refused by tensorrt_llm.LLM: {clean(error)}") from error
-    except Exception as error:  # one load, by anybody's code
+    except Exception as error:  # one load, by foreign code
         raise Refusal(f"its engine does not start: {_explained(error)}", "INTERNAL") from error
 
 
 def _explained(error: BaseException) -> str:
-    """What it says, and what can be done about it."""
+    """The text of an error, with its remedy."""
     text = clean(error)
     if OUT_OF_MEMORY in text.lower():
         return (

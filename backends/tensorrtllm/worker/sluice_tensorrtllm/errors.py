@@ -13,7 +13,7 @@ _NAME = re.compile("[A-Za-z0-9_]+")
 
 
 class Refusal(Exception):
-    """The text is the client's to read; `code` is the name of one of Triton's codes."""
+    """The text is for clients; `code` is the name of one of Triton's codes."""
 
     def __init__(self, message: str, code: str = "INVALID_ARG") -> None:
         super().__init__(message)
@@ -21,13 +21,13 @@ class Refusal(Exception):
 
 
 def clean(error: BaseException) -> str:
-    """What an exception of the library's says: its first mistake, no paths of the host, bounded."""
+    """The text of a library's exception: its first error, without paths of the host, bounded."""
     text = _HOST_PATH.sub("<path>", _first_mistake(error))
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
 
 
 def _first_mistake(error: BaseException) -> str:
-    """pydantic tells all mistakes, the values themselves, and where to read more."""
+    """pydantic lists all errors with values and links; only the first error is used."""
     mistakes = getattr(error, "errors", None)
     if not callable(mistakes):
         return str(error) or type(error).__name__

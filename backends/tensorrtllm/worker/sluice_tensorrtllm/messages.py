@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .errors import Refusal
-from .parsers import Call, Said
+from .parsers import ChatPiece, ToolCall
 
 
 def readable(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """The messages with one text each; Refusal names what is no message, or no text."""
+    """The messages with one text each; Refusal names an invalid message or part."""
     return [_readable(place, message) for place, message in enumerate(messages)]
 
 
@@ -26,7 +26,7 @@ def _readable(place: int, message: Any) -> dict[str, Any]:
 
 
 def _text(place: int, part: Any) -> str:
-    """A part may also be the text itself."""
+    """The text of a part, which may also be the text itself."""
     text = part
     if isinstance(part, dict):
         text = part.get("text") if part.get("type") == "text" else None
@@ -39,7 +39,7 @@ def _text(place: int, part: Any) -> str:
 
 
 def _with_arguments(place: int, call: Any) -> Any:
-    """A call whose arguments are no text is left to the template."""
+    """The call with parsed arguments; arguments that are no text stay unchanged."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
@@ -52,8 +52,8 @@ def _with_arguments(place: int, call: Any) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def message(said: Said) -> dict[str, Any]:
-    """All of it; `reasoning` is the name that vLLM gives to thoughts."""
+def message(said: ChatPiece) -> dict[str, Any]:
+    """The whole message; `reasoning` is vLLM's name for thoughts."""
     found: dict[str, Any] = {"role": "assistant", "content": said.content}
     if said.thoughts:
         found["reasoning"] = said.thoughts
@@ -63,8 +63,8 @@ def message(said: Said) -> dict[str, Any]:
     return found
 
 
-def delta(said: Said) -> dict[str, Any]:
-    """What is new; empty if nothing is."""
+def delta(said: ChatPiece) -> dict[str, Any]:
+    """The new parts of a message; empty if there are none."""
     found: dict[str, Any] = {"content": said.content} if said.content else {}
     if said.thoughts:
         found["reasoning"] = said.thoughts
@@ -73,8 +73,8 @@ def delta(said: Said) -> dict[str, Any]:
     return found
 
 
-def _pieces(calls: Sequence[Call]) -> list[dict[str, Any]]:
-    """A call has its name and its id where it begins."""
+def _pieces(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    """Pieces of calls; the first piece of a call has its name and id."""
     return [
         {"index": each.index, **_call(each)}
         if each.name
@@ -83,6 +83,6 @@ def _pieces(calls: Sequence[Call]) -> list[dict[str, Any]]:
     ]
 
 
-def _call(call: Call) -> dict[str, Any]:
+def _call(call: ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}

@@ -62,8 +62,8 @@ GAUGES: tuple[tuple[str, str, Mapping[str, tuple[str, str]]], ...] = (
 """Family, its label, and for each value of that the part and the field of an iteration's record."""
 
 
-class Measures:
-    """The series of one model; they are the server's, and go with this."""
+class TrtLlmMetrics:
+    """The series of one model, held by this object."""
 
     def __init__(self, model: str, version: str) -> None:
         self._labels = {"model": model, "version": version}
@@ -75,12 +75,12 @@ class Measures:
         self._answers = self._lengths("nv_llm_output_token_len", "total_output_tokens")
 
     def finished(self, prompt_tokens: int, tokens: int) -> None:
-        """A request has been answered."""
+        """Count the tokens of an answered request."""
         self._prompts.observe(prompt_tokens)
         self._answers.observe(tokens)
 
     async def follow(self, llm: Any) -> None:
-        """Show the engine's records as they come, for ever."""
+        """Set the gauges from the engine's records, for ever."""
         while True:
             began = time.monotonic()
             async for record in llm.get_stats_async(timeout=WAIT_SECS):
@@ -88,7 +88,7 @@ class Measures:
             await _rest(began)
 
     def show(self, record: Mapping[str, Any]) -> None:
-        """Set the gauges to what one record says; what it does not have stays as it was."""
+        """Set the gauges from one record; missing values stay unchanged."""
         for name, _, values in GAUGES:
             for value, (part, field) in values.items():
                 found = (record.get(part) or {}) if part else record
@@ -116,12 +116,12 @@ class Measures:
 
 
 async def _rest(began: float) -> None:
-    """Not ask again at once where the library had nothing to say and did not wait either."""
+    """Wait before the next query, if the library has returned at once."""
     await asyncio.sleep(max(0.0, WAIT_SECS - (time.monotonic() - began)))
 
 
 def _number(found: Any) -> float | None:
-    """Times are texts in the records of the engine."""
+    """The number in a field of a record; times are texts there."""
     if isinstance(found, int | float):
         return float(found)
     if not isinstance(found, str):

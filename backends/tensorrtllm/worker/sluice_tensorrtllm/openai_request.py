@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from .errors import Refusal
-from .model_file import PARAMETER
+from .model_file import LORA_NAME
 from .parsers import Tools
-from .request import GUIDE, GUIDE_TYPE, Asked
+from .request import GUIDE, GUIDE_TYPE, LlmRequest
 
 NUMBERS = {
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), (int, float)),
@@ -16,11 +16,11 @@ NUMBERS = {
 }
 """Members that the engine knows by the same name."""
 MOST_LOGPROBS = 20
-"""As OpenAI has it."""
+"""OpenAI's limit."""
 DEFAULTS = {"temperature": 1.0}
-"""What OpenAI's clients expect where the engine has another default."""
+"""OpenAI's defaults that differ from the engine's."""
 REFUSED = ("suffix", "best_of", "functions", "logit_bias", "chat_template")
-"""Members that change the answer, and that cannot be served; those that say nothing are not."""
+"""Members that are refused unless they are empty: they change the answer and are not served."""
 NO_VARIABLES = frozenset(
     {
         *("chat_template", "tools", "documents", "tokenize", "return_dict", "return_tensors"),
@@ -28,11 +28,11 @@ NO_VARIABLES = frozenset(
         *("return_assistant_tokens_mask", "conversation"),
     }
 )
-"""What a tokenizer takes beside the variables of a template: not the client's to set."""
+"""Arguments of a tokenizer that are no template variables: clients cannot set them."""
 
 
-def read_body(body: Mapping[str, Any], *, chat: bool, adapters: Collection[str]) -> Asked:
-    """What a body asks for; Refusal says which member is wrong."""
+def read_body(body: Mapping[str, Any], *, chat: bool, adapters: Collection[str]) -> LlmRequest:
+    """The request in a body; Refusal names a wrong member."""
     for name in REFUSED:
         if body.get(name):
             raise Refusal(f"'{name}' is not supported for TensorRT-LLM models", "UNSUPPORTED")
@@ -44,7 +44,7 @@ def read_body(body: Mapping[str, Any], *, chat: bool, adapters: Collection[str])
     if (top := top_logprobs(body, chat=chat)) is not None:
         sampling["logprobs"] = max(top, 1)  # 0 has meant none to some versions of the library
     if body.get("model") in adapters:
-        sampling[PARAMETER] = body["model"]
+        sampling[LORA_NAME] = body["model"]
     if chat:
         return _chat(body, tools, stream, sampling)
     return _completion(body, stream, sampling)
@@ -52,7 +52,7 @@ def read_body(body: Mapping[str, Any], *, chat: bool, adapters: Collection[str])
 
 def _chat(
     body: Mapping[str, Any], tools: Tools | None, stream: bool, sampling: Mapping[str, Any]
-) -> Asked:
+) -> LlmRequest:
     messages = _typed(body, "messages", list, "a list")
     if not messages:
         raise Refusal("'messages' is missing or empty, expected a list of messages")
@@ -61,17 +61,17 @@ def _chat(
         raise Refusal(f"'chat_template_kwargs' has '{min(closed)}', which clients cannot set")
     if tools is not None:
         template = {**template, "tools": tools.definitions}
-    return Asked(messages=messages, template=template, stream=stream, sampling=sampling)
+    return LlmRequest(messages=messages, template=template, stream=stream, sampling=sampling)
 
 
-def _completion(body: Mapping[str, Any], stream: bool, sampling: Mapping[str, Any]) -> Asked:
+def _completion(body: Mapping[str, Any], stream: bool, sampling: Mapping[str, Any]) -> LlmRequest:
     text, tokens = _prompt(body.get("prompt"))
     echo = bool(_typed(body, "echo", bool, "true or false"))
     if echo and text is None:
         raise Refusal("'echo' needs a 'prompt' that is a text")
     if echo and "logprobs" in sampling:
         raise Refusal("'logprobs' of an 'echo' are not supported: ask for one of them")
-    return Asked(text=text, tokens=tokens, stream=stream, echo=echo, sampling=sampling)
+    return LlmRequest(text=text, tokens=tokens, stream=stream, echo=echo, sampling=sampling)
 
 
 def top_logprobs(body: Mapping[str, Any], *, chat: bool) -> int | None:
@@ -93,7 +93,7 @@ def _top(body: Mapping[str, Any], name: str) -> int | None:
 
 
 def read_tools(body: Mapping[str, Any]) -> Tools | None:
-    """What a chat lets the model call, None if nothing."""
+    """The tools of a chat; None if it has none."""
     definitions = _typed(body, "tools", list, "a list")
     choice = body.get("tool_choice")
     if not definitions or choice == "none":
@@ -125,7 +125,7 @@ def _function_name(tool: Any) -> str | None:
 
 
 def _forced(body: Mapping[str, Any], tools: Tools | None) -> dict[str, Any]:
-    """A function that is named has arguments as it describes them."""
+    """The guide for a named function: its arguments follow its schema."""
     if tools is None or not tools.named:
         return {}
     if body.get("response_format"):
@@ -164,7 +164,7 @@ def _stop(stop: Any) -> dict[str, Any]:
 
 
 def _guide(wanted: Any) -> dict[str, Any]:
-    """What `response_format` says."""
+    """The guide in `response_format`."""
     if wanted is None:
         return {}
     kind = wanted.get("type") if isinstance(wanted, dict) else None

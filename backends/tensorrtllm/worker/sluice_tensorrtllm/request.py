@@ -8,11 +8,11 @@ from typing import Any
 from .errors import Refusal
 
 NOT_SAMPLING = frozenset({"id"})
-"""Request parameters that HTTP generate hands on and that say nothing about sampling."""
+"""Request parameters of HTTP generate that are no sampling parameters."""
 
 
 class Inputs:
-    """Reads inputs of any rank; each read is marked, so that one nobody knows can be refused."""
+    """Reads inputs of any rank, and marks each read one: unread inputs can be refused."""
 
     def __init__(self, request: Any) -> None:
         self._tensors = {tensor.name(): tensor for tensor in request.inputs()}
@@ -49,12 +49,12 @@ class Inputs:
         return None if found is None else _decoded(name, found)
 
     def flag(self, *names: str) -> bool | None:
-        """The first of these that was sent."""
+        """The value of the first of these that was sent."""
         found = [self.one(name) for name in names]
         return next((bool(each) for each in found if each is not None), None)
 
     def json(self, name: str, kind: type) -> Any:
-        """What the JSON in an input says; None if the input is missing."""
+        """The JSON value of an input; None if the input is missing."""
         text = self.text(name)
         if text is None:
             return None
@@ -68,7 +68,7 @@ class Inputs:
         return found
 
     def refuse_unread(self) -> None:
-        """Refuse inputs that the config declares and that mean nothing here."""
+        """Refuse inputs that the config declares and that have no meaning here."""
         if self._unread:
             raise Refusal(
                 f"input '{sorted(self._unread)[0]}' has no counterpart in TensorRT-LLM's LLM API; "
@@ -125,7 +125,7 @@ CLOSED = frozenset(
         "truncate_prompt_tokens",
     }
 )
-"""Members that are code, objects or switches of what is answered: not the client's to set."""
+"""Members that are code or objects, or that change the outputs: clients cannot set them."""
 GUIDES = {
     "json_schema": "json",
     "regex": "regex",
@@ -137,9 +137,9 @@ GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
 
 
 def read_sampling(inputs: Inputs) -> dict[str, Any]:
-    """What the inputs say, over what the JSON or else the request's parameters say.
+    """Sampling parameters of inputs, over those of the JSON or of the request's parameters.
 
-    Names that are no input keep the library's meaning: it refuses those it does not know.
+    Other names keep the library's meaning: it refuses unknown ones.
     """
     given = inputs.json("sampling_parameters", dict)
     found = _coerced(inputs.parameters if given is None else given)
@@ -156,7 +156,7 @@ def read_sampling(inputs: Inputs) -> dict[str, Any]:
 
 
 def guided(sampling: dict[str, Any]) -> dict[str, Any]:
-    """Take the guide out of the sampling: the arguments of `GuidedDecodingParams`, if any."""
+    """Move the guide out of the sampling: the arguments of `GuidedDecodingParams`, if any."""
     kind, guide = sampling.pop(GUIDE_TYPE, None), sampling.pop(GUIDE, None)
     if kind is None and guide is None:
         return {}
@@ -171,10 +171,10 @@ def guided(sampling: dict[str, Any]) -> dict[str, Any]:
 
 
 def end_beside_words(sampling: dict[str, Any]) -> None:
-    """Let the end token be one of those that stop.
+    """Make the end token one of the stop tokens.
 
-    With an `end_id` of ours the library does not tokenise words, and then refuses them. That no
-    token ends is `ignore_eos` there.
+    With an `end_id` the library does not tokenise words, and refuses them. A negative one is
+    `ignore_eos`.
     """
     if not (sampling.get("stop") or sampling.get("bad")):
         return
@@ -186,13 +186,13 @@ def end_beside_words(sampling: dict[str, Any]) -> None:
 
 
 def revises(sampling: Mapping[str, Any]) -> bool:
-    """Whether what was made may yet turn out not to be the answer."""
+    """Whether made tokens may not be part of the answer."""
     best = sampling.get("best_of", 0)
     return bool(sampling.get("use_beam_search")) or best > sampling.get("n", 1)
 
 
 def _coerced(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Under the library's names; numbers may be texts, as Triton's clients send them."""
+    """Parameters under the library's names; numbers may be texts, as Triton's clients send them."""
     found = {}
     for name, value in given.items():
         meaning = ONE.get(name) or LISTS.get(name) or name
@@ -222,7 +222,7 @@ def _number(name: str, text: str) -> Any:
 
 
 def _with_beams(sampling: dict[str, Any]) -> dict[str, Any]:
-    """Triton's width of the beam in the library's terms."""
+    """Triton's beam width in the library's terms."""
     width = sampling.pop("beam_width", 1)
     if width > 1:
         sampling.update(use_beam_search=True, best_of=width, n=sampling.get("n", width))
@@ -243,7 +243,7 @@ FLAGS = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class LlmRequest:
     """One prompt: a text, token ids, or messages for the chat template, with its variables.
 
     `sampling` has the library's names, but for the guide and for `lora_name`.
@@ -260,8 +260,8 @@ class Asked:
     lora_number: int | None = None
 
 
-def read_asked(inputs: Inputs) -> Asked:
-    """What the tensors of a request ask for; Refusal says what is wrong with them."""
+def read_request(inputs: Inputs) -> LlmRequest:
+    """The request in the tensors; Refusal names a wrong one."""
     text, messages = inputs.text("text_input"), inputs.json("messages", list)
     if (text is None) == (messages is None):
         found = "neither" if text is None else "both"
@@ -273,15 +273,15 @@ def read_asked(inputs: Inputs) -> Asked:
     sampling = read_sampling(inputs)
     if (adapter := inputs.text("lora_name")) is not None:
         sampling["lora_name"] = adapter
-    asked = Asked(
+    llm_request = LlmRequest(
         text=text,
         messages=messages,
         stream=stream,
-        # A conversation is repeated only on demand: its text is the template's, not the client's.
+        # A chat is repeated only on demand: its text is the template's, not the client's.
         echo=not stream and (text is not None if exclude is None else not exclude),
         outputs=frozenset(name for name, flags in FLAGS.items() if inputs.flag(*flags)),
         sampling=sampling,
         lora_number=inputs.one("lora_task_id"),
     )
     inputs.refuse_unread()
-    return asked
+    return llm_request

@@ -13,9 +13,9 @@ from backends.tensorrtllm.worker.sluice_tensorrtllm.engine import (
     opened,
 )
 from backends.tensorrtllm.worker.sluice_tensorrtllm.errors import Refusal
-from backends.tensorrtllm.worker.sluice_tensorrtllm.model_file import ModelFile
+from backends.tensorrtllm.worker.sluice_tensorrtllm.model_file import LlmModelFile
 
-FILE = ModelFile(name="model.yaml", arguments={"model": "m"})
+FILE = LlmModelFile(name="model.yaml", arguments={"model": "m"})
 
 
 def on(kind: str, device: int = 0) -> dict[str, str]:
@@ -35,7 +35,7 @@ def test_an_instance_on_a_gpu_sees_no_other(
 
 def test_an_instance_of_kind_model_sees_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE, "4,5")
-    choose_gpu(on("MODEL"), ModelFile(name="f", arguments={"tensor_parallel_size": 2}))
+    choose_gpu(on("MODEL"), LlmModelFile(name="f", arguments={"tensor_parallel_size": 2}))
     assert os.environ[VISIBLE] == "4,5"
 
 
@@ -44,7 +44,7 @@ def test_a_gpu_that_cannot_be_given_is_refused(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(Refusal, match="names GPU 1, but CUDA_VISIBLE_DEVICES shows 1"):
         choose_gpu(on("GPU", 1), FILE)
     with pytest.raises(Refusal, match="tensor_parallel_size 2, but its instance group is KIND_GPU"):
-        choose_gpu(on("GPU"), ModelFile(name="f", arguments={"tensor_parallel_size": 2}))
+        choose_gpu(on("GPU"), LlmModelFile(name="f", arguments={"tensor_parallel_size": 2}))
 
 
 @pytest.mark.skipif(
@@ -75,5 +75,5 @@ def test_an_engine_that_does_not_start_says_why(error: Exception, text: str) -> 
 
 def test_what_the_file_says_of_statistics_comes_first() -> None:
     assert opened(dict, FILE) == {"model": "m", "enable_iter_perf_stats": True}
-    told = ModelFile(name="f", arguments={"model": "m", "enable_iter_perf_stats": False})
+    told = LlmModelFile(name="f", arguments={"model": "m", "enable_iter_perf_stats": False})
     assert opened(dict, told)["enable_iter_perf_stats"] is False

@@ -11,11 +11,11 @@ import pytest
 
 from backends.tensorrtllm.worker.sluice_tensorrtllm.deltas import (
     UNLIKELY,
-    Chance,
-    Ranked,
-    chances,
+    RankedToken,
+    TokenLogprobs,
     chat_logprobs,
     completion_logprobs,
+    token_logprobs,
 )
 from tests.backends.tensorrtllm.conftest import Engine
 from tests.backends.tensorrtllm.test_server import events, generate
@@ -34,8 +34,8 @@ def known(**logprobs: float) -> dict[int, Any]:
     }
 
 
-def found(token: str, entry: Any) -> Chance:
-    (only,) = chances(SimpleNamespace(token_ids=[ord(token)], logprobs=[entry]), 0)
+def found(token: str, entry: Any) -> TokenLogprobs:
+    (only,) = token_logprobs(SimpleNamespace(token_ids=[ord(token)], logprobs=[entry]), 0)
     return only
 
 
@@ -50,7 +50,7 @@ def test_the_likeliest_come_by_their_log_probabilities() -> None:
 
 def test_a_chosen_token_that_nobody_knows_of_is_unlikely() -> None:
     chance = found("z", known(a=-0.1))
-    assert chance.chosen == Ranked(ord("z"), UNLIKELY)
+    assert chance.chosen == RankedToken(ord("z"), UNLIKELY)
     told = completion_logprobs([chance], 1, chr, 0)
     assert told["top_logprobs"] == [{"a": -0.1, "z": UNLIKELY}]
 
@@ -62,13 +62,13 @@ def test_what_json_has_not_is_unlikely(value: float) -> None:
 
 
 def test_numbers_alone_are_those_of_the_chosen_tokens() -> None:
-    assert found("a", -0.25) == Chance(Ranked(97, -0.25), (Ranked(97, -0.25),))
+    assert found("a", -0.25) == TokenLogprobs(RankedToken(97, -0.25), (RankedToken(97, -0.25),))
 
 
 def test_only_what_is_new_is_read() -> None:
     grown = SimpleNamespace(token_ids=[1, 2], logprobs=[{1: None}, -0.5])
-    assert [each.chosen.token for each in chances(grown, 1)] == [2]
-    assert chances(SimpleNamespace(token_ids=[1], logprobs=None), 0) == ()
+    assert [each.chosen.token for each in token_logprobs(grown, 1)] == [2]
+    assert token_logprobs(SimpleNamespace(token_ids=[1], logprobs=None), 0) == ()
 
 
 def test_offsets_go_on_where_the_last_text_ended() -> None:

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from backends.tensorrtllm.worker.sluice_tensorrtllm.deltas import Progress
+from backends.tensorrtllm.worker.sluice_tensorrtllm.deltas import DeltaReader
 
 
 def sequence(index: int = 0) -> Any:
@@ -20,7 +20,7 @@ def sequence(index: int = 0) -> Any:
 
 
 def test_an_object_that_grows_is_told_piece_by_piece() -> None:
-    progress, one = Progress(9), sequence()
+    progress, one = DeltaReader(9), sequence()
     output = SimpleNamespace(outputs=[one], finished=False)
     one.text, one.token_ids = "Hel", [1]
     (first,) = progress.read(output)
@@ -30,7 +30,7 @@ def test_an_object_that_grows_is_told_piece_by_piece() -> None:
 
 
 def test_half_a_character_waits_for_its_rest() -> None:
-    progress, one = Progress(9), sequence()
+    progress, one = DeltaReader(9), sequence()
     output = SimpleNamespace(outputs=[one], finished=False)
     one.text = "a\ufffd"
     assert progress.read(output)[0].text == "a"
@@ -41,17 +41,17 @@ def test_half_a_character_waits_for_its_rest() -> None:
 
 
 def test_what_a_stop_word_takes_back_is_not_told_again() -> None:
-    progress, one = Progress(9), sequence()
+    progress, one = DeltaReader(9), sequence()
     output = SimpleNamespace(outputs=[one], finished=False)
     one.text, one.token_ids = "end ST", [1, 2]
     progress.read(output)
     one.text, one.finish_reason, one.stop_reason = "end ", "stop", "STOP"
-    (gain,) = progress.read(output)
-    assert (gain.text, gain.tokens, gain.stop_reason) == ("", 0, "STOP")
+    (change,) = progress.read(output)
+    assert (change.text, change.tokens, change.stop_reason) == ("", 0, "STOP")
 
 
 def test_sequences_come_in_the_order_of_their_indices() -> None:
-    progress = Progress(9)
+    progress = DeltaReader(9)
     first, second = sequence(0), sequence(1)
     first.text, second.text = "a", "b"
     assert [
@@ -64,16 +64,16 @@ def test_sequences_come_in_the_order_of_their_indices() -> None:
 
 
 def test_log_probabilities_are_those_of_new_tokens() -> None:
-    progress, one = Progress(9), sequence()
+    progress, one = DeltaReader(9), sequence()
     output = SimpleNamespace(outputs=[one], finished=False)
     for token in (5, 6):
         one.token_ids, one.logprobs = [*one.token_ids, token], [*(one.logprobs or []), -token]
-        (gain,) = progress.read(output)
-        assert [(e.chosen.token, e.chosen.logprob) for e in gain.logprobs] == [(token, -token)]
+        (change,) = progress.read(output)
+        assert [(e.chosen.token, e.chosen.logprob) for e in change.logprobs] == [(token, -token)]
 
 
 def test_a_sequence_without_a_reason_has_one_at_the_end() -> None:
-    progress, long, short = Progress(2), sequence(0), sequence(1)
+    progress, long, short = DeltaReader(2), sequence(0), sequence(1)
     long.token_ids, short.token_ids = [1, 2], [1]
     output = SimpleNamespace(outputs=[long, short], finished=False)
     assert [each.finish_reason for each in progress.read(output)] == [None, None]
