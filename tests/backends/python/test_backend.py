@@ -67,7 +67,7 @@ async def test_a_batch_is_answered_request_by_request(load: Load) -> None:
     assert all(isinstance(each, InferResponse) and each.final for _, each in found)
 
 
-async def test_only_outputs_that_were_asked_for_come_back(load: Load) -> None:
+async def test_only_requested_outputs_are_returned(load: Load) -> None:
     instance = await load(TWICE)
     (found,) = await answers(instance, request(1, outputs=(RequestedOutput("z"),)))
     assert isinstance(found[1], InferResponse)
@@ -75,7 +75,7 @@ async def test_only_outputs_that_were_asked_for_come_back(load: Load) -> None:
     assert values(found, "z") == [3]
 
 
-async def test_large_tensors_cross_in_memory_that_is_used_again(load: Load) -> None:
+async def test_large_tensors_cross_in_reused_memory(load: Load) -> None:
     instance = await load(TWICE)
     array = np.arange(1 << 20, dtype=np.float32)
     asked = InferRequest(model="m", inputs=(array_tensor("x", Datatype.FP32, array),))
@@ -103,7 +103,7 @@ async def test_an_output_outlives_its_worker(load: Load) -> None:
     assert response.outputs[0].array().sum() == 2 * array.size
 
 
-async def test_all_that_a_request_says_reaches_the_model(load: Load) -> None:
+async def test_all_fields_of_a_request_reach_the_model(load: Load) -> None:
     instance = await load("""
     def execute(self, requests):
         (r,) = requests
@@ -131,7 +131,7 @@ async def test_a_decoupled_model_answers_as_often_as_it_likes(load: Load) -> Non
     assert found[-1] == (0, InferResponse(final=True))
 
 
-async def test_a_reader_that_lags_holds_the_model_back(
+async def test_a_slow_reader_holds_the_model_back(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execution, "HELD_BYTES", 10 * executions.ANSWER_BYTES)
@@ -217,7 +217,7 @@ async def test_executions_that_overlap_are_answered_in_order_and_all_end_with_th
     assert lost[-1][1].code is Code.UNAVAILABLE
 
 
-async def test_whoever_leaves_is_seen_by_the_model_and_waits_for_execute(
+async def test_a_disconnect_is_seen_by_the_model_and_waits_for_execute(
     load: Load, tmp_path: Path
 ) -> None:
     instance = await load(
@@ -241,7 +241,7 @@ async def test_whoever_leaves_is_seen_by_the_model_and_waits_for_execute(
     assert [values(each) for each in await answers(instance, request(5))] == [[5]]
 
 
-async def test_a_failure_of_execute_fails_the_batch_and_leaves_the_worker(load: Load) -> None:
+async def test_a_failure_of_execute_fails_the_batch_and_keeps_the_worker(load: Load) -> None:
     instance = await load("""
     def execute(self, requests):
         if x(requests[0])[0] < 0:
@@ -271,7 +271,9 @@ async def test_an_error_response_fails_its_request_alone(load: Load) -> None:
     assert values(served) == [2]
 
 
-async def test_death_is_told_and_fails_what_is_open_and_what_comes(load: Load) -> None:
+async def test_the_end_of_a_worker_is_reported_and_fails_open_and_later_requests(
+    load: Load,
+) -> None:
     instance = await load("""
     def execute(self, requests):
         os._exit(9)
@@ -381,7 +383,7 @@ async def test_a_model_may_say_that_it_is_not_ready(
     assert await answers(instance, request(1))
 
 
-async def test_those_who_ask_together_share_one_check(load: Load, tmp_path: Path) -> None:
+async def test_concurrent_checks_share_one_call(load: Load, tmp_path: Path) -> None:
     instance = await load(f"""{TWICE}
     def is_ready(self):
         with open(HERE / "asked", "a") as file:
@@ -427,7 +429,7 @@ async def load_asking(load: Load, others: Others, *, decoupled: bool = False) ->
     return await load(code, infer=others.infer, control=others)
 
 
-async def test_business_logic_asks_another_model(load: Load) -> None:
+async def test_business_logic_calls_another_model(load: Load) -> None:
     others = Others()
     instance = await load_asking(load, others)
     asking = asyncio.ensure_future(told(instance, request(1, 2)))
@@ -475,7 +477,7 @@ async def test_failures_of_other_models_keep_their_codes(load: Load) -> None:
 UNFORESEEN = "request to model 'other' failed unexpectedly; the server's log says why"
 
 
-async def test_an_unforeseen_exception_answers_a_model_that_asks(
+async def test_an_unforeseen_exception_answers_the_calling_model(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     others = Others()
@@ -544,7 +546,7 @@ async def test_models_that_cannot_be_asked_are_refused_with_tritons_texts(
     assert found == f"Model other - Error when running inference: {text}"
 
 
-async def test_what_a_worker_has_asked_ends_with_it(load: Load) -> None:
+async def test_calls_of_a_worker_end_with_it(load: Load) -> None:
     others = Others()
     instance = await load_asking(load, others)
     stream = instance.execute([request(1)])
@@ -612,7 +614,7 @@ async def test_instances_share_a_metric_which_is_shown_once(load: Load) -> None:
     assert samples(instances) == [("things", {"of": "all"}, 5.0)]
 
 
-async def test_what_a_model_logs_is_in_the_log_at_its_file_and_line(
+async def test_a_line_of_a_model_is_logged_at_its_file_and_line(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "sluice.python")
@@ -663,7 +665,7 @@ async def test_completing_a_config_may_not_take_forever(
         await soon(asyncio.to_thread(PythonBackend().complete, config, folder))
 
 
-async def test_what_initialize_is_told(load: Load) -> None:
+async def test_initialize_gets_tritons_arguments(load: Load) -> None:
     instance = await load(f"""
     def initialize(self, args):
         self.args = args
@@ -698,7 +700,7 @@ async def test_a_worker_that_does_not_start_is_given_up(
         await soon(backend.load(context))
 
 
-async def test_an_interpreter_that_cannot_be_started_is_told_without_its_path(
+async def test_an_interpreter_that_cannot_be_started_is_reported_without_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write(tmp_path, TWICE)

@@ -62,7 +62,7 @@ async def ends() -> Iterator[Ends]:
     found.other.close()
 
 
-async def test_frames_that_come_together_are_told_as_one(ends: Ends) -> None:
+async def test_frames_of_one_read_are_reported_together(ends: Ends) -> None:
     ends.other.sendall(frame(b"one", [b"a", b"b"]) + frame(b"two"))
     await ends.change()
     assert ends.frames == [(b"one", b"ab"), (b"two", b"")]
@@ -80,13 +80,13 @@ async def test_a_frame_may_come_in_pieces(ends: Ends) -> None:
     assert ends.frames == [(b"header", b"body")]
 
 
-async def test_what_is_sent_arrives_as_a_frame(ends: Ends) -> None:
+async def test_a_message_arrives_as_a_frame(ends: Ends) -> None:
     ends.channel.send(b"header", [memoryview(b"bo"), b"dy"])
     data = await ends.receive(len(frame(b"header", [b"body"])))
     assert [(h, bytes(b)) for h, b in FrameDecoder().feed(data)] == [(b"header", b"body")]
 
 
-async def test_a_full_socket_delays_what_is_sent_and_loses_nothing(ends: Ends) -> None:
+async def test_a_full_socket_delays_frames_and_drops_none(ends: Ends) -> None:
     frames = [frame(str(number).encode(), [bytes(100_000)]) for number in range(100)]
     for number in range(100):
         ends.channel.send(str(number).encode(), [bytes(100_000)])
@@ -102,7 +102,7 @@ async def test_there_is_room_again_once_the_other_end_has_read(ends: Ends) -> No
     await soon(waiting)
 
 
-async def test_who_waits_for_room_is_let_go_when_the_channel_closes(ends: Ends) -> None:
+async def test_waiters_for_room_return_when_the_socket_closes(ends: Ends) -> None:
     ends.channel.send(b"much", [bytes(4 << 20)])
     waiting = asyncio.ensure_future(ends.channel.room())
     await settle()
@@ -110,7 +110,7 @@ async def test_who_waits_for_room_is_let_go_when_the_channel_closes(ends: Ends) 
     await soon(waiting)
 
 
-async def test_a_worker_that_reads_nothing_is_lost_before_it_fills_the_memory(
+async def test_a_worker_that_reads_nothing_is_killed_before_it_fills_the_memory(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "UNSENT_BYTES", 1 << 20)
@@ -118,7 +118,7 @@ async def test_a_worker_that_reads_nothing_is_lost_before_it_fills_the_memory(
     assert ends.broken == [f"it left more than {1 << 20} bytes unread"]
 
 
-async def test_the_end_of_the_other_end_is_told_once(ends: Ends) -> None:
+async def test_the_end_of_the_worker_is_reported_once(ends: Ends) -> None:
     ends.other.close()
     await ends.change()
     ends.channel.read_rest()
@@ -128,14 +128,14 @@ async def test_the_end_of_the_other_end_is_told_once(ends: Ends) -> None:
 @pytest.mark.parametrize(
     "data", [frame(b"nonsense"), PREFIX.pack(1 << 31, 0), PREFIX.pack(0, 1 << 50)]
 )
-async def test_what_cannot_be_understood_ends_the_channel(ends: Ends, data: bytes) -> None:
+async def test_an_invalid_message_breaks_the_socket(ends: Ends, data: bytes) -> None:
     ends.other.sendall(data + frame(b"later"))
     await ends.change()
     assert "it sent what cannot be understood" in ends.broken[0]
     assert ends.frames == []
 
 
-async def test_a_paused_channel_reads_nothing_until_it_goes_on(ends: Ends) -> None:
+async def test_a_paused_socket_reads_nothing_until_it_is_resumed(ends: Ends) -> None:
     ends.channel.pause()
     ends.other.sendall(frame(b"one"))
     await settle()
@@ -145,7 +145,7 @@ async def test_a_paused_channel_reads_nothing_until_it_goes_on(ends: Ends) -> No
     assert ends.frames == [(b"one", b"")]
 
 
-async def test_the_rest_is_read_though_nobody_has_looked_yet(ends: Ends) -> None:
+async def test_the_rest_is_read_before_the_loop_has_read_any(ends: Ends) -> None:
     ends.channel.pause()
     ends.other.sendall(frame(b"last words"))
     ends.other.close()
@@ -171,7 +171,7 @@ async def test_a_frame_that_waits_for_a_descriptor_is_part_of_the_rest(
     assert ends.broken == ([] if is_scarce else ["it closed its connection"])
 
 
-async def test_sending_to_who_has_gone_is_harmless(ends: Ends) -> None:
+async def test_sending_to_a_closed_socket_has_no_effect(ends: Ends) -> None:
     ends.other.close()
     ends.channel.send(b"hello")
     ends.channel.close()
@@ -179,7 +179,7 @@ async def test_sending_to_who_has_gone_is_harmless(ends: Ends) -> None:
     ends.channel.send(b"hello")
 
 
-async def test_those_who_wait_for_room_go_on_one_after_the_other(
+async def test_waiters_for_room_continue_one_after_the_other(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FULL_BYTES", 10)

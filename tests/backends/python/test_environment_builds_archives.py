@@ -56,7 +56,7 @@ async def test_it_is_unpacked_once_for_its_content(tmp_path: Path) -> None:
     assert await unpack(packed(tmp_path / "env.tar.gz", file("bin/python", "#!!"))) != again
 
 
-async def test_what_has_been_made_is_found_where_nothing_can_be_written_any_more(
+async def test_a_made_environment_is_found_on_a_read_only_disk(
     tmp_path: Path,
 ) -> None:
     archive = packed(tmp_path / "env.tar.gz", file("bin/python"))
@@ -109,7 +109,7 @@ async def test_hard_links_inside_it_are_kept(tmp_path: Path) -> None:
         ([link("pipe", "", tarfile.FIFOTYPE)], "pipe"),
     ],
 )
-async def test_what_would_lie_elsewhere_is_refused_and_nothing_stays(
+async def test_a_member_outside_of_the_folder_is_refused_and_nothing_stays(
     tmp_path: Path, members: list[Member], named: str
 ) -> None:
     (tmp_path / "outside").write_text("untouched")
@@ -133,7 +133,9 @@ async def test_what_would_lie_elsewhere_is_refused_and_nothing_stays(
         (b"\x1f\x8b\x08\x00 cut", "Compressed file ended before the end-of-stream marker"),
     ],
 )
-async def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
+async def test_a_file_that_is_no_archive_is_refused(
+    tmp_path: Path, content: bytes, why: str
+) -> None:
     (tmp_path / "env.tar.gz").write_bytes(content)
     with pytest.raises(InferenceError) as refused:
         await unpack(tmp_path / "env.tar.gz")
@@ -149,7 +151,7 @@ async def test_a_damaged_archive_is_refused_and_nothing_stays(tmp_path: Path) ->
     assert not [each for each in (tmp_path / "kept").iterdir() if each.is_dir()]
 
 
-async def test_a_place_that_cannot_be_written_is_told_without_its_path(tmp_path: Path) -> None:
+async def test_an_unwritable_place_is_reported_without_its_path(tmp_path: Path) -> None:
     archive = packed(tmp_path / "env.tar.gz", file("bin/python"))
     (tmp_path / "kept").write_text("a file where the folder should be")
     with pytest.raises(InferenceError) as refused:

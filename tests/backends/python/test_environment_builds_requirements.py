@@ -1,4 +1,4 @@
-"""A requirements.txt becomes an environment once, and every failure is told."""
+"""Environments of a requirements.txt: built once; failures are reported."""
 
 import asyncio
 import logging
@@ -107,7 +107,7 @@ async def test_it_is_made_anew_for_other_wheels_and_other_included_files(model: 
         ("./broken.whl", "broken.whl"),
     ],
 )
-async def test_a_failure_is_told_in_pips_words_without_paths_and_leaves_nothing(
+async def test_a_failure_is_reported_in_pips_words_without_paths_and_its_folder_is_removed(
     model: Path, line: str, text: str
 ) -> None:
     (model / "broken.whl").write_text("no archive")
@@ -123,7 +123,7 @@ async def test_a_failure_is_told_in_pips_words_without_paths_and_leaves_nothing(
     assert not [each for each in (model.parent / "kept").iterdir() if each.is_dir()]
 
 
-async def test_what_somebody_left_half_made_is_never_used(model: Path) -> None:
+async def test_an_incomplete_environment_is_never_used(model: Path) -> None:
     require(model, "greeting")
     whole = await made(model)
     (whole / ".whole").unlink()
@@ -142,7 +142,7 @@ def _content(file: Path) -> bytes:
         return b""
 
 
-async def test_one_that_takes_long_is_told_in_the_log_and_ends_with_who_waits_for_it(
+async def test_a_long_build_is_logged_and_ends_with_its_load(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     slow = model / "slow"

@@ -1,4 +1,4 @@
-"""What a command says is told without the paths of this host."""
+"""Output of commands is reported without the paths of this host."""
 
 import pytest
 

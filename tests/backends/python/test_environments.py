@@ -209,7 +209,7 @@ async def test_an_interpreter_that_is_too_old_or_no_python_is_refused(places: Pl
         assert (await refusal(places)).message.endswith(reason)
 
 
-async def test_an_activate_script_that_fails_is_told(places: Places, ready: Path) -> None:
+async def test_a_failing_activate_script_is_reported(places: Places, ready: Path) -> None:
     put(ready, places.model / "own")
     script = places.model / "own" / "bin" / "activate"
     script.write_text("echo not today >&2\nfalse\n")

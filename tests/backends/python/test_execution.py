@@ -1,4 +1,4 @@
-"""The answers of executions: in order, to their requests, and all given back by who leaves."""
+"""Answers of executions: in order, by request, and all released at a disconnect."""
 
 import asyncio
 import socket
@@ -125,7 +125,7 @@ async def test_a_rescheduled_request_is_done_here(ends: Ends) -> None:
     assert found.over
 
 
-async def test_a_lost_worker_fails_what_is_open(ends: Ends) -> None:
+async def test_the_end_of_the_worker_fails_open_requests(ends: Ends) -> None:
     found = execution(ends)
     found.answer(10, LAST)
     found.abort(ERROR)
@@ -189,7 +189,7 @@ async def test_a_dropped_execution_does_not_block_a_later_one(ends: Ends) -> Non
     assert await soon(waiting) == [(0, LAST)]
 
 
-async def test_what_comes_for_a_dropped_execution_is_dropped(ends: Ends) -> None:
+async def test_answers_of_a_dropped_execution_are_dropped(ends: Ends) -> None:
     first, second = row(ends, 2)
     first.drop()
     first.free()
@@ -251,7 +251,7 @@ async def test_a_client_that_disconnects_as_its_answer_comes_blocks_no_other(end
     assert len(await soon(second)) == 1
 
 
-async def test_two_that_are_executed_in_one_read_after_the_second_was_left(ends: Ends) -> None:
+async def test_two_executed_in_one_read_after_the_second_was_abandoned(ends: Ends) -> None:
     played = Played(ends)
     for number in (1, 2):  # short ones, so that executions overlap from here on
         reading = await played.begin()
@@ -270,7 +270,7 @@ async def test_two_that_are_executed_in_one_read_after_the_second_was_left(ends:
 
 @pytest.mark.parametrize("moment", range(6))
 @pytest.mark.parametrize("leaves", [1, 2, 3])
-async def test_one_of_three_leaves_at_any_turn_of_the_loop(
+async def test_one_of_three_disconnects_at_any_turn_of_the_loop(
     ends: Ends, moment: int, leaves: int
 ) -> None:
     played = Played(ends)
@@ -295,7 +295,7 @@ async def test_one_of_three_leaves_at_any_turn_of_the_loop(
     assert not played.executions.busy
 
 
-async def test_an_unread_answer_of_a_client_that_left_is_no_backlog(ends: Ends) -> None:
+async def test_an_unread_answer_of_a_disconnected_client_is_no_backlog(ends: Ends) -> None:
     played = Played(ends, decoupled=True)
     for _ in range(20):
         reading = await played.begin()

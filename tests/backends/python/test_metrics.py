@@ -1,4 +1,4 @@
-"""Metrics of models: shared by all who name them, shown once, gone with the last."""
+"""Metrics of models: shared by name, exposed once, dropped with the last holder."""
 
 import pytest
 from prometheus_client.core import Metric
@@ -31,7 +31,7 @@ def test_two_holders_share_a_series_which_is_shown_once() -> None:
     assert shown(store, TWO) == {}
 
 
-def test_the_next_holder_shows_it_when_the_first_has_gone() -> None:
+def test_the_next_holder_exposes_it_after_the_first() -> None:
     store = MetricStore()
     found = {}
     for holder in (ONE, TWO):
@@ -44,7 +44,7 @@ def test_the_next_holder_shows_it_when_the_first_has_gone() -> None:
     assert shown(store, ONE, TWO) == {}
 
 
-def test_a_family_begins_anew_when_its_last_holder_has_gone() -> None:
+def test_a_family_starts_again_after_its_last_holder() -> None:
     store = MetricStore()
     family = store.family("requests", "How many", "counter", ONE)
     store.drop_family(family, ONE)
@@ -73,7 +73,7 @@ def test_a_histogram_counts_in_cumulative_buckets() -> None:
         ("nv_inference_count", "counter"),
     ],
 )
-def test_what_cannot_be_exposed_is_refused(name: str, kind: str) -> None:
+def test_a_metric_that_cannot_be_exposed_is_refused(name: str, kind: str) -> None:
     with pytest.raises(InferenceError, match="Invalid metric name"):
         MetricStore().family(name, "", kind, ONE)
 

@@ -6,7 +6,7 @@ from backends.python.model_management import LoadCycles
 from gateway.errors import InferenceError
 
 
-def test_nobody_is_waited_for_who_waits_in_turn() -> None:
+def test_a_load_that_would_wait_for_its_caller_is_refused() -> None:
     load_cycles = LoadCycles()
     with load_cycles.of("a"), load_cycles.of("b"), load_cycles.waiting("a", "b"):
         with load_cycles.waiting("b", "c"):
@@ -16,9 +16,9 @@ def test_nobody_is_waited_for_who_waits_in_turn() -> None:
         with pytest.raises(InferenceError, match="model 'b' cannot be loaded before 'b' has"):
             load_cycles.waiting("b", "b").__enter__()
     with load_cycles.of("b"), load_cycles.waiting("b", "a"):
-        """Nobody waits any more."""
+        """No model waits any more."""
 
 
 def test_a_model_that_serves_may_have_itself_loaded_again() -> None:
     with LoadCycles().waiting("a", "a"):
-        """It goes on serving meanwhile."""
+        """It continues to serve meanwhile."""

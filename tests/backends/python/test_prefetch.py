@@ -32,5 +32,5 @@ def test_one_that_was_long_ends_it_until_many_have_been_short() -> None:
     assert overlap.room(0)
 
 
-def test_where_executions_must_not_be_chosen_sooner_there_is_none() -> None:
+def test_models_whose_executions_must_not_be_formed_early_have_no_prefetch() -> None:
     assert not after(1000, allowed=False).room(0)

@@ -54,7 +54,7 @@ async def test_each_line_is_one_of_the_log(pipe: Pipe, caplog: pytest.LogCapture
     assert lines(caplog) == ["printed: one", "printed: two", "printed: three"]
 
 
-async def test_bytes_that_are_no_text_are_shown_somehow(
+async def test_bytes_that_are_no_text_are_replaced(
     pipe: Pipe, caplog: pytest.LogCaptureFixture
 ) -> None:
     pipe.print(b"\xff\n")
@@ -86,7 +86,7 @@ async def test_too_many_lines_are_counted_instead(
     assert vars(warning)["lines_dropped"] == 7
 
 
-async def test_who_prints_without_end_is_held_back(
+async def test_a_model_that_prints_without_end_is_held_back(
     pipe: Pipe, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BYTES_PER_PAUSE", 10)

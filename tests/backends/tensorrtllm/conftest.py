@@ -48,7 +48,7 @@ ensemble_scheduling { step {
 
 @dataclass(frozen=True)
 class Engine:
-    """What engines were told, in the order of that."""
+    """Events of the engines, in their order."""
 
     log: Path
 

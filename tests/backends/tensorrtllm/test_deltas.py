@@ -1,4 +1,4 @@
-"""What is new, of an object that the library goes on writing to."""
+"""Deltas from an object that the library continues to write to."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -36,7 +36,7 @@ WEATHER: dict[str, Any] = {
 
 
 def chat(content: str, **more: Any) -> dict[str, Any]:
-    """To a model that repeats what it is told."""
+    """A chat with a model that repeats its prompt."""
     return {"model": "reader", "messages": [{"role": "user", "content": content}], **more}
 
 

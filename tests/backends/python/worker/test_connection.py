@@ -26,7 +26,7 @@ def pairs() -> Iterator[list[tuple[socket.socket, socket.socket]]]:
         yield made
 
 
-def test_what_is_free_again_is_told_while_nothing_more_can_be_sent_over_work(
+def test_released_segments_are_sent_while_work_is_full(
     pairs: list[tuple[socket.socket, socket.socket]],
 ) -> None:
     (work, _), (control, _), (descriptors, _) = pairs

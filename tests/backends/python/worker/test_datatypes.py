@@ -63,7 +63,7 @@ def test_entries_of_a_config() -> None:
     assert get_output_config_by_name({}, "b") is None
 
 
-def test_whether_a_config_is_decoupled() -> None:
+def test_a_config_is_decoupled_by_its_transaction_policy() -> None:
     assert not using_decoupled_model_transaction_policy({})
     policy = {"model_transaction_policy": {"decoupled": True}}
     assert using_decoupled_model_transaction_policy(policy)

@@ -94,7 +94,7 @@ class TritonPythonModel:
 @pytest.mark.parametrize(
     ("asked", "sent"), [([], ["y", "z"]), (["z"], ["z"]), (["z", "y"], ["y", "z"])]
 )
-def test_outputs_that_nobody_asked_for_are_not_sent(
+def test_outputs_that_were_not_requested_are_not_sent(
     probed: PlayedGateway, number: Number, asked: list[str], sent: list[str]
 ) -> None:
     code = """
@@ -146,7 +146,7 @@ def test_a_request_that_is_dropped_is_answered_with_an_error(
     assert heard == [asked, [[], ["INTERNAL", text], None], True]
 
 
-def test_what_a_request_says_of_itself(probed: PlayedGateway, number: Number) -> None:
+def test_a_request_has_its_fields(probed: PlayedGateway, number: Number) -> None:
     code = """
 it = requests[0]
 return [texts(*map(repr, (
@@ -192,7 +192,7 @@ class TritonPythonModel:
         assert gateway.arrays(answers[0][1][0], body)["y"].tolist() == [2, 3]
 
 
-def test_large_tensors_come_and_go_in_segments_that_are_used_again(tmp_path: Path) -> None:
+def test_large_tensors_travel_in_reused_segments(tmp_path: Path) -> None:
     text = """
 class TritonPythonModel:
     def execute(self, requests):
@@ -249,7 +249,7 @@ def test_an_async_execute_is_awaited(tmp_path: Path) -> None:
         assert error[0] == "ValueError: negative"
 
 
-def test_an_async_execute_of_a_decoupled_model_goes_on_in_the_background(tmp_path: Path) -> None:
+def test_an_async_execute_of_a_decoupled_model_runs_in_the_background(tmp_path: Path) -> None:
     text = ASYNC.replace("RETURN", "requests[0].get_response_sender().send(response, 1)")
     with worker(tmp_path, text, decoupled=True) as gateway:
         good, bad = tensor(5), tensor(-1)

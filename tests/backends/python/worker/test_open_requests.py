@@ -194,7 +194,7 @@ def test_a_cancellation_may_come_before_its_request(
 
 
 @pytest.mark.parametrize("freed", ["go_on", "cancel", "forget"])
-async def test_whoever_sends_in_an_event_loop_can_wait_for_room(freed: str) -> None:
+async def test_a_sender_in_an_event_loop_can_wait_for_room(freed: str) -> None:
     connection: Any = None
     opened = OpenRequests(connection, "m", decoupled=True)
     request = opened.add(1, ())

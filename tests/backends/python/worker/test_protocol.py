@@ -25,6 +25,6 @@ def test_several_buffers_are_one_body() -> None:
 
 
 @pytest.mark.parametrize("sizes", [((64 << 20) + 1, 0), (0, (1 << 34) + 1)])
-def test_what_cannot_be_a_frame_is_refused(sizes: tuple[int, int]) -> None:
+def test_bytes_that_are_no_frame_are_refused(sizes: tuple[int, int]) -> None:
     with pytest.raises(BrokenFrame):
         list(FrameDecoder().feed(PREFIX.pack(*sizes)))

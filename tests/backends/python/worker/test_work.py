@@ -39,7 +39,7 @@ def answered(gateway: PlayedGateway, kind: ToGateway, error: Any, value: Any) ->
     ],
 )
 @pytest.mark.parametrize("error", [None, "the core says no"])
-def test_other_models_are_asked_for(
+def test_other_models_can_be_managed(
     probed: PlayedGateway,
     number: Number,
     asked: str,
@@ -55,7 +55,7 @@ def test_other_models_are_asked_for(
     assert text_of(probed) == (done if error is None else refusal)
 
 
-def test_files_of_a_model_go_along(probed: PlayedGateway, number: Number) -> None:
+def test_files_of_a_model_are_sent_with_its_load(probed: PlayedGateway, number: Number) -> None:
     text = "pb_utils.load_model('a', '{}', {'file:1/a': b'xy', 'file:1/b': b''})"
     begin(probed, number(), f"{text}\nreturn [texts('loaded')]")
     heard = probed.hear(ToGateway.LOAD_MODEL)
@@ -145,7 +145,7 @@ return [texts("\\n".join([caught(family.Metric), caught(family.Metric, None, (1,
     assert [probed.hear(ToGateway.METRIC_GONE).values[1] for _ in range(2)] == [said[1], 0]
 
 
-def test_what_a_metric_cannot_be(probed: PlayedGateway, number: Number) -> None:
+def test_invalid_metrics_are_refused(probed: PlayedGateway, number: Number) -> None:
     text = """
 F = pb_utils.MetricFamily
 seen = [caught(F, "n", "d", 5)[:9]]
@@ -173,6 +173,6 @@ return [texts("\\n".join(seen))]
         "corresponding 'Metric' objects have been deleted.",
         f"{fails}Error when creating MetricFamily: {REFUSED}Invalid metric name",
     ]
-    # With the family its series has gone: nothing more is said of it.
+    # The family has dropped its series: no further message names it.
     assert probed.hear(ToGateway.METRIC_GONE).values[1] == 0
     assert probed.rest(ToGateway.METRIC_GONE) == []

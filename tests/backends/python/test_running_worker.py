@@ -1,4 +1,4 @@
-"""What a worker sends that has lost its mind ends it, and nothing else."""
+"""Invalid messages of a worker end that worker only."""
 
 import asyncio
 from pathlib import Path
@@ -40,7 +40,7 @@ WRITES = """
         "frame(b'[20, 5, 5]')",
     ],
 )
-async def test_a_message_that_cannot_be_understood_ends_the_worker(
+async def test_an_invalid_message_ends_the_worker(
     load: Load, garbage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_worker, "LAST_WORDS_SECS", 0.05)
@@ -62,7 +62,7 @@ async def test_a_message_that_cannot_be_understood_ends_the_worker(
         "frame(b'[7, [1000], [1000]]')",
     ],
 )
-async def test_what_is_said_of_requests_and_calls_that_have_gone_is_ignored(
+async def test_messages_about_closed_requests_and_calls_are_ignored(
     load: Load, garbage: str
 ) -> None:
     instance = await load(WRITES.replace("GARBAGE", garbage))

@@ -1,4 +1,4 @@
-"""Whoever leaves: their model sees it, and what it asks of others on their behalf ends."""
+"""Disconnects: the model sees them, and calls made for the client end."""
 
 import asyncio
 from collections.abc import Callable
@@ -40,18 +40,16 @@ ASKING = """
 
 
 def begin(instance: Instance, *requests: InferRequest) -> "asyncio.Task[object]":
-    """Execute requests until the task is cancelled, as it is once their readers have left."""
+    """Execute requests until the task is cancelled, as after a disconnect of all readers."""
 
     async def run() -> None:
         async for _ in instance.execute(requests):
-            """Nobody looks at the answers."""
+            """The answers are not used."""
 
     return asyncio.ensure_future(run())
 
 
-async def test_what_a_model_asks_ends_with_the_client_it_asks_for(
-    load: Load, tmp_path: Path
-) -> None:
+async def test_calls_of_a_model_end_with_their_client(load: Load, tmp_path: Path) -> None:
     others = Others()
     instance = await load(ASKING, infer=others.infer, control=others)
     executing = begin(instance, request(1), request(2))
@@ -65,7 +63,9 @@ async def test_what_a_model_asks_ends_with_the_client_it_asks_for(
     assert len(others.streams) == 1
 
 
-async def test_what_is_asked_for_several_goes_on_until_all_of_them_have_left(load: Load) -> None:
+async def test_a_call_for_several_requests_continues_until_all_have_disconnected(
+    load: Load,
+) -> None:
     others = Others()
     instance = await load(ASKING, infer=others.infer, control=others)
     first, second = request(1), request(2)
@@ -80,7 +80,7 @@ async def test_what_is_asked_for_several_goes_on_until_all_of_them_have_left(loa
     await soon(asyncio.wait([executing]))
 
 
-async def test_what_others_are_asked_is_part_of_the_trace(load: Load) -> None:
+async def test_calls_of_a_model_are_part_of_the_trace(load: Load) -> None:
     class Traced:
         def child(self) -> "Traced":
             return self
@@ -128,7 +128,7 @@ BATCH = """
 """
 
 
-async def test_one_of_a_batch_that_leaves_is_seen_by_the_model(load: Load, tmp_path: Path) -> None:
+async def test_a_disconnect_in_a_batch_is_seen_by_the_model(load: Load, tmp_path: Path) -> None:
     instance = await load(BATCH)
     first, second = request(1), request(1)
     executing = asyncio.ensure_future(answers(instance, first, second))
@@ -139,7 +139,7 @@ async def test_one_of_a_batch_that_leaves_is_seen_by_the_model(load: Load, tmp_p
     assert (index, values((index, found))) == (1, [1, 0])
 
 
-async def test_who_lies_behind_another_and_has_left_does_not_end_the_worker(
+async def test_an_abandoned_execution_behind_another_does_not_end_the_worker(
     load: Load, tmp_path: Path
 ) -> None:
     config = replace(CONFIG, parameters={"abandoned_execute_secs": "0.2"})
@@ -175,7 +175,7 @@ class Writing:
         return write()
 
 
-async def test_one_that_leaves_while_its_tensors_are_written_is_seen_by_the_model(
+async def test_a_disconnect_while_tensors_are_written_is_seen_by_the_model(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance = await load(BATCH)

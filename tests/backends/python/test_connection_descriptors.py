@@ -1,4 +1,4 @@
-"""A process with few descriptors: unread tensors take none, and lack of them is waited for."""
+"""A process with few descriptors: unread tensors take none, and messages wait for a free one."""
 
 import asyncio
 import gc
