@@ -66,7 +66,7 @@ def values(answer: Answer) -> dict[str, int]:
     return {output.name: output.array().item() for output in response.outputs}
 
 
-async def test_each_input_comes_back_as_the_output_in_its_place() -> None:
+async def test_each_input_is_returned_as_the_output_in_its_place() -> None:
     (answer,) = await answers(await load(), numbers(INPUT0=1, INPUT1=2))
     assert values(answer) == {"OUTPUT0": 1, "OUTPUT1": 2}
     assert answer[0] == 0
@@ -115,7 +115,7 @@ async def test_a_request_has_as_many_responses_as_the_config_says(count: int) ->
     ]
 
 
-async def test_a_model_may_be_told_to_fail() -> None:
+async def test_a_model_can_be_set_to_fail() -> None:
     ((_, error),) = await answers(await load(fail="told to"), numbers(INPUT0=1))
     assert isinstance(error, InferenceError)
     assert (error.code, error.message) == (Code.INTERNAL, "told to")
@@ -148,7 +148,7 @@ async def test_a_number_that_is_none_is_refused(key: str, text: str) -> None:
     )
 
 
-async def test_a_model_may_be_told_not_to_load() -> None:
+async def test_a_model_can_be_set_to_fail_its_load() -> None:
     with pytest.raises(InferenceError, match="no such weights"):
         await load(load_fails="no such weights")
 
@@ -192,7 +192,7 @@ async def test_a_gate_counts_the_executions_that_were_cut() -> None:
     assert (gate.waiting, gate.cut) == (0, 1)
 
 
-async def test_an_echo_shows_what_it_was_told() -> None:
+async def test_an_echo_shows_its_prompt() -> None:
     (answer,) = await answers(IdentityInstance(Behaviour()), text_request("hello"))
     assert isinstance(answer[1], InferResponse)
     assert texts([answer[1]]) == ["hello"]

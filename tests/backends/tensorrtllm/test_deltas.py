@@ -19,7 +19,7 @@ def sequence(index: int = 0) -> Any:
     )
 
 
-def test_an_object_that_grows_is_told_piece_by_piece() -> None:
+def test_a_growing_output_is_read_in_deltas() -> None:
     progress, one = DeltaReader(9), sequence()
     output = SimpleNamespace(outputs=[one], finished=False)
     one.text, one.token_ids = "Hel", [1]
@@ -40,7 +40,7 @@ def test_half_a_character_waits_for_its_rest() -> None:
     assert progress.read(output)[0].text == "\ufffd"
 
 
-def test_what_a_stop_word_takes_back_is_not_told_again() -> None:
+def test_text_removed_by_a_stop_word_is_not_sent_again() -> None:
     progress, one = DeltaReader(9), sequence()
     output = SimpleNamespace(outputs=[one], finished=False)
     one.text, one.token_ids = "end ST", [1, 2]

@@ -48,7 +48,7 @@ def test_the_likeliest_come_by_their_log_probabilities() -> None:
     assert chat_logprobs([chance], 0, chr)["content"][0]["top_logprobs"] == []
 
 
-def test_a_chosen_token_that_nobody_knows_of_is_unlikely() -> None:
+def test_a_chosen_token_without_an_entry_is_unlikely() -> None:
     chance = found("z", known(a=-0.1))
     assert chance.chosen == RankedToken(ord("z"), UNLIKELY)
     told = completion_logprobs([chance], 1, chr, 0)
@@ -56,7 +56,7 @@ def test_a_chosen_token_that_nobody_knows_of_is_unlikely() -> None:
 
 
 @pytest.mark.parametrize("value", [-math.inf, math.nan])
-def test_what_json_has_not_is_unlikely(value: float) -> None:
+def test_values_that_json_lacks_are_unlikely(value: float) -> None:
     assert found("a", known(a=value)).chosen.logprob == UNLIKELY
     assert found("a", value).chosen.logprob == UNLIKELY
 
@@ -65,7 +65,7 @@ def test_numbers_alone_are_those_of_the_chosen_tokens() -> None:
     assert found("a", -0.25) == TokenLogprobs(RankedToken(97, -0.25), (RankedToken(97, -0.25),))
 
 
-def test_only_what_is_new_is_read() -> None:
+def test_only_new_tokens_are_read() -> None:
     grown = SimpleNamespace(token_ids=[1, 2], logprobs=[{1: None}, -0.5])
     assert [each.chosen.token for each in token_logprobs(grown, 1)] == [2]
     assert token_logprobs(SimpleNamespace(token_ids=[1], logprobs=None), 0) == ()

@@ -73,7 +73,7 @@ def test_an_engine_that_does_not_start_says_why(error: Exception, text: str) -> 
     assert text in str(refusal.value)
 
 
-def test_what_the_file_says_of_statistics_comes_first() -> None:
+def test_the_files_setting_of_statistics_comes_first() -> None:
     assert opened(dict, FILE) == {"model": "m", "enable_iter_perf_stats": True}
     told = LlmModelFile(name="f", arguments={"model": "m", "enable_iter_perf_stats": False})
     assert opened(dict, told)["enable_iter_perf_stats"] is False

@@ -102,7 +102,7 @@ def test_members_that_parsers_do_not_read_are_left_to_the_template(server: Servi
 
 
 @pytest.mark.parametrize("more", [{}, {"tools": [WEATHER], "tool_choice": "none"}])
-def test_calls_that_nobody_allows_are_text(server: Serving, more: dict[str, Any]) -> None:
+def test_calls_of_a_chat_without_tools_are_text(server: Serving, more: dict[str, Any]) -> None:
     message, reason = answered(server, chat(f"{THOUGHT} {PARIS}", **more), stream=False)
     assert (message.content, message.tool_calls, reason) == (f" {PARIS}", None, "stop")
 
@@ -203,7 +203,7 @@ def test_a_parser_that_looks_for_special_tokens_has_them(
     assert parsers.sampling(tools) == ({"skip_special_tokens": False} if raw else {})
 
 
-def test_thoughts_marked_by_special_tokens_are_told(server: Serving, engine: Engine) -> None:
+def test_thoughts_marked_by_special_tokens_are_read(server: Serving, engine: Engine) -> None:
     message, _ = answered(server, chat(f"{THOUGHT} raw"), stream=False)
     assert message.content == " raw"
     sampling = engine.asked(f"<user> {THOUGHT} raw")["sampling"]
@@ -224,21 +224,21 @@ def found(text: str, *calls: Any) -> Any:
     return SimpleNamespace(normal_text=text, calls=calls)
 
 
-def test_what_was_held_back_and_is_no_call_is_text() -> None:
+def test_held_back_text_that_is_no_call_is_content() -> None:
     parser = Finds(found("a "), found(""))
     reader = ParsedReader(None, parser, [], stream=True, parallel=True)
     assert reader.read("a <", final=False) == ChatPiece("a ")
     assert reader.read("to", final=True) == ChatPiece("<to")
 
 
-def test_what_was_held_back_of_a_call_is_not_text() -> None:
+def test_held_back_text_of_a_call_is_no_content() -> None:
     call = SimpleNamespace(tool_index=0, name="f", parameters="")
     reader = ParsedReader(None, Finds(found("", call), found("")), [], stream=True, parallel=True)
     assert reader.read("<tool>", final=False) == ChatPiece(calls=(ToolCall(0, "f", ""),))
     assert reader.read("{", final=True) == ChatPiece()
 
 
-def test_what_is_left_of_thoughts_comes_at_the_end() -> None:
+def test_the_rest_of_thoughts_is_sent_at_the_end() -> None:
     thoughts = SimpleNamespace(
         parse_delta=lambda text: SimpleNamespace(content="", reasoning_content=text),
         finish=lambda: SimpleNamespace(content="c", reasoning_content="r"),

@@ -91,7 +91,7 @@ def test_a_long_prompt_is_not_tokenised_where_streams_are_served(
     assert engine.asked("short")["tokenised_in_loop"] is True
 
 
-def test_streamed_texts_are_what_is_new(http: httpx.Client) -> None:
+def test_streamed_texts_are_deltas(http: httpx.Client) -> None:
     found = events(http, text_input="a bb ccc", stream=True, return_num_output_tokens=True)
     assert [each["text_output"] for each in found] == ["a", " bb", " ccc"]
     assert [each["num_output_tokens"] for each in found] == [1, 1, 1]
@@ -261,7 +261,7 @@ def test_members_that_are_code_or_objects_are_not_for_clients(
     assert (status, f"sampling parameter '{name}' cannot be" in error) == (501, True), error
 
 
-def test_what_may_take_back_its_text_is_not_streamed(http: httpx.Client) -> None:
+def test_text_that_may_be_revised_is_not_streamed(http: httpx.Client) -> None:
     for asked in ({"beam_width": 2}, {"sampling_param_best_of": 2}):
         body = {"text_input": "a b", "stream": True, **asked}
         response = http.post(f"{LLM}/generate_stream", json=body)
@@ -270,13 +270,15 @@ def test_what_may_take_back_its_text_is_not_streamed(http: httpx.Client) -> None
         assert "cannot be streamed" in event["error"]
 
 
-def test_what_the_engine_refuses_is_told_without_paths(http: httpx.Client) -> None:
+def test_refusals_of_the_engine_are_reported_without_paths(http: httpx.Client) -> None:
     status, error = refusal(http, text_input="!refuse this")
     assert status == 500
     assert error == "Error generating request: the prompt is longer than <path> allows"
 
 
-def test_what_nobody_expected_is_told_in_fixed_words(server: Serving, http: httpx.Client) -> None:
+def test_an_unexpected_exception_is_reported_in_fixed_words(
+    server: Serving, http: httpx.Client
+) -> None:
     status, error = refusal(http, text_input="!surprise")
     assert status == 500
     assert error == (
@@ -323,7 +325,7 @@ async def test_a_model_that_is_not_decoupled_answers_infer_with_a_batch_dimensio
         assert found.as_numpy("text_output").tolist() == [[b"a bba bb"]]
 
 
-def test_what_a_classic_model_cannot_do_is_refused(http: httpx.Client) -> None:
+def test_requests_that_the_llm_api_cannot_serve_are_refused(http: httpx.Client) -> None:
     _, error = refusal(http, "classic", text_input="a", max_tokens=3, stream=True)
     assert error == "Streaming is only supported in decoupled mode."
     status, error = refusal(http, "classic", text_input="a", max_tokens=3, prompt_vocab_size=4)
