@@ -6,5 +6,5 @@ Read in this order:
 `executions` calls `execute`; `open_requests` are its requests, with their response senders.
 `request`, `response`, `tensor` (with `dlpack`, `datatypes`) and `errors` are model.py's objects;
 `packing` writes them into messages.
-`business_logic`, `model_management`, `metrics`, `model_config` and `logger` are the rest of its API.
+`business_logic`, `model_management`, `metrics`, `model_config`, `logger` are the rest of its API.
 """
