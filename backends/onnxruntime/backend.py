@@ -7,17 +7,14 @@ from pathlib import Path
 
 import onnxruntime
 
-from backends.onnxruntime.checks import check
-from backends.onnxruntime.completion import complete, is_complete
+from backends.onnxruntime.checks import check, complete, is_complete
 from backends.onnxruntime.instance import OnnxRuntimeInstance
-from backends.onnxruntime.model_file import find_model
+from backends.onnxruntime.model_file import find_model, is_steady
 from backends.onnxruntime.parameters import count
-from backends.onnxruntime.pinning import Pin, Pins
 from backends.onnxruntime.providers import CUDA, providers
 from backends.onnxruntime.session import SessionPlan, open_session
 from backends.onnxruntime.signature import Signature
-from backends.onnxruntime.steadiness import is_steady
-from backends.onnxruntime.threads import SessionThreads, SharedThreads
+from backends.onnxruntime.threads import Pin, Pins, SessionThreads, SharedThreads
 from gateway.backend import Backend, Instance, ModelContext
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError

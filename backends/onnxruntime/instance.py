@@ -1,24 +1,42 @@
 """One session of ONNX Runtime that serves requests."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from backends.onnxruntime.binding import Lying, Place, bind, bind_outputs, place_of, usable_on
-from backends.onnxruntime.element_types import BFLOAT16, BFLOAT16_KIND
 from backends.onnxruntime.failures import Told
-from backends.onnxruntime.pinning import Pin
-from backends.onnxruntime.signature import Signature
+from backends.onnxruntime.signature import BFLOAT16, BFLOAT16_KIND, Signature
+from backends.onnxruntime.threads import Pin
 from gateway.backend import ModelContext
-from gateway.batches.extra_inputs import with_sequence_tensors
+from gateway.batches.sequence_tensors import with_sequence_tensors
+from gateway.config import InstanceKind
 from gateway.device_memory import DeviceMemory
 from gateway.errors import Code, InferenceError
-from gateway.tensor import Datatype, Tensor, array_tensor
-from gateway.tensor_runtime.instance import TensorInstance
+from gateway.tensor import NUMPY_TYPES, Datatype, Tensor, array_tensor
+from gateway.tensor_runtime.tensor_instance import TensorInstance
+
+ALIGNED_BYTES = 256
+"""As the runtime's own memory of a GPU; kernels may rely on less, but on some of it."""
+
+HOST = "cpu"
+STRINGS = "tensor(string)"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A GPU as ONNX Runtime names it."""
+
+    device: str
+    number: int
+
+
+Lying = Mapping[str, tuple[Tensor, DeviceMemory]]
+"""Inputs by name, and where on the GPU they lie."""
 
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 
@@ -169,3 +187,49 @@ class _Bits:
             "shape": tuple(value.shape()),
             "version": 3,
         }
+
+
+def place_of(context: ModelContext, signature: Signature) -> Place | None:
+    """Where an instance computes; None on the host, and for strings, which cannot be bound."""
+    every = (*signature.inputs.values(), *signature.initializers.values())
+    if context.group.kind is not InstanceKind.KIND_GPU or any(
+        each.kind == STRINGS for each in (*every, *signature.outputs.values())
+    ):
+        return None
+    return Place("cuda", context.device)
+
+
+def usable_on(gpu: int | None, inputs: Iterable[Tensor]) -> Lying:
+    """The inputs that a run on that GPU can take from where they are; none without a GPU.
+
+    BOOL must have ones and zeros only, which is seen to on the host.
+    """
+    if gpu is None:
+        return {}
+    return {
+        tensor.name: (tensor, data)
+        for tensor in inputs
+        if isinstance(data := tensor.data, DeviceMemory)
+        and data.gpu == gpu
+        and data.address % ALIGNED_BYTES == 0
+        and tensor.datatype is not Datatype.BOOL
+    }
+
+
+def bind(session: Any, place: Place, values: Mapping[str, Any], there: Lying) -> Any:
+    """A binding with inputs of the host, and others that lie at the place."""
+    binding = session.io_binding()
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    for name, (tensor, memory) in there.items():
+        element = NUMPY_TYPES.get(tensor.datatype, BFLOAT16)
+        where = (place.device, place.number)
+        binding.bind_input(name, *where, element, tensor.shape, memory.address)
+    return binding
+
+
+def bind_outputs(binding: Any, place: Place, names: Sequence[str], staying: Set[str]) -> None:
+    """Have the runtime allocate outputs: those that stay at the place, others on the host."""
+    for name in names:
+        where = (place.device, place.number) if name in staying else (HOST, 0)
+        binding.bind_output(name, *where)

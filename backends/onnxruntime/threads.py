@@ -1,10 +1,17 @@
-"""How many threads may the instances of ONNX models use?
+"""Threads of sessions, and the CPU cores that they are bound to.
 
-A session of n threads computes on the thread that runs it and on n - 1 of its own.
+A session of n threads computes on the thread that runs it and on n - 1 of its own. The system moves
+busy threads to idle cores too late: two of them share a core for a while, and another one is idle.
+Bound threads avoid that, but cannot make room for other work: models choose it.
 """
 
-from collections.abc import Mapping
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 
 from backends.onnxruntime.parameters import count, switch
 from gateway.config import InstanceKind, ModelConfig
@@ -62,3 +69,65 @@ def _instances(config: ModelConfig) -> int:
     """How many instances compute on the CPU; those on a GPU leave it nearly alone."""
     on_cpu = [group for group in config.instance_group if group.kind is not InstanceKind.KIND_GPU]
     return sum(max(1, group.count) for group in on_cpu) or 1
+
+
+log = logging.getLogger("sluice.onnxruntime")
+
+PINNING = "cpu_pinning"
+
+Processors = frozenset[int]
+
+
+class Pin:
+    """An instance's processors, until `end`."""
+
+    def __init__(self, processors: Processors, end: Callable[[Processors], None]) -> None:
+        self.processors = processors
+        self._end = end
+
+    def keep(self) -> None:
+        """Keep the calling thread, and those that it starts from now on, to the processors."""
+        os.sched_setaffinity(0, self.processors)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """The same for as long as the block runs; threads started in it stay there."""
+        before = os.sched_getaffinity(0)
+        self.keep()
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
+
+    def end(self) -> None:
+        """Leave the processors to others."""
+        self._end(self.processors)
+
+
+class Pins:
+    """The instances that keep to each processor; used by any thread."""
+
+    def __init__(self) -> None:
+        self._taken: Counter[int] = Counter()
+        self._lock = Lock()
+
+    def take(self, config: ModelConfig, threads: int) -> Pin | None:
+        """One processor for each thread, those with the fewest instances; None if not asked for.
+
+        The last ones come first: engines, such as vLLM's on the CPU, begin with the first. Also
+        None where the system cannot do it. Raises INVALID_ARG for what is no switch.
+        """
+        if not switch(config.parameters, PINNING, default=False):
+            return None
+        if not hasattr(os, "sched_setaffinity"):
+            log.warning("threads cannot be kept to processors here", extra={"model": config.name})
+            return None
+        with self._lock:
+            ranked = sorted(os.sched_getaffinity(0), key=lambda each: (self._taken[each], -each))
+            found = frozenset(ranked[:threads])
+            self._taken.update(found)
+        return Pin(found, self._give_back)
+
+    def _give_back(self, processors: Processors) -> None:
+        with self._lock:
+            self._taken.subtract(processors)

@@ -14,16 +14,14 @@ from torch._C import (
     _jit_set_texpr_fuser_enabled,
 )
 
-from backends.pytorch.checks import check_config
-from backends.pytorch.completion import complete_from, describe_from
+from backends.pytorch.checks import check_config, complete_from, describe_from
 from backends.pytorch.exported import load_exported
-from backends.pytorch.failures import FAILURES
+from backends.pytorch.failures import FAILURES, load_failure
 from backends.pytorch.inductor import load_inductor
 from backends.pytorch.instance import PytorchInstance
-from backends.pytorch.naming import input_names, output_names
-from backends.pytorch.package import Kind, kind_of, load_failure, model_file
+from backends.pytorch.model_file import Kind, kind_of, model_file
 from backends.pytorch.parameters import Parameters, thread_count
-from backends.pytorch.signature import Program
+from backends.pytorch.signature import Program, input_names, output_names
 from backends.pytorch.threads import Threads
 from backends.pytorch.torchscript import load_torchscript
 from gateway.backend import Backend, Description, Instance, ModelContext

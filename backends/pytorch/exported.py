@@ -19,8 +19,16 @@ import torch.utils.serialization.config
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.export.passes import move_to_device_pass
 
-from backends.pytorch.signature import DATATYPES, Program, Signature, Size, Slot, Value
-from backends.pytorch.trees import input_slots, output_slots
+from backends.pytorch.signature import (
+    DATATYPES,
+    Program,
+    Signature,
+    Size,
+    Slot,
+    Value,
+    input_slots,
+    output_slots,
+)
 
 USER = InputKind.USER_INPUT
 

@@ -8,6 +8,9 @@ import zlib
 
 import torch
 
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError
+
 FAILURES = (
     RuntimeError,
     torch.jit.Error,
@@ -50,3 +53,8 @@ def _raised(text: str) -> str:
     """What follows the traceback, which TorchScript ends with `<name of the error>: <text>`."""
     found = list(_RAISED.finditer(text))
     return text[found[-1].end() :] if found else text.strip().splitlines()[-1]
+
+
+def load_failure(config: ModelConfig, error: BaseException) -> InferenceError:
+    """What a client learns when PyTorch refuses a file, with Triton's text."""
+    return InferenceError(Code.INTERNAL, f"failed to load model '{config.name}': {reason(error)}")

@@ -17,8 +17,15 @@ from typing import Any
 import torch.utils._pytree as pytree
 from torch._C._aoti import AOTIModelPackageLoader
 
-from backends.pytorch.signature import Program, Signature, Size, Slot, Value
-from backends.pytorch.trees import input_slots, output_slots
+from backends.pytorch.signature import (
+    Program,
+    Signature,
+    Size,
+    Slot,
+    Value,
+    input_slots,
+    output_slots,
+)
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Datatype
 

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from backends.pytorch.failures import FAILURES, reason
-from backends.pytorch.naming import check_place, place_inputs, place_outputs
 from backends.pytorch.parameters import Parameters
-from backends.pytorch.signature import Fit, Program, Value
+from backends.pytorch.signature import Fit, Program, Value, check_place, place_inputs, place_outputs
 from backends.pytorch.tensors import from_torch, to_torch
 from backends.pytorch.threads import Threads
 from gateway.batches.extra_inputs import with_sequence_tensors

@@ -1,12 +1,15 @@
-"""Which tensors does a program take and give, as far as its file tells?"""
+"""Inputs and outputs of a program, and their names in a config."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+import torch.utils._pytree as pytree
 
+from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Datatype, format_shape
 
@@ -140,3 +143,148 @@ DATATYPES = {
     torch.bfloat16: Datatype.BF16,
 }
 """PyTorch's types by ours; there is no other that a tensor on the wire can have."""
+
+
+_INDEXED = re.compile(r".*?__(\d+)")
+"""The first `__` counts, as in Triton."""
+
+
+def input_names(config: ModelConfig) -> tuple[str, ...]:
+    """Everything that the model is fed: its inputs and what the server derives or adds."""
+    return (
+        *(each.name for each in config.input),
+        *(name for each in config.batch_input for name in each.target_name),
+        *_sequence_inputs(config),
+    )
+
+
+def output_names(config: ModelConfig) -> tuple[str, ...]:
+    """Everything that the model gives: its outputs, and the states that are none of them."""
+    names = [each.name for each in config.output]
+    states = config.sequence_batching.state if config.sequence_batching else ()
+    return (*names, *(each.output_name for each in states if each.output_name not in names))
+
+
+def _sequence_inputs(config: ModelConfig) -> Iterator[str]:
+    if config.sequence_batching is not None:
+        yield from (each.name for each in config.sequence_batching.control_input)
+        yield from (each.input_name for each in config.sequence_batching.state)
+
+
+def places(names: Sequence[str], slots: Sequence[Slot] | None) -> tuple[int, ...]:
+    """The place of each name; it may lie behind the last slot, which the caller checks.
+
+    Triton's rules, the first that holds for all names: they are names of arguments, they end in
+    `__<index>`, or else they are in the order of the arguments.
+    """
+    known = {name: place for place, slot in enumerate(slots or ()) for name in slot.names}
+    if all(name in known for name in names):
+        return tuple(known[name] for name in names)
+    indexed = [_INDEXED.fullmatch(name) for name in names]
+    if all(indexed):
+        return tuple(int(match[1]) for match in indexed if match)
+    return tuple(range(len(names)))
+
+
+def place_inputs(config: ModelConfig, slots: Sequence[Slot]) -> dict[str, int]:
+    """Where each input goes; INVALID_ARG if they are not the ones the program takes."""
+    names = input_names(config)
+    required = sum(not slot.optional for slot in slots)
+    if not required <= len(names) <= len(slots):
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"unable to load model '{config.name}', configuration expects {len(names)} inputs, "
+            f"model provides {len(slots)}",
+        )
+    found = dict(zip(names, places(names, slots), strict=True))
+    _check_places(config, "input", found, len(slots))
+    for place, slot in enumerate(slots):
+        if not slot.optional and place not in found.values():
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"unable to load model '{config.name}', no input of the configuration is for "
+                f"argument {place} ('{slot.names[0]}'), found {', '.join(names)}",
+            )
+    return found
+
+
+def place_outputs(config: ModelConfig, slots: Sequence[Slot] | None) -> dict[str, int]:
+    """Where each output comes from; INVALID_ARG if the program is known not to have it."""
+    names = output_names(config)
+    found = dict(zip(names, places(names, slots), strict=True))
+    if slots is not None:
+        for name, place in found.items():
+            check_place(name, place, len(slots))
+    return found
+
+
+def check_place(output: str, place: int, count: int) -> None:
+    """Raise INVALID_ARG if the program has fewer outputs."""
+    if place >= count:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"The output {output} in the model configuration refers to an output index which "
+            f"doesn't exist. This model has {count} outputs",
+        )
+
+
+def _check_places(config: ModelConfig, role: str, found: dict[str, int], count: int) -> None:
+    taken: dict[int, str] = {}
+    for name, place in found.items():
+        if place >= count:
+            problem = f"refers to argument {place}, expected one of 0 to {count - 1}"
+        elif place in taken:
+            problem = f"refers to argument {place} as {role} '{taken[place]}' does"
+        else:
+            taken[place] = name
+            continue
+        raise InferenceError(
+            Code.INVALID_ARG, f"unable to load model '{config.name}', {role} '{name}' {problem}"
+        )
+
+
+def input_slots(spec: Any, argument_names: Sequence[str] = ()) -> tuple[Slot, ...]:
+    """A slot for each leaf of an input spec, which nests (args, kwargs).
+
+    An exported program takes and returns its tensors as one flat list; its call spec defines their
+    nesting. Triton names the leaves ARGS[i], KWARGS[k] and RESULT[..], with one bracket per level.
+
+    `argument_names` are those of `forward()`, if they are known.
+    """
+    args, kwargs = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    shallow = dict(zip(argument_names, args, strict=False)) | kwargs
+    aliases = {place: name for name, place in shallow.items() if isinstance(place, int)}
+    arguments = [*args, *kwargs.values()]
+    if len(arguments) == 1 and isinstance(arguments[0], dict):
+        aliases |= {place: key for key, place in arguments[0].items() if isinstance(place, int)}
+    paths = {place: path for path, place in [*_paths(args, "ARGS"), *_paths(kwargs, "KWARGS")]}
+    return tuple(
+        Slot(names=tuple(filter(None, (aliases.get(place), f"INPUT__{place}", paths[place]))))
+        for place in range(spec.num_leaves)
+    )
+
+
+def output_slots(spec: Any) -> tuple[Slot, ...]:
+    """A slot for each leaf of an output spec; the keys of a dict are names as well."""
+    try:
+        tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    except (TypeError, ValueError, KeyError):
+        return numbered("OUTPUT", spec.num_leaves)  # a type that only its own library builds
+    keys = tree if isinstance(tree, dict) else {}
+    aliases = {place: str(key) for key, place in keys.items() if isinstance(place, int)}
+    paths = {place: path for path, place in _paths(tree, "RESULT")}
+    return tuple(
+        Slot(names=tuple(filter(None, (aliases.get(place), f"OUTPUT__{place}", paths.get(place)))))
+        for place in range(spec.num_leaves)
+    )
+
+
+def _paths(tree: Any, prefix: str) -> Iterator[tuple[str, int]]:
+    if isinstance(tree, int):
+        yield prefix, tree
+    elif isinstance(tree, dict):
+        for key, below in tree.items():
+            yield from _paths(below, f"{prefix}[{key}]")
+    elif isinstance(tree, list | tuple):
+        for index, below in enumerate(tree):
+            yield from _paths(below, f"{prefix}[{index}]")

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from backends.tensorrt.captures import captures
-from backends.tensorrt.checks import check
-from backends.tensorrt.completion import complete, is_complete, with_batching
-from backends.tensorrt.cuda import Cuda
+from backends.tensorrt.checks import check, complete, is_complete, with_batching
+from backends.tensorrt.cuda import Cuda, Gpu
 from backends.tensorrt.engines import Engine, Engines
 from backends.tensorrt.failures import load_failure
-from backends.tensorrt.gpu import Gpu
+from backends.tensorrt.graphs import captures
 from backends.tensorrt.instance import TensorRtInstance
 from backends.tensorrt.library import Library
 from backends.tensorrt.parameters import (
@@ -21,7 +19,7 @@ from backends.tensorrt.parameters import (
     require_gpu,
     urgency,
 )
-from backends.tensorrt.plan_on_gpu import PlanOnGpu, Wanted
+from backends.tensorrt.plan import PlanOnGpu, Wanted
 from gateway.backend import Backend, Description, Instance, ModelContext
 from gateway.config import InstanceGroup, ModelConfig
 from gateway.threads import apart

@@ -1,5 +1,6 @@
-"""From a plan to an engine on a GPU, which all instances there share."""
+"""Engines of plans, shared by the instances on a GPU."""
 
+import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,34 @@ from backends.tensorrt.cuda import Cuda, Properties
 from backends.tensorrt.failures import Subject, load_failure
 from backends.tensorrt.library import Library
 from backends.tensorrt.parameters import PLUGINS, version_compatible
-from backends.tensorrt.plan_file import find_plan
 from backends.tensorrt.signature import Signature
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS
+
+DEFAULT = "model.plan"
+
+
+def find_plan(config: ModelConfig, folder: Path, capability: str) -> Path:
+    """The plan that the config names for GPUs of that compute capability, or for all.
+
+    Raises InferenceError UNAVAILABLE, as Triton, if there is none, and INVALID_ARG for a name
+    that leads out of the version folder.
+    """
+    default = config.default_model_filename or DEFAULT
+    name = config.cc_model_filenames.get(capability, default)
+    path = Path(os.path.normpath(folder / name))
+    if "\0" in name or not path.is_relative_to(folder) or path == folder:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"file '{name}' of model '{config.name}' is outside of the model's version folder",
+        )
+    if not path.is_file():
+        raise InferenceError(
+            Code.UNAVAILABLE,
+            f"unable to find '{folder.name}/{name}' for model instance '{config.name}'",
+        )
+    return path
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

@@ -5,8 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from backends.tensorrt.cuda import CudaError, Properties
-from backends.tensorrt.library import FULL, Library
-from backends.tensorrt.listening import LibraryError, clear
+from backends.tensorrt.library import FULL, Library, LibraryError, clear
 from gateway.errors import Code, InferenceError
 
 LIBRARY_ERRORS = (RuntimeError, ValueError, MemoryError)

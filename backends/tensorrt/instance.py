@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import ExitStack
 
-from backends.tensorrt.cuda import CudaError
+from backends.tensorrt.cuda import CudaError, Gpu
 from backends.tensorrt.engines import Engine
 from backends.tensorrt.failures import LIBRARY_ERRORS
-from backends.tensorrt.gpu import Gpu
-from backends.tensorrt.listening import LibraryError, clear
-from backends.tensorrt.plan_on_gpu import PlanOnGpu
+from backends.tensorrt.library import LibraryError, clear
+from backends.tensorrt.plan import PlanOnGpu
 from gateway.backend import ModelContext
 from gateway.errors import InferenceError
 from gateway.tensor import Tensor

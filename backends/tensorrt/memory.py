@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.tensorrt.gpu import Gpu
+from backends.tensorrt.cuda import Gpu
 
 SMALLEST = 256
 """Addresses must not be null, even those of tensors without elements."""

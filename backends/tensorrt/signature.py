@@ -1,4 +1,4 @@
-"""What does an engine say about its inputs, its outputs and its optimisation profiles?"""
+"""Inputs, outputs and optimization profiles of an engine."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
-from gateway.tensor import SIZES
+from gateway.tensor import SIZES, format_shape
 
 Shape = tuple[int, ...]
 
@@ -140,3 +140,41 @@ def _profile(engine: Any, inputs: Mapping[str, Binding], index: int) -> Profile:
 def size_bytes(binding: Binding, shape: Shape) -> int:
     """How much room a tensor of that shape takes."""
     return int(math.prod(shape) * SIZES[binding.data_type.datatype])
+
+
+def closest(profiles: Mapping[int, Profile], shapes: Mapping[str, Shape], where: str) -> int:
+    """The index of the profile that allows these shapes, and whose best are nearest to them.
+
+    `where` names model and device. Raises InferenceError INVALID_ARG if none allows them, with
+    what each would.
+    """
+    found = [index for index, profile in profiles.items() if not refusals(profile, shapes)]
+    if found:
+        return min(found, key=lambda index: _distance(profiles[index], shapes))
+    wrong = dict.fromkeys(each for some in profiles.values() for each in refusals(some, shapes))
+    allowed = "; ".join(
+        f"profile {index} takes {_ranges(profile, list(wrong))}"
+        for index, profile in profiles.items()
+    )
+    given = ", ".join(f"'{name}' has shape {format_shape(shapes[name])}" for name in wrong)
+    raise InferenceError(
+        Code.INVALID_ARG,
+        f"{where}: {given}, which no optimization profile of the instance allows: {allowed}; send "
+        "such shapes, or name another profile in instance_group",
+    )
+
+
+def refusals(profile: Profile, shapes: Mapping[str, Shape]) -> Sequence[str]:
+    """The inputs whose shape the profile does not allow."""
+    return [name for name, each in profile.items() if not each.allows(shapes[name])]
+
+
+def _distance(profile: Profile, shapes: Mapping[str, Shape]) -> int:
+    return sum(each.distance(shapes[name]) for name, each in profile.items())
+
+
+def _ranges(profile: Profile, names: Sequence[str]) -> str:
+    return ", ".join(
+        f"'{name}' from {format_shape(profile[name].least)} to {format_shape(profile[name].most)}"
+        for name in names
+    )

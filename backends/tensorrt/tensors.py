@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.tensorrt.gpu import Gpu
+from backends.tensorrt.cuda import Gpu
 from backends.tensorrt.memory import Staging
 from backends.tensorrt.signature import Binding, Shape, Signature, size_bytes
 from gateway.config.data_type import DataType

@@ -13,8 +13,7 @@ import pytest
 from onnx import TensorProto
 from onnxruntime import InferenceSession
 
-from backends.onnxruntime.binding import Place, place_of
-from backends.onnxruntime.instance import OnnxRuntimeInstance
+from backends.onnxruntime.instance import OnnxRuntimeInstance, Place, place_of
 from backends.onnxruntime.signature import Signature
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.device_memory import DeviceMemory

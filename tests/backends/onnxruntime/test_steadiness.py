@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
+from backends.onnxruntime.model_file import LARGEST_BYTES, is_steady
 from backends.onnxruntime.providers import CPU, CUDA, Provider
-from backends.onnxruntime.steadiness import LARGEST_BYTES, is_steady
 from gateway.config import BatchInput, ModelConfig, ModelInput, ModelOperations
 from gateway.config.data_type import DataType
 from tests.backends.onnxruntime.conftest import Load, ask, floats

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from backends.pytorch.backend import PytorchBackend
-from backends.pytorch.completion import NOT_TOLD
+from backends.pytorch.checks import NOT_TOLD
 from gateway.backend import Description
 from gateway.config import ModelConfig
 from gateway.config.data_type import DataType

@@ -2,8 +2,7 @@
 
 import pytest
 
-from backends.pytorch.naming import place_inputs, place_outputs
-from backends.pytorch.signature import Slot
+from backends.pytorch.signature import Slot, place_inputs, place_outputs
 from gateway.config import BatchInput, ModelConfig, ModelInput, ModelOutput
 from gateway.config.scheduling import ControlInput, SequenceBatching, State
 from gateway.errors import Code, InferenceError

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.tensorrt.captures import Capture, captures, find
+from backends.tensorrt.graphs import Capture, captures, find
 from backends.tensorrt.signature import Range
 from gateway.config import ModelConfig, ModelInput
 from gateway.config.data_type import DataType

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from backends.tensorrt.backend import TensorRtBackend
-from backends.tensorrt.library import Library
-from backends.tensorrt.listening import clear
+from backends.tensorrt.library import Library, clear
 from gateway.errors import Code, InferenceError
 from tests import needs
 from tests.backends.tensorrt.conftest import NEGATE, STAND_IN, M, save

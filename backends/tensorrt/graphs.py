@@ -1,8 +1,12 @@
-"""For which shapes is a CUDA graph captured, and which one serves an execution?"""
+"""CUDA graphs: the shapes to capture, and captured executions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from backends.tensorrt.cuda import CudaError, Gpu
+from backends.tensorrt.execution_context import BoundProfile
+from backends.tensorrt.library import LibraryError
 from backends.tensorrt.parameters import cuda_hints
 from backends.tensorrt.signature import Profile, Shape
 from gateway.config import ModelConfig
@@ -162,3 +166,41 @@ def _require_same_dims(spec: GraphSpec, config: ModelConfig) -> None:
 
 def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
+
+
+class CapturedGraph:
+    """A graph and the context it was captured from, which nothing else may use.
+
+    It reads and writes where the tensors were when it was captured: `addresses`.
+    """
+
+    def __init__(
+        self, capture: Capture, bound: BoundProfile, gpu: Gpu, addresses: Mapping[str, int]
+    ) -> None:
+        self.capture = capture
+        self.addresses = addresses
+        self.output_shapes: Mapping[str, Shape] = bound.output_shapes()
+        self._bound: BoundProfile | None = bound
+        self._gpu = gpu
+        self._graph: Any = _captured(bound, gpu)
+
+    def launch(self) -> None:
+        """Give the stream one execution."""
+        self._gpu.cuda.launch(self._graph, self._gpu.stream)
+
+    def close(self) -> None:
+        """End the graph, then its context; nothing may be under way."""
+        self._gpu.cuda.end_graph(self._graph)
+        self._bound = None
+
+
+def _captured(bound: BoundProfile, gpu: Gpu) -> Any:
+    bound.enqueue()  # what TensorRT does only once must not become part of the graph
+    gpu.wait()
+    gpu.cuda.begin_capture(gpu.stream)
+    try:
+        bound.enqueue()
+    except (CudaError, LibraryError):
+        gpu.cuda.abandon_capture(gpu.stream)
+        raise
+    return gpu.cuda.end_capture(gpu.stream)

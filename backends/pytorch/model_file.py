@@ -1,4 +1,4 @@
-"""What kind of model does a file hold? Its archive tells, not its name."""
+"""The model's file, and its kind by the content of its archive."""
 
 import zipfile
 from enum import Enum
@@ -66,8 +66,3 @@ def _kind(file: str, names: list[str]) -> Kind:
         f"'{file}' holds {held}; expected a file of torch.jit.save, torch.export.save or "
         "aoti_compile_and_package",
     )
-
-
-def load_failure(config: ModelConfig, error: BaseException) -> InferenceError:
-    """What a client learns when PyTorch refuses a file, with Triton's text."""
-    return InferenceError(Code.INTERNAL, f"failed to load model '{config.name}': {reason(error)}")

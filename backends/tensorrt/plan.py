@@ -5,18 +5,14 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from backends.tensorrt.bound_profile import BoundProfile
-from backends.tensorrt.captured_graph import CapturedGraph
-from backends.tensorrt.captures import Capture, find
-from backends.tensorrt.cuda import CudaError
+from backends.tensorrt.cuda import CudaError, Gpu
 from backends.tensorrt.engines import Engine
-from backends.tensorrt.gpu import Gpu
-from backends.tensorrt.listening import Ear, LibraryError
+from backends.tensorrt.execution_context import BoundProfile, OutputRoom
+from backends.tensorrt.graphs import Capture, CapturedGraph, find
+from backends.tensorrt.library import Ear, LibraryError
 from backends.tensorrt.memory import DeviceMemory
-from backends.tensorrt.outputs import OutputRoom
 from backends.tensorrt.parameters import Allocation
-from backends.tensorrt.profiles import closest, refusals
-from backends.tensorrt.signature import Shape
+from backends.tensorrt.signature import Shape, closest, refusals
 from backends.tensorrt.tensors import Tensors, with_rows
 from gateway.tensor import Tensor
 

@@ -1,12 +1,12 @@
-"""One execution context of an engine, held to one of its optimisation profiles."""
+"""An execution context of one profile, and memory for outputs whose size only values define."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from backends.tensorrt.cuda import CudaError, Gpu
 from backends.tensorrt.engines import Engine
-from backends.tensorrt.gpu import Gpu
-from backends.tensorrt.listening import Ear
-from backends.tensorrt.memory import DeviceMemory
+from backends.tensorrt.library import Ear
+from backends.tensorrt.memory import DeviceMemory, Staging
 from backends.tensorrt.signature import Shape
 
 
@@ -61,3 +61,35 @@ class BoundProfile:
     def _set_address(self, name: str, address: int) -> None:
         done = self._context.set_tensor_address(name, address)
         self._ear.require(done, f"set_tensor_address {name}")
+
+
+class OutputRoom:
+    """Gives TensorRT the memory that it asks for while it executes, and learns the shape.
+
+    `base` is the library's `IOutputAllocator`.
+    """
+
+    def __init__(self, base: Any, staging: Staging) -> None:
+        self._staging = staging
+        self.shape: Shape = ()
+        self.failure: CudaError | None = None
+        members = {
+            "reallocate_output": lambda _, name, memory, size, alignment: self._reserve(size),
+            "reallocate_output_async": (
+                lambda _, name, memory, size, alignment, stream: self._reserve(size)
+            ),
+            "notify_shape": lambda _, name, shape: self._learn(shape),
+        }
+        self.allocator = type("OutputAllocator", (base,), members)()
+
+    def _reserve(self, size: int) -> int:
+        # No exception may pass through the library; null tells it that there is no room.
+        self.failure = None
+        try:
+            return self._staging.reserve(size)
+        except CudaError as error:
+            self.failure = error
+            return 0
+
+    def _learn(self, shape: Any) -> None:
+        self.shape = tuple(shape)
