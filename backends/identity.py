@@ -12,7 +12,7 @@ from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse
 from gateway.tensor import Tensor
 
 
-class Gate:
+class ExecutionGate:
     """Holds executions until a test opens it; counts those that wait and those that were cut."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Behaviour:
     responses: int = 1
     concurrency: int = 1
     load_fails: str = ""
-    gate: Gate | None = field(default=None, compare=False)
+    gate: ExecutionGate | None = field(default=None, compare=False)
 
     @classmethod
     def read(cls, parameters: Mapping[str, str]) -> "Behaviour":
@@ -126,7 +126,7 @@ class IdentityInstance(Instance):
 class IdentityBackend(Backend):
     """Backend `identity`; pass a gate to hold every execution of the instances it loads."""
 
-    def __init__(self, gate: Gate | None = None) -> None:
+    def __init__(self, gate: ExecutionGate | None = None) -> None:
         self._gate = gate
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:

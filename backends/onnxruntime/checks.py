@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from backends.onnxruntime.signature import ModelTensor, Signature
+from backends.onnxruntime.signature import ModelTensor, OnnxSignature
 from gateway.batches.sequence_tensors import sequence_inputs, with_sequence_tensors
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
 from gateway.config.data_type import DataType
@@ -21,15 +21,15 @@ log = logging.getLogger("sluice.onnxruntime")
 
 
 def is_complete(config: ModelConfig) -> bool:
-    """Whether nothing is left to complete; batching then is what the config says it is."""
+    """Whether nothing is missing; batching then is as configured."""
     return bool((config.input or config.batch_input) and config.output)
 
 
-def complete(config: ModelConfig, signature: Signature, default_batch_size: int) -> ModelConfig:
+def complete(config: ModelConfig, signature: OnnxSignature, default_batch_size: int) -> ModelConfig:
     """The config with the model's tensors, batch size and dynamic batching filled in.
 
-    Raises InferenceError if it asks for batches of a model that cannot, or if the model has a
-    tensor that the protocol has not.
+    Raises InferenceError if it asks for batches of a model without them, or if the model has a
+    tensor that the protocol lacks.
     """
     batches = _batches(signature)
     if config.max_batch_size and not batches:
@@ -49,8 +49,8 @@ def complete(config: ModelConfig, signature: Signature, default_batch_size: int)
     )
 
 
-def _without_sequence_tensors(signature: Signature, config: ModelConfig) -> Signature:
-    """What is left for clients where the server feeds controls and states itself."""
+def _without_sequence_tensors(signature: OnnxSignature, config: ModelConfig) -> OnnxSignature:
+    """The signature without controls and states, which the server feeds itself."""
     batching = config.sequence_batching
     if batching is None:
         return signature
@@ -63,7 +63,7 @@ def _without_sequence_tensors(signature: Signature, config: ModelConfig) -> Sign
     )
 
 
-def _batches(signature: Signature) -> bool:
+def _batches(signature: OnnxSignature) -> bool:
     every = (*signature.inputs.values(), *signature.outputs.values())
     return all(tensor.dims[:1] == (-1,) for tensor in every)
 
@@ -79,14 +79,14 @@ def _dynamic_batching(config: ModelConfig) -> DynamicBatching | None:
     return DynamicBatching(preferred_batch_size=(config.max_batch_size,))
 
 
-def _inputs(signature: Signature, config: ModelConfig) -> tuple[ModelInput, ...]:
+def _inputs(signature: OnnxSignature, config: ModelConfig) -> tuple[ModelInput, ...]:
     return tuple(
         ModelInput(name=each.name, data_type=each.data_type, dims=dims, reshape=reshape)
         for each, dims, reshape in _shaped(signature.inputs, config)
     )
 
 
-def _outputs(signature: Signature, config: ModelConfig) -> tuple[ModelOutput, ...]:
+def _outputs(signature: OnnxSignature, config: ModelConfig) -> tuple[ModelOutput, ...]:
     return tuple(
         ModelOutput(name=each.name, data_type=each.data_type, dims=dims, reshape=reshape)
         for each, dims, reshape in _shaped(signature.outputs, config)
@@ -102,8 +102,8 @@ def _shaped(
         yield tensor, dims or (1,), scalar
 
 
-def check(config: ModelConfig, signature: Signature) -> None:
-    """Raise INVALID_ARG for the first thing in which they contradict each other.
+def check(config: ModelConfig, signature: OnnxSignature) -> None:
+    """Raise INVALID_ARG for the first contradiction.
 
     A model may have more outputs than the config lists, but not more inputs.
     """
@@ -112,7 +112,7 @@ def check(config: ModelConfig, signature: Signature) -> None:
         raise InferenceError(Code.INVALID_ARG, problem)
 
 
-def _problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
+def _problems(config: ModelConfig, signature: OnnxSignature) -> Iterator[str]:
     yield from _control_problems(config, signature)
     yield from _count_problems(config, signature)
     for each in config.input:
@@ -128,7 +128,7 @@ def _problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
     yield from _sequence_problems(config, signature)
 
 
-def _control_problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
+def _control_problems(config: ModelConfig, signature: OnnxSignature) -> Iterator[str]:
     for name in _controls(config):
         if name not in signature.inputs:
             yield (
@@ -137,8 +137,8 @@ def _control_problems(config: ModelConfig, signature: Signature) -> Iterator[str
             )
 
 
-def _sequence_problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
-    """Controls and states are tensors like others."""
+def _sequence_problems(config: ModelConfig, signature: OnnxSignature) -> Iterator[str]:
+    """Controls and states are checked like other tensors."""
     if config.sequence_batching is None:
         return
     for tensor in sequence_inputs(config.sequence_batching):
@@ -157,7 +157,7 @@ def _states(config: ModelConfig) -> list[str]:
     return [each.input_name for each in batching.state] if batching else []
 
 
-def _count_problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
+def _count_problems(config: ModelConfig, signature: OnnxSignature) -> Iterator[str]:
     names = {each.name for each in config.input if each.name not in signature.initializers}
     names.update(name for each in config.batch_input for name in each.target_name)
     names.update(_controls(config), _states(config))
@@ -168,7 +168,9 @@ def _count_problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
         )
 
 
-def _input_problems(tensor: ModelInput, config: ModelConfig, signature: Signature) -> Iterator[str]:
+def _input_problems(
+    tensor: ModelInput, config: ModelConfig, signature: OnnxSignature
+) -> Iterator[str]:
     known = {**signature.inputs, **signature.initializers}
     yield from _name_problems(tensor.name, "input", known)
     found = known[tensor.name]
@@ -181,7 +183,7 @@ def _input_problems(tensor: ModelInput, config: ModelConfig, signature: Signatur
 
 
 def _output_problems(
-    tensor: ModelOutput, config: ModelConfig, signature: Signature
+    tensor: ModelOutput, config: ModelConfig, signature: OnnxSignature
 ) -> Iterator[str]:
     yield from _name_problems(tensor.name, "output", signature.outputs)
     found = signature.outputs[tensor.name]

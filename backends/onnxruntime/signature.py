@@ -27,14 +27,14 @@ ELEMENT_TYPES = {
     "tensor(string)": DataType.TYPE_STRING,
     BFLOAT16_KIND: DataType.TYPE_BF16,
 }
-"""Sequences, maps, sparse tensors and the narrow floats are not among them."""
+"""Without sequences, maps, sparse tensors and the narrow floats."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
     """One input or output of the model; -1 in `dims` is any size.
 
-    The dims of a scalar are empty, and so are those of a tensor whose rank the model leaves open.
+    The dims of a scalar are empty, and so are those of a tensor of unknown rank.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ModelTensor:
 
     @property
     def data_type(self) -> DataType:
-        """Its data type; InferenceError UNSUPPORTED for what is no tensor of the protocol."""
+        """Its data type; InferenceError UNSUPPORTED if the protocol has no such tensor."""
         found = ELEMENT_TYPES.get(self.kind)
         if found is None:
             raise InferenceError(
@@ -55,7 +55,7 @@ class ModelTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class OnnxSignature:
     """All inputs and outputs by name, as declared; `initializers` may be given as inputs too."""
 
     inputs: Mapping[str, ModelTensor]
@@ -63,7 +63,7 @@ class Signature:
     initializers: Mapping[str, ModelTensor]
 
     @classmethod
-    def of(cls, session: Any) -> "Signature":
+    def of(cls, session: Any) -> "OnnxSignature":
         """The signature of a session's model."""
         return cls(
             _by_name(session.get_inputs()),

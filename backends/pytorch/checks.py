@@ -14,9 +14,9 @@ import torch
 from backends.pytorch.exported import load_exported
 from backends.pytorch.failures import FAILURES
 from backends.pytorch.inductor import load_inductor
-from backends.pytorch.model_file import Kind, kind_of
+from backends.pytorch.model_file import FileKind, kind_of
 from backends.pytorch.parameters import integer
-from backends.pytorch.signature import DATATYPES, Program, Signature, Size, Slot
+from backends.pytorch.signature import DATATYPES, Program, ProgramSignature, Size, TensorSlot
 from backends.pytorch.torchscript import load_torchscript, load_traced
 from gateway.backend import Description
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
@@ -32,20 +32,20 @@ NOT_TOLD = "the file does not tell data_type and dims"
 
 
 def complete_from(config: ModelConfig, file: Path, settings: Mapping[str, str]) -> ModelConfig:
-    """The config with inputs and outputs of a program of torch.export, where it has none."""
+    """The config with the inputs and outputs of a program of torch.export, if they are missing."""
     return _fill(config, load_exported(file, "cpu").signature, settings)
 
 
 def describe_from(config: ModelConfig, file: Path, settings: Mapping[str, str]) -> Description:
-    """What can be said of any file, with notes on what cannot."""
+    """A description of any file, with notes on its gaps."""
     match kind_of(file):
-        case Kind.EXPORTED:
+        case FileKind.EXPORTED:
             return Description(complete_from(config, file, settings))
-        case Kind.INDUCTOR:
+        case FileKind.INDUCTOR:
             program: Program = load_inductor(file, None, 1)
             signature = _survey(program, program.signature.inputs) or program.signature
             return _described(config, signature, settings, {})
-        case Kind.TRACED:
+        case FileKind.TRACED:
             return _describe_traced(config, file, settings)
         case _:
             signature = load_torchscript(file, "cpu", (), ()).signature
@@ -69,7 +69,7 @@ def _describe_traced(config: ModelConfig, file: Path, settings: Mapping[str, str
 
 def _described(
     config: ModelConfig,
-    signature: Signature,
+    signature: ProgramSignature,
     settings: Mapping[str, str],
     notes: Mapping[str, str],
 ) -> Description:
@@ -82,25 +82,25 @@ def _described(
     return Description(found, {**notes, **gaps})
 
 
-# Learning by running.
+# Signatures from runs.
 
 
-def _survey(program: Program, inputs: Sequence[Slot]) -> Signature | None:
-    """The signature with outputs as two runs on zeros of different sizes show them."""
+def _survey(program: Program, inputs: Sequence[TensorSlot]) -> ProgramSignature | None:
+    """The signature with the outputs of two runs on zeros of different sizes."""
     if any(each.datatype is None or each.shape is None for each in inputs):
         return None
     try:
         with torch.inference_mode():
             smaller, larger = (program.run(_zeros(inputs, size)) for size in (2, 3))
     except FAILURES:
-        return None  # not the file's fault: it may insist on values that are not zero
+        return None  # no fault of the file: it may need values other than zero
     outputs = program.signature.outputs or tuple(
-        Slot(names=(f"OUTPUT__{place}",)) for place in range(len(smaller))
+        TensorSlot(names=(f"OUTPUT__{place}",)) for place in range(len(smaller))
     )
-    return Signature(tuple(inputs), tuple(map(_seen, outputs, smaller, larger)))
+    return ProgramSignature(tuple(inputs), tuple(map(_seen, outputs, smaller, larger)))
 
 
-def _zeros(slots: Sequence[Slot], size: int) -> list[Any]:
+def _zeros(slots: Sequence[TensorSlot], size: int) -> list[Any]:
     return [
         torch.zeros(
             [each if isinstance(each, int) and each >= 0 else size for each in slot.shape or ()],
@@ -110,7 +110,7 @@ def _zeros(slots: Sequence[Slot], size: int) -> list[Any]:
     ]
 
 
-def _seen(slot: Slot, smaller: Any, larger: Any) -> Slot:
+def _seen(slot: TensorSlot, smaller: Any, larger: Any) -> TensorSlot:
     if not isinstance(smaller, torch.Tensor) or smaller.dim() != larger.dim():
         return slot
     pairs = zip(smaller.shape, larger.shape, strict=True)
@@ -118,11 +118,13 @@ def _seen(slot: Slot, smaller: Any, larger: Any) -> Slot:
     return replace(slot, datatype=DATATYPES.get(smaller.dtype), shape=shape)
 
 
-# Filling in.
+# Completion.
 
 
-def _fill(config: ModelConfig, signature: Signature, settings: Mapping[str, str]) -> ModelConfig:
-    """The missing side whole, with batching if every tensor's first size is free."""
+def _fill(
+    config: ModelConfig, signature: ProgramSignature, settings: Mapping[str, str]
+) -> ModelConfig:
+    """The config with its missing side, and batching if every tensor's first size is free."""
     outputs = signature.outputs or ()
     slots = (*signature.inputs, *outputs)
     possible = bool(outputs) and all(_is_batched(slot) for slot in slots)
@@ -143,11 +145,11 @@ def _fill(config: ModelConfig, signature: Signature, settings: Mapping[str, str]
     )
 
 
-def _is_batched(slot: Slot) -> bool:
+def _is_batched(slot: TensorSlot) -> bool:
     return bool(slot.shape) and not isinstance(slot.shape[0], int)  # type: ignore[index]
 
 
-def _largest_batch(slots: Sequence[Slot], settings: Mapping[str, str]) -> int:
+def _largest_batch(slots: Sequence[TensorSlot], settings: Mapping[str, str]) -> int:
     try:
         default = integer(settings.get("default-max-batch-size", str(DEFAULT_MAX_BATCH_SIZE)))
     except ValueError as error:
@@ -164,22 +166,22 @@ def _dynamic_batching(config: ModelConfig, size: int) -> DynamicBatching | None:
     return config.dynamic_batching
 
 
-def _input(slot: Slot, batching: bool) -> ModelInput:
+def _input(slot: TensorSlot, batching: bool) -> ModelInput:
     dims, reshape = _dims(slot, batching)
     return ModelInput(name=slot.names[0], data_type=_data_type(slot), dims=dims, reshape=reshape)
 
 
-def _output(slot: Slot, batching: bool) -> ModelOutput:
+def _output(slot: TensorSlot, batching: bool) -> ModelOutput:
     dims, reshape = _dims(slot, batching)
     return ModelOutput(name=slot.names[0], data_type=_data_type(slot), dims=dims, reshape=reshape)
 
 
-def _data_type(slot: Slot) -> DataType:
+def _data_type(slot: TensorSlot) -> DataType:
     return DataType.of(slot.datatype) if slot.datatype else DataType.TYPE_INVALID
 
 
-def _dims(slot: Slot, batching: bool) -> tuple[tuple[int, ...], TensorReshape | None]:
-    """The dims of a slot; a tensor that is only its batch has dims [1] and an empty reshape."""
+def _dims(slot: TensorSlot, batching: bool) -> tuple[tuple[int, ...], TensorReshape | None]:
+    """The dims of a slot; [1] and an empty reshape for a batch dimension only."""
     if slot.shape is None:
         return (), None
     sizes = tuple(size if isinstance(size, int) else -1 for size in slot.shape)[int(batching) :]
@@ -187,7 +189,7 @@ def _dims(slot: Slot, batching: bool) -> tuple[tuple[int, ...], TensorReshape | 
 
 
 def check_config(config: ModelConfig) -> None:
-    """Raise for the first thing that PyTorch models cannot have."""
+    """Raise for the first tensor that PyTorch models cannot have."""
     for role, tensors in (("input", config.input), ("output", config.output)):
         if not tensors:
             raise InferenceError(

@@ -12,8 +12,8 @@ DEFAULT_NAMES = {"torch_aoti": "model.pt2"}
 LIBTORCH_NAME = "model.pt"
 
 
-class Kind(Enum):
-    """Who wrote the file."""
+class FileKind(Enum):
+    """Kinds of files, by the function that writes them."""
 
     TORCHSCRIPT = "TorchScript of torch.jit.save"
     TRACED = "TorchScript that was traced"
@@ -22,7 +22,7 @@ class Kind(Enum):
 
 
 def model_file(config: ModelConfig, folder: Path) -> Path:
-    """The model's file in its version folder; UNAVAILABLE if there is none."""
+    """The model's file in its version folder; UNAVAILABLE if it is missing."""
     name = config.default_model_filename or DEFAULT_NAMES.get(config.platform, LIBTORCH_NAME)
     path = folder / name
     if name.startswith("/") or ".." in Path(name).parts:
@@ -39,8 +39,8 @@ def model_file(config: ModelConfig, folder: Path) -> Path:
     return path
 
 
-def kind_of(path: Path) -> Kind:
-    """What the file is, by the names in its archive; INVALID_ARG if it is none of ours."""
+def kind_of(path: Path) -> FileKind:
+    """The kind of a file, by the names in its archive; INVALID_ARG if it is unknown."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = [name.partition("/")[2] for name in archive.namelist()]
@@ -53,13 +53,13 @@ def kind_of(path: Path) -> Kind:
     return _kind(path.name, names)
 
 
-def _kind(file: str, names: list[str]) -> Kind:
+def _kind(file: str, names: list[str]) -> FileKind:
     if any(name.startswith("data/aotinductor/") for name in names):
-        return Kind.INDUCTOR
+        return FileKind.INDUCTOR
     if any(name.startswith("models/") for name in names):
-        return Kind.EXPORTED
+        return FileKind.EXPORTED
     if "constants.pkl" in names:
-        return Kind.TRACED if "traced_inputs.pkl" in names else Kind.TORCHSCRIPT
+        return FileKind.TRACED if "traced_inputs.pkl" in names else FileKind.TORCHSCRIPT
     held = "a pickle of torch.save" if "data.pkl" in names else "no model"
     raise InferenceError(
         Code.INVALID_ARG,

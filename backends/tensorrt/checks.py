@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from backends.tensorrt.signature import Binding, Signature
+from backends.tensorrt.signature import Binding, EngineSignature
 from gateway.batches.sequence_tensors import sequence_inputs, with_sequence_tensors
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
 from gateway.config.data_type import DataType
@@ -21,17 +21,19 @@ log = logging.getLogger("sluice.tensorrt")
 
 
 def is_complete(config: ModelConfig) -> bool:
-    """Whether nothing of the engine is needed to complete it."""
+    """Whether the config is complete without the engine."""
     tensors: tuple[ModelInput | ModelOutput, ...] = (*config.input, *config.output)
     whole = all(each.dims and each.data_type is not DataType.TYPE_INVALID for each in tensors)
     return bool(config.max_batch_size and config.input and config.output and whole)
 
 
-def complete(config: ModelConfig, signature: Signature, profiles: Sequence[int]) -> ModelConfig:
+def complete(
+    config: ModelConfig, signature: EngineSignature, profiles: Sequence[int]
+) -> ModelConfig:
     """The config with the engine's tensors, its batch size and dynamic batching filled in.
 
-    The batch size is the most that one of the profiles takes. Raises InferenceError if the config
-    asks for larger batches, or says of one tensor that the model batches and of another that not.
+    The batch size is the largest of the profiles. Raises InferenceError if the config has larger
+    batches, or if its tensors contradict each other in whether the model batches.
     """
     size = _batch_size(config, signature.largest_batch(profiles), signature)
     config = replace(config, max_batch_size=size)
@@ -48,7 +50,7 @@ def complete(config: ModelConfig, signature: Signature, profiles: Sequence[int])
 
 
 def with_batching(config: ModelConfig) -> ModelConfig:
-    """The config with dynamic batching if it batches, and nothing else is said of it."""
+    """The config with dynamic batching, if it batches and has no scheduler."""
     if config.max_batch_size <= 1 or config.dynamic_batching or config.sequence_batching:
         return config
     found = DynamicBatching(preferred_batch_size=(config.max_batch_size,))
@@ -56,7 +58,7 @@ def with_batching(config: ModelConfig) -> ModelConfig:
 
 
 def _sequence_tensors(config: ModelConfig) -> tuple[set[str], set[str]]:
-    """What the server feeds and keeps itself, which is not the clients'."""
+    """The inputs that the server feeds, and the outputs that it keeps."""
     batching = config.sequence_batching
     if batching is None:
         return set(), set()
@@ -67,7 +69,7 @@ def _sequence_tensors(config: ModelConfig) -> tuple[set[str], set[str]]:
 # Batching.
 
 
-def _batch_size(config: ModelConfig, largest: int, signature: Signature) -> int:
+def _batch_size(config: ModelConfig, largest: int, signature: EngineSignature) -> int:
     hints = set(_hints(config, signature))
     if len(hints) > 1:
         raise _failure(
@@ -90,8 +92,8 @@ def _batch_size(config: ModelConfig, largest: int, signature: Signature) -> int:
     return config.max_batch_size or largest
 
 
-def _hints(config: ModelConfig, signature: Signature) -> Iterable[bool]:
-    """What each tensor with dims says about batching: it has one dimension less if so."""
+def _hints(config: ModelConfig, signature: EngineSignature) -> Iterable[bool]:
+    """For each tensor with dims, whether it batches: then it has one dimension less."""
     known = {**signature.inputs, **signature.outputs}
     if any(each.allow_ragged_batch for each in config.input):
         yield True
@@ -139,7 +141,7 @@ def _filled_output(
 def _missing(
     tensor: ModelInput | ModelOutput, config: ModelConfig, found: Sequence[Binding]
 ) -> tuple[DataType, tuple[int, ...], TensorReshape | None]:
-    """What the engine says where the config says nothing; unknown names are for the checks."""
+    """Values of the engine for missing ones in the config; unknown names are checked later."""
     binding = next((each for each in found if each.name == tensor.name), None)
     if binding is None:
         return tensor.data_type, tensor.dims, tensor.reshape
@@ -152,8 +154,8 @@ def _missing(
     return data_type, dims or (1,), TensorReshape() if scalar else tensor.reshape
 
 
-def check(config: ModelConfig, signature: Signature, profiles: Sequence[int]) -> None:
-    """Raise INVALID_ARG for the first thing in which they contradict each other.
+def check(config: ModelConfig, signature: EngineSignature, profiles: Sequence[int]) -> None:
+    """Raise INVALID_ARG for the first contradiction.
 
     `profiles` are those of the instance. An engine may have more outputs than the config lists,
     but not more inputs.
@@ -163,7 +165,9 @@ def check(config: ModelConfig, signature: Signature, profiles: Sequence[int]) ->
         raise InferenceError(Code.INVALID_ARG, problem)
 
 
-def _problems(config: ModelConfig, signature: Signature, profiles: Sequence[int]) -> Iterator[str]:
+def _problems(
+    config: ModelConfig, signature: EngineSignature, profiles: Sequence[int]
+) -> Iterator[str]:
     yield from _control_problems(config, signature)
     whole = with_sequence_tensors(config)
     scattered = {name for each in config.batch_output for name in each.target_name}
@@ -191,7 +195,7 @@ def _problems(config: ModelConfig, signature: Signature, profiles: Sequence[int]
     yield from _batch_problems(config, signature, profiles)
 
 
-def _control_problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
+def _control_problems(config: ModelConfig, signature: EngineSignature) -> Iterator[str]:
     batching = config.sequence_batching
     for each in batching.control_input if batching else ():
         if each.name not in signature.inputs:
@@ -201,7 +205,7 @@ def _control_problems(config: ModelConfig, signature: Signature) -> Iterator[str
             )
 
 
-def _count_problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
+def _count_problems(config: ModelConfig, signature: EngineSignature) -> Iterator[str]:
     batching = config.sequence_batching
     names = {each.name for each in config.input}
     names.update(name for each in config.batch_input for name in each.target_name)
@@ -286,7 +290,7 @@ def _unbatched_problems(
 
 
 def _batch_problems(
-    config: ModelConfig, signature: Signature, profiles: Sequence[int]
+    config: ModelConfig, signature: EngineSignature, profiles: Sequence[int]
 ) -> Iterator[str]:
     ragged = any(each.allow_ragged_batch for each in config.input)
     largest = signature.largest_batch(profiles)

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backends.tensorrt.cuda import CudaError, Gpu
-from backends.tensorrt.execution_context import BoundProfile
+from backends.tensorrt.cuda import CudaError, GpuStream
+from backends.tensorrt.execution_context import ExecutionContext
 from backends.tensorrt.library import LibraryError
 from backends.tensorrt.parameters import cuda_hints
 from backends.tensorrt.signature import Profile, Shape
@@ -14,14 +14,14 @@ from gateway.config.optimization import GraphLowerBound, GraphSpec
 from gateway.errors import Code, InferenceError
 
 SMALL = (1, 2, 3, 4, 6, 8, 12, 16)
-"""The sizes of batches for which graphs help most, if nobody says which."""
+"""The default batch sizes: graphs help most for these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
     """The inputs' shapes of one graph.
 
-    It also serves those of fewer rows, from `least_rows` on; if that is None its own alone.
+    It also serves shapes of fewer rows, from `least_rows` on; if that is None, its own shapes only.
     """
 
     shapes: Mapping[str, Shape]
@@ -29,11 +29,11 @@ class Capture:
 
     @property
     def rows(self) -> int:
-        """The batch it was captured for; 0 if an input is a scalar."""
+        """The batch of the capture; 0 if an input is a scalar."""
         return min((shape[0] if shape else 0 for shape in self.shapes.values()), default=0)
 
     def serves(self, shapes: Mapping[str, Shape]) -> bool:
-        """Whether these shapes are its own, or become it with more rows."""
+        """Whether these shapes are its own, or become so with more rows."""
         if shapes == self.shapes:
             return True
         rows = {shape[:1] for shape in shapes.values()}
@@ -46,16 +46,16 @@ class Capture:
 
 
 def find(captures: Iterable[Capture], shapes: Mapping[str, Shape]) -> Capture | None:
-    """The smallest that serves them, if there is one."""
+    """The smallest capture that serves them; None without one."""
     serving = [each for each in captures if each.serves(shapes)]
     return min(serving, key=lambda each: each.rows, default=None)
 
 
 def captures(config: ModelConfig, profile: Profile) -> list[Capture]:
-    """What the config wants captured for a profile, whether it allows it or not.
+    """The captures of the config for a profile; the profile may not allow them.
 
-    Raises InferenceError INVALID_ARG, in Triton's words, for a `graph_spec` that cannot be, and
-    UNSUPPORTED for one that is to serve smaller shapes in other dimensions than the batch.
+    Raises InferenceError INVALID_ARG, in Triton's words, for an invalid `graph_spec`, and
+    UNSUPPORTED for bounds on other dimensions than the batch.
     """
     hints = cuda_hints(config)
     if not hints.graphs:
@@ -81,7 +81,7 @@ def _default_specs(config: ModelConfig) -> Iterator[GraphSpec]:
 
 
 def _preferred(config: ModelConfig) -> Sequence[int] | None:
-    """The sizes that the scheduler prefers; None where it has no such notion."""
+    """The preferred sizes of the scheduler; None if it has none."""
     if config.dynamic_batching is not None:
         return config.dynamic_batching.preferred_batch_size
     batching = config.sequence_batching
@@ -169,33 +169,37 @@ def _quoted(names: Iterable[str]) -> str:
 
 
 class CapturedGraph:
-    """A graph and the context it was captured from, which nothing else may use.
+    """A graph and the context of its capture, which has no other user.
 
-    It reads and writes where the tensors were when it was captured: `addresses`.
+    It reads and writes at the `addresses` of the capture.
     """
 
     def __init__(
-        self, capture: Capture, bound: BoundProfile, gpu: Gpu, addresses: Mapping[str, int]
+        self,
+        capture: Capture,
+        bound: ExecutionContext,
+        gpu: GpuStream,
+        addresses: Mapping[str, int],
     ) -> None:
         self.capture = capture
         self.addresses = addresses
         self.output_shapes: Mapping[str, Shape] = bound.output_shapes()
-        self._bound: BoundProfile | None = bound
+        self._bound: ExecutionContext | None = bound
         self._gpu = gpu
         self._graph: Any = _captured(bound, gpu)
 
     def launch(self) -> None:
-        """Give the stream one execution."""
+        """Add one execution to the stream."""
         self._gpu.cuda.launch(self._graph, self._gpu.stream)
 
     def close(self) -> None:
-        """End the graph, then its context; nothing may be under way."""
+        """Destroy the graph, then its context; no execution may be in progress."""
         self._gpu.cuda.end_graph(self._graph)
         self._bound = None
 
 
-def _captured(bound: BoundProfile, gpu: Gpu) -> Any:
-    bound.enqueue()  # what TensorRT does only once must not become part of the graph
+def _captured(bound: ExecutionContext, gpu: GpuStream) -> Any:
+    bound.enqueue()  # one-time work of TensorRT must not become part of the graph
     gpu.wait()
     gpu.cuda.begin_capture(gpu.stream)
     try:

@@ -26,11 +26,11 @@ SILENT = "TensorRT gives no reason"
 
 
 class LibraryError(Exception):
-    """TensorRT refused a call; the text is its own, as clients may read it."""
+    """A refusal of TensorRT; the text is its own, cleared for clients."""
 
 
-class Ear:
-    """Hears TensorRT's log, of which a process has one; each thread knows its own last error.
+class LibraryLog:
+    """TensorRT's log, one per process, with the last error of each thread.
 
     `base` is the library's `ILogger`.
     """
@@ -46,65 +46,65 @@ class Ear:
         }
 
     def logger(self) -> Any:
-        """What the library wants to be given: an object of a class made from its own."""
-        members = {"log": lambda _, severity, msg: self.hear(severity, msg)}
+        """The logger for the library: an object of a subclass of its own."""
+        members = {"log": lambda _, severity, msg: self.add(severity, msg)}
         return type("Logger", (self._base,), members)()
 
-    def hear(self, severity: Any, text: str) -> None:
-        """Remember an error, and pass all that matters on to the server's log."""
+    def add(self, severity: Any, text: str) -> None:
+        """Remember an error, and write the line to the server's log."""
         level = self._levels.get(severity, logging.DEBUG)
-        log.log(level, "said", extra={"text": text})
+        log.log(level, "TensorRT message", extra={"text": text})
         if severity in self._errors:
             self._of_thread.last = text
 
     def forget(self) -> None:
-        """What comes next is about something else."""
+        """Clear the last error of this thread."""
         self._of_thread.last = ""
 
     @property
     def last(self) -> str:
-        """The last error of this thread, without C++ and without folders of the host."""
+        """The last error of this thread, without C++ and folders of the host."""
         return clear(getattr(self._of_thread, "last", "")) or SILENT
 
     def require(self, done: object, call: str) -> None:
-        """Raise LibraryError, with what was heard, for a call that has not done its work."""
+        """Raise LibraryError with the last error, unless the call has succeeded."""
         if not done:
             raise LibraryError(f"{call}: {self.last}")
 
 
 def clear(text: str) -> str:
-    """A message of the library as clients may read it."""
+    """A message of the library for clients."""
     return SPACES.sub(" ", PATH.sub("", SOURCE.sub("", text))).strip()[:LONGEST]
 
 
 FULL = "tensorrt"
 RUNTIMES = (FULL, "tensorrt_lean", "tensorrt_dispatch")
-"""The first that is installed is used; the latter two read version-compatible plans alone."""
+"""The first installed one is used; the last two read version-compatible plans only."""
 CUDA = "cuda.bindings.runtime"
 SYMBOLS_OF_REGISTRY = ("getCreators", "getPluginCreators")
-"""What a library of plugins has if it wants the registry to ask for its plugins."""
+"""Symbols of a plugin library that the registry must load."""
 FIX = "`pip install 'sluice[cuda]'` brings TensorRT and CUDA's Python bindings"
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The installed runtime (`api`, a module), the binding of CUDA's, and what the former says."""
+    """The installed runtime (`api`, a module), CUDA's binding, and the runtime's log."""
 
     api: Any
     cuda: Any
-    ear: Ear
+    log: LibraryLog
     logger: Any
 
     @classmethod
     def find(cls) -> "Library":
-        """Import them; ImportError says what is missing and how to get it."""
+        """Import them; ImportError names a missing one and its remedy."""
         api = _first_installed()
         try:
             cuda = importlib.import_module(CUDA)
         except ImportError as error:
             raise ImportError(f"{error}; {FIX}") from error
-        ear = Ear(api.ILogger)
-        return cls(api, cuda, ear, ear.logger())
+        library_log = LibraryLog(api.ILogger)
+        return cls(api, cuda, library_log, library_log.logger())
 
     @property
     def name(self) -> str:
@@ -131,9 +131,9 @@ class Library:
             self._register(path)
 
     def _register(self, path: str) -> None:
-        self.ear.forget()
+        self.log.forget()
         if self.api.get_plugin_registry().load_library(path) is None:
-            raise _unloadable(path, self.ear.last)
+            raise _unloadable(path, self.log.last)
 
 
 def _first_installed() -> Any:
@@ -143,7 +143,7 @@ def _first_installed() -> Any:
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise
-        except ImportError as error:  # the bindings are there, and their library is not
+        except ImportError as error:  # the bindings are installed, and their library is not
             raise ImportError(f"{name} is installed, but does not import: {error}") from error
     raise ImportError(f"none of {', '.join(RUNTIMES)} is installed; {FIX}")
 

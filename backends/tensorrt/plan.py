@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from backends.tensorrt.cuda import CudaError, Gpu
+from backends.tensorrt.cuda import CudaError, GpuStream
 from backends.tensorrt.engines import Engine
-from backends.tensorrt.execution_context import BoundProfile, OutputRoom
+from backends.tensorrt.execution_context import ExecutionContext, OutputRoom
 from backends.tensorrt.graphs import Capture, CapturedGraph, find
-from backends.tensorrt.library import Ear, LibraryError
-from backends.tensorrt.memory import DeviceMemory
+from backends.tensorrt.library import LibraryError, LibraryLog
+from backends.tensorrt.memory import GpuMemory
 from backends.tensorrt.parameters import Allocation
 from backends.tensorrt.signature import Shape, closest, refusals
 from backends.tensorrt.tensors import Tensors, with_rows
@@ -20,8 +20,8 @@ log = logging.getLogger("sluice.tensorrt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """How an instance is to use an engine; `captures` by the profile they are meant for."""
+class PlanOptions:
+    """Options of an instance for its engine; `captures` are by profile."""
 
     name: str
     captures: Mapping[int, Sequence[Capture]]
@@ -31,31 +31,33 @@ class Wanted:
 
 
 class PlanOnGpu:
-    """Executes on a stream of its own, for one thread at a time, whichever it is.
+    """Executes on a stream of its own, for one thread at a time.
 
-    Opening and executing raise CudaError and LibraryError; what was opened is closed again if
-    opening fails. Its memory for intermediate results is shared by all its contexts.
+    Opening and executing raise CudaError and LibraryError; a failed opening closes everything. All
+    contexts share the memory for intermediate results.
     """
 
-    def __init__(self, engine: Engine, gpu: Gpu, ear: Ear, wanted: Wanted) -> None:
+    def __init__(
+        self, engine: Engine, gpu: GpuStream, library_log: LibraryLog, options: PlanOptions
+    ) -> None:
         self._engine = engine
         self._gpu = gpu
-        self._ear = ear
+        self._log = library_log
         signature = engine.signature
-        self._profiles = {index: signature.profiles[index] for index in wanted.captures}
+        self._profiles = {index: signature.profiles[index] for index in options.captures}
         self._rooms: dict[str, OutputRoom] = {}
-        self._bound: dict[int, BoundProfile] = {}
+        self._bound: dict[int, ExecutionContext] = {}
         self._graphs: dict[int, list[CapturedGraph]] = {}
         with ExitStack() as opened:
-            self._scratch = DeviceMemory(gpu)
+            self._scratch = GpuMemory(gpu)
             opened.callback(self._scratch.close)
-            self._scratch_size = self._size_of_scratch(wanted.allocation)
+            self._scratch_size = self._size_of_scratch(options.allocation)
             self._tensors = Tensors(signature, gpu)
             opened.callback(self._tensors.close)
             opened.callback(self._bound.clear)
             for index in self._profiles:
                 self._bound[index] = self._bind(index)
-            self._capture_all(wanted, opened)
+            self._capture_all(options, opened)
             self._opened = opened.pop_all()
 
     def run(
@@ -63,10 +65,10 @@ class PlanOnGpu:
     ) -> dict[str, Tensor]:
         """The named outputs, in that order; InferenceError if no profile allows the inputs.
 
-        Those `staying` are on the GPU, until the next run, if that is where the engine makes them.
+        Those `staying` remain on the GPU until the next run, if the engine writes them there.
         """
         self._gpu.use()
-        self._ear.forget()
+        self._log.forget()
         shapes = {
             name: self._tensors.engine_shape(tensor)
             for name, tensor in inputs.items()
@@ -87,19 +89,19 @@ class PlanOnGpu:
         }
 
     def shrink(self) -> None:
-        """Give back the memory of tensors, unless graphs know it; nothing may be under way."""
+        """Free the memory of tensors, unless graphs use it; no execution may be in progress."""
         if not self._graphs:
             self._tensors.close()
 
     def close(self) -> None:
-        """Free everything but the engine, which others may share, even if waiting fails."""
+        """Free everything but the shared engine, even if the wait fails."""
         with self._opened:
             self._gpu.use().wait()
 
     def _execute(
         self, index: int, inputs: Mapping[str, Tensor], shapes: Mapping[str, Shape]
     ) -> dict[str, Shape]:
-        """Give the stream an execution; the shapes of all outputs."""
+        """Add an execution to the stream; returns the shapes of all outputs."""
         bound = self._bound[index]
         sent = {
             name: self._tensors.send(tensor, shapes.get(name, ()))
@@ -118,9 +120,9 @@ class PlanOnGpu:
         return found
 
     def _make_room(
-        self, bound: BoundProfile, shapes: Mapping[str, Shape]
+        self, bound: ExecutionContext, shapes: Mapping[str, Shape]
     ) -> Mapping[str, OutputRoom]:
-        """Room for all outputs; what is returned has the shapes that only the execution tells."""
+        """Reserve memory for all outputs; returns the room of those of unknown shape."""
         rooms: dict[str, OutputRoom] = {}
         for name, shape in shapes.items():
             if -1 in shape:
@@ -145,8 +147,8 @@ class PlanOnGpu:
         sizes = (plan.get_device_memory_size_for_profile_v2(index) for index in self._profiles)
         return int(max(sizes))
 
-    def _bind(self, index: int) -> BoundProfile:
-        bound = BoundProfile(self._engine, index, self._gpu, self._ear)
+    def _bind(self, index: int) -> ExecutionContext:
+        bound = ExecutionContext(self._engine, index, self._gpu, self._log)
         bound.use_scratch(self._scratch, self._scratch_size)
         return bound
 
@@ -155,14 +157,14 @@ class PlanOnGpu:
     def _launch(
         self, index: int, inputs: Mapping[str, Tensor], shapes: Mapping[str, Shape]
     ) -> dict[str, Shape] | None:
-        """Give the stream a graph that serves these shapes; None if there is none."""
+        """Add a graph for these shapes to the stream; None without one."""
         graphs = {id(each.capture): each for each in self._graphs.get(index, ())}
         capture = find((each.capture for each in graphs.values()), shapes)
         if capture is None:
             return None
         graph = graphs[id(capture)]
         if any(self._tensors.address(name) != there for name, there in graph.addresses.items()):
-            return None  # a tensor has outgrown the room that the graph knows
+            return None  # a tensor has outgrown its memory in the graph
         for name, tensor in inputs.items():
             self._tensors.send(tensor, capture.shapes[name])
         graph.launch()
@@ -171,34 +173,39 @@ class PlanOnGpu:
         rows = next(iter(shapes.values()))[0]
         return with_rows(graph.output_shapes.items(), rows)
 
-    def _capture_all(self, wanted: Wanted, opened: ExitStack) -> None:
-        """Capture what the profiles allow; a graph that cannot be is told, and done without."""
-        if not any(wanted.captures.values()) or not self._can_be_captured(wanted):
+    def _capture_all(self, options: PlanOptions, opened: ExitStack) -> None:
+        """Capture the shapes that the profiles allow; failed captures are logged."""
+        if not any(options.captures.values()) or not self._can_be_captured(options):
             return
         for index in self._profiles:
             self._reserve_most(index)
-        for index, found in wanted.captures.items():
+        for index, found in options.captures.items():
             for capture in found:
-                self._capture(index, capture, wanted, opened)
+                self._capture(index, capture, options, opened)
 
-    def _can_be_captured(self, wanted: Wanted) -> bool:
+    def _can_be_captured(self, options: PlanOptions) -> bool:
         if not self._engine.signature.has_shape_tensors:
             return True
-        log.warning("no CUDA graph: the model has shape tensors", extra={"instance": wanted.name})
+        log.warning(
+            "CUDA graphs not captured: the model has shape tensors",
+            extra={"instance": options.name},
+        )
         return False
 
-    def _capture(self, index: int, capture: Capture, wanted: Wanted, opened: ExitStack) -> None:
-        shown = {"instance": wanted.name, "profile": index, "shapes": str(dict(capture.shapes))}
+    def _capture(
+        self, index: int, capture: Capture, options: PlanOptions, opened: ExitStack
+    ) -> None:
+        shown = {"instance": options.name, "profile": index, "shapes": str(dict(capture.shapes))}
         if refusals(self._profiles[index], capture.shapes):
             return
         try:
             graph = self._captured(index, capture)
         except (CudaError, LibraryError) as error:
-            log.warning("no CUDA graph", extra={**shown, "reason": str(error)})
+            log.warning("CUDA graph not captured", extra={**shown, "reason": str(error)})
             return
         opened.callback(graph.close)
         self._graphs.setdefault(index, []).append(graph)
-        log.debug("captured CUDA graph", extra=shown)
+        log.debug("CUDA graph captured", extra=shown)
 
     def _captured(self, index: int, capture: Capture) -> CapturedGraph:
         bound = self._bind(index)
@@ -215,7 +222,7 @@ class PlanOnGpu:
         return CapturedGraph(capture, bound, self._gpu, addresses)
 
     def _reserve_most(self, index: int) -> None:
-        """Room for the largest tensors of a profile: graphs know where theirs are, for good."""
+        """Reserve memory for the largest tensors of a profile: graphs use fixed addresses."""
         shapes = {name: each.most for name, each in self._profiles[index].items()}
         bound = self._bound[index]
         bound.set_inputs(

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.tensorrt.cuda import Gpu
+from backends.tensorrt.cuda import GpuStream
 from backends.tensorrt.memory import Staging
-from backends.tensorrt.signature import Binding, Shape, Signature, size_bytes
+from backends.tensorrt.signature import Binding, EngineSignature, Shape, size_bytes
 from gateway.config.data_type import DataType
 from gateway.device_memory import DeviceMemory
 from gateway.tensor import Datatype, Tensor
@@ -17,7 +17,7 @@ from gateway.tensor import Datatype, Tensor
 class Tensors:
     """The memory of all inputs and outputs, by name; close it when nothing is on its way."""
 
-    def __init__(self, signature: Signature, gpu: Gpu) -> None:
+    def __init__(self, signature: EngineSignature, gpu: GpuStream) -> None:
         self._gpu = gpu
         self._bindings = {**signature.inputs, **signature.outputs}
         self.staging = {n: Staging(gpu) for n, each in self._bindings.items() if not each.on_host}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.identity import Behaviour, Gate, IdentityBackend, IdentityInstance
+from backends.identity import Behaviour, ExecutionGate, IdentityBackend, IdentityInstance
 from gateway.backend import Answer, Instance, ModelContext
 from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
@@ -166,7 +166,7 @@ def test_a_config_with_more_outputs_than_inputs_is_refused() -> None:
 
 
 async def test_a_gate_holds_executions_until_it_is_opened() -> None:
-    gate = Gate()
+    gate = ExecutionGate()
     instance = await soon(IdentityBackend(gate).load(context(TWO)))
     tasks = [asyncio.create_task(collect(instance, numbers(INPUT0=n))) for n in (1, 2)]
     await soon(gate.reached(2))
@@ -183,7 +183,7 @@ async def test_a_gate_holds_executions_until_it_is_opened() -> None:
 
 
 async def test_a_gate_counts_the_executions_that_were_cut() -> None:
-    gate = Gate()
+    gate = ExecutionGate()
     instance = IdentityInstance(Behaviour(gate=gate))
     task = asyncio.create_task(collect(instance, text_request()))
     await soon(gate.reached(1))

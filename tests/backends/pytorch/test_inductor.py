@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from backends.pytorch.inductor import can_abort, expected, lacking, load_inductor
-from backends.pytorch.signature import Slot
+from backends.pytorch.signature import TensorSlot
 from gateway.tensor import Datatype
 from tests.torch_models import COMPILES
 
@@ -30,10 +30,10 @@ void AOTInductorModel::run_impl() {
     arg3_1.reset();
 }
 """
-X = Slot(names=("x",))
+X = TensorSlot(names=("x",))
 
 
-def read(use: str = "", check: str = CHECK, run: str = RUN) -> Slot:
+def read(use: str = "", check: str = CHECK, run: str = RUN) -> TensorSlot:
     return expected(X, 0, check + run.replace("{USE}", use))
 
 
@@ -59,7 +59,7 @@ def test_an_input_is_written_unless_all_uses_are_known_to_read() -> None:
 
 
 def test_a_package_without_source_is_trusted_with_copies_only() -> None:
-    assert expected(X, 0, "") == Slot(names=("x",), written=True)
+    assert expected(X, 0, "") == TensorSlot(names=("x",), written=True)
 
 
 @pytest.mark.parametrize(

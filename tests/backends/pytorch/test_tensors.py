@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from backends.pytorch.signature import DATATYPES, Slot
+from backends.pytorch.signature import DATATYPES, TensorSlot
 from backends.pytorch.tensors import ALIGNED_BYTES, from_torch, on_device, to_torch
 from gateway.errors import Code, InferenceError
 from gateway.tensor import SIZES, Buffer, Datatype, Tensor, text_tensor
 
 CPU = torch.device("cpu")
-READ, WRITTEN = Slot(names=("x",)), Slot(names=("x",), written=True)
+READ, WRITTEN = TensorSlot(names=("x",)), TensorSlot(names=("x",), written=True)
 
 
 def address(data: Buffer) -> int:

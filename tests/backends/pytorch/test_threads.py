@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from backends.pytorch.threads import Threads
+from backends.pytorch.threads import ThreadBudget
 from tests import torch_models as models
 
 WAIT_SECS = 20.0
@@ -19,7 +19,7 @@ BUDGET = 4
 ROOT = Path(__file__).parents[3]
 
 
-def joined(threads: Threads, count: int) -> Threads:
+def joined(threads: ThreadBudget, count: int) -> ThreadBudget:
     for _ in range(count):
         threads.join()
     return threads
@@ -27,21 +27,21 @@ def joined(threads: Threads, count: int) -> Threads:
 
 @pytest.mark.parametrize(("instances", "share"), [(0, 8), (1, 8), (2, 4), (3, 2), (8, 1), (20, 1)])
 def test_the_budget_is_divided_among_the_instances(instances: int, share: int) -> None:
-    assert joined(Threads(8), instances).share == share
+    assert joined(ThreadBudget(8), instances).share == share
 
 
 def test_the_default_budget_is_what_the_process_may_use() -> None:
-    assert Threads().budget == len(os.sched_getaffinity(0))
+    assert ThreadBudget().budget == len(os.sched_getaffinity(0))
 
 
 def test_an_instance_that_goes_leaves_its_share_to_the_others() -> None:
-    threads = joined(Threads(8), 2)
+    threads = joined(ThreadBudget(8), 2)
     threads.leave()
     assert threads.share == 8
 
 
 def test_the_first_model_to_set_the_count_wins(caplog: pytest.LogCaptureFixture) -> None:
-    threads = joined(Threads(8), 1)
+    threads = joined(ThreadBudget(8), 1)
     with caplog.at_level(logging.WARNING, logger="sluice.pytorch"):
         threads.ask(3, 0, "first")
         threads.ask(3, 0, "same")
@@ -56,12 +56,12 @@ def test_the_first_model_to_set_the_count_wins(caplog: pytest.LogCaptureFixture)
 def test_a_count_that_pytorch_cannot_hold_is_told_and_does_not_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    Threads(2).ask(0, 2**70, "m")
+    ThreadBudget(2).ask(0, 2**70, "m")
     assert "inter-op threads not set" in caplog.text
 
 
 def test_no_model_gets_more_than_the_budget(caplog: pytest.LogCaptureFixture) -> None:
-    threads = joined(Threads(2), 1)
+    threads = joined(ThreadBudget(2), 1)
     with caplog.at_level(logging.WARNING, logger="sluice.pytorch"):
         threads.ask(99, 0, "greedy")
     assert threads.share == 2
@@ -69,7 +69,7 @@ def test_no_model_gets_more_than_the_budget(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_a_run_waits_until_its_share_is_free() -> None:
-    threads = joined(Threads(2), 1)
+    threads = joined(ThreadBudget(2), 1)
     threads.ask(2, 0, "m")
     began = threading.Event()
 
@@ -88,7 +88,7 @@ def test_a_run_waits_until_its_share_is_free() -> None:
 
 
 def test_runs_whose_shares_fit_go_side_by_side() -> None:
-    threads = joined(Threads(2), 2)
+    threads = joined(ThreadBudget(2), 2)
     both = threading.Barrier(2)
 
     def run() -> int:
@@ -101,7 +101,7 @@ def test_runs_whose_shares_fit_go_side_by_side() -> None:
 
 
 def test_a_run_that_fails_gives_its_share_back() -> None:
-    threads = joined(Threads(1), 1)
+    threads = joined(ThreadBudget(1), 1)
     with pytest.raises(ZeroDivisionError), threads.taken():
         _ = 1 / 0
     with threads.taken() as count:

@@ -13,8 +13,8 @@ import pytest
 from onnx import TensorProto
 from onnxruntime import InferenceSession
 
-from backends.onnxruntime.instance import OnnxRuntimeInstance, Place, place_of
-from backends.onnxruntime.signature import Signature
+from backends.onnxruntime.instance import GpuPlace, OnnxRuntimeInstance, gpu_place
+from backends.onnxruntime.signature import OnnxSignature
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.device_memory import DeviceMemory
 from gateway.messages import InferRequest, InferResponse, RequestedOutput, SharedRegion
@@ -42,7 +42,7 @@ async def placed(load: Load, model: Any) -> OnnxRuntimeInstance:
     instance = await load(model)
     assert isinstance(instance, OnnxRuntimeInstance)
     instance.gpu = 0
-    instance.place = Place("cpu", 0)
+    instance.place = GpuPlace("cpu", 0)
     return instance
 
 
@@ -108,18 +108,18 @@ async def test_truth_values_are_ones_and_zeros(load: Load, host_gpu: HostGpu) ->
 @pytest.mark.parametrize(
     ("element", "kind", "place"),
     [
-        (TensorProto.FLOAT, InstanceKind.KIND_GPU, Place("cuda", 3)),
+        (TensorProto.FLOAT, InstanceKind.KIND_GPU, GpuPlace("cuda", 3)),
         (TensorProto.FLOAT, InstanceKind.KIND_CPU, None),
         (TensorProto.STRING, InstanceKind.KIND_GPU, None),  # the runtime cannot bind them
     ],
 )
 async def test_numbers_of_models_on_a_gpu_can_be_bound(
-    load: Load, folder: Path, element: int, kind: InstanceKind, place: Place | None
+    load: Load, folder: Path, element: int, kind: InstanceKind, place: GpuPlace | None
 ) -> None:
     await load(identity(element))
     session = InferenceSession(folder / "model.onnx")
     there = replace(context(ModelConfig(name="m"), folder, InstanceGroup(kind=kind)), device=3)
-    assert place_of(there, Signature.of(session)) == place
+    assert gpu_place(there, OnnxSignature.of(session)) == place
 
 
 async def test_two_requests_are_one_batch_wherever_their_data_lies(

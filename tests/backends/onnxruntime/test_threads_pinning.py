@@ -8,7 +8,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from backends.onnxruntime.threads import PINNING, Pins
+from backends.onnxruntime.threads import PINNING, CorePins
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from tests import onnx_models
@@ -31,7 +31,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(MACHINE))
 
 
-def taken(pins: Pins, threads: int = 1) -> frozenset[int]:
+def taken(pins: CorePins, threads: int = 1) -> frozenset[int]:
     pin = pins.take(PINNED, threads)
     assert pin is not None
     return pin.processors
@@ -39,19 +39,19 @@ def taken(pins: Pins, threads: int = 1) -> frozenset[int]:
 
 @pytest.mark.usefixtures("machine")
 def test_instances_take_the_processors_with_the_fewest() -> None:
-    pins = Pins()
+    pins = CorePins()
     assert [taken(pins) for _ in range(5)] == [{7}, {5}, {3}, {1}, {7}]
     assert taken(pins, 2) == {3, 5}
 
 
 @pytest.mark.usefixtures("machine")
 def test_no_instance_takes_more_than_there_are() -> None:
-    assert taken(Pins(), 9) == MACHINE
+    assert taken(CorePins(), 9) == MACHINE
 
 
 @pytest.mark.usefixtures("machine")
 def test_what_is_left_is_taken_again() -> None:
-    pins = Pins()
+    pins = CorePins()
     first = pins.take(PINNED, 3)
     assert first is not None
     assert taken(pins) == {1}
@@ -61,12 +61,12 @@ def test_what_is_left_is_taken_again() -> None:
 
 @pytest.mark.parametrize("parameters", [{}, {PINNING: "0"}, {PINNING: "false"}])
 def test_it_has_to_be_asked_for(parameters: dict[str, str]) -> None:
-    assert Pins().take(config(**parameters), 1) is None
+    assert CorePins().take(config(**parameters), 1) is None
 
 
 def test_a_switch_that_is_none_is_refused() -> None:
     with pytest.raises(InferenceError, match=PINNING) as caught:
-        Pins().take(config(cpu_pinning="2"), 1)
+        CorePins().take(config(cpu_pinning="2"), 1)
     assert caught.value.code == Code.INVALID_ARG
 
 
@@ -74,13 +74,13 @@ def test_a_system_that_cannot_do_it_goes_on_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delattr(os, "sched_setaffinity")
-    assert Pins().take(PINNED, 1) is None
+    assert CorePins().take(PINNED, 1) is None
     assert "threads cannot be kept to processors here" in caplog.text
 
 
 def test_a_block_is_kept_there_and_what_it_starts_stays() -> None:
     before = os.sched_getaffinity(0)
-    pin = Pins().take(PINNED, 1)
+    pin = CorePins().take(PINNED, 1)
     assert pin is not None
     with pin.kept():
         assert os.sched_getaffinity(0) == pin.processors

@@ -2,12 +2,12 @@
 
 import pytest
 
-from backends.pytorch.signature import Slot, place_inputs, place_outputs
+from backends.pytorch.signature import TensorSlot, place_inputs, place_outputs
 from gateway.config import BatchInput, ModelConfig, ModelInput, ModelOutput
 from gateway.config.scheduling import ControlInput, SequenceBatching, State
 from gateway.errors import Code, InferenceError
 
-X_AND_Y = (Slot(names=("x",)), Slot(names=("y",)))
+X_AND_Y = (TensorSlot(names=("x",)), TensorSlot(names=("y",)))
 
 
 def config(inputs: str, outputs: str = "z") -> ModelConfig:
@@ -59,7 +59,7 @@ def test_inputs_that_do_not_fit_are_refused(names: str, text: str) -> None:
 
 
 def test_an_argument_without_default_needs_an_input() -> None:
-    slots = (Slot(names=("x",)), Slot(names=("y",), optional=True))
+    slots = (TensorSlot(names=("x",)), TensorSlot(names=("y",), optional=True))
     assert place_inputs(config("x"), slots) == {"x": 0}
     with pytest.raises(InferenceError, match=r"no input .* is for argument 0 \('x'\), found y"):
         place_inputs(config("y"), slots)
@@ -76,7 +76,7 @@ def test_what_the_server_adds_to_a_batch_counts_as_input() -> None:
         ),
         output=(ModelOutput(name="out__0"),),
     )
-    slots = tuple(Slot(names=(name,)) for name in "wxyz")
+    slots = tuple(TensorSlot(names=(name,)) for name in "wxyz")
     assert place_inputs(derived, slots) == {"a__0": 0, "b__1": 1, "start__2": 2, "state__3": 3}
     assert place_outputs(derived, None) == {"out__0": 0, "state__1": 1}
 
@@ -92,13 +92,13 @@ def test_what_the_server_adds_to_a_batch_counts_as_input() -> None:
 def test_outputs_are_results_by_name_else_indexed_else_in_order(
     names: str, places: dict[str, int]
 ) -> None:
-    slots = (Slot(names=("difference",)), Slot(names=("sum",)))
+    slots = (TensorSlot(names=("difference",)), TensorSlot(names=("sum",)))
     assert place_outputs(config("x", names), slots) == places
 
 
 def test_an_output_that_the_model_does_not_have_is_refused_with_tritons_text() -> None:
     with pytest.raises(InferenceError) as refused:
-        place_outputs(config("x", "OUTPUT__2"), (Slot(names=("OUTPUT__0",)),))
+        place_outputs(config("x", "OUTPUT__2"), (TensorSlot(names=("OUTPUT__0",)),))
     assert refused.value.message == (
         "The output OUTPUT__2 in the model configuration refers to an output index which doesn't "
         "exist. This model has 1 outputs"
