@@ -1,4 +1,4 @@
-"""The echo: what goes in comes out, when and as often as its config says."""
+"""The echo of inputs, with the delays and counts of its config."""
 
 import asyncio
 from dataclasses import replace
@@ -85,7 +85,7 @@ async def test_an_input_that_is_missing_has_no_output() -> None:
     assert values(answer) == {"OUTPUT1": 2}
 
 
-async def test_only_the_outputs_asked_for_come_back() -> None:
+async def test_only_requested_outputs_are_returned() -> None:
     (answer,) = await answers(await load(), numbers(("OUTPUT1",), INPUT0=1, INPUT1=2))
     assert values(answer) == {"OUTPUT1": 2}
 
@@ -105,7 +105,7 @@ async def test_each_request_of_a_batch_is_answered_under_its_index() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-async def test_a_request_has_as_many_responses_as_the_config_says(count: int) -> None:
+async def test_a_request_gets_the_configured_number_of_responses(count: int) -> None:
     found = [
         response
         for _, response in await answers(await load(responses=str(count)), numbers(INPUT0=1))
@@ -121,7 +121,7 @@ async def test_a_model_can_be_set_to_fail() -> None:
     assert (error.code, error.message) == (Code.INTERNAL, "told to")
 
 
-async def test_a_delay_comes_before_each_answer() -> None:
+async def test_a_delay_precedes_each_answer() -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     await answers(await load(delay_us="5000", responses="2"), numbers(INPUT0=1))

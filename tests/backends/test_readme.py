@@ -1,4 +1,4 @@
-"""The complete example of the page of backends works as it stands there."""
+"""The complete example of the page of backends."""
 
 import os
 import re
@@ -32,7 +32,7 @@ def test_the_example_of_a_backend_passes_its_own_tests(tmp_path: Path) -> None:
 
 
 def install(project: dict[str, object], folder: Path) -> None:
-    """Write what `pip install` would write for importlib.metadata."""
+    """Write the metadata of `pip install` for importlib.metadata."""
     about = folder / f"{project['name']}-{project['version']}.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")

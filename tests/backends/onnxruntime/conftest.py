@@ -30,7 +30,7 @@ def backend(**settings: str) -> OnnxRuntimeBackend:
 
 
 def context(config: ModelConfig, folder: Path, group: InstanceGroup = CPU) -> ModelContext:
-    """What the backend gets to load the model of a version folder."""
+    """The context to load the model of a version folder."""
 
     def infer(_: InferRequest) -> Any:
         raise AssertionError("a tensor model asks nobody")

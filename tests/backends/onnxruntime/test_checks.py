@@ -45,7 +45,7 @@ def unbatched() -> OnnxSignature:
     return model(tensors(x=(-1, 16)), y=(16,))
 
 
-def test_outputs_may_be_left_out() -> None:
+def test_outputs_may_be_omitted() -> None:
     check(CONFIG, model(tensors(x=(-1, 16)), y=(-1, 16), z=(-1, 3)))
 
 
@@ -82,7 +82,7 @@ def test_datatypes_must_be_the_models() -> None:
     )
 
 
-def test_a_model_that_batches_must_leave_its_first_dim_open() -> None:
+def test_the_first_dim_of_a_batching_model_must_be_free() -> None:
     for dims in ((1, 16), ()):
         assert problem(CONFIG, model(tensors(x=dims), y=(-1, 16))) == (
             "model 'm', tensor 'x': for the model to support batching the shape should have at "
@@ -109,7 +109,7 @@ def test_shapes_without_a_batch_must_agree() -> None:
     )
 
 
-def test_a_reshape_is_what_the_model_sees() -> None:
+def test_a_model_sees_reshaped_tensors() -> None:
     shaped = replace(X, dims=(4,), reshape=TensorReshape(shape=(2, 2)))
     config = replace(CONFIG, input=(shaped,))
     check(config, model(tensors(x=(-1, 2, 2)), y=(-1, 16)))
@@ -125,7 +125,7 @@ def test_a_ragged_input_is_flat_in_the_model() -> None:
     )
 
 
-def test_what_is_told_about_a_batch_is_an_input_of_the_model() -> None:
+def test_derived_batch_inputs_are_inputs_of_the_model() -> None:
     told = BatchInput(target_name=("t",), data_type=DataType.TYPE_FP32, source_input=("x",))
     config = replace(CONFIG, batch_input=(told,))
     check(config, model(tensors(x=(-1, 16), t=(-1,)), y=(-1, 16)))

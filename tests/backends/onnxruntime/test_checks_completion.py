@@ -1,4 +1,4 @@
-"""What a model file adds to a config that leaves something open: Triton's rules."""
+"""Completion of a config from a model file, by Triton's rules."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -134,7 +134,7 @@ def test_a_scheduler_of_the_config_is_kept(folder: Path, config: ModelConfig) ->
     assert found.sequence_batching == config.sequence_batching
 
 
-def test_a_config_with_both_sides_is_left_alone_even_without_a_file(folder: Path) -> None:
+def test_a_config_with_both_sides_is_kept_even_without_a_file(folder: Path) -> None:
     config = replace(EMPTY, input=(X,), output=(Y,))
     assert OnnxRuntimeBackend().complete(config, folder) is config
     told = replace(config, input=(), batch_input=(BatchInput(),))

@@ -1,4 +1,4 @@
-"""Running ONNX models: every datatype, batches of any kind, and what fails."""
+"""Executions of ONNX models: datatypes, batches and failures."""
 
 import asyncio
 import threading
@@ -70,7 +70,7 @@ def x_and_y(dims: tuple[int, ...] = (-1,), **fields: Any) -> ModelConfig:
 
 
 @pytest.mark.parametrize("datatype", ELEMENTS)
-async def test_every_datatype_of_numbers_goes_in_and_out(load: Load, datatype: Datatype) -> None:
+async def test_every_numeric_datatype_is_served(load: Load, datatype: Datatype) -> None:
     instance = await load(identity(ELEMENTS[datatype]))
     wires = [bytes([0, 1] * SIZES[datatype]), bytes([1, 0] * SIZES[datatype])]
     if datatype is Datatype.BOOL:
@@ -156,7 +156,7 @@ async def test_a_tensor_may_begin_anywhere_in_the_body_of_its_request(load: Load
     ]
 
 
-async def test_what_is_no_number_goes_through(load: Load) -> None:
+async def test_other_values_are_passed_through(load: Load) -> None:
     instance = await load(identity())
     ((_, response),) = await answers(instance, floats(x=[[np.nan, np.inf, -np.inf]]))
     assert isinstance(response, InferResponse)
@@ -182,7 +182,7 @@ async def test_several_requests_are_one_run(load: Load) -> None:
     assert second == {"OUTPUT0": [[3] * 16] * 2, "OUTPUT1": [[1] * 16] * 2}
 
 
-async def test_only_what_is_asked_for_is_computed(load: Load) -> None:
+async def test_only_requested_outputs_are_computed(load: Load) -> None:
     instance = await load(add_sub())
     values = {"INPUT0": np.ones((1, 16), np.float32), "INPUT1": np.ones((1, 16), np.float32)}
     (found,) = await ask(instance, request(values, outputs=["OUTPUT1"]))
@@ -211,7 +211,7 @@ async def test_reshape_is_undone_for_the_client(load: Load) -> None:
     assert await ask(instance, floats(x=[[1, 2, 3, 4]])) == [{"y": [[1, 3, 2, 4]]}]
 
 
-async def test_a_ragged_batch_is_summed_by_the_bounds_it_is_told(load: Load) -> None:
+async def test_a_ragged_batch_is_summed_by_its_bounds(load: Load) -> None:
     told = BatchInput(
         kind=BatchInputKind.BATCH_ACCUMULATED_ELEMENT_COUNT,
         target_name=("ends",),
@@ -248,7 +248,7 @@ async def test_a_flat_output_is_cut_up_by_the_shapes_of_the_requests(load: Load)
     assert found == [{"y": [[-1, -2, -3]]}, {"y": [[-4], [-5]]}]
 
 
-async def test_padded_sequences_give_what_they_give_alone(load: Load) -> None:
+async def test_padded_sequences_have_the_results_of_single_ones(load: Load) -> None:
     instance = await load(*masked_mean())
     rng = np.random.default_rng(5)
     requests = []
@@ -346,7 +346,7 @@ async def test_an_index_out_of_bounds_fails_its_request_and_not_its_batch(load: 
     assert "indices element out of data bounds, idx=1000000000" in bad.message
 
 
-async def test_whatever_is_not_zero_is_true_and_counts_once(load: Load) -> None:
+async def test_nonzero_booleans_are_true_and_count_once(load: Load) -> None:
     made = model(
         [node("Compress", "x c", "y", axis=0)],
         [tensor("x", [4]), tensor("c", [4], TensorProto.BOOL)],
@@ -357,7 +357,7 @@ async def test_whatever_is_not_zero_is_true_and_counts_once(load: Load) -> None:
     assert await ask(await load(made), InferRequest(model="m", inputs=inputs)) == [{"y": [1, 3, 4]}]
 
 
-async def test_a_shape_that_the_model_refuses_is_told(load: Load) -> None:
+async def test_a_shape_that_the_model_refuses_is_reported(load: Load) -> None:
     instance = await load(one("Neg", ("b", 4)), x_and_y())
     with pytest.raises(InferenceError) as caught:
         await answers(instance, floats(x=[[1, 2]]))
@@ -366,7 +366,7 @@ async def test_a_shape_that_the_model_refuses_is_told(load: Load) -> None:
     assert "index: 1 Got: 2 Expected: 4" in caught.value.message
 
 
-async def test_an_output_that_is_not_what_the_config_says_is_told(load: Load) -> None:
+async def test_an_output_that_contradicts_the_config_is_reported(load: Load) -> None:
     made = model(
         [node("Concat", "x x", "y", axis=1)],
         [tensor("x", ["b", "s"])],
@@ -400,7 +400,7 @@ def endless() -> Any:
     )
 
 
-async def test_a_run_that_nobody_waits_for_is_cut_short(load: Load) -> None:
+async def test_a_run_without_waiting_clients_is_terminated(load: Load) -> None:
     config = replace(x_and_y((-1, -1)), max_batch_size=0)
     instance = await load(endless(), config)
     big = floats(x=np.zeros((600, 600)))
@@ -410,7 +410,7 @@ async def test_a_run_that_nobody_waits_for_is_cut_short(load: Load) -> None:
     assert await ask(instance, floats(x=[[0]])) == [{"y": [[0]]}]
 
 
-async def test_those_who_share_a_pool_run_in_turn(folder: Path) -> None:
+async def test_sessions_of_a_shared_pool_run_in_turn(folder: Path) -> None:
     config = OnnxRuntimeBackend().complete(ModelConfig(name="m"), save(add_sub(), folder))
     plan = SessionPlan("m_0", SessionThreads(1, 1), [("CPUExecutionProvider", {})])
     turns = threading.Semaphore(1)

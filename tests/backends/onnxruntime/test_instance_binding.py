@@ -82,7 +82,7 @@ async def test_inputs_and_outputs_may_be_on_either_side(load: Load, host_gpu: Ho
 
 
 @pytest.mark.parametrize("align", [4, 1])
-async def test_memory_that_kernels_could_not_use_goes_by_the_host(
+async def test_unaligned_memory_is_copied_by_the_host(
     load: Load, host_gpu: HostGpu, align: int
 ) -> None:
     first = host_gpu.allocate(A.tobytes())

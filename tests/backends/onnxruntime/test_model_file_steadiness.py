@@ -49,7 +49,7 @@ def test_loops_and_branches_are_not(folder: Path, operator: str) -> None:
 @pytest.mark.parametrize(
     "operator", ["ConstantOfShape", "Expand", "OneHot", "Pad", "Range", "Resize", "Tile"]
 )
-def test_operators_that_make_as_much_as_a_value_says_are_not(folder: Path, operator: str) -> None:
+def test_operators_with_sizes_from_values_are_not_steady(folder: Path, operator: str) -> None:
     made = model(
         [node(operator, "x", "y")], [tensor("x", [1], TensorProto.INT64)], [tensor("y", ["n"])]
     )
@@ -87,7 +87,7 @@ def test_large_models_and_other_formats_are_not_looked_into(folder: Path) -> Non
     assert not is_steady(CONFIG, other, ON_CPU)
 
 
-async def test_a_loaded_model_knows_what_it_is(load: Load) -> None:
+async def test_a_loaded_model_has_its_names_and_types(load: Load) -> None:
     tiny = await load(add_sub())
     assert tiny.steady
     for number in range(20):

@@ -50,7 +50,7 @@ def test_no_instance_takes_more_than_there_are() -> None:
 
 
 @pytest.mark.usefixtures("machine")
-def test_what_is_left_is_taken_again() -> None:
+def test_released_cores_are_taken_again() -> None:
     pins = CorePins()
     first = pins.take(PINNED, 3)
     assert first is not None
@@ -70,7 +70,7 @@ def test_a_switch_that_is_none_is_refused() -> None:
     assert caught.value.code == Code.INVALID_ARG
 
 
-def test_a_system_that_cannot_do_it_goes_on_without(
+def test_a_system_that_cannot_bind_threads_serves_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delattr(os, "sched_setaffinity")
@@ -78,7 +78,7 @@ def test_a_system_that_cannot_do_it_goes_on_without(
     assert "threads cannot be kept to processors here" in caplog.text
 
 
-def test_a_block_is_kept_there_and_what_it_starts_stays() -> None:
+def test_a_block_is_bound_and_its_threads_stay_bound() -> None:
     before = os.sched_getaffinity(0)
     pin = CorePins().take(PINNED, 1)
     assert pin is not None
@@ -116,7 +116,7 @@ async def test_the_thread_of_an_instance_keeps_to_its_processor(load: Load) -> N
     assert affinities()[own()] == before[own()]
 
 
-async def test_a_model_that_does_not_load_leaves_its_processors(folder: Path) -> None:
+async def test_a_failed_load_releases_its_cores(folder: Path) -> None:
     runtime, last = backend(), max(affinities()[own()])
     (folder / "model.onnx").write_bytes(b"junk")
     with pytest.raises(InferenceError):

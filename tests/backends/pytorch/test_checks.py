@@ -1,4 +1,4 @@
-"""What a file says about its configuration, and what it does not."""
+"""Configs from files, and their gaps."""
 
 from pathlib import Path
 
@@ -79,7 +79,7 @@ def test_a_module_of_a_dict_or_a_list_does_not_even_tell_names(
     assert (found.config.input, found.config.output) == ((), ())
 
 
-def test_arguments_with_defaults_are_left_out(tmp_path: Path) -> None:
+def test_arguments_with_defaults_are_omitted(tmp_path: Path) -> None:
     found = describe(models.script(models.Choosy(), tmp_path / "m.pt"))
     assert [each.name for each in found.config.input] == ["x"]
 

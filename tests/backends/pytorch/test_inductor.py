@@ -87,12 +87,12 @@ def test_instructions_that_this_cpu_lacks_are_found(
         ("#pragma omp parallel\n{ tmp3.store(out_ptr0); }", False),
     ],
 )
-def test_checks_that_no_exception_leaves_are_found(kernel: str, aborts: bool) -> None:
+def test_checks_in_parallel_loops_are_found(kernel: str, aborts: bool) -> None:
     assert can_abort(kernel) is aborts
 
 
 @COMPILES
-def test_a_program_that_goes_leaves_no_files(
+def test_a_closed_program_keeps_no_files(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -14,7 +14,7 @@ SLOTS = (
 )
 
 
-def test_what_fits_passes() -> None:
+def test_values_that_fit_are_accepted() -> None:
     fit = SignatureFit(SLOTS)
     fit.check([torch.zeros(4, 3), torch.zeros(4, 9, dtype=torch.int64), None])
     fit.check([torch.zeros(0, 3), torch.zeros(0, 1, dtype=torch.int64), ["text"]])
@@ -45,7 +45,7 @@ def test_another_datatype_or_shape_is_refused(
     assert text in refused.value.message
 
 
-def test_what_has_passed_does_not_let_others_pass() -> None:
+def test_an_accepted_combination_does_not_admit_another() -> None:
     fit = SignatureFit(SLOTS[:2])
     good = [torch.zeros(2, 3), torch.zeros(2, 1, dtype=torch.int64)]
     for _ in range(3):
@@ -55,7 +55,7 @@ def test_what_has_passed_does_not_let_others_pass() -> None:
                 fit.check(other)
 
 
-def test_what_passed_without_a_value_is_not_taken_for_another() -> None:
+def test_a_combination_with_a_missing_value_does_not_admit_another() -> None:
     """The same tensors in other places are another combination."""
     fit = SignatureFit(SLOTS[1:])
     numbers = torch.zeros(2, 1, dtype=torch.int64)

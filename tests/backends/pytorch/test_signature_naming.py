@@ -65,7 +65,7 @@ def test_an_argument_without_default_needs_an_input() -> None:
         place_inputs(config("y"), slots)
 
 
-def test_what_the_server_adds_to_a_batch_counts_as_input() -> None:
+def test_inputs_that_the_server_adds_to_a_batch_count() -> None:
     derived = ModelConfig(
         name="m",
         input=(ModelInput(name="a__0"),),

@@ -30,11 +30,11 @@ def test_the_budget_is_divided_among_the_instances(instances: int, share: int) -
     assert joined(ThreadBudget(8), instances).share == share
 
 
-def test_the_default_budget_is_what_the_process_may_use() -> None:
+def test_the_default_budget_is_the_cpus_of_the_process() -> None:
     assert ThreadBudget().budget == len(os.sched_getaffinity(0))
 
 
-def test_an_instance_that_goes_leaves_its_share_to_the_others() -> None:
+def test_a_closed_instance_releases_its_share() -> None:
     threads = joined(ThreadBudget(8), 2)
     threads.leave()
     assert threads.share == 8
@@ -53,7 +53,7 @@ def test_the_first_model_to_set_the_count_wins(caplog: pytest.LogCaptureFixture)
     assert (vars(record)["model"], vars(record)["wanted"], vars(record)["have"]) == ("other", 2, 3)
 
 
-def test_a_count_that_pytorch_cannot_hold_is_told_and_does_not_count(
+def test_a_count_that_pytorch_refuses_is_logged_and_not_applied(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ThreadBudget(2).ask(0, 2**70, "m")
@@ -87,7 +87,7 @@ def test_a_run_waits_until_its_share_is_free() -> None:
         assert waiting.result(WAIT_SECS) == 2
 
 
-def test_runs_whose_shares_fit_go_side_by_side() -> None:
+def test_runs_whose_shares_fit_are_concurrent() -> None:
     threads = joined(ThreadBudget(2), 2)
     both = threading.Barrier(2)
 
@@ -112,7 +112,7 @@ def test_a_run_that_fails_gives_its_share_back() -> None:
 def test_instances_compute_with_no_more_threads_than_the_budget(
     instances: int, tmp_path: Path
 ) -> None:
-    """In a process of its own, which threads have used the CPU tells who computed.
+    """Run in a process of its own, whose CPU times by thread show which threads computed.
 
     PyTorch also starts a pool for quantised operations, whose threads idle here.
     """

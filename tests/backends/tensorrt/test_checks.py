@@ -1,4 +1,4 @@
-"""What an engine adds to a config, and where the two contradict each other: Triton's rules."""
+"""Completion of a config from an engine, and contradictions, by Triton's rules."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_tensors_batch_size_and_batching_are_the_engines(
     )
 
 
-def test_what_is_complete_needs_no_engine(
+def test_a_complete_config_needs_no_engine(
     backend: TensorRtBackend, folder: Path, world: Any
 ) -> None:
     whole = completed(backend, folder, config=WHOLE)
@@ -148,7 +148,7 @@ def test_shape_tensors_are_marked_and_served_without_batches(
     ]
 
 
-def test_what_the_server_feeds_is_no_input_of_clients(
+def test_inputs_that_the_server_feeds_are_no_inputs_of_clients(
     backend: TensorRtBackend, folder: Path
 ) -> None:
     control = replace(X, name="start", dims=(-1, 1))

@@ -53,7 +53,7 @@ def spec(rows: int, least: int = 0, **dims: Sequence[int]) -> GraphSpec:
         (20, None, [1, 2, 3, 4, 6, 8, 12, 16, 20]),
     ],
 )
-def test_the_sizes_are_tritons_if_nobody_says_which(
+def test_the_default_sizes_are_tritons(
     size: int, batching: DynamicBatching | None, rows: list[int]
 ) -> None:
     config = wanting(max_batch_size=size, dynamic_batching=batching)
@@ -144,7 +144,7 @@ async def test_a_smaller_batch_is_filled_up_with_zeros_and_cut_again(
     assert world.calls["cudaGraphLaunch"] == 2
 
 
-async def test_larger_executions_do_not_move_what_graphs_know(load: Load, world: Any) -> None:
+async def test_larger_executions_do_not_move_the_memory_of_graphs(load: Load, world: Any) -> None:
     wide = Plan(
         tensors=(replace(X, dims=(-1, 400)), replace(Y, dims=(-1, 400))),
         profiles=({"x": ([1, 400], [4, 400], [8, 400])},),
@@ -178,7 +178,7 @@ async def test_each_profile_has_graphs_of_the_shapes_it_allows(load: Load, world
 PROFILE_TO_8 = {"x": ([1, 4], [4, 4], [8, 4])}
 
 
-async def test_a_model_goes_on_without_a_graph_that_cannot_be_captured(
+async def test_a_model_serves_without_a_graph_that_cannot_be_captured(
     load: Load, world: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.refuse("cudaGraphInstantiate", CAPTURE_FAILED)
@@ -191,7 +191,7 @@ async def test_a_model_goes_on_without_a_graph_that_cannot_be_captured(
     assert world.calls["cudaGraphLaunch"] == 1
 
 
-async def test_what_the_runtime_does_not_let_be_captured_is_executed(
+async def test_an_execution_that_cannot_be_captured_is_executed(
     load: Load, world: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     instance = await load(replace(NEGATE, extra={"not_captured": True}), wanting(spec(1)))
@@ -215,7 +215,7 @@ async def test_sizes_that_depend_on_values_are_not_captured(
 
 @pytest.fixture
 def captured_beside(world: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Beside], None]:
-    """What is done, on the event loop or on the thread that loads, while a graph is captured."""
+    """Calls on the event loop or on the loading thread during a capture."""
     runtime = importlib.import_module("cuda.bindings.runtime")
     begin = runtime.cudaStreamBeginCapture
 

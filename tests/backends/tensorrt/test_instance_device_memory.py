@@ -92,7 +92,7 @@ async def test_either_side_alone_may_be_on_the_gpu(load: Load, client: Client) -
     assert client.floats(64, 4) == [-1.0] * 4
 
 
-async def test_an_output_that_does_not_fit_is_left_to_whoever_refuses_it(
+async def test_an_output_that_does_not_fit_is_refused_by_the_later_check(
     load: Load, client: Client
 ) -> None:
     instance = await load(NEGATE)
@@ -102,7 +102,7 @@ async def test_an_output_that_does_not_fit_is_left_to_whoever_refuses_it(
     assert client.floats(64, 4) == [0.0] * 4
 
 
-async def test_memory_of_another_gpu_goes_by_the_host(
+async def test_memory_of_another_gpu_is_copied_by_the_host(
     load: Load, host_gpu: HostGpu, world: Any, client: Client
 ) -> None:
     instance = await load(NEGATE)
