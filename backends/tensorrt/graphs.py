@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from backends.tensorrt.bound_profile import BoundProfile
 from backends.tensorrt.cuda import CudaError, GpuStream
-from backends.tensorrt.execution_context import ExecutionContext
 from backends.tensorrt.library import LibraryError
 from backends.tensorrt.parameters import cuda_hints
 from backends.tensorrt.signature import Profile, Shape
@@ -177,14 +177,14 @@ class CapturedGraph:
     def __init__(
         self,
         capture: Capture,
-        bound: ExecutionContext,
+        bound: BoundProfile,
         gpu: GpuStream,
         addresses: Mapping[str, int],
     ) -> None:
         self.capture = capture
         self.addresses = addresses
         self.output_shapes: Mapping[str, Shape] = bound.output_shapes()
-        self._bound: ExecutionContext | None = bound
+        self._bound: BoundProfile | None = bound
         self._gpu = gpu
         self._graph: Any = _captured(bound, gpu)
 
@@ -198,7 +198,7 @@ class CapturedGraph:
         self._bound = None
 
 
-def _captured(bound: ExecutionContext, gpu: GpuStream) -> Any:
+def _captured(bound: BoundProfile, gpu: GpuStream) -> Any:
     bound.enqueue()  # one-time work of TensorRT must not become part of the graph
     gpu.wait()
     gpu.cuda.begin_capture(gpu.stream)

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from backends.tensorrt.bound_profile import BoundProfile, OutputRoom
 from backends.tensorrt.cuda import CudaError, GpuStream
 from backends.tensorrt.engines import Engine
-from backends.tensorrt.execution_context import ExecutionContext, OutputRoom
 from backends.tensorrt.graphs import Capture, CapturedGraph, find
 from backends.tensorrt.library import LibraryError, LibraryLog
 from backends.tensorrt.memory import GpuMemory
@@ -46,7 +46,7 @@ class PlanOnGpu:
         signature = engine.signature
         self._profiles = {index: signature.profiles[index] for index in options.captures}
         self._rooms: dict[str, OutputRoom] = {}
-        self._bound: dict[int, ExecutionContext] = {}
+        self._bound: dict[int, BoundProfile] = {}
         self._graphs: dict[int, list[CapturedGraph]] = {}
         with ExitStack() as opened:
             self._scratch = GpuMemory(gpu)
@@ -120,7 +120,7 @@ class PlanOnGpu:
         return found
 
     def _make_room(
-        self, bound: ExecutionContext, shapes: Mapping[str, Shape]
+        self, bound: BoundProfile, shapes: Mapping[str, Shape]
     ) -> Mapping[str, OutputRoom]:
         """Reserve memory for all outputs; returns the room of those of unknown shape."""
         rooms: dict[str, OutputRoom] = {}
@@ -147,8 +147,8 @@ class PlanOnGpu:
         sizes = (plan.get_device_memory_size_for_profile_v2(index) for index in self._profiles)
         return int(max(sizes))
 
-    def _bind(self, index: int) -> ExecutionContext:
-        bound = ExecutionContext(self._engine, index, self._gpu, self._log)
+    def _bind(self, index: int) -> BoundProfile:
+        bound = BoundProfile(self._engine, index, self._gpu, self._log)
         bound.use_scratch(self._scratch, self._scratch_size)
         return bound
 

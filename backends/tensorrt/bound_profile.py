@@ -10,7 +10,7 @@ from backends.tensorrt.memory import GpuMemory, Staging
 from backends.tensorrt.signature import Shape
 
 
-class ExecutionContext:
+class BoundProfile:
     """Executes in given memory; contexts of an instance share the memory `scratch`.
 
     Refusals of TensorRT raise LibraryError. `scratch` holds intermediate results, once for all
