@@ -113,7 +113,7 @@ class BusinessLogic:
             call.stream.cancel()
 
     async def ended(self) -> None:
-        """Wait until no call is in progress; comes after `end`."""
+        """Wait until no call is in progress, after `end`."""
         tasks = {each.task for each in self._calls.values()} - {asyncio.current_task()}
         await asyncio.gather(*tasks, return_exceptions=True)
 

@@ -229,7 +229,7 @@ class Backlog:
         return any(each.number < execution.number for each in self._unread)
 
     def enter(self, execution: WorkerExecution) -> None:
-        """The first unread answer of an execution has come."""
+        """Add an execution with a first unread answer."""
         self._unread[execution] = None
 
     def add(self, size_bytes: int, segments: int) -> None:

@@ -108,7 +108,7 @@ class ModelManagement:
             task.cancel()
 
     async def ended(self) -> None:
-        """Wait until no call is in progress; comes after `end`."""
+        """Wait until no call is in progress, after `end`."""
         # A model may have unloaded itself.
         tasks = self._calls.keys() - {asyncio.current_task()}
         await asyncio.gather(*tasks, return_exceptions=True)

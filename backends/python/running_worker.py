@@ -51,7 +51,7 @@ class Services(Protocol):
         """Cancel all calls: the worker has ended."""
 
     async def ended(self) -> None:
-        """Wait until no call is in progress; comes after `end`."""
+        """Wait until no call is in progress, after `end`."""
 
 
 class RunningWorker:

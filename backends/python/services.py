@@ -83,7 +83,7 @@ class ServicesOfServer:
         self._metrics.end()
 
     async def ended(self) -> None:
-        """Wait until no call is in progress; comes after `end`."""
+        """Wait until no call is in progress, after `end`."""
         await self._logic.ended()
         await self._management.ended()
 

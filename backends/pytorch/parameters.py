@@ -58,7 +58,7 @@ def boolean(text: str) -> bool:
 
 
 def integer(text: str) -> int:
-    """A count of threads, zero for what is not positive; ValueError with Triton's text."""
+    """A count of threads, zero if not positive; ValueError with Triton's text."""
     try:
         return max(0, int(text))
     except ValueError:

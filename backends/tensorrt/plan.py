@@ -77,14 +77,14 @@ class PlanOnGpu:
         subject = self._engine.subject
         index = closest(self._profiles, shapes, f"model '{subject.model}' on {subject.gpu}")
         found = self._launch(index, inputs, shapes) or self._execute(index, inputs, shapes)
-        left = staying & self._tensors.staging.keys()
+        kept = staying & self._tensors.staging.keys()
         for name in outputs:
-            if name not in left:
+            if name not in kept:
                 self._tensors.fetch(name, found[name])
         self._gpu.wait()
         tensors = self._tensors
         return {
-            name: (tensors.left if name in left else tensors.fetched)(name, found[name])
+            name: (tensors.staying if name in kept else tensors.fetched)(name, found[name])
             for name in outputs
         }
 

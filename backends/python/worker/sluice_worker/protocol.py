@@ -148,7 +148,7 @@ class ToGateway(IntEnum):
     RELEASED = 7
     """`freed, dropped`: the gateway's segments to reuse; the worker's segments to unmap.
 
-    It may come over either socket.
+    It may be sent over either socket.
     """
     PONG = 8
     """`call`."""

@@ -17,7 +17,7 @@ KNOWN_OF_TRITON = frozenset({"max_batch_size", "decoupled", "cancellation_check_
 
 @dataclass(frozen=True)
 class LlmModelFile:
-    """`arguments` go to `LLM`; `name` is the file they come from, for messages.
+    """`arguments` go to `LLM`; `name` is their file, for messages.
 
     `max_batch_size` and `decoupled` are None if the file does not set them.
     """
