@@ -32,7 +32,7 @@ class Tensors:
         return tensor.shape if self._bindings[tensor.name].dims else ()
 
     def send(self, tensor: Tensor, shape: Shape) -> int:
-        """Copy its data to the engine's memory, padded with zeros to a shape; returns the address."""
+        """Copy its data to the engine, padded with zeros to a shape; returns the address."""
         binding, memory = self._bindings[tensor.name], tensor.data
         if binding.on_host:
             return self._keep(tensor.name, _bytes(tensor).copy())

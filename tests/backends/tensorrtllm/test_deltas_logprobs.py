@@ -17,8 +17,7 @@ from backends.tensorrtllm.worker.sluice_tensorrtllm.deltas import (
     completion_logprobs,
     token_logprobs,
 )
-from tests.backends.tensorrtllm.conftest import Engine
-from tests.backends.tensorrtllm.test_server import events, generate
+from tests.backends.tensorrtllm.conftest import Engine, events, generate
 from tests.serving import Serving
 
 pytestmark = pytest.mark.timeout(120)

@@ -17,8 +17,7 @@ from backends.tensorrtllm.worker.sluice_tensorrtllm.parsers import (
     ToolCall,
     Tools,
 )
-from tests.backends.tensorrtllm.conftest import Engine
-from tests.backends.tensorrtllm.test_server import load_error
+from tests.backends.tensorrtllm.conftest import Engine, load_error
 from tests.serving import Serving
 
 pytestmark = pytest.mark.timeout(120)
