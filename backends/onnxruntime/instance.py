@@ -13,12 +13,12 @@ from backends.onnxruntime.failures import ClearFailures
 from backends.onnxruntime.signature import BFLOAT16, BFLOAT16_KIND, OnnxSignature
 from backends.onnxruntime.threads import CorePin
 from gateway.backend import ModelContext
-from gateway.batches.sequence_tensors import with_sequence_tensors
+from gateway.batches.extra_inputs import with_sequence_tensors
 from gateway.config import InstanceKind
 from gateway.device_memory import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.tensor import NUMPY_TYPES, Datatype, Tensor, array_tensor
-from gateway.tensor_runtime.tensor_instance import TensorInstance
+from gateway.tensor_runtime.instance import TensorInstance
 
 ALIGNED_BYTES = 256
 """The alignment of the runtime's own memory of a GPU, on which kernels may rely."""

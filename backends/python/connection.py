@@ -12,7 +12,7 @@ from backends.python.codec import to_json
 from backends.python.worker.sluice_worker.protocol import (
     RECEIVE_BYTES,
     BrokenFrame,
-    FrameDecoder,
+    FrameSplitter,
     ToWorker,
     frame,
 )
@@ -57,7 +57,7 @@ class FrameSocket:
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray(RECEIVE_BYTES)
         self._received = memoryview(self._buffer)
-        self._frames = FrameDecoder()
+        self._frames = FrameSplitter()
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
         self._waiting: deque[asyncio.Future[None]] = deque()

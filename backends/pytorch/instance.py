@@ -18,11 +18,11 @@ from backends.pytorch.signature import (
 )
 from backends.pytorch.tensors import from_torch, to_torch
 from backends.pytorch.threads import ThreadBudget
-from gateway.batches.sequence_tensors import with_sequence_tensors
+from gateway.batches.extra_inputs import with_sequence_tensors
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Tensor
-from gateway.tensor_runtime.tensor_instance import TensorInstance
+from gateway.tensor_runtime.instance import TensorInstance
 
 
 class PytorchInstance(TensorInstance):

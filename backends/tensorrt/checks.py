@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from backends.tensorrt.signature import Binding, EngineSignature
-from gateway.batches.sequence_tensors import sequence_inputs, with_sequence_tensors
+from gateway.batches.extra_inputs import sequence_inputs, with_sequence_tensors
+from gateway.batches.shapes import batched_shape_problems, whole_shape_problems
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
 from gateway.tensor import format_shape
-from gateway.tensor_runtime.shape_checks import batched_shape_problems, whole_shape_problems
 
 log = logging.getLogger("sluice.tensorrt")
 

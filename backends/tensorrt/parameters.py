@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
-from gateway.config.optimization import Cuda, OptimizationPolicy, OptimizationPriority
+from gateway.config.optimization import CudaOptions, OptimizationPolicy, OptimizationPriority
 from gateway.errors import Code, InferenceError
 
 BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
@@ -85,10 +85,10 @@ def dla_core(group: InstanceGroup, model: str) -> int | None:
     return group.secondary_devices[0].device_id
 
 
-def cuda_hints(config: ModelConfig) -> Cuda:
+def cuda_hints(config: ModelConfig) -> CudaOptions:
     """`optimization { cuda { ... } }`, with defaults."""
     policy = config.optimization
-    return (policy and policy.cuda) or Cuda()
+    return (policy and policy.cuda) or CudaOptions()
 
 
 def urgency(config: ModelConfig) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from backends.python import connection as module
 from backends.python.connection import FrameSocket
-from backends.python.worker.sluice_worker.protocol import PREFIX, FrameDecoder, frame
+from backends.python.worker.sluice_worker.protocol import PREFIX, FrameSplitter, frame
 from tests.builders import settle, soon
 
 
@@ -83,7 +83,7 @@ async def test_a_frame_may_come_in_pieces(ends: Ends) -> None:
 async def test_a_message_arrives_as_a_frame(ends: Ends) -> None:
     ends.channel.send(b"header", [memoryview(b"bo"), b"dy"])
     data = await ends.receive(len(frame(b"header", [b"body"])))
-    assert [(h, bytes(b)) for h, b in FrameDecoder().feed(data)] == [(b"header", b"body")]
+    assert [(h, bytes(b)) for h, b in FrameSplitter().feed(data)] == [(b"header", b"body")]
 
 
 async def test_a_full_socket_delays_frames_and_drops_none(ends: Ends) -> None:

@@ -10,7 +10,7 @@ from .errors import BadAnswer, described_failure
 from .executions import Background
 from .open_requests import OpenRequests
 from .packing import parsed
-from .protocol import FrameDecoder, ToGateway, ToWorker
+from .protocol import FrameSplitter, ToGateway, ToWorker
 from .work import GatewayCalls, take_inferred
 
 
@@ -76,7 +76,7 @@ class ControlSocket:
     def _read(self) -> None:
         # Without the gateway the process ends, whatever model.py is doing.
         try:
-            reader = FrameDecoder()
+            reader = FrameSplitter()
             while data := self._connection.receive_control():
                 for text, body in reader.feed(data):
                     header = parsed(text)

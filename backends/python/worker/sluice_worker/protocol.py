@@ -45,7 +45,7 @@ def frame(header: bytes, buffers: Sequence[memoryview | bytes] = ()) -> bytes:
     return b"".join((PREFIX.pack(len(header), size), header, *buffers))
 
 
-class FrameDecoder:
+class FrameSplitter:
     """Splits the bytes of a socket into frames; bodies are views of the fed bytes."""
 
     __slots__ = ("_needed", "_parts", "_size")

@@ -12,7 +12,7 @@ from typing import Any
 from .connection import Buffer, GatewayConnection, end_group
 from .errors import TritonModelException
 from .packing import Unpacking, parsed
-from .protocol import FrameDecoder, ToGateway, ToWorker
+from .protocol import FrameSplitter, ToGateway, ToWorker
 
 Answered = Callable[[Any, bool], None]
 """Gets each answer, and whether it is the last."""
@@ -68,7 +68,7 @@ class WorkSocket:
 
     def __init__(self, connection: GatewayConnection, calls: GatewayCalls) -> None:
         self._connection, self._calls = connection, calls
-        self._frames = FrameDecoder()
+        self._frames = FrameSplitter()
         self._messages: deque[Message] = deque()
         self._came_soon = False
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.python.worker.sluice_worker.protocol import FrameDecoder, ToGateway, ToWorker, frame
+from backends.python.worker.sluice_worker.protocol import FrameSplitter, ToGateway, ToWorker, frame
 from backends.python.worker.sluice_worker.segments import (
     SHARED_FROM_BYTES,
     IncomingSegments,
@@ -231,7 +231,7 @@ class PlayedGateway:
         return self.process.stdout.read().decode()
 
     def _listen(self, source: socket.socket) -> None:
-        reader = FrameDecoder()
+        reader = FrameSplitter()
         while data := source.recv(1 << 18):
             for header, body in reader.feed(data):
                 kind, *values = json.loads(header)

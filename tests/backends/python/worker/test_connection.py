@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from backends.python.worker.sluice_worker.connection import GatewayConnection
-from backends.python.worker.sluice_worker.protocol import FrameDecoder, ToGateway
+from backends.python.worker.sluice_worker.protocol import FrameSplitter, ToGateway
 from backends.python.worker.sluice_worker.segments import OutgoingSegments
 
 WAIT_SECS = 20.0
@@ -47,7 +47,7 @@ def test_released_segments_are_sent_while_work_is_full(
         with suppress(TimeoutError):  # the thread may end after its last byte was read
             work.recv(1 << 20)
     assert told
-    ((header, _),) = FrameDecoder().feed(received)
+    ((header, _),) = FrameSplitter().feed(received)
     assert json.loads(header) == [ToGateway.RELEASED, [number], []]
     outgoing.close()
     connection.incoming.close()

@@ -1,4 +1,4 @@
-"""The infer route over a real data plane: what stands around the codec."""
+"""The infer route over a real data plane."""
 
 import gzip
 import json
@@ -17,8 +17,8 @@ from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
+from gateway.frontends.http.asgi_extensions import JOINED_BYTES
 from gateway.frontends.http.infer import InferRoute
-from gateway.frontends.http.one_write import JOINED_BYTES
 from gateway.messages import InferResponse
 from gateway.settings import HttpSettings
 from gateway.tensor import text_tensor
@@ -101,7 +101,7 @@ async def test_other_requests_go_elsewhere(client: httpx.AsyncClient, path: str)
     assert (await soon(client.post(path, content=BODY))).text == "elsewhere"
 
 
-async def test_what_is_no_request_goes_elsewhere() -> None:
+async def test_a_scope_other_than_http_goes_to_the_application() -> None:
     seen: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -210,7 +210,7 @@ async def test_nothing_of_a_defect_reaches_the_client(
     def fail(*_: object) -> None:
         raise ValueError("secret")
 
-    monkeypatch.setattr("gateway.frontends.http.infer_codec.parse_request", fail)
+    monkeypatch.setattr("gateway.frontends.http.infer_request.parse_request", fail)
     status, error = error_of(await soon(client.post(PATH, content=BODY)))
     assert status == 500
     assert "secret" not in error
@@ -305,7 +305,7 @@ async def test_headers_are_forwarded_to_the_model(serve: Serve) -> None:
 # Clients that leave.
 
 
-async def test_the_model_stops_when_the_client_leaves(serve: Serve) -> None:
+async def test_the_model_stops_when_the_client_disconnects(serve: Serve) -> None:
     instance = ScriptedInstance()
     exchange = Exchange(route_to(serve(instance, config=ECHO)), PATH, BODY)
     async with exchange:
@@ -315,7 +315,9 @@ async def test_the_model_stops_when_the_client_leaves(serve: Serve) -> None:
     await exchange.ended()
 
 
-async def test_a_request_whose_client_has_left_never_reaches_the_model(serve: Serve) -> None:
+async def test_a_request_whose_client_has_disconnected_never_reaches_the_model(
+    serve: Serve,
+) -> None:
     gate = ExecutionGate()
     model = serve(echo(gate=gate), config=ECHO)
     app = route_to(model)
