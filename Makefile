@@ -17,7 +17,8 @@ OLDEST ?= /usr/bin/python3.11
 OLDEST_VENV := $(VENV)/oldest
 OLDEST_BIN := $(OLDEST_VENV)/bin
 python_backend = $(addprefix tests/backends/python/, $(addsuffix .py, $(1)))
-OLDEST_TESTS := $(call python_backend, test_execution test_leaving test_descriptors environments/test_archives) \
+OLDEST_TESTS := $(call python_backend, test_execution test_instance_disconnects test_connection_descriptors \
+    test_environment_builds_archives) \
   tests/gateway/cache tests/gateway/frontends/grpc tests/gateway/models/test_closings.py \
   tests/gateway/schedulers/test_execution.py tests/gateway/schedulers/test_every_scheduler.py \
   tests/conformance/test_stream_infer.py tests/conformance/test_cancellation.py

@@ -1,4 +1,4 @@
-"""Echo any tensors, with delays, failures and gates: for tests and load tests."""
+"""The backend `identity`: inputs as outputs, with delays, failures and gates, for tests."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -12,8 +12,8 @@ from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse
 from gateway.tensor import Tensor
 
 
-class Gate:
-    """Holds executions until a test opens it; counts those that wait and those that were cut."""
+class ExecutionGate:
+    """Holds executions until a test opens it; counts waiting and cancelled ones."""
 
     def __init__(self) -> None:
         self._opened = asyncio.Event()
@@ -22,7 +22,7 @@ class Gate:
         self.cut = 0
 
     def open(self) -> None:
-        """Let everything through, now and later."""
+        """Release all executions, present and later."""
         self._opened.set()
 
     async def passed(self) -> None:
@@ -37,7 +37,7 @@ class Gate:
             self.waiting -= 1
 
     async def reached(self, count: int) -> None:
-        """Wait until that many executions are held."""
+        """Wait until this many executions are held."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.waiting >= count)
 
@@ -49,11 +49,11 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """How an instance answers; from `parameters` of its config.
+    """Settings of an instance, from `parameters` of its config.
 
-    `delay_us`: wait before each answer. `fail`: fail with this text. `responses`: how many
-    equal responses a request gets. `concurrency`: executions at once, 0 for no limit.
-    `load_fails`: fail to load with this text.
+    `delay_us`: wait before each answer. `fail`: fail with this text. `responses`: number of equal
+    responses to a request. `concurrency`: concurrent executions, 0 for no limit. `load_fails`:
+    fail to load with this text.
     """
 
     delay_us: int = 0
@@ -61,11 +61,11 @@ class Behaviour:
     responses: int = 1
     concurrency: int = 1
     load_fails: str = ""
-    gate: Gate | None = field(default=None, compare=False)
+    gate: ExecutionGate | None = field(default=None, compare=False)
 
     @classmethod
     def read(cls, parameters: Mapping[str, str]) -> "Behaviour":
-        """Behaviour from a config's parameters; InferenceError on a value that is no number."""
+        """Behaviour from a config's parameters; InferenceError for a value that is no number."""
         return cls(
             delay_us=_number(parameters, "delay_us", 0),
             fail=parameters.get("fail", ""),
@@ -85,9 +85,9 @@ def _number(parameters: Mapping[str, str], key: str, default: int) -> int:
 
 
 class IdentityInstance(Instance):
-    """Answers each input as the output that `outputs` has for its name, or else under its name.
+    """Returns each input as the output that `outputs` has for its name, or else under its name.
 
-    Outputs come in the order of `outputs`; an input that it does not name has none.
+    Outputs are in the order of `outputs`; an input that it does not name is not returned.
     """
 
     def __init__(self, behaviour: Behaviour, outputs: Mapping[str, str] = NO_PARAMETERS) -> None:
@@ -103,7 +103,7 @@ class IdentityInstance(Instance):
                 yield index, await self._answer(request, number)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     async def _answer(self, request: InferRequest, number: int) -> InferResponse | InferenceError:
         if self._behaviour.delay_us:
@@ -124,9 +124,9 @@ class IdentityInstance(Instance):
 
 
 class IdentityBackend(Backend):
-    """Backend `identity`; pass a gate to hold every execution of the instances it loads."""
+    """The entry point `identity`; a gate holds every execution of its instances."""
 
-    def __init__(self, gate: Gate | None = None) -> None:
+    def __init__(self, gate: ExecutionGate | None = None) -> None:
         self._gate = gate
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""Requests answered n times: a decoupled model without an engine, for tests and load tests.
+"""The backend `repeat`: requests answered n times, a decoupled model for tests.
 
 A config whose inputs are IN, DELAY and WAIT gets the model of Triton's own repeat backend.
 """
@@ -39,7 +39,7 @@ TRITON_OUTPUTS = (
 class RepeatInstance(Instance):
     """n responses with `text_input` as `text_output`, `delay_us` microseconds apart.
 
-    The last response carries the final flag; for n = 0 the flag comes alone. A negative n fails.
+    The last response carries the final flag; for n = 0 the flag is sent alone. A negative n fails.
     """
 
     concurrency = None
@@ -59,14 +59,14 @@ class RepeatInstance(Instance):
             yield index, replace(response if count else InferResponse(), final=True)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 class TritonRepeatInstance(Instance):
     """Each element of IN as OUT, with its place as IDX, after its DELAY in milliseconds.
 
-    An execution takes WAIT milliseconds, as in Triton's backend; responses may come before and
-    after that. The final flag of a decoupled model comes alone.
+    An execution takes WAIT milliseconds, as in Triton's backend; responses may be sent before and
+    after its end. The final flag of a decoupled model is sent alone.
     """
 
     def __init__(self, *, decoupled: bool) -> None:
@@ -108,7 +108,7 @@ class TritonRepeatInstance(Instance):
             await _sleep_until(free_at)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 def _numbers(request: InferRequest, name: str) -> list[int]:
@@ -145,7 +145,7 @@ def _output(request: InferRequest) -> Tensor:
 
 
 class RepeatBackend(Backend):
-    """Backend `repeat`."""
+    """The entry point `repeat`."""
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
         if _is_tritons(config):

@@ -1,4 +1,4 @@
-"""ONNX models by ONNX Runtime, on the CPU or on a GPU."""
+"""The backend `onnxruntime`: ONNX models by ONNX Runtime, on the CPU or on a GPU."""
 
 import threading
 from contextlib import nullcontext
@@ -7,17 +7,14 @@ from pathlib import Path
 
 import onnxruntime
 
-from backends.onnxruntime.checks import check
-from backends.onnxruntime.completion import complete, is_complete
+from backends.onnxruntime.checks import check, complete, is_complete
 from backends.onnxruntime.instance import OnnxRuntimeInstance
-from backends.onnxruntime.model_file import find_model
+from backends.onnxruntime.model_file import find_model, is_steady
 from backends.onnxruntime.parameters import count
-from backends.onnxruntime.pinning import Pin, Pins
 from backends.onnxruntime.providers import CUDA, providers
 from backends.onnxruntime.session import SessionPlan, open_session
-from backends.onnxruntime.signature import Signature
-from backends.onnxruntime.steadiness import is_steady
-from backends.onnxruntime.threads import SessionThreads, SharedThreads
+from backends.onnxruntime.signature import OnnxSignature
+from backends.onnxruntime.threads import CorePin, CorePins, SessionThreads, SharedThreads
 from gateway.backend import Backend, Instance, ModelContext
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError
@@ -27,7 +24,7 @@ DEFAULT_BATCH_SIZE = "default-max-batch-size"
 
 
 class OnnxRuntimeBackend(Backend):
-    """Backend `onnxruntime`: each instance has a session of its own, as in Triton."""
+    """Each instance has a session of its own, as on Triton."""
 
     keeps_to_cores = True
 
@@ -42,11 +39,11 @@ class OnnxRuntimeBackend(Backend):
         plan = SessionPlan(config.name, SessionThreads(1, 1), found, optimized=False)
         session = open_session(config, path, plan)
         size = count(self.settings, DEFAULT_BATCH_SIZE, 4)
-        return complete(config, Signature.of(session), size)
+        return complete(config, OnnxSignature.of(session), size)
 
     async def load(self, context: ModelContext) -> Instance:
         on_cpu = context.group.kind is not InstanceKind.KIND_GPU
-        turns = self._turns if on_cpu else None  # made here, on the event loop: only once
+        turns = self._turns if on_cpu else None  # made once, since it is made on the event loop
         threads = None if turns else SessionThreads.read(context.config, self.settings)
         pin = self._pin(context, threads) if threads else None
         if context.cpu_cores and pin is None:
@@ -65,9 +62,9 @@ class OnnxRuntimeBackend(Backend):
             raise
         return instance
 
-    def _pin(self, context: ModelContext, threads: SessionThreads) -> Pin | None:
+    def _pin(self, context: ModelContext, threads: SessionThreads) -> CorePin | None:
         if context.cpu_cores:
-            return Pin(context.cpu_cores, _not_taken)
+            return CorePin(context.cpu_cores, _not_taken)
         if context.group.kind is InstanceKind.KIND_GPU:
             return None
         return self._pins.take(context.config, threads.intra)
@@ -77,7 +74,7 @@ class OnnxRuntimeBackend(Backend):
         context: ModelContext,
         threads: SessionThreads | None,
         turns: threading.Semaphore | None,
-        pin: Pin | None,
+        pin: CorePin | None,
     ) -> OnnxRuntimeInstance:
         config = context.config
         plan = SessionPlan(
@@ -87,20 +84,20 @@ class OnnxRuntimeBackend(Backend):
         )
         with pin.kept() if pin else nullcontext():
             session = open_session(config, context.path, plan)
-        check(config, Signature.of(session))
+        check(config, OnnxSignature.of(session))
         file = find_model(config, context.path)
         steady = turns is None and is_steady(config, file, plan.providers)
-        instance = OnnxRuntimeInstance(context, session, turns)  # starts a thread: comes last
+        instance = OnnxRuntimeInstance(context, session, turns)  # starts a thread: must be last
         instance.steady = steady
         return instance
 
     @cached_property
-    def _pins(self) -> Pins:
-        return Pins()
+    def _pins(self) -> CorePins:
+        return CorePins()
 
     @cached_property
     def _turns(self) -> threading.Semaphore | None:
-        """Who may run at once where all sessions share one pool, which is made here."""
+        """The limit of concurrent runs if all sessions share one pool, which is made here."""
         shared = SharedThreads.read(self.settings)
         if shared is None:
             return None
@@ -109,4 +106,4 @@ class OnnxRuntimeBackend(Backend):
 
 
 def _not_taken(_: frozenset[int]) -> None:
-    """Cores of a host policy are shared: no instance takes them from another."""
+    """Nothing to release: the cores of a host policy are shared."""

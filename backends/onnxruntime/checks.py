@@ -1,18 +1,109 @@
-"""Does the config fit the model? Triton's checks when it loads ONNX models, and their texts."""
+"""Completion of a config from the model, and checks of a config against it.
 
-from collections.abc import Iterable, Iterator
+Both follow Triton's rules for ONNX models, in its words. Completion looks at whole sides: inputs or
+outputs that a config lists are kept.
+"""
 
-from backends.onnxruntime.signature import ModelTensor, Signature
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from backends.onnxruntime.signature import ModelTensor, OnnxSignature
 from gateway.batches.extra_inputs import sequence_inputs, with_sequence_tensors
 from gateway.batches.shapes import batched_shape_problems, whole_shape_problems
-from gateway.config import ModelConfig, ModelInput, ModelOutput
+from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
 from gateway.config.data_type import DataType
+from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
 from gateway.tensor import format_shape
 
+log = logging.getLogger("sluice.onnxruntime")
 
-def check(config: ModelConfig, signature: Signature) -> None:
-    """Raise INVALID_ARG for the first thing in which they contradict each other.
+
+def is_complete(config: ModelConfig) -> bool:
+    """Whether nothing is missing; batching then is as configured."""
+    return bool((config.input or config.batch_input) and config.output)
+
+
+def complete(config: ModelConfig, signature: OnnxSignature, default_batch_size: int) -> ModelConfig:
+    """The config with the model's tensors, batch size and dynamic batching filled in.
+
+    Raises InferenceError if it asks for batches of a model without them, or if the model has a
+    tensor that the protocol lacks.
+    """
+    batches = _batches(signature)
+    if config.max_batch_size and not batches:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"autofill failed for model '{config.name}': model does not support batching while "
+            "non-zero max_batch_size is specified",
+        )
+    size = config.max_batch_size or (_default(config, default_batch_size) if batches else 0)
+    config = replace(config, max_batch_size=size)
+    own = _without_sequence_tensors(signature, config)
+    return replace(
+        config,
+        input=config.input if config.input or config.batch_input else _inputs(own, config),
+        output=config.output or _outputs(own, config),
+        dynamic_batching=_dynamic_batching(config),
+    )
+
+
+def _without_sequence_tensors(signature: OnnxSignature, config: ModelConfig) -> OnnxSignature:
+    """The signature without controls and states, which the server feeds itself."""
+    batching = config.sequence_batching
+    if batching is None:
+        return signature
+    fed = {each.name for each in sequence_inputs(batching)}
+    kept = {each.output_name for each in batching.state}
+    return replace(
+        signature,
+        inputs={name: each for name, each in signature.inputs.items() if name not in fed},
+        outputs={name: each for name, each in signature.outputs.items() if name not in kept},
+    )
+
+
+def _batches(signature: OnnxSignature) -> bool:
+    every = (*signature.inputs.values(), *signature.outputs.values())
+    return all(tensor.dims[:1] == (-1,) for tensor in every)
+
+
+def _default(config: ModelConfig, size: int) -> int:
+    log.warning("batch size chosen", extra={"model": config.name, "max_batch_size": size})
+    return size
+
+
+def _dynamic_batching(config: ModelConfig) -> DynamicBatching | None:
+    if config.max_batch_size <= 1 or config.dynamic_batching or config.sequence_batching:
+        return config.dynamic_batching
+    return DynamicBatching(preferred_batch_size=(config.max_batch_size,))
+
+
+def _inputs(signature: OnnxSignature, config: ModelConfig) -> tuple[ModelInput, ...]:
+    return tuple(
+        ModelInput(name=each.name, data_type=each.data_type, dims=dims, reshape=reshape)
+        for each, dims, reshape in _shaped(signature.inputs, config)
+    )
+
+
+def _outputs(signature: OnnxSignature, config: ModelConfig) -> tuple[ModelOutput, ...]:
+    return tuple(
+        ModelOutput(name=each.name, data_type=each.data_type, dims=dims, reshape=reshape)
+        for each, dims, reshape in _shaped(signature.outputs, config)
+    )
+
+
+def _shaped(
+    tensors: Mapping[str, ModelTensor], config: ModelConfig
+) -> Iterable[tuple[ModelTensor, tuple[int, ...], TensorReshape | None]]:
+    for tensor in tensors.values():
+        dims = tensor.dims[1:] if config.batching else tensor.dims
+        scalar = TensorReshape() if config.batching and not dims else None
+        yield tensor, dims or (1,), scalar
+
+
+def check(config: ModelConfig, signature: OnnxSignature) -> None:
+    """Raise INVALID_ARG for the first contradiction.
 
     A model may have more outputs than the config lists, but not more inputs.
     """
@@ -21,7 +112,7 @@ def check(config: ModelConfig, signature: Signature) -> None:
         raise InferenceError(Code.INVALID_ARG, problem)
 
 
-def _problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
+def _problems(config: ModelConfig, signature: OnnxSignature) -> Iterator[str]:
     yield from _control_problems(config, signature)
     yield from _count_problems(config, signature)
     for each in config.input:
@@ -37,7 +128,7 @@ def _problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
     yield from _sequence_problems(config, signature)
 
 
-def _control_problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
+def _control_problems(config: ModelConfig, signature: OnnxSignature) -> Iterator[str]:
     for name in _controls(config):
         if name not in signature.inputs:
             yield (
@@ -46,8 +137,8 @@ def _control_problems(config: ModelConfig, signature: Signature) -> Iterator[str
             )
 
 
-def _sequence_problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
-    """Controls and states are tensors like others."""
+def _sequence_problems(config: ModelConfig, signature: OnnxSignature) -> Iterator[str]:
+    """Controls and states are checked like other tensors."""
     if config.sequence_batching is None:
         return
     for tensor in sequence_inputs(config.sequence_batching):
@@ -66,7 +157,7 @@ def _states(config: ModelConfig) -> list[str]:
     return [each.input_name for each in batching.state] if batching else []
 
 
-def _count_problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
+def _count_problems(config: ModelConfig, signature: OnnxSignature) -> Iterator[str]:
     names = {each.name for each in config.input if each.name not in signature.initializers}
     names.update(name for each in config.batch_input for name in each.target_name)
     names.update(_controls(config), _states(config))
@@ -77,7 +168,9 @@ def _count_problems(config: ModelConfig, signature: Signature) -> Iterator[str]:
         )
 
 
-def _input_problems(tensor: ModelInput, config: ModelConfig, signature: Signature) -> Iterator[str]:
+def _input_problems(
+    tensor: ModelInput, config: ModelConfig, signature: OnnxSignature
+) -> Iterator[str]:
     known = {**signature.inputs, **signature.initializers}
     yield from _name_problems(tensor.name, "input", known)
     found = known[tensor.name]
@@ -90,7 +183,7 @@ def _input_problems(tensor: ModelInput, config: ModelConfig, signature: Signatur
 
 
 def _output_problems(
-    tensor: ModelOutput, config: ModelConfig, signature: Signature
+    tensor: ModelOutput, config: ModelConfig, signature: OnnxSignature
 ) -> Iterator[str]:
     yield from _name_problems(tensor.name, "output", signature.outputs)
     found = signature.outputs[tensor.name]

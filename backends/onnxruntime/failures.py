@@ -1,4 +1,4 @@
-"""What does a client learn of a failure of ONNX Runtime? No path of the host, no C++."""
+"""Failures of ONNX Runtime as clients read them: without paths of the host and C++ sources."""
 
 import re
 from pathlib import Path
@@ -19,22 +19,21 @@ RUNTIME_ERRORS: tuple[type[Exception], ...] = (
     TypeError,
     MemoryError,
 )
-"""Everything the library raises: its own exceptions have no base, and bindings add Python's."""
+"""All exceptions of the library: its own have no common base, and bindings raise Python's."""
 
 NUMBERED = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : ")
 SOURCE = re.compile(
     r"\S*\.(?:cc|cpp|h|hpp|cu|cuh):\d+ (?:[\w:~<>]+(?: [\w:*&~<>]+)*\([^\n]*?\)(?: const)? )?"
 )
-"""A place in the library's C++ sources, and the function that it then names."""
+"""A place in the library's C++ sources, and the function after it."""
 SPACES = re.compile(r"\s+")
 LONGEST = 2000
 
 
-class Told:
-    """As a context it turns a failure of the library into InferenceError INTERNAL.
+class ClearFailures:
+    """A context that turns a failure of the library into InferenceError INTERNAL.
 
-    `what` begins its text. `folder` is where the model lives, which the text leaves out, and what
-    is above it.
+    `what` begins its text. `folder` is the model's; the text omits it and its parents.
     """
 
     __slots__ = ("_folder", "_what")

@@ -1,37 +1,54 @@
 """One session of ONNX Runtime that serves requests."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from backends.onnxruntime.binding import Lying, Place, bind, bind_outputs, place_of, usable_on
-from backends.onnxruntime.element_types import BFLOAT16, BFLOAT16_KIND
-from backends.onnxruntime.failures import Told
-from backends.onnxruntime.pinning import Pin
-from backends.onnxruntime.signature import Signature
+from backends.onnxruntime.failures import ClearFailures
+from backends.onnxruntime.signature import BFLOAT16, BFLOAT16_KIND, OnnxSignature
+from backends.onnxruntime.threads import CorePin
 from gateway.backend import ModelContext
 from gateway.batches.extra_inputs import with_sequence_tensors
+from gateway.config import InstanceKind
 from gateway.device_memory import DeviceMemory
 from gateway.errors import Code, InferenceError
-from gateway.tensor import Datatype, Tensor, array_tensor
+from gateway.tensor import NUMPY_TYPES, Datatype, Tensor, array_tensor
 from gateway.tensor_runtime.instance import TensorInstance
+
+ALIGNED_BYTES = 256
+"""The alignment of the runtime's own memory of a GPU, on which kernels may rely."""
+
+HOST = "cpu"
+STRINGS = "tensor(string)"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPlace:
+    """A GPU as ONNX Runtime names it."""
+
+    device: str
+    number: int
+
+
+InputsOnGpu = Mapping[str, tuple[Tensor, DeviceMemory]]
+"""Inputs by name, with their memory on the GPU."""
 
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 
 
 class OnnxRuntimeInstance(TensorInstance):
-    """Inputs are views of the requests, outputs are views of what the runtime has allocated.
+    """Inputs are views of the requests, outputs are views of the runtime's memory.
 
-    That is what plain `run` does on the CPU; binding inputs and outputs one by one takes longer
-    and saves no copy. On a GPU it copies in and out, which requests from a network need anyway;
-    tensors that lie on the GPU, or are to stay there, are bound. Each session there has a stream
-    of its own.
-    A run that nobody waits for any more is cut short between two of its operators. `turn` is
-    entered for each run, where sessions share their threads.
+    `run` does so on the CPU; binding inputs and outputs one by one takes longer and saves no copy.
+    On a GPU it copies in and out, which requests from a network need anyway; tensors that are on
+    the GPU, or stay there, are bound. Each session there has a stream of its own.
+    A run without waiting clients is terminated between two operators. `turn` is entered for each
+    run if sessions share their threads.
     """
 
     def __init__(
@@ -39,28 +56,28 @@ class OnnxRuntimeInstance(TensorInstance):
     ) -> None:
         super().__init__(context.config, context.name)
         self._model = context.config.name
-        self._told = Told(context.path, f"model '{self._model}' failed")
+        self._clear_failures = ClearFailures(context.path, f"model '{self._model}' failed")
         self._session = session
         self._turn = turn or nullcontext()
-        self._pin: Pin | None = None
+        self._pin: CorePin | None = None
         self._shrinkage = context.config.parameter(SHRINKAGE)
         known = with_sequence_tensors(context.config)
         self._datatypes = {output.name: output.datatype for output in known.output}
-        self._bfloat16 = _names_of_bfloat16(Signature.of(session))
+        self._bfloat16 = _names_of_bfloat16(OnnxSignature.of(session))
         self._options = self._run_options()
-        self.place = place_of(context, Signature.of(session))
+        self.place = gpu_place(context, OnnxSignature.of(session))
         self.gpu = self.place.number if self.place else None
 
     def run(
         self, inputs: Mapping[str, Tensor], outputs: Sequence[str], staying: Set[str]
     ) -> Mapping[str, Tensor]:
-        there = usable_on(self.gpu, inputs.values())
+        there = inputs_on_gpu(self.gpu, inputs.values())
         feeds = {name: self._array(each) for name, each in inputs.items() if name not in there}
         if self.place and (there or staying):
             return self._run_bound(self.place, there, feeds, outputs, staying)
         options = self._options
         compute = self._run_values if self._bfloat16 else self._session.run
-        with self._turn, self._told:
+        with self._turn, self._clear_failures:
             arrays = compute(list(outputs), feeds, options)
         return {
             name: array_tensor(name, self._datatypes[name], array)
@@ -69,15 +86,15 @@ class OnnxRuntimeInstance(TensorInstance):
 
     def _run_bound(
         self,
-        place: Place,
-        there: Lying,
+        place: GpuPlace,
+        there: InputsOnGpu,
         feeds: Mapping[str, npt.NDArray[Any]],
         outputs: Sequence[str],
         staying: Set[str],
     ) -> dict[str, Tensor]:
-        """The same with inputs that lie on the GPU, and outputs that are to stay there."""
+        """Run with inputs that are on the GPU, and outputs that stay there."""
         values = {name: self._value(name, array) for name, array in feeds.items()}
-        with self._turn, self._told:
+        with self._turn, self._clear_failures:
             binding = bind(self._session, place, values, there)
             bind_outputs(binding, place, outputs, staying)
             self._session.run_with_iobinding(binding, self._options)
@@ -87,7 +104,7 @@ class OnnxRuntimeInstance(TensorInstance):
             for name, value in found.items()
         }
 
-    def _staying(self, name: str, value: Any, place: Place) -> Tensor:
+    def _staying(self, name: str, value: Any, place: GpuPlace) -> Tensor:
         size = value.tensor_size_in_bytes()
         memory = DeviceMemory(place.number, value.data_ptr(), size, value)
         return Tensor(name, self._datatypes[name], tuple(value.shape()), memory)
@@ -96,12 +113,12 @@ class OnnxRuntimeInstance(TensorInstance):
         return array_tensor(name, self._datatypes[name], _view(value))
 
     def abort(self) -> None:
-        # Runs after this one have others, which nobody has terminated.
+        # Later runs have new options, which are not terminated.
         options, self._options = self._options, self._run_options()
         options.terminate = True
 
-    async def keep_to(self, pin: Pin) -> None:
-        """Have the thread that runs compute on keep to these processors from now on."""
+    async def keep_to(self, pin: CorePin) -> None:
+        """Bind the thread of the runs to these cores."""
         self._pin = pin
         await self._thread.call(pin.keep)
 
@@ -120,7 +137,7 @@ class OnnxRuntimeInstance(TensorInstance):
         if tensor.datatype is Datatype.BYTES:
             return self._strings(tensor)
         array = tensor.array()
-        # Tensors of one body follow each other at any offset; kernels may ask for better.
+        # Tensors of one body start at any offset; kernels may need alignment.
         return array if array.flags.aligned else array.copy()
 
     def _strings(self, tensor: Tensor) -> npt.NDArray[Any]:
@@ -135,7 +152,7 @@ class OnnxRuntimeInstance(TensorInstance):
             ) from None
         return strings.reshape(tensor.shape)
 
-    # bfloat16, which numpy does not know: its bits travel as uint16.
+    # bfloat16, which numpy lacks: its bits travel as uint16.
 
     def _run_values(
         self, names: list[str], feeds: Mapping[str, npt.NDArray[Any]], options: Any
@@ -149,7 +166,7 @@ class OnnxRuntimeInstance(TensorInstance):
         return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
-def _names_of_bfloat16(signature: Signature) -> frozenset[str]:
+def _names_of_bfloat16(signature: OnnxSignature) -> frozenset[str]:
     known = {**signature.inputs, **signature.initializers, **signature.outputs}
     return frozenset(name for name, each in known.items() if each.kind == BFLOAT16_KIND)
 
@@ -169,3 +186,49 @@ class _Bits:
             "shape": tuple(value.shape()),
             "version": 3,
         }
+
+
+def gpu_place(context: ModelContext, signature: OnnxSignature) -> GpuPlace | None:
+    """Where an instance computes; None on the host, and for strings, which cannot be bound."""
+    every = (*signature.inputs.values(), *signature.initializers.values())
+    if context.group.kind is not InstanceKind.KIND_GPU or any(
+        each.kind == STRINGS for each in (*every, *signature.outputs.values())
+    ):
+        return None
+    return GpuPlace("cuda", context.device)
+
+
+def inputs_on_gpu(gpu: int | None, inputs: Iterable[Tensor]) -> InputsOnGpu:
+    """The inputs that a run on that GPU can use in place; none without a GPU.
+
+    BOOL is not among them: it must be normalised to ones and zeros on the host.
+    """
+    if gpu is None:
+        return {}
+    return {
+        tensor.name: (tensor, data)
+        for tensor in inputs
+        if isinstance(data := tensor.data, DeviceMemory)
+        and data.gpu == gpu
+        and data.address % ALIGNED_BYTES == 0
+        and tensor.datatype is not Datatype.BOOL
+    }
+
+
+def bind(session: Any, place: GpuPlace, values: Mapping[str, Any], there: InputsOnGpu) -> Any:
+    """A binding with inputs of the host, and inputs on the GPU."""
+    binding = session.io_binding()
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    for name, (tensor, memory) in there.items():
+        element = NUMPY_TYPES.get(tensor.datatype, BFLOAT16)
+        where = (place.device, place.number)
+        binding.bind_input(name, *where, element, tensor.shape, memory.address)
+    return binding
+
+
+def bind_outputs(binding: Any, place: GpuPlace, names: Sequence[str], staying: Set[str]) -> None:
+    """Bind outputs that the runtime allocates: staying ones on the GPU, others on the host."""
+    for name in names:
+        where = (place.device, place.number) if name in staying else (HOST, 0)
+        binding.bind_output(name, *where)

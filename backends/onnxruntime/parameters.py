@@ -1,4 +1,4 @@
-"""How does Triton read the numbers and switches of a model's parameters?"""
+"""Numbers and switches in parameters, as Triton reads them."""
 
 from collections.abc import Mapping
 
@@ -7,11 +7,11 @@ from gateway.errors import Code, InferenceError
 TRUE = frozenset({"true", "on", "1"})
 FALSE = frozenset({"false", "off", "0"})
 LARGEST = 2**31 - 1
-"""What the library's counts can hold."""
+"""The largest count that the library accepts."""
 
 
 def integer(parameters: Mapping[str, str], key: str, default: int = 0) -> int:
-    """The whole number under that key; InferenceError INVALID_ARG if it is none."""
+    """The integer under that key; InferenceError INVALID_ARG if it is invalid."""
     text = parameters.get(key, str(default)).strip()
     try:
         return int(text)
@@ -20,7 +20,7 @@ def integer(parameters: Mapping[str, str], key: str, default: int = 0) -> int:
 
 
 def count(parameters: Mapping[str, str], key: str, default: int = 0) -> int:
-    """The number from 0 to LARGEST under that key; InferenceError INVALID_ARG if it is none."""
+    """The number from 0 to LARGEST under that key; InferenceError INVALID_ARG if it is invalid."""
     found = integer(parameters, key, default)
     if not 0 <= found <= LARGEST:
         raise InferenceError(
@@ -31,7 +31,7 @@ def count(parameters: Mapping[str, str], key: str, default: int = 0) -> int:
 
 
 def switch(parameters: Mapping[str, str], key: str, *, default: bool) -> bool:
-    """Whether that key is on; InferenceError INVALID_ARG if it says neither yes nor no."""
+    """Whether that key is on; InferenceError INVALID_ARG if it is invalid."""
     text = parameters.get(key, str(default)).strip()
     if text.lower() in TRUE | FALSE:
         return text.lower() in TRUE

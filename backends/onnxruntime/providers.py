@@ -1,4 +1,4 @@
-"""Which execution providers run a model's operators, in which order and with which options?"""
+"""Execution providers of an instance, in their order and with their options."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -113,7 +113,7 @@ def _cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:
 
 
 def _chosen(parameters: Mapping[str, str], key: str, names: Sequence[str]) -> str:
-    """The name that a number stands for, "" if nothing is chosen."""
+    """The name for a number, "" if the key is missing."""
     if key not in parameters:
         return ""
     number = integer(parameters, key)

@@ -1,4 +1,4 @@
-"""From a model file and its config to a session of ONNX Runtime."""
+"""Opening of a session of ONNX Runtime."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 import onnxruntime
 from onnxruntime import ExecutionMode, GraphOptimizationLevel
 
-from backends.onnxruntime.failures import Told
+from backends.onnxruntime.failures import ClearFailures
 from backends.onnxruntime.model_file import find_libraries, find_model
 from backends.onnxruntime.parameters import integer, switch
 from backends.onnxruntime.providers import CPU, Provider, require_installed
@@ -22,17 +22,16 @@ LEVELS = {
     1: GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     2: GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
-"""What the config's `optimization { graph { level } }` means, as in Triton."""
+"""The levels of `optimization { graph { level } }`, as on Triton."""
 
 MODES = {0: ExecutionMode.ORT_SEQUENTIAL, 1: ExecutionMode.ORT_PARALLEL}
 DEVICE_ALLOCATOR = "session.use_device_allocator_for_initializers"
 SPINNING = "session.intra_op.allow_spinning"
-"""Threads that wait for work may spin. Off unless a model asks: it takes twice the processor time,
-which the gateway itself, engines and other models on the machine could use."""
+"""Whether waiting threads spin; off by default, since spinning takes twice the processor time."""
 SPINNING_INTER = "session.inter_op.allow_spinning"
 SPINNING_STOP = "session.force_spinning_stop"
 FATAL_ONLY = 4
-"""What fails is raised, and told once; the library need not write it to stderr as well."""
+"""Failures are raised, so the library need not write them to stderr."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +45,14 @@ class SessionPlan:
 
 
 def open_session(config: ModelConfig, folder: Path, plan: SessionPlan) -> Any:
-    """Load the model of a version folder; blocks for as long as that takes.
+    """Load the model of a version folder; blocks until it is loaded.
 
-    Raises InferenceError that says why it cannot be loaded.
+    Raises InferenceError if it cannot be loaded.
     """
     require_installed(plan.providers, plan.name)
     file = find_model(config, folder)
     options = _options(config, plan)
-    with Told(folder, f"unable to load model '{config.name}'"):
+    with ClearFailures(folder, f"unable to load model '{config.name}'"):
         for library in find_libraries(config, folder):
             options.register_custom_ops_library(str(library))
         session = onnxruntime.InferenceSession(
@@ -64,7 +63,7 @@ def open_session(config: ModelConfig, folder: Path, plan: SessionPlan) -> Any:
 
 
 def _require_running(session: Any, plan: SessionPlan) -> None:
-    # The library goes on without a provider whose libraries of the system are missing.
+    # The library continues without a provider whose system libraries are missing.
     for provider, _ in plan.providers:
         if provider != CPU and provider not in session.get_providers():
             raise InferenceError(

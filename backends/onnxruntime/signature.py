@@ -1,19 +1,40 @@
-"""What does a model file say about its inputs and outputs?"""
+"""Inputs and outputs of an ONNX model."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backends.onnxruntime.element_types import ELEMENT_TYPES
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
+
+BFLOAT16_KIND = "tensor(bfloat16)"
+BFLOAT16 = 16
+"""The number of bfloat16 in `onnx.TensorProto.DataType`."""
+
+ELEMENT_TYPES = {
+    "tensor(bool)": DataType.TYPE_BOOL,
+    "tensor(uint8)": DataType.TYPE_UINT8,
+    "tensor(uint16)": DataType.TYPE_UINT16,
+    "tensor(uint32)": DataType.TYPE_UINT32,
+    "tensor(uint64)": DataType.TYPE_UINT64,
+    "tensor(int8)": DataType.TYPE_INT8,
+    "tensor(int16)": DataType.TYPE_INT16,
+    "tensor(int32)": DataType.TYPE_INT32,
+    "tensor(int64)": DataType.TYPE_INT64,
+    "tensor(float16)": DataType.TYPE_FP16,
+    "tensor(float)": DataType.TYPE_FP32,
+    "tensor(double)": DataType.TYPE_FP64,
+    "tensor(string)": DataType.TYPE_STRING,
+    BFLOAT16_KIND: DataType.TYPE_BF16,
+}
+"""Without sequences, maps, sparse tensors and the narrow floats."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
     """One input or output of the model; -1 in `dims` is any size.
 
-    The dims of a scalar are empty, and so are those of a tensor whose rank the model leaves open.
+    The dims of a scalar are empty, and so are those of a tensor of unknown rank.
     """
 
     name: str
@@ -22,7 +43,7 @@ class ModelTensor:
 
     @property
     def data_type(self) -> DataType:
-        """Its data type; InferenceError UNSUPPORTED for what is no tensor of the protocol."""
+        """Its data type; InferenceError UNSUPPORTED if the protocol has no such tensor."""
         found = ELEMENT_TYPES.get(self.kind)
         if found is None:
             raise InferenceError(
@@ -34,7 +55,7 @@ class ModelTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class OnnxSignature:
     """All inputs and outputs by name, as declared; `initializers` may be given as inputs too."""
 
     inputs: Mapping[str, ModelTensor]
@@ -42,7 +63,7 @@ class Signature:
     initializers: Mapping[str, ModelTensor]
 
     @classmethod
-    def of(cls, session: Any) -> "Signature":
+    def of(cls, session: Any) -> "OnnxSignature":
         """The signature of a session's model."""
         return cls(
             _by_name(session.get_inputs()),

@@ -1,10 +1,17 @@
-"""How many threads may the instances of ONNX models use?
+"""Threads of sessions, and the CPU cores that they are bound to.
 
-A session of n threads computes on the thread that runs it and on n - 1 of its own.
+A session of n threads computes on the thread that runs it and on n - 1 of its own. The system moves
+busy threads to idle cores too late: two of them share a core for a while, and another one is idle.
+Bound threads avoid that, but cannot make room for other work: models choose it.
 """
 
-from collections.abc import Mapping
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 
 from backends.onnxruntime.parameters import count, switch
 from gateway.config import InstanceKind, ModelConfig
@@ -17,17 +24,17 @@ GLOBAL = "enable-global-threadpool"
 
 @dataclass(frozen=True, slots=True)
 class SessionThreads:
-    """The threads of one session: within one operator, and of operators side by side."""
+    """The threads of one session: within one operator, and for concurrent operators."""
 
     intra: int
     inter: int
 
     @classmethod
     def read(cls, config: ModelConfig, settings: Mapping[str, str]) -> "SessionThreads":
-        """What the model's parameters say, or else `--backend-config`.
+        """The counts of the model's parameters, or else of `--backend-config`.
 
-        Where neither does (or says 0), the instances of a model share the cores: together they
-        have one thread per core, and each has at least one.
+        If both are missing or 0, the instances of a model share the cores: together they have one
+        thread per core, and each has at least one.
         """
         share = max(1, processors() // _instances(config))
         return cls(
@@ -38,9 +45,9 @@ class SessionThreads:
 
 @dataclass(frozen=True, slots=True)
 class SharedThreads:
-    """One pool for all sessions: its size, and how many may run at once.
+    """One pool for all sessions: its size, and the limit of concurrent runs.
 
-    Runs compute on threads of their own beside those of the pool. The two are sized so that
+    Runs compute on threads of their own in addition to those of the pool. Both are sized so that
     together they never use more threads than configured.
     """
 
@@ -50,7 +57,7 @@ class SharedThreads:
 
     @classmethod
     def read(cls, settings: Mapping[str, str]) -> "SharedThreads | None":
-        """What `--backend-config` says; None if every session is to have its own threads."""
+        """The pool of `--backend-config`; None if every session has its own threads."""
         if not switch(settings, GLOBAL, default=False):
             return None
         threads = count(settings, INTRA) or processors()
@@ -59,6 +66,68 @@ class SharedThreads:
 
 
 def _instances(config: ModelConfig) -> int:
-    """How many instances compute on the CPU; those on a GPU leave it nearly alone."""
+    """The number of instances on the CPU; those on a GPU hardly use it."""
     on_cpu = [group for group in config.instance_group if group.kind is not InstanceKind.KIND_GPU]
     return sum(max(1, group.count) for group in on_cpu) or 1
+
+
+log = logging.getLogger("sluice.onnxruntime")
+
+PINNING = "cpu_pinning"
+
+Processors = frozenset[int]
+
+
+class CorePin:
+    """An instance's cores, until `end`."""
+
+    def __init__(self, processors: Processors, end: Callable[[Processors], None]) -> None:
+        self.processors = processors
+        self._end = end
+
+    def keep(self) -> None:
+        """Bind the calling thread, and threads that it starts later, to the cores."""
+        os.sched_setaffinity(0, self.processors)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """The same within the block; threads started in it stay bound."""
+        before = os.sched_getaffinity(0)
+        self.keep()
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
+
+    def end(self) -> None:
+        """Release the cores."""
+        self._end(self.processors)
+
+
+class CorePins:
+    """The instances bound to each core; usable from any thread."""
+
+    def __init__(self) -> None:
+        self._taken: Counter[int] = Counter()
+        self._lock = Lock()
+
+    def take(self, config: ModelConfig, threads: int) -> CorePin | None:
+        """One core for each thread, those with the fewest instances; None if not configured.
+
+        The last cores come first: engines, such as vLLM's on the CPU, begin with the first. None
+        also if the system cannot bind threads. Raises INVALID_ARG for an invalid switch.
+        """
+        if not switch(config.parameters, PINNING, default=False):
+            return None
+        if not hasattr(os, "sched_setaffinity"):
+            log.warning("threads cannot be kept to processors here", extra={"model": config.name})
+            return None
+        with self._lock:
+            ranked = sorted(os.sched_getaffinity(0), key=lambda each: (self._taken[each], -each))
+            found = frozenset(ranked[:threads])
+            self._taken.update(found)
+        return CorePin(found, self._give_back)
+
+    def _give_back(self, processors: Processors) -> None:
+        with self._lock:
+            self._taken.subtract(processors)

@@ -1,4 +1,4 @@
-"""Models that are Python programs (`model.py`), each instance in a worker process of its own."""
+"""The backend `python`: programs (`model.py`), each instance in a worker process of its own."""
 
 import asyncio
 import logging
@@ -7,29 +7,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backends.python.beginnings import Beginnings
 from backends.python.business_logic import BusinessLogic
-from backends.python.completion import complete_message, completed_config
-from backends.python.environments.choice import Environment, Places, interpreter
-from backends.python.executions import Executions
-from backends.python.initialization import (
+from backends.python.codec import RequestEncoder
+from backends.python.connection import WorkerConnection
+from backends.python.environments import Places, WorkerEnvironment, interpreter
+from backends.python.executions import WorkerExecutions
+from backends.python.instance import PythonInstance
+from backends.python.load_messages import (
     code_identity,
+    complete_message,
+    completed_config,
     instance_name,
     load_message,
     version_of,
 )
-from backends.python.instance import PythonInstance
-from backends.python.link import Link
-from backends.python.metric_calls import MetricCalls
-from backends.python.metric_store import MetricStore
-from backends.python.model_management import ModelManagement, NoOtherModels
-from backends.python.parameters import Parameters, refuse_special_name, stub_timeout_secs
-from backends.python.process import WorkerProcess
+from backends.python.metrics import MetricCalls, MetricStore
+from backends.python.model_management import LoadCycles, ModelManagement, NoOtherModels
+from backends.python.parameters import WorkerLimits, refuse_special_name, stub_timeout_secs
 from backends.python.quarantine import Quarantine
-from backends.python.requests import RequestEncoder
-from backends.python.running_worker import Services, Worker
+from backends.python.running_worker import RunningWorker, Services
 from backends.python.services import LogLines, LogOnly, ServicesOfServer
-from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
+from backends.python.worker.sluice_worker.protocol import ToGateway, ToWorker
+from backends.python.worker_process import WorkerProcess
 from gateway.backend import Backend, Instance, ModelContext
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
@@ -39,9 +38,9 @@ from gateway.threads import apart
 log = logging.getLogger("sluice.python")
 
 REMIND_SECS = 30.0
-"""How often the log says that a model has not initialized yet."""
+"""Interval of the log line for a model that is still initializing."""
 COMPLETE_SECS = 120.0
-"""How long `auto_complete_config` may take: nothing else would end it when the server ends."""
+"""Longest `auto_complete_config`; no other limit ends it when the server stops."""
 
 
 class PythonBackend(Backend):
@@ -53,7 +52,7 @@ class PythonBackend(Backend):
     def __init__(self) -> None:
         self._metrics = MetricStore()
         self._quarantine = Quarantine()
-        self._beginnings = Beginnings()
+        self._load_cycles = LoadCycles()
 
     async def prepare(self, config: ModelConfig, path: Path) -> None:
         await self._environment(config, path)
@@ -63,31 +62,31 @@ class PythonBackend(Backend):
 
     async def load(self, context: ModelContext) -> Instance:
         config, name = context.config, instance_name(context)
-        parameters = Parameters.read(config)
+        parameters = WorkerLimits.read(config)
         code = await apart(code_identity, config, context.path, self.home)
         services = partial(self._services, context)
         suspect = partial(self._quarantine.died, code)
         worker = await self._start(config, context.path, name, services, suspect)
         try:
             worker.keep_to(context.cpu_cores)
-            told = [ToWorker.LOAD, load_message(context, self.home)]
-            with self._beginnings.of(config.name):
-                said = await _initialized(worker, told, parameters.initialize_timeout_secs)
+            message = [ToWorker.LOAD, load_message(context, self.home)]
+            with self._load_cycles.of(config.name):
+                loaded = await _initialized(worker, message, parameters.initialize_timeout_secs)
         except BaseException:
             await worker.stop()
             raise
         worker.watch(parameters)
         return PythonInstance(
-            worker, self._quarantine, code, checks_readiness=said["checks_readiness"]
+            worker, self._quarantine, code, checks_readiness=loaded["checks_readiness"]
         )
 
     async def _complete(self, config: ModelConfig, path: Path) -> ModelConfig:
         name = config.name
         worker = await self._start(config, path, name, _log_only)
         try:
-            told = [ToWorker.COMPLETE, complete_message(config, path, self.home)]
+            message = [ToWorker.COMPLETE, complete_message(config, path, self.home)]
             async with asyncio.timeout(COMPLETE_SECS):
-                _, said = await worker.ask(told, ToGateway.COMPLETED)
+                _, completed = await worker.ask(message, ToGateway.COMPLETED)
         except TimeoutError:
             raise InferenceError(
                 Code.INTERNAL,
@@ -96,21 +95,21 @@ class PythonBackend(Backend):
             ) from None
         finally:
             await worker.stop()
-        return completed_config(config, said)
+        return completed_config(config, completed)
 
     async def _start(
         self,
         config: ModelConfig,
         path: Path,
         name: str,
-        services: Callable[[Link, Executions], Services],
+        services: Callable[[WorkerConnection, WorkerExecutions], Services],
         on_death: Callable[[Sequence[InferRequest]], None] = lambda _: None,
-    ) -> Worker:
+    ) -> RunningWorker:
         refuse_special_name(name)
-        limit_secs, parameters = stub_timeout_secs(self.settings), Parameters.read(config)
+        limit_secs, parameters = stub_timeout_secs(self.settings), WorkerLimits.read(config)
         process = await _started(config.name, await self._environment(config, path))
         encoder = RequestEncoder(config, version_of(path))
-        worker = Worker(process, name, encoder, services, on_death)
+        worker = RunningWorker(process, name, encoder, services, on_death)
         try:
             if parameters.worker_memory_limit_mb:
                 process.limit_memory(parameters.worker_memory_limit_mb)
@@ -120,10 +119,12 @@ class PythonBackend(Backend):
             raise
         return worker
 
-    async def _environment(self, config: ModelConfig, path: Path) -> Environment:
+    async def _environment(self, config: ModelConfig, path: Path) -> WorkerEnvironment:
         return await interpreter(config, Places(version=path, backend=self.home, kept=self.kept))
 
-    def _services(self, context: ModelContext, link: Link, executions: Executions) -> Services:
+    def _services(
+        self, context: ModelContext, link: WorkerConnection, executions: WorkerExecutions
+    ) -> Services:
         control = context.control or NoOtherModels()
         about = {"model": context.config.name, "instance": instance_name(context)}
         return ServicesOfServer(
@@ -131,18 +132,18 @@ class PythonBackend(Backend):
             executions,
             LogLines(about),
             MetricCalls(link.control, self._metrics),
-            BusinessLogic(link, context.infer, control, executions.is_left),
-            ModelManagement(link.control, control, context.config.name, self._beginnings),
+            BusinessLogic(link, context.infer, control, executions.is_abandoned),
+            ModelManagement(link.control, control, context.config.name, self._load_cycles),
         )
 
 
-async def _initialized(worker: Worker, told: Sequence[Any], limit_secs: float) -> Any:
-    """What LOADED says; whoever waits long for that is told so in the log."""
-    asking = asyncio.ensure_future(worker.ask(told, ToGateway.LOADED))
+async def _initialized(worker: RunningWorker, message: Sequence[Any], limit_secs: float) -> Any:
+    """The content of LOADED; a long wait is logged."""
+    asking = asyncio.ensure_future(worker.ask(message, ToGateway.LOADED))
     try:
         async with asyncio.timeout(limit_secs or None):
             while not (await asyncio.wait([asking], timeout=REMIND_SECS))[0]:
-                log.warning("model still initializes", extra=worker.about)
+                log.warning("model still initializing", extra=worker.about)
             return asking.result()[1]
     except TimeoutError:
         raise InferenceError(
@@ -153,8 +154,8 @@ async def _initialized(worker: Worker, told: Sequence[Any], limit_secs: float) -
         asking.cancel()
 
 
-async def _started(model: str, environment: Environment) -> WorkerProcess:
-    """A process; whoever is cancelled meanwhile leaves none behind."""
+async def _started(model: str, environment: WorkerEnvironment) -> WorkerProcess:
+    """A started process; discarded if this is cancelled meanwhile."""
     starting = asyncio.get_running_loop().run_in_executor(
         None, WorkerProcess.start, environment.python, environment.variables
     )
@@ -169,7 +170,7 @@ async def _started(model: str, environment: Environment) -> WorkerProcess:
         ) from None
 
 
-def _log_only(_: Link, executions: Executions) -> Services:
+def _log_only(_: WorkerConnection, executions: WorkerExecutions) -> Services:
     return LogOnly(LogLines({"model": executions.model}))
 
 

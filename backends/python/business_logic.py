@@ -1,15 +1,20 @@
-"""A model calls other models of this server (python backend, business logic scripting)."""
+"""Requests of models to other models (python backend, business logic scripting)."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from backends.python.channel import Channel
-from backends.python.link import Link
-from backends.python.requests import to_json
-from backends.python.responses import describe_error, describe_response, expected
-from backends.python.tensors import MUCH_BYTES, TensorWriter, beside
-from backends.python.worker.sluice_worker.messages import ToWorker
+from backends.python.codec import (
+    MUCH_BYTES,
+    TensorWriter,
+    describe_error,
+    describe_response,
+    expected,
+    to_json,
+    write_in_thread,
+)
+from backends.python.connection import FrameSocket, WorkerConnection
+from backends.python.worker.sluice_worker.protocol import ToWorker
 from gateway.backend import ModelControl
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
@@ -17,17 +22,17 @@ from gateway.stream import ResponseStream
 
 Infer = Callable[[InferRequest], ResponseStream]
 Served = Sequence[int]
-"""The requests on whose behalf a call is made, by their numbers; none if that is not known."""
+"""The numbers of the requests that cause a call; none if they are not known."""
 
 LAST = InferResponse(final=True)
-NOBODY_WAITS = "Request was cancelled"
+CANCELLED_TEXT = "Request was cancelled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """What a model asks of another one; `number` is the worker's.
+class ModelCall:
+    """A request of a model to another one; `number` is the worker's.
 
-    It is answered over `control`, or if it says so over `work`.
+    It is answered over `control`, or over `work` if `over_work` is set.
     """
 
     number: int
@@ -38,7 +43,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class _UnderWay:
+class _CallInProgress:
     model: str
     stream: ResponseStream
     served: Served
@@ -46,49 +51,49 @@ class _UnderWay:
 
 
 class BusinessLogic:
-    """The calls of one worker that are under way, a task each.
+    """Calls of one worker in progress, a task each.
 
     `end` cancels them, and `ended` waits for the last one.
-    `is_left` says whether nobody waits any more for any of some requests: what is asked on their
-    behalf is cancelled. Each call is answered, and the last answer says that it is.
+    `is_abandoned` tests whether all of some requests are closed and a client has disconnected:
+    their calls are cancelled. Each call is answered, and its last answer is marked as final.
     """
 
     def __init__(
         self,
-        link: Link,
+        link: WorkerConnection,
         infer: Infer,
         control: ModelControl,
-        is_left: Callable[[Served], bool],
+        is_abandoned: Callable[[Served], bool],
     ) -> None:
         self._link = link
         self._infer = infer
         self._control = control
-        self._is_left = is_left
-        self._calls: dict[int, _UnderWay] = {}
+        self._is_abandoned = is_abandoned
+        self._calls: dict[int, _CallInProgress] = {}
 
     @property
     def models(self) -> list[str]:
-        """The models whose answers are still to come."""
+        """The called models that have not finished."""
         return [call.model for call in self._calls.values()]
 
-    def begin(self, call: Call) -> None:
-        """Ask the other model; its answers go to the worker as they come.
+    def begin(self, call: ModelCall) -> None:
+        """Call the other model; its answers are sent to the worker as they arrive.
 
-        ValueError if a call of that number is under way.
+        ValueError if a call of that number is in progress.
         """
         if call.number in self._calls:
-            raise ValueError(f"call {call.number} is under way")
+            raise ValueError(f"call {call.number} is in progress")
         try:
             stream = self._submit(call)
         except Exception as error:  # noqa: BLE001 - around one request: the model waits for it
             self._fail(call, error)
             return
         task = asyncio.get_running_loop().create_task(self._run(call, stream))
-        self._calls[call.number] = _UnderWay(call.request.model, stream, call.served, task)
+        self._calls[call.number] = _CallInProgress(call.request.model, stream, call.served, task)
         task.add_done_callback(lambda _: self._calls.pop(call.number))
 
     def cancel(self, number: int, dropped: bool) -> None:
-        """The asked model should end early; at once if the call was `dropped`."""
+        """Stop the called model; cancel its request if the call was `dropped`."""
         if (call := self._calls.get(number)) is None:
             return
         if dropped:
@@ -96,23 +101,23 @@ class BusinessLogic:
         else:
             call.stream.stop()
 
-    def cancel_left(self) -> None:
-        """Somebody has left: cancel what is asked on behalf of nobody any more."""
+    def cancel_abandoned(self) -> None:
+        """A client has disconnected: cancel the calls of abandoned requests."""
         for call in tuple(self._calls.values()):
-            if self._is_left(call.served):
+            if self._is_abandoned(call.served):
                 call.stream.cancel()
 
     def end(self) -> None:
-        """Nobody waits for any answer any more."""
+        """Cancel all calls: the worker has ended."""
         for call in tuple(self._calls.values()):
             call.stream.cancel()
 
     async def ended(self) -> None:
-        """Wait until no call is under way; comes after `end`."""
+        """Wait until no call is in progress, after `end`."""
         tasks = {each.task for each in self._calls.values()} - {asyncio.current_task()}
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, call: Call, stream: ResponseStream) -> None:
+    async def _run(self, call: ModelCall, stream: ResponseStream) -> None:
         try:
             with stream:
                 if call.decoupled:
@@ -122,10 +127,10 @@ class BusinessLogic:
         except Exception as error:  # noqa: BLE001 - around one request: the model waits for it
             self._fail(call, error)
 
-    def _submit(self, call: Call) -> ResponseStream:
-        """Raises CANCELLED if its clients have disconnected, and INTERNAL for each refusal."""
-        if self._is_left(call.served):
-            raise InferenceError(Code.CANCELLED, NOBODY_WAITS)
+    def _submit(self, call: ModelCall) -> ResponseStream:
+        """Raises CANCELLED if its clients have disconnected, INTERNAL for each refusal."""
+        if self._is_abandoned(call.served):
+            raise InferenceError(Code.CANCELLED, CANCELLED_TEXT)
         request = call.request
         try:
             self._refuse_unsuited(request, decoupled=call.decoupled)
@@ -150,35 +155,37 @@ class BusinessLogic:
                 "models.'",
             )
 
-    async def _pass_all(self, call: Call, stream: ResponseStream) -> None:
+    async def _pass_all(self, call: ModelCall, stream: ResponseStream) -> None:
         final = False
         async for response in stream:
             final = response.final
             await self._pass(call, response, final=final)
         if stream.cancelled:
-            raise InferenceError(Code.CANCELLED, NOBODY_WAITS)
+            raise InferenceError(Code.CANCELLED, CANCELLED_TEXT)
         if not final:
             await self._pass(call, LAST, final=True)
 
-    async def _pass(self, call: Call, response: InferResponse, *, final: bool) -> None:
-        channel = self._channel(call)
-        await channel.room()
+    async def _pass(self, call: ModelCall, response: InferResponse, *, final: bool) -> None:
+        socket = self._socket(call)
+        await socket.room()
         tensors = TensorWriter(self._link.outgoing)
         try:
             if sum([len(each.data) for each in response.outputs]) < MUCH_BYTES:
                 described = describe_response(response, tensors)
             else:
-                described = await beside(lambda: describe_response(response, tensors), tensors)
+                described = await write_in_thread(
+                    lambda: describe_response(response, tensors), tensors
+                )
         except OSError as error:
             tensors.give_back()
             raise InferenceError(
                 Code.INTERNAL, f"no memory can be shared with the worker: {error.strerror}"
             ) from None
-        channel.send(to_json([ToWorker.INFERRED, call.number, described, final]), tensors.body)
+        socket.send(to_json([ToWorker.INFERRED, call.number, described, final]), tensors.body)
 
-    def _fail(self, call: Call, error: Exception) -> None:
+    def _fail(self, call: ModelCall, error: Exception) -> None:
         described = describe_error(expected(error, f"request to model '{call.request.model}'"))
-        self._channel(call).send(to_json([ToWorker.INFERRED, call.number, described, True]))
+        self._socket(call).send(to_json([ToWorker.INFERRED, call.number, described, True]))
 
-    def _channel(self, call: Call) -> Channel:
+    def _socket(self, call: ModelCall) -> FrameSocket:
         return self._link.work if call.over_work else self._link.control

@@ -1,40 +1,40 @@
-"""One execution of a worker: its open requests, and its part of the worker's unread answers."""
+"""One execution of a worker, and the backlog of unread answers."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from backends.python.link import Link
-from backends.python.requests import to_json
-from backends.python.worker.sluice_worker.messages import ToWorker
+from backends.python.codec import to_json
+from backends.python.connection import WorkerConnection
+from backends.python.worker.sluice_worker.protocol import ToWorker
 from gateway.backend import Answer, Note
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse
 
 HOLD_BYTES = 16 << 20
-"""An execution with so many bytes of unread answers is held: its senders wait.
+"""An execution with this many bytes of unread answers is held: its senders block.
 
-It is held sooner once much of other executions is unread.
+The limit shrinks as other executions have more unread.
 """
 HELD_BYTES = 256 << 20
-"""With so many bytes of unread answers of all executions, nothing more is read of the worker."""
+"""With this many bytes of unread answers in all, the worker's socket is not read."""
 HELD_SEGMENTS = 256
-"""Once the unread answers have so many segments of shared memory, each execution may have one."""
+"""If the unread answers have this many segments of shared memory, an execution may have one."""
 SHARES = 16
-"""One execution may fill this part of the room that is left."""
+"""Divisor: one execution may fill this fraction of the free room."""
 
 
-class Execution:
-    """Requests that a worker was handed together; one task reads their answers inside `async with`.
+class WorkerExecution:
+    """Requests sent to a worker together; one task reads their answers inside `async with`.
 
-    The block ends once `execute` of model.py has returned, since the worker is busy until then.
-    Leaving it calls `release` first, in whatever state the execution is: from then on the execution
-    has no open request, no answer and no place in the order, and takes no more of any.
+    The block ends when `execute` of model.py has returned, since the worker is busy until then.
+    At its end `release` is called first, in every state: from then on the execution has no open
+    request, no answer and no place in the order, and accepts none.
 
     `number` counts the executions of the worker. Its requests are numbered from `first` on;
     `indexes` are the scheduler's indexes of them. It has `returned` once `execute` has, or never
-    will, and is `lost` if the worker has ended. `unread_bytes`, `unread_segments` and `held` are
+    will, and is `aborted` if the worker has ended. `unread_bytes`, `unread_segments` and `held` are
     the backlog's.
     """
 
@@ -46,8 +46,8 @@ class Execution:
         "_open",
         "_release",
         "_waiter",
+        "aborted",
         "held",
-        "lost",
         "number",
         "released",
         "requests",
@@ -62,7 +62,7 @@ class Execution:
         requests: Sequence[InferRequest],
         indexes: Sequence[int],
         backlog: "Backlog",
-        release: "Callable[[Execution], None]",
+        release: "Callable[[WorkerExecution], None]",
         *,
         number: int,
         first: int,
@@ -71,7 +71,7 @@ class Execution:
         self.number = number
         self.returned = False
         self.released = False
-        self.lost = False
+        self.aborted = False
         self.held = False
         self.unread_bytes = self.unread_segments = 0
         self.timer: asyncio.TimerHandle | None = None
@@ -98,7 +98,7 @@ class Execution:
 
     @property
     def over(self) -> bool:
-        """Whether no more answers will come, and the worker could take another execution."""
+        """Whether all answers have arrived and the worker could take another execution."""
         return self.returned and not self._open
 
     @property
@@ -116,7 +116,7 @@ class Execution:
         return list(self._open)
 
     async def answers(self) -> list[Answer]:
-        """All answers that are there, at least one; none once it is over."""
+        """All arrived answers, at least one; none once it is over."""
         while not self._answers or self._backlog.has_earlier(self):
             if self.over and not self._answers:
                 return []
@@ -134,7 +134,7 @@ class Execution:
         size_bytes: int = 0,
         segments: int = 0,
     ) -> bool:
-        """An answer to an open request, and its size; returns whether that is done now."""
+        """Add an answer to an open request, with its size; returns whether the request is done."""
         self._add(self._open[number], answer)
         self.unread_bytes += size_bytes
         self.unread_segments += segments
@@ -145,49 +145,49 @@ class Execution:
         return False
 
     def reschedule(self, number: int) -> None:
-        """An open request is to be executed once more."""
+        """Mark an open request to be executed again."""
         self._add(self._open.pop(number), Note.RESCHEDULED)
 
     def end(self) -> None:
-        """`execute` has returned; requests that are still open are answered later."""
+        """Mark that `execute` has returned; open requests are answered later."""
         self._return()
         if self._open:
             self.free()
 
     def free(self) -> None:
-        """The worker may be handed another execution."""
+        """Allow another execution in the worker."""
         if not self._freed:
             self._freed = True
             self._add(0, Note.FREED)
 
-    def lose(self, error: InferenceError) -> None:
-        """The worker has ended: so does every request that is not done."""
-        self.lost = True
+    def abort(self, error: InferenceError) -> None:
+        """Fail every request that is not done: the worker has ended."""
+        self.aborted = True
         self.fail(error)
         self._return()
 
     def fail(self, error: InferenceError) -> None:
-        """End every request that is not done."""
+        """Fail every request that is not done."""
         for index in self._open.values():
             self._add(index, error)
         self._open.clear()
 
-    def leave(self, requests: Sequence[InferRequest]) -> list[int]:
-        """Close these requests of it; returns the numbers of those that were open."""
-        left = [n for n in self._open if any(self.request(n) is each for each in requests)]
-        for number in left:
+    def close_requests(self, requests: Sequence[InferRequest]) -> list[int]:
+        """Close these requests; returns the numbers of the open ones among them."""
+        closed = [n for n in self._open if any(self.request(n) is each for each in requests)]
+        for number in closed:
             del self._open[number]
-        return left
+        return closed
 
     def drop(self) -> None:
-        """Close every request, and drop every answer, those that come later included."""
+        """Close every request, and drop every answer, later ones included."""
         self.released = True
         self._open.clear()
         self._answers = []
         self._backlog.read(self)
 
     def wake(self) -> None:
-        """Have the reader look at what has come."""
+        """Wake the reader."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -210,35 +210,35 @@ class Execution:
 
 
 class Backlog:
-    """The unread answers of all executions of one worker, which hold it back.
+    """Unread answers of all executions of one worker, and the back-pressure that they cause.
 
-    Where they are `ordered`, an execution is read once no earlier one has unread answers.
+    If they are `ordered`, an execution is read when no earlier one has unread answers.
     """
 
-    def __init__(self, link: Link, *, ordered: bool) -> None:
+    def __init__(self, link: WorkerConnection, *, ordered: bool) -> None:
         self._link = link
         self._ordered = ordered
-        self._unread: dict[Execution, None] = {}
+        self._unread: dict[WorkerExecution, None] = {}
         self.unread_bytes = 0
         self._segments = 0
 
-    def has_earlier(self, execution: Execution) -> bool:
+    def has_earlier(self, execution: WorkerExecution) -> bool:
         """Whether answers must be read before those of this execution."""
         if not self._ordered or len(self._unread) < 2:
             return False
         return any(each.number < execution.number for each in self._unread)
 
-    def enter(self, execution: Execution) -> None:
-        """The first unread answer of an execution has come."""
+    def enter(self, execution: WorkerExecution) -> None:
+        """Add an execution with a first unread answer."""
         self._unread[execution] = None
 
     def add(self, size_bytes: int, segments: int) -> None:
-        """The size of an unread answer."""
+        """Add the size of an unread answer."""
         self.unread_bytes += size_bytes
         self._segments += segments
 
-    def read(self, execution: Execution) -> None:
-        """All answers of an execution have been read, or dropped: the worker may go on."""
+    def read(self, execution: WorkerExecution) -> None:
+        """Remove an execution whose answers have been read or dropped; the worker may continue."""
         if execution not in self._unread:
             return
         del self._unread[execution]
@@ -247,17 +247,17 @@ class Backlog:
         execution.unread_bytes = execution.unread_segments = 0
         if execution.held:
             execution.held = False
-            self._tell(ToWorker.GO_ON, execution)
+            self._send(ToWorker.GO_ON, execution)
         if self.unread_bytes < HELD_BYTES:
             self._link.work.resume()
         if self._ordered:
             for each in self._unread:
                 each.wake()
 
-    def hold(self, execution: Execution) -> None:
-        """Hold an execution of which too much is unread: the less it may be, the more is in all.
+    def hold(self, execution: WorkerExecution) -> None:
+        """Hold an execution with too much unread; the limit shrinks as the total grows.
 
-        So executions whose readers have stopped never fill the room that the others need.
+        So executions with stopped readers never fill the room of the others.
         """
         if execution.held or not execution.unread_bytes:
             return
@@ -266,13 +266,13 @@ class Backlog:
         most_segments = max(1, left // SHARES)
         if execution.unread_bytes >= most_bytes or execution.unread_segments >= most_segments:
             execution.held = True
-            self._tell(ToWorker.HOLD, execution)
+            self._send(ToWorker.HOLD, execution)
 
     def pause(self) -> None:
-        """Read nothing more of the worker if too much of it is unread."""
+        """Stop reading from the worker if too much is unread in all."""
         if self.unread_bytes >= HELD_BYTES:
             self._link.work.pause()
 
-    def _tell(self, kind: ToWorker, execution: Execution) -> None:
+    def _send(self, kind: ToWorker, execution: WorkerExecution) -> None:
         if numbers := execution.open:
             self._link.control.send(to_json([kind, *numbers]))

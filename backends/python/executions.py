@@ -1,4 +1,4 @@
-"""The executions of one worker: handed over, answered, released, and ended."""
+"""Executions of one worker: sent, answered, released and ended."""
 
 import asyncio
 import logging
@@ -6,14 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from backends.python.execution import Backlog, Execution
-from backends.python.link import Link
-from backends.python.overlap import Overlap
-from backends.python.parameters import Parameters
-from backends.python.requests import RequestEncoder, to_json
-from backends.python.responses import read_response
-from backends.python.tensors import MUCH_BYTES, TensorReader, TensorWriter, beside
-from backends.python.worker.sluice_worker.messages import ToWorker
+from backends.python.codec import (
+    MUCH_BYTES,
+    RequestEncoder,
+    TensorReader,
+    TensorWriter,
+    read_response,
+    to_json,
+    write_in_thread,
+)
+from backends.python.connection import WorkerConnection
+from backends.python.execution import Backlog, WorkerExecution
+from backends.python.parameters import WorkerLimits
+from backends.python.prefetch import Prefetch
+from backends.python.worker.sluice_worker.protocol import ToWorker
 from backends.python.worker.sluice_worker.segments import SHARED_FROM_BYTES
 from gateway.backend import NotSent
 from gateway.errors import Code, InferenceError
@@ -24,7 +30,7 @@ log = logging.getLogger("sluice.python")
 ANSWER_BYTES = 64 << 10
 """The weight of an answer besides its tensors."""
 FLAG = InferResponse(final=True)
-"""The answer that no more will come."""
+"""The final flag alone."""
 
 
 class Owner(Protocol):
@@ -33,12 +39,12 @@ class Owner(Protocol):
     def kill(self, why: str) -> None:
         """End the process at once: a limit of time has passed."""
 
-    def left(self) -> None:
-        """Clients have disconnected: what the model asks of others for them can end."""
+    def disconnected(self) -> None:
+        """Clients have disconnected: calls that the model made for them can be cancelled."""
 
 
-class Executions:
-    """Those that a worker has not ended; each request has a number of its own in them.
+class WorkerExecutions:
+    """Executions in progress; each request has a number of its own.
 
     `limits` are the model's limits of time.
     """
@@ -47,25 +53,25 @@ class Executions:
         self,
         encoder: RequestEncoder,
         name: str,
-        link: Link,
+        link: WorkerConnection,
         about: Mapping[str, object],
         owner: Owner,
     ) -> None:
-        self.limits = Parameters()
+        self.limits = WorkerLimits()
         self._encoder = encoder
-        self._overlap = Overlap(allowed=encoder.alone)
+        self._prefetch = Prefetch(allowed=encoder.alone)
         self._failed = f"Failed to process the request(s) for model '{name}', message: "
         self._link = link
         self._about = about
         self._owner = owner
         self._backlog = Backlog(link, ordered=not encoder.decoupled)
-        self._by_number: dict[int, Execution] = {}
-        self._by_request: dict[int, Execution] = {}
-        self._left: set[int] = set()
-        self._touched: dict[Execution, None] = {}
+        self._by_number: dict[int, WorkerExecution] = {}
+        self._by_request: dict[int, WorkerExecution] = {}
+        self._disconnected: set[int] = set()
+        self._touched: dict[WorkerExecution, None] = {}
         self._next = 1
         self._next_request = 1
-        self._last: Execution | None = None
+        self._last: WorkerExecution | None = None
         self._overdue = False
         self._ended: InferenceError | None = None
 
@@ -81,15 +87,15 @@ class Executions:
 
     @property
     def unread_bytes(self) -> int:
-        """The size of all answers that their readers have yet to read."""
+        """The size of all unread answers."""
         return self._backlog.unread_bytes
 
     @property
     def suspects(self) -> list[InferRequest]:
         """The requests that may have ended the worker.
 
-        Those that `execute` is busy with, or else all that are open. None if the worker was killed
-        because of an abandoned execution: such requests are slow, and harmless.
+        Those of the execution in progress, or else all open ones. None if the worker was killed
+        because of an abandoned execution: its requests are slow, not harmful.
         """
         if self._overdue:
             return []
@@ -97,18 +103,22 @@ class Executions:
         return [request for execution in found for request in execution.requests]
 
     @property
-    def _open(self) -> Iterable[Execution]:
+    def _open(self) -> Iterable[WorkerExecution]:
         return set(self._by_request.values())
 
-    async def begin(self, requests: Sequence[InferRequest], indexes: Sequence[int]) -> Execution:
-        """Hand requests to the worker; `indexes` are how their answers are to be told.
+    async def begin(
+        self, requests: Sequence[InferRequest], indexes: Sequence[int]
+    ) -> WorkerExecution:
+        """Send requests to the worker; `indexes` are the scheduler's indexes of them.
 
         Raises InferenceError: INTERNAL without memory, NotSent once the worker has ended.
         """
         tensors = TensorWriter(self._link.outgoing)
         write = partial(self._encoder.write, requests, tensors)
         try:
-            inputs = write() if _size(requests) < MUCH_BYTES else await beside(write, tensors)
+            inputs = (
+                write() if _size(requests) < MUCH_BYTES else await write_in_thread(write, tensors)
+            )
         except OSError as error:
             tensors.give_back()
             if self._ended is not None:
@@ -119,12 +129,12 @@ class Executions:
             ) from None
         if self._ended is not None:
             raise self._not_sent(self._ended)
-        # Numbers are in the order of sending: a worker ignores the end of a number below its newest
-        # that it does not know.
+        # Numbers follow the order of sending: a worker ignores the cancellation of an unknown
+        # number below its newest.
         number, first = self._next, self._next_request
         self._next, self._next_request = number + 1, first + len(requests)
         header = self._encoder.encode(number, first, requests, inputs)
-        execution = Execution(
+        execution = WorkerExecution(
             requests, indexes, self._backlog, self._release, number=number, first=first
         )
         self._by_number[number] = execution
@@ -143,38 +153,40 @@ class Executions:
     def _not_sent(ended: InferenceError) -> NotSent:
         return NotSent(ended.code, ended.message)
 
-    def leave_some(self, requests: Sequence[InferRequest]) -> None:
+    def close_requests(self, requests: Sequence[InferRequest]) -> None:
         """Close these requests, though others of their execution may still be open."""
         for execution in self._open:
-            if left := execution.leave(requests):
-                self._cancel(left)
+            if closed := execution.close_requests(requests):
+                self._cancel(closed)
                 execution.wake()
 
     def stop(self, request: InferRequest) -> None:
-        """Tell the worker that a request is cancelled; its answers are still read."""
+        """Cancel a request in the worker; its answers are still read."""
         for number, execution in self._by_request.items():
             if execution.request(number) is request:
                 self._link.control.send(to_json([ToWorker.CANCEL, number]))
                 return
 
-    def is_left(self, numbers: Sequence[int]) -> bool:
-        """Whether clients have left requests of these, and every other one is done."""
-        return not self._left.isdisjoint(numbers) and self._by_request.keys().isdisjoint(numbers)
+    def is_abandoned(self, numbers: Sequence[int]) -> bool:
+        """Whether a client of these requests has disconnected, and none of them is open."""
+        return not self._disconnected.isdisjoint(numbers) and self._by_request.keys().isdisjoint(
+            numbers
+        )
 
     def request(self, number: int) -> InferRequest | None:
         """A request that is open."""
         execution = self._by_request.get(number)
         return None if execution is None else execution.request(number)
 
-    def _release(self, execution: Execution) -> None:
-        """Take back all that an execution has: the only way in which one ends."""
-        if left := execution.open:
-            self._cancel(left)
+    def _release(self, execution: WorkerExecution) -> None:
+        """Take back all that an execution holds: the only way in which one ends."""
+        if numbers := execution.open:
+            self._cancel(numbers)
         execution.drop()
         if not execution.returned:
             self._limit_abandoned(execution)
 
-    def _limit_abandoned(self, execution: Execution) -> None:
+    def _limit_abandoned(self, execution: WorkerExecution) -> None:
         limit, loop = self.limits.abandoned_execute_secs, asyncio.get_running_loop()
         if not limit or (
             execution.timer is not None and execution.timer.when() < loop.time() + limit
@@ -184,10 +196,10 @@ class Executions:
             execution.timer.cancel()
         execution.timer = loop.call_later(limit, self._check_abandoned, execution)
 
-    def _check_abandoned(self, execution: Execution) -> None:
+    def _check_abandoned(self, execution: WorkerExecution) -> None:
         """Kill the worker if it is busy with an execution that was abandoned long ago.
 
-        An execution that lies behind another one in the worker is not to blame.
+        An execution that waits behind another one in the worker does not count.
         """
         execution.timer = None
         if next(iter(self._by_number.values()), None) is not execution:
@@ -200,7 +212,7 @@ class Executions:
             "(abandoned_execute_secs)"
         )
 
-    # What the worker says.
+    # Messages of the worker.
 
     def take_response(self, found: list[Any], body: memoryview) -> None:
         """RESPONSE: from a response sender, at any time."""
@@ -209,7 +221,7 @@ class Executions:
         self._answer(number, answer, final=final)
 
     def take_executed(self, found: list[Any], body: memoryview) -> None:
-        """EXECUTED: what `execute` has returned."""
+        """EXECUTED: the answers that `execute` has returned."""
         _, number, error, returned, infer_ns = found
         tensors, phases = TensorReader(body, self._link.incoming), Phases(infer_ns=infer_ns)
         # All of it is read before any of it has an effect.
@@ -227,13 +239,13 @@ class Executions:
             self._fail(execution, *error)
         execution.end()
         self._touched[execution] = None
-        self._overlap.measured(infer_ns)
+        self._prefetch.measured(infer_ns)
         if self._last is execution:
             self._last = None
         self._free_if_room()
 
     def after_read(self) -> None:
-        """All that came at once has been handled: wake readers, and hold the worker back."""
+        """After the frames of one read: wake readers, and hold the worker back."""
         for execution in self._touched:
             execution.wake()
             self._backlog.hold(execution)
@@ -245,11 +257,11 @@ class Executions:
         """The worker has ended: every request that is not done fails."""
         self._ended = error
         for execution in {*self._by_number.values(), *self._open}:
-            execution.lose(error)
+            execution.abort(error)
             execution.wake()
         self._by_number.clear()
         self._by_request.clear()
-        self._left.clear()
+        self._disconnected.clear()
 
     def _answer(
         self, number: int, answer: InferResponse | InferenceError | None, *, final: bool
@@ -257,7 +269,7 @@ class Executions:
         execution = self._by_request.get(number)
         if execution is None or answer is None:
             if final:
-                self._left.discard(number)
+                self._disconnected.discard(number)
             return
         done = execution.answer(number, answer, *_weight(answer))
         if done or (final and execution.answer(number, FLAG)):
@@ -268,27 +280,27 @@ class Executions:
         execution = self._by_request.pop(number, None)
         if execution is not None:
             execution.reschedule(number)
-        self._left.discard(number)
+        self._disconnected.discard(number)
 
     def _cancel(self, numbers: Sequence[int]) -> None:
         self._link.control.send(to_json([ToWorker.CANCEL, *numbers]))
         for number in numbers:
             del self._by_request[number]
-        self._left.update(numbers)
-        self._owner.left()
+        self._disconnected.update(numbers)
+        self._owner.disconnected()
 
     def _free_if_room(self) -> None:
-        """Let the instance have another execution, if only the last one keeps it."""
-        if self._last is not None and self._overlap.room(len(self._by_number)):
+        """Free the instance for another execution, if only the last one occupies it."""
+        if self._last is not None and self._prefetch.room(len(self._by_number)):
             self._last.free()
             self._touched[self._last] = None
             self._last = None
 
-    def _fail(self, execution: Execution, message: str, trace: str) -> None:
+    def _fail(self, execution: WorkerExecution, message: str, trace: str) -> None:
         log.error("execute failed", extra={**self._about, "reason": message, "trace": trace})
         for number in execution.open:
             del self._by_request[number]
-        self._left.difference_update(execution.numbers)
+        self._disconnected.difference_update(execution.numbers)
         execution.fail(InferenceError(Code.INTERNAL, f"{self._failed}{message}"))
 
 
@@ -299,19 +311,19 @@ def _read(
     final: bool,
     phases: Phases | None = None,
 ) -> InferResponse | InferenceError | None:
-    """What was sent for a request; None if that is nothing yet."""
+    """The answer to a request; None if there is none yet."""
     if described is not None:
         return read_response(described, tensors, final=final, phases=phases)
     return InferResponse(final=True) if final else None
 
 
 def _size(requests: Sequence[InferRequest]) -> int:
-    """About how many bytes their inputs have."""
+    """The approximate size of their inputs in bytes."""
     return sum([len(tensor.data) for request in requests for tensor in request.inputs])
 
 
 def _weight(answer: InferResponse | InferenceError) -> tuple[int, int]:
-    """Its bytes, and how many segments of shared memory it has."""
+    """Its bytes, and its segments of shared memory."""
     size, segments = ANSWER_BYTES, 0
     if isinstance(answer, InferResponse):
         for tensor in answer.outputs:

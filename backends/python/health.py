@@ -1,11 +1,11 @@
-"""Does a worker still answer, and does its model call itself ready?"""
+"""Health checks of a worker, and readiness of its model."""
 
 import asyncio
 from collections.abc import Callable
 
-from backends.python.channel import Channel
-from backends.python.requests import to_json
-from backends.python.worker.sluice_worker.messages import ToWorker
+from backends.python.codec import to_json
+from backends.python.connection import FrameSocket
+from backends.python.worker.sluice_worker.protocol import ToWorker
 from gateway.errors import Code, InferenceError
 
 MISSED = 3
@@ -13,13 +13,13 @@ READY_SECS = 5.0
 
 
 class Pulse:
-    """Asks a worker every `interval_secs` (0: never) whether it lives, until `stop`.
+    """Pings a worker every `interval_secs` (0: never), until `stop`.
 
-    `on_silence` is called once it has left three questions in a row unanswered. `started` is done
-    with its first answer.
+    `on_silence` is called after three unanswered pings in a row. `started` is done at the first
+    answer.
     """
 
-    def __init__(self, control: Channel, on_silence: Callable[[], None]) -> None:
+    def __init__(self, control: FrameSocket, on_silence: Callable[[], None]) -> None:
         self._control = control
         self._on_silence = on_silence
         self._loop = asyncio.get_running_loop()
@@ -30,7 +30,7 @@ class Pulse:
         self._ask()
 
     def every(self, interval_secs: float) -> None:
-        """Begin to ask."""
+        """Start the pings."""
         self._interval_secs = interval_secs
         if interval_secs:
             self._timer = self._loop.call_later(interval_secs, self._beat)
@@ -42,7 +42,7 @@ class Pulse:
             self.started.set_result(None)
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop the pings."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -59,16 +59,16 @@ class Pulse:
 
 
 class Readiness:
-    """Asks a model's own `is_ready` (python backend, is_ready); those who ask together share."""
+    """Calls a model's own `is_ready` (python backend, is_ready); concurrent checks share a call."""
 
-    def __init__(self, control: Channel, instance: str) -> None:
+    def __init__(self, control: FrameSocket, instance: str) -> None:
         self._control = control
         self._instance = instance
         self._calls = 0
         self._asking: asyncio.Future[tuple[bool | None, str | None]] | None = None
 
     async def check(self) -> None:
-        """Raise InferenceError unless the model says that it is ready."""
+        """Raise InferenceError unless the model is ready."""
         shared = self._asking is not None
         if self._asking is None:
             self._asking = asyncio.get_running_loop().create_future()
@@ -97,7 +97,7 @@ class Readiness:
             self._asking = None
 
     def end(self, why: str) -> None:
-        """The worker has ended."""
+        """End the pending check: the worker has ended."""
         if self._asking is not None:
             self._asking.set_result((None, why))
             self._asking = None

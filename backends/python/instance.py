@@ -1,4 +1,4 @@
-"""One instance of a Python model: its worker, and what the scheduler hands it."""
+"""One instance of a Python model."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from prometheus_client.core import Metric
 
 from backends.python.quarantine import Quarantine
-from backends.python.running_worker import Worker
+from backends.python.running_worker import RunningWorker
 from gateway.backend import Answer, Instance
 from gateway.messages import InferRequest
 
@@ -14,13 +14,13 @@ from gateway.messages import InferRequest
 class PythonInstance(Instance):
     """Executes in one worker, one execution at a time.
 
-    `code` tells the state of the model's files, for the quarantine; `checks_readiness` says
-    whether the model has an `is_ready` of its own.
+    `code` identifies the state of the model's files, for the quarantine. `checks_readiness`: the
+    model has an `is_ready` of its own.
     """
 
     def __init__(
         self,
-        worker: Worker,
+        worker: RunningWorker,
         quarantine: Quarantine,
         code: bytes,
         *,
@@ -31,7 +31,7 @@ class PythonInstance(Instance):
         self._quarantine = quarantine
         self._code = code
         self._checks_readiness = checks_readiness
-        self._calls: set[_Call] = set()
+        self._calls: set[_ExecuteCall] = set()
 
     @property
     def alive(self) -> bool:  # type: ignore[override]  # most need no property
@@ -39,7 +39,7 @@ class PythonInstance(Instance):
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         plan = self._quarantine.plan(self._code, requests)
-        call = _Call(requests)
+        call = _ExecuteCall(requests)
         self._calls.add(call)
         try:
             for refused in plan.refused:
@@ -55,15 +55,15 @@ class PythonInstance(Instance):
                             for answer in answers:
                                 yield answer
                 finally:
-                    if execution.returned and not execution.lost:
+                    if execution.returned and not execution.aborted:
                         self._quarantine.survived(self._code, execution.requests)
         finally:
             self._calls.remove(call)
 
-    def _catch_up(self, call: "_Call") -> None:
-        """Tell the worker of requests that ended early before it had them."""
-        if call.left:
-            self._executions.leave_some(tuple(call.left.values()))
+    def _catch_up(self, call: "_ExecuteCall") -> None:
+        """Close and cancel requests that ended before they were sent to the worker."""
+        if call.closed:
+            self._executions.close_requests(tuple(call.closed.values()))
         for request in call.stopped.values():
             self._executions.stop(request)
 
@@ -72,8 +72,8 @@ class PythonInstance(Instance):
 
     def left(self, requests: Sequence[InferRequest]) -> None:
         for call in self._calls:
-            call.left |= call.own(requests)
-        self._executions.leave_some(requests)
+            call.closed |= call.own(requests)
+        self._executions.close_requests(requests)
 
     def waits_for(self, requests: Sequence[InferRequest]) -> Iterable[str]:
         return self._worker.services.waits_for()
@@ -92,28 +92,28 @@ class PythonInstance(Instance):
             await self._worker.readiness.check()
 
     def metrics(self) -> Iterable[Metric]:
-        return self._worker.services.shown()
+        return self._worker.services.metrics()
 
     async def close(self) -> None:
         await self._worker.close()
 
 
-class _Call:
-    """One call of `execute`: its requests, and by their `id` those that are to end early."""
+class _ExecuteCall:
+    """One call of `execute`: its requests, and by their `id` the closed and stopped ones."""
 
-    __slots__ = ("_requests", "left", "stopped")
+    __slots__ = ("_requests", "closed", "stopped")
 
     def __init__(self, requests: Sequence[InferRequest]) -> None:
         self._requests = requests
-        self.left: dict[int, InferRequest] = {}
+        self.closed: dict[int, InferRequest] = {}
         self.stopped: dict[int, InferRequest] = {}
 
     def own(self, requests: Sequence[InferRequest]) -> dict[int, InferRequest]:
-        """Those that are of this call."""
+        """The requests of this call among these, by `id`."""
         return {id(each): each for each in requests if any(each is own for own in self._requests)}
 
     def waited_for(self, indexes: Sequence[int]) -> Sequence[int]:
         """The indexes of requests whose clients have not disconnected."""
-        if not self.left:
+        if not self.closed:
             return indexes
-        return [index for index in indexes if id(self._requests[index]) not in self.left]
+        return [index for index in indexes if id(self._requests[index]) not in self.closed]

@@ -1,38 +1,85 @@
-"""A model loads and unloads others (python backend, model management)."""
+"""Loading and unloading of models by other models (python backend, model management)."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections import Counter
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from backends.python.beginnings import Beginnings
-from backends.python.channel import Channel
-from backends.python.requests import to_json
-from backends.python.responses import expected
-from backends.python.worker.sluice_worker.frames import BrokenFrame
-from backends.python.worker.sluice_worker.messages import ToWorker
+from backends.python.codec import expected, to_json
+from backends.python.connection import FrameSocket
+from backends.python.worker.sluice_worker.protocol import BrokenFrame, ToWorker
 from gateway.backend import ModelControl
 from gateway.errors import Code, InferenceError
 
 
-def _not_here() -> InferenceError:
-    # Anew each time: an error that is raised again and again keeps every traceback.
+class LoadCycles:
+    """Models that are initializing, and the models for which they wait.
+
+    For all models of one server, by their names.
+    """
+
+    def __init__(self) -> None:
+        self._initializing: Counter[str] = Counter()
+        self._waits: list[tuple[str, str]] = []
+
+    @contextmanager
+    def of(self, model: str) -> Iterator[None]:
+        """Mark a model as initializing within the block."""
+        self._initializing[model] += 1
+        try:
+            yield
+        finally:
+            self._initializing[model] -= 1
+
+    @contextmanager
+    def waiting(self, model: str, other: str) -> Iterator[None]:
+        """Mark a model as waiting for the load of another within the block.
+
+        INVALID_ARG if the other would wait for the first.
+        """
+        if not self._initializing[model]:
+            yield
+            return
+        if self._leads(other, model):
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"model '{other}' cannot be loaded before '{model}' has initialized, and this "
+                "waits for it",
+            )
+        self._waits.append((model, other))
+        try:
+            yield
+        finally:
+            self._waits.remove((model, other))
+
+    def _leads(self, model: str, to: str) -> bool:
+        return model == to or any(self._leads(b, to) for a, b in self._waits if a == model)
+
+
+def _not_ready() -> InferenceError:
+    # A new one each time: an error that is raised again and again keeps every traceback.
     return InferenceError(Code.UNAVAILABLE, "Server not ready")
 
 
 class ModelManagement:
-    """The calls of one worker that are under way, a task each.
+    """Calls of one worker in progress, a task each.
 
     `end` cancels them, and `ended` waits for the last one.
-    `model` is the one that asks.
+    `model` is the calling one.
     """
 
     def __init__(
-        self, control_channel: Channel, control: ModelControl, model: str, beginnings: Beginnings
+        self,
+        control_socket: FrameSocket,
+        control: ModelControl,
+        model: str,
+        load_cycles: LoadCycles,
     ) -> None:
-        self._channel = control_channel
+        self._socket = control_socket
         self._control = control
         self._model = model
-        self._beginnings = beginnings
+        self._load_cycles = load_cycles
         self._calls: dict[asyncio.Task[None], str] = {}
 
     @property
@@ -56,18 +103,18 @@ class ModelManagement:
             self._fail(call, error)
 
     def end(self) -> None:
-        """Nobody waits for any answer any more; what has begun goes on."""
+        """Cancel the calls: the worker has ended; loads that have begun continue."""
         for task in self._calls:
             task.cancel()
 
     async def ended(self) -> None:
-        """Wait until no call is under way; comes after `end`."""
-        # A model may have asked for its own end.
+        """Wait until no call is in progress, after `end`."""
+        # A model may have unloaded itself.
         tasks = self._calls.keys() - {asyncio.current_task()}
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _load(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        with self._beginnings.waiting(self._model, name):
+        with self._load_cycles.waiting(self._model, name):
             await self._control.load(name, config, files)
 
     def _begin(self, call: int, name: str, operation: Coroutine[Any, Any, None]) -> None:
@@ -87,31 +134,31 @@ class ModelManagement:
         self._done(call, expected(error, "the operation").message)
 
     def _done(self, call: int, error: str | None, value: object = None) -> None:
-        self._channel.send(to_json([ToWorker.DONE, call, error, value]))
+        self._socket.send(to_json([ToWorker.DONE, call, error, value]))
 
 
 class NoOtherModels:
-    """Stands for the server where there is none: no model can be asked for."""
+    """Model management without a server: every call is UNAVAILABLE."""
 
     async def load(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         """UNAVAILABLE."""
-        raise _not_here()
+        raise _not_ready()
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """UNAVAILABLE."""
-        raise _not_here()
+        raise _not_ready()
 
     def ready(self, name: str, version: str) -> bool:
         """UNAVAILABLE."""
-        raise _not_here()
+        raise _not_ready()
 
     def decoupled(self, name: str, version: str) -> bool:
         """UNAVAILABLE."""
-        raise _not_here()
+        raise _not_ready()
 
 
 def read_files(described: list[list[Any]], body: memoryview) -> dict[str, bytes]:
-    """Files by their names; BrokenFrame if the body has less than is said of them."""
+    """Files by their names; BrokenFrame if the body is shorter than their sizes."""
     files, at = {}, 0
     for name, size in described:
         files[name] = bytes(body[at : at + size])

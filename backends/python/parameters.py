@@ -1,4 +1,4 @@
-"""What a model's config, and `--backend-config=python`, say of its workers."""
+"""Limits of workers, from a model's config and from `--backend-config=python`."""
 
 import re
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ MAX_SECS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameters:
+class WorkerLimits:
     """Of one model: seconds, 0 for no limit; and megabytes of private memory, 0 for no limit.
 
     `initialize_timeout_secs`: longest start of a model in its worker. `execute_timeout_secs`:
-    longest execution. `abandoned_execute_secs`: longest that nobody waits for.
-    `health_check_secs`: between two questions whether the worker lives; three that it does not
-    answer are its end.
+    longest execution. `abandoned_execute_secs`: longest execution after its clients have
+    disconnected. `health_check_secs`: interval of pings; after three without an answer the worker
+    is killed.
     """
 
     initialize_timeout_secs: float = 3600
@@ -32,8 +32,8 @@ class Parameters:
     health_check_secs: float = 5
 
     @classmethod
-    def read(cls, config: ModelConfig) -> "Parameters":
-        """Those of a config; InferenceError names a value that is none."""
+    def read(cls, config: ModelConfig) -> "WorkerLimits":
+        """The limits of a config; InferenceError names an invalid value."""
         forced = config.parameters.get(FORCE_CPU, "yes")
         if forced not in ("yes", "no"):
             raise InferenceError(Code.UNSUPPORTED, f"Incorrect value for {FORCE_CPU}: {forced}'")
@@ -47,7 +47,7 @@ class Parameters:
 
 
 def stub_timeout_secs(settings: Mapping[str, str]) -> int:
-    """How long a worker may take to start; INVALID_ARG for what Triton refuses.
+    """Longest start of a worker; INVALID_ARG for settings that Triton refuses.
 
     The settings for Triton's shared memory and threads are checked and have no effect
     (python backend, configuration knobs).

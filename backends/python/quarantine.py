@@ -1,4 +1,4 @@
-"""Which requests have ended workers, and must not end another one?"""
+"""Quarantine of requests that have ended workers."""
 
 import hashlib
 import logging
@@ -12,7 +12,7 @@ from gateway.messages import InferRequest
 log = logging.getLogger("sluice.python")
 
 DEATHS = 2
-"""A request that was executing when so many workers ended is refused."""
+"""A request is refused after it was executing at the end of this many workers."""
 KEPT_SECS = 600.0
 MOST = 1024
 """Of more suspects the oldest are forgotten."""
@@ -28,8 +28,8 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is to become of the requests of an execution, by their indexes.
+class ExecutionPlan:
+    """Groups and refusals for the requests of an execution, by their indexes.
 
     `groups` execute one after the other; `refused` do not execute.
     """
@@ -39,11 +39,11 @@ class Plan:
 
 
 class Quarantine:
-    """Requests by what a model can see of them, for ten minutes after the last worker they ended.
+    """Suspects by their content, for ten minutes after the last worker that they ended.
 
-    All requests of an execution are suspects when its worker ends. A suspect executes alone from
-    then on, so that a second end tells who was guilty: innocents are cleared by their answer.
-    `load` tells one state of a model's files from another.
+    All requests of an execution become suspects when its worker ends. A suspect then executes
+    alone, so a second end proves it guilty, and an answer clears it. `load` identifies the state
+    of a model's files.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,10 +51,10 @@ class Quarantine:
         self._suspects: dict[bytes, Suspect] = {}
         self._sizes: set[int] = set()
 
-    def plan(self, load: bytes, requests: Sequence[InferRequest]) -> Plan:
-        """Who executes with whom; all together where nobody is a suspect."""
+    def plan(self, load: bytes, requests: Sequence[InferRequest]) -> ExecutionPlan:
+        """Groups for the requests of an execution; one group if there is no suspect."""
         if not self._suspects:
-            return Plan((range(len(requests)),))
+            return ExecutionPlan((range(len(requests)),))
         self._forget_old()
         together: list[int] = []
         alone: list[tuple[int]] = []
@@ -67,10 +67,10 @@ class Quarantine:
                 alone.append((index,))
             else:
                 refused.append((index, _refusal(request)))
-        return Plan([*([together] if together else []), *alone], refused)
+        return ExecutionPlan([*([together] if together else []), *alone], refused)
 
     def died(self, load: bytes, requests: Sequence[InferRequest]) -> None:
-        """A worker has ended that was executing these."""
+        """Mark requests as suspects: their worker has ended."""
         for request in requests:
             key = _fingerprint(load, request)
             before = self._suspects.pop(key, None)
@@ -84,7 +84,7 @@ class Quarantine:
         self._note_sizes()
 
     def survived(self, load: bytes, requests: Sequence[InferRequest]) -> None:
-        """A worker has executed these and lives."""
+        """Clear requests: their worker has executed them and is alive."""
         if not self._suspects:
             return
         for request in requests:
@@ -112,7 +112,7 @@ def _size(request: InferRequest) -> int:
 
 
 def _fingerprint(load: bytes, request: InferRequest) -> bytes:
-    """Hash of all that a model can see of a request, but its id and its place in a sequence."""
+    """A hash of inputs and parameters, which are all that a suspect is identified by."""
     found = hashlib.blake2b(load, digest_size=16)
     for tensor in request.inputs:
         data = tensor.raw()

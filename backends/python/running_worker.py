@@ -1,4 +1,4 @@
-"""One worker as the gateway sees it: how it is started, told, heard, and what its end means."""
+"""One running worker: its messages, its limits and its end."""
 
 import asyncio
 import logging
@@ -8,57 +8,56 @@ from typing import Any, Protocol
 import orjson
 from prometheus_client.core import Metric
 
-from backends.python.channel import NOT_UNDERSTOOD, RETRY_SECS, Channel
-from backends.python.executions import Executions
+from backends.python.codec import RequestEncoder, to_json
+from backends.python.connection import NOT_UNDERSTOOD, RETRY_SECS, FrameSocket, WorkerConnection
+from backends.python.executions import WorkerExecutions
 from backends.python.health import Pulse, Readiness
-from backends.python.link import Link
-from backends.python.parameters import Parameters
-from backends.python.printed import Printed
-from backends.python.process import WorkerProcess, describe_exit, watch_exit
-from backends.python.requests import RequestEncoder, to_json
-from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
+from backends.python.parameters import WorkerLimits
+from backends.python.worker.sluice_worker.protocol import ToGateway, ToWorker
 from backends.python.worker.sluice_worker.segments import (
     SCARCE,
     IncomingSegments,
     OutgoingSegments,
 )
+from backends.python.worker_output import WorkerOutput
+from backends.python.worker_process import WorkerProcess, describe_exit, watch_exit
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 
 log = logging.getLogger("sluice.python")
 
 LAST_WORDS_SECS = 1.0
-"""How long a worker may take to end once it has closed its connection."""
+"""Time that a worker has to exit after its connection is closed."""
 FINALIZE_SECS = 30.0
-"""How long `finalize` may take."""
+"""Longest `finalize`."""
 
 
 class Services(Protocol):
-    """Whoever answers what a model asks of the server; plain calls."""
+    """The calls that a model may make to the server; all but `ended` are synchronous."""
 
-    def asked(self, kind: int, found: list[Any], body: memoryview) -> None:
-        """A message that is about no request; raises what a broken frame raises."""
+    def handle(self, kind: int, found: list[Any], body: memoryview) -> None:
+        """Handle a message that is about no request; raises what a broken frame raises."""
 
-    def shown(self) -> Iterable[Metric]:
-        """The metrics that the worker's instance has to expose."""
+    def metrics(self) -> Iterable[Metric]:
+        """The metrics to expose for the worker's instance."""
 
     def waits_for(self) -> Iterable[str]:
-        """The models that it has called, or asked to load, and that have not answered."""
+        """The models that it has called, or is loading or unloading."""
 
-    def left(self) -> None:
-        """Somebody waits no more for what the model answers."""
+    def cancel_abandoned(self) -> None:
+        """Cancel the calls of requests whose clients have disconnected."""
 
     def end(self) -> None:
-        """The worker has ended: nobody waits for any answer."""
+        """Cancel all calls: the worker has ended."""
 
     async def ended(self) -> None:
-        """Wait until nothing that the model asked is under way; comes after `end`."""
+        """Wait until no call is in progress, after `end`."""
 
 
-class Worker:
+class RunningWorker:
     """A process that runs one model.py; made, and used, in one event loop.
 
-    `died` becomes why it has ended; `on_death` gets the requests that it was busy with. It is
+    `died` becomes the reason of its end; `on_death` gets the requests that it was executing. It is
     `alive` until its end is certain.
     """
 
@@ -67,7 +66,7 @@ class Worker:
         process: WorkerProcess,
         name: str,
         encoder: RequestEncoder,
-        services: Callable[[Link, Executions], Services],
+        services: Callable[[WorkerConnection, WorkerExecutions], Services],
         on_death: Callable[[Sequence[InferRequest]], None],
     ) -> None:
         process.descriptors.setblocking(False)
@@ -80,34 +79,34 @@ class Worker:
         self.alive = True
         self._why = ""
         self._closing = False
-        self._told: asyncio.Future[list[Any]] | None = None
-        self._link = Link(
-            Channel(process.work, self._take, self._after_read, self._lost),
-            Channel(process.control, self._take_control, self._after_control, self._lost),
+        self._reply: asyncio.Future[list[Any]] | None = None
+        self._link = WorkerConnection(
+            FrameSocket(process.work, self._take, self._after_read, self._broken),
+            FrameSocket(process.control, self._take_control, self._after_control, self._broken),
             IncomingSegments(process.descriptors),
             OutgoingSegments(process.descriptors),
         )
-        self.executions = Executions(encoder, name, self._link, self.about, self)
+        self.executions = WorkerExecutions(encoder, name, self._link, self.about, self)
         self.readiness = Readiness(self._link.control, name)
         self.services = services(self._link, self.executions)
         self._pulse = Pulse(self._link.control, self._silent)
-        self._printed = Printed(process.output, self.about)
+        self._output = WorkerOutput(process.output, self.about)
         self._watch_segments()
         watch_exit(process, self._exited)
 
     def keep_to(self, cores: frozenset[int]) -> None:
-        """Let it use these CPU cores only, or all if there are none; before it loads a model."""
+        """Bind it to these CPU cores, if any; before it loads a model."""
         self._process.keep_to(cores)
 
     async def ask(self, header: Sequence[Any], answer: ToGateway) -> list[Any]:
-        """Tell it to COMPLETE, LOAD or FINALIZE, and wait for what it answers.
+        """Send COMPLETE, LOAD or FINALIZE, and wait for the answer.
 
-        Raises InferenceError: INTERNAL with what FAILED says, UNAVAILABLE if it ends instead.
+        Raises InferenceError: INTERNAL with the text of FAILED, UNAVAILABLE if the worker ends.
         """
-        self._told = asyncio.get_running_loop().create_future()
+        self._reply = asyncio.get_running_loop().create_future()
         self._refuse_if_ended()
         self._link.work.send(to_json(list(header)))
-        found = await self._told
+        found = await self._reply
         if found[0] == ToGateway.FAILED:
             _, message, trace = found
             log.error("model failed", extra={**self.about, "reason": message, "trace": trace})
@@ -117,7 +116,7 @@ class Worker:
         return found
 
     async def started(self, within_secs: float) -> None:
-        """Wait for its first sign of life; UNAVAILABLE if it ends, or takes too long."""
+        """Wait for its first PONG; UNAVAILABLE if it ends or takes too long."""
         waits: list[asyncio.Future[Any]] = [self._pulse.started, self.died]
         await asyncio.wait(waits, timeout=within_secs, return_when=asyncio.FIRST_COMPLETED)
         if not self._pulse.started.done():
@@ -125,23 +124,23 @@ class Worker:
             await asyncio.shield(self.died)
         self._refuse_if_ended()
 
-    def left(self) -> None:
-        """Clients have disconnected."""
-        self.services.left()
+    def disconnected(self) -> None:
+        """Clients have disconnected: cancel the calls that were made for them."""
+        self.services.cancel_abandoned()
 
-    def watch(self, limits: Parameters) -> None:
-        """Keep it within these limits of time; kill it when it does not answer any more."""
+    def watch(self, limits: WorkerLimits) -> None:
+        """Apply these limits of time, and start the health checks."""
         self.executions.limits = limits
         self._pulse.every(limits.health_check_secs)
 
     def kill(self, why: str) -> None:
-        """End it at once; the first reason is the one that counts."""
+        """Kill it; the first reason is reported."""
         self.alive = False
         self._why = self._why or why
         self._process.kill()
 
     async def close(self) -> None:
-        """Have it finalize and end, unless it is busy or takes too long: then it is killed."""
+        """Finalize and end it; it is killed if it is busy or takes too long."""
         self._closing = True
         self.alive = False
         try:
@@ -168,10 +167,10 @@ class Worker:
         except InferenceError as failed:
             error = [failed.message, ""]
         if error:
-            told = {"reason": error[0], "trace": error[1]}
-            log.error("finalize failed", extra={**self.about, **told})
+            fields = {"reason": error[0], "trace": error[1]}
+            log.error("finalize failed", extra={**self.about, **fields})
 
-    # What it says.
+    # Its messages.
 
     def _take(self, header: bytes, body: memoryview) -> None:
         found = orjson.loads(header)
@@ -184,9 +183,9 @@ class Worker:
             self._link.outgoing.freed(found[1])
             self._link.incoming.drop(found[2])
         elif kind <= ToGateway.FINALIZED:
-            self._tell(found)
+            self._take_reply(found)
         else:
-            self.services.asked(kind, found, body)
+            self.services.handle(kind, found, body)
 
     def _take_control(self, header: bytes, body: memoryview) -> None:
         kind, *found = orjson.loads(header)
@@ -198,13 +197,13 @@ class Worker:
             self._take(header, body)
 
     def _take_segment(self) -> None:
-        """Before anybody looks for it: the worker waits once too many are on their way."""
+        """Receive a segment early: the worker blocks while too many are unreceived."""
         try:
             self._link.incoming.receive()
         except BlockingIOError:
-            """It has been taken in already."""
+            """It has been received already."""
         except NOT_UNDERSTOOD as error:
-            # A message that names the segment says what is wrong.
+            # The message that names the segment raises the error.
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._process.descriptors)
             if isinstance(error, OSError) and error.errno in SCARCE:
@@ -221,14 +220,14 @@ class Worker:
     def _after_read(self) -> None:
         self.executions.after_read()
 
-    def _tell(self, found: list[Any]) -> None:
-        if self._told is not None and not self._told.done():
-            self._told.set_result(found)
+    def _take_reply(self, found: list[Any]) -> None:
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_result(found)
 
     # Its end.
 
-    def _lost(self, reason: str) -> None:
-        """It cannot be understood any more; most often because it is about to end."""
+    def _broken(self, reason: str) -> None:
+        """Its connection is broken, most often because it is about to end."""
         self.alive = False
         asyncio.get_running_loop().call_later(LAST_WORDS_SECS, self.kill, reason)
 
@@ -246,12 +245,12 @@ class Worker:
         self._link.close()
         asyncio.get_running_loop().remove_reader(self._process.descriptors)
         self._process.descriptors.close()
-        self._printed.close()
+        self._output.close()
         self.services.end()
         self.executions.end(error)
         self.readiness.end(error.message)
-        if self._told is not None and not self._told.done():
-            self._told.set_exception(error)
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(error)
         self.died.set_result(reason)
         if not self._closing:
             self._on_death(suspects)

@@ -1,4 +1,4 @@
-"""Who answers what a worker asks of the server, or tells it?"""
+"""Calls of a model to the server, and its log lines."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -6,15 +6,14 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from backends.python.business_logic import BusinessLogic, Call, Served
-from backends.python.executions import Executions
-from backends.python.link import Link
-from backends.python.metric_calls import MetricCalls
+from backends.python.business_logic import BusinessLogic, ModelCall, Served
+from backends.python.codec import TensorReader, read_request
+from backends.python.connection import WorkerConnection
+from backends.python.executions import WorkerExecutions
+from backends.python.metrics import MetricCalls
 from backends.python.model_management import ModelManagement, read_files
-from backends.python.printed import LineLimit
-from backends.python.requests import read_request
-from backends.python.tensors import TensorReader
-from backends.python.worker.sluice_worker.messages import ToGateway
+from backends.python.worker.sluice_worker.protocol import ToGateway
+from backends.python.worker_output import LineLimit
 
 log = logging.getLogger("sluice.python")
 
@@ -27,12 +26,12 @@ LEVELS = {
 
 
 class ServicesOfServer:
-    """What a loaded model may ask for."""
+    """The calls of a loaded model."""
 
     def __init__(
         self,
-        link: Link,
-        executions: Executions,
+        link: WorkerConnection,
+        executions: WorkerExecutions,
         lines: "LogLines",
         metrics: MetricCalls,
         logic: BusinessLogic,
@@ -45,8 +44,8 @@ class ServicesOfServer:
         self._logic = logic
         self._management = management
 
-    def asked(self, kind: int, found: list[Any], body: memoryview) -> None:
-        """Answer, or begin to."""
+    def handle(self, kind: int, found: list[Any], body: memoryview) -> None:
+        """Handle a message: answer a call, or begin to."""
         values = found[1:]
         match kind:
             case ToGateway.INFER:
@@ -63,28 +62,28 @@ class ServicesOfServer:
             case ToGateway.MODEL_READY:
                 self._management.ready(*values)
             case _:
-                self._metrics.asked(kind, values)
+                self._metrics.handle(kind, values)
 
-    def shown(self) -> Iterable[Metric]:
-        """The metrics that the worker's instance has to expose."""
-        return self._metrics.shown()
+    def metrics(self) -> Iterable[Metric]:
+        """The metrics to expose for the worker's instance."""
+        return self._metrics.exposed()
 
     def waits_for(self) -> list[str]:
-        """The models that it has called, or asked to load, and that have not answered."""
+        """The models that it has called, or is loading or unloading."""
         return [*self._logic.models, *self._management.models]
 
-    def left(self) -> None:
-        """What was asked on behalf of whoever has left ends with them."""
-        self._logic.cancel_left()
+    def cancel_abandoned(self) -> None:
+        """Cancel the calls of requests whose clients have disconnected."""
+        self._logic.cancel_abandoned()
 
     def end(self) -> None:
-        """The worker has ended."""
+        """Cancel all calls: the worker has ended."""
         self._logic.end()
         self._management.end()
         self._metrics.end()
 
     async def ended(self) -> None:
-        """Wait until nothing is under way; comes after `end`."""
+        """Wait until no call is in progress, after `end`."""
         await self._logic.ended()
         await self._management.ended()
 
@@ -96,10 +95,10 @@ class ServicesOfServer:
         decoupled: bool,
         served: Served,
         over_work: bool,
-    ) -> Call:
+    ) -> ModelCall:
         tensors = TensorReader(body, self._link.incoming)
         request = read_request(described, tensors, self._executions.request(described[0]))
-        return Call(
+        return ModelCall(
             number=number,
             request=request,
             decoupled=decoupled,
@@ -109,17 +108,17 @@ class ServicesOfServer:
 
 
 class LogOnly:
-    """What a model may ask for that only completes its configuration: lines in the log."""
+    """The calls of a model that completes its config: log lines only."""
 
     def __init__(self, lines: "LogLines") -> None:
         self._lines = lines
 
-    def asked(self, kind: int, found: list[Any], body: memoryview) -> None:
-        """Write it, if it is one; the worker refuses everything else by itself."""
+    def handle(self, kind: int, found: list[Any], body: memoryview) -> None:
+        """Write a log line; the worker itself refuses all other calls."""
         if kind == ToGateway.LOG:
             self._lines.write(*found[1:])
 
-    def shown(self) -> Iterable[Metric]:
+    def metrics(self) -> Iterable[Metric]:
         """No metrics."""
         return ()
 
@@ -127,30 +126,30 @@ class LogOnly:
         """No models."""
         return []
 
-    def left(self) -> None:
-        """Nothing is asked on behalf of anybody."""
+    def cancel_abandoned(self) -> None:
+        """No calls."""
 
     def end(self) -> None:
-        """The worker has ended."""
+        """Cancel all calls: the worker has ended."""
 
     async def ended(self) -> None:
-        """Nothing is ever under way."""
+        """No calls."""
 
 
 class LogLines:
-    """Lines of a model's own, as if they had been written at its file and line."""
+    """Log lines of a model, attributed to its file and line."""
 
     def __init__(self, about: Mapping[str, object]) -> None:
         self._about = about
         self._limit = LineLimit()
 
     def write(self, level: str, message: str, file: str, line: int) -> None:
-        """Write one, unless there have been too many."""
+        """Write a line, unless the limit is reached."""
         number = LEVELS[level]
         if not log.isEnabledFor(number):
             return
         if self._limit.allows():
             if dropped := self._limit.take_dropped():
-                log.warning("logged too much", extra={**self._about, "lines_dropped": dropped})
+                log.warning("log lines dropped", extra={**self._about, "lines_dropped": dropped})
             extra = dict(self._about)
             log.handle(log.makeRecord(log.name, number, file, line, message, (), None, None, extra))

@@ -14,17 +14,15 @@ from torch._C import (
     _jit_set_texpr_fuser_enabled,
 )
 
-from backends.pytorch.checks import check_config
-from backends.pytorch.completion import complete_from, describe_from
+from backends.pytorch.checks import check_config, complete_from, describe_from
 from backends.pytorch.exported import load_exported
-from backends.pytorch.failures import FAILURES
+from backends.pytorch.failures import FAILURES, load_failure
 from backends.pytorch.inductor import load_inductor
 from backends.pytorch.instance import PytorchInstance
-from backends.pytorch.naming import input_names, output_names
-from backends.pytorch.package import Kind, kind_of, load_failure, model_file
-from backends.pytorch.parameters import Parameters, thread_count
-from backends.pytorch.signature import Program
-from backends.pytorch.threads import Threads
+from backends.pytorch.model_file import FileKind, kind_of, model_file
+from backends.pytorch.parameters import PytorchParameters, thread_count
+from backends.pytorch.signature import Program, input_names, output_names
+from backends.pytorch.threads import ThreadBudget
 from backends.pytorch.torchscript import load_torchscript
 from gateway.backend import Backend, Description, Instance, ModelContext
 from gateway.config import InstanceKind, ModelConfig
@@ -35,28 +33,28 @@ T = TypeVar("T")
 
 
 class PytorchBackend(Backend):
-    """Loads programs; all their instances on the CPU share one budget of threads."""
+    """Loads programs; all instances on the CPU share one budget of threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sharing = threading.Lock()
-        self._threads: Threads | None = None
+        self._threads: ThreadBudget | None = None
         self._shared: WeakValueDictionary[tuple[object, ...], Program] = WeakValueDictionary()
 
     def computes_on_gpus(self) -> bool:
         return bool(torch.cuda.is_available())
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
-        """Only programs of torch.export tell enough to fill in inputs and outputs."""
-        Parameters.read(config)
+        """Only programs of torch.export define all inputs and outputs."""
+        PytorchParameters.read(config)
         file = model_file(config, path)
-        if not (config.input and config.output) and kind_of(file) is Kind.EXPORTED:
+        if not (config.input and config.output) and kind_of(file) is FileKind.EXPORTED:
             config = _guarded(config, partial(complete_from, config, file, self.settings))
         check_config(config)
         return config
 
     def describe(self, config: ModelConfig, path: Path) -> Description:
-        """What the file says, which for TorchScript and AOTInductor has gaps."""
+        """The config in the file, with gaps for TorchScript and AOTInductor."""
         file = model_file(config, path)
         return _guarded(config, partial(describe_from, config, file, self.settings))
 
@@ -71,15 +69,15 @@ class PytorchBackend(Backend):
         found = device or torch.device("cpu")
         return PytorchInstance(config, context.name or config.name, program, found, threads)
 
-    def _budget(self) -> Threads:
+    def _budget(self) -> ThreadBudget:
         with self._lock:
             if self._threads is None:
-                self._threads = Threads(thread_count(self.settings))
+                self._threads = ThreadBudget(thread_count(self.settings))
             return self._threads
 
-    def _prepare(self, config: ModelConfig, threads: Threads) -> None:
-        """Set what holds for the whole process."""
-        wanted = Parameters.read(config)
+    def _prepare(self, config: ModelConfig, threads: ThreadBudget) -> None:
+        """Set options of the whole process."""
+        wanted = PytorchParameters.read(config)
         threads.ask(wanted.intra_op_thread_count, wanted.inter_op_thread_count, config.name)
         if wanted.disable_cudnn:
             torch.backends.cudnn.enabled = False
@@ -95,7 +93,7 @@ class PytorchBackend(Backend):
     def _open(self, context: ModelContext, device: torch.device | None) -> Program:
         config, file = context.config, model_file(context.config, context.path)
         load = partial(_load_program, config, file, device)
-        if not Parameters.read(config).enable_weight_sharing:
+        if not PytorchParameters.read(config).enable_weight_sharing:
             return _guarded(config, partial(load, 1))
         status = file.stat()
         names = (*input_names(config), *output_names(config))
@@ -111,19 +109,19 @@ class PytorchBackend(Backend):
 def _load_program(
     config: ModelConfig, file: Path, device: torch.device | None, runners: int
 ) -> Program:
-    """The program, for so many threads at a time."""
+    """The program, for `runners` concurrent threads."""
     wanted = str(device) if device else None
     match kind_of(file):
-        case Kind.EXPORTED:
+        case FileKind.EXPORTED:
             return load_exported(file, wanted)
-        case Kind.INDUCTOR:
+        case FileKind.INDUCTOR:
             return load_inductor(file, wanted, runners)
         case _:
             return load_torchscript(file, wanted, input_names(config), output_names(config))
 
 
 def _guarded(config: ModelConfig, work: Callable[[], T]) -> T:
-    """What the work gives; what PyTorch raises on the way becomes a clear error."""
+    """The result of the work; exceptions of PyTorch become InferenceError."""
     try:
         return work()
     except FAILURES as error:
@@ -131,7 +129,7 @@ def _guarded(config: ModelConfig, work: Callable[[], T]) -> T:
 
 
 def _device(context: ModelContext) -> torch.device | None:
-    """Where the instance computes; None leaves it to the model, as KIND_MODEL asks."""
+    """The device of the instance; None keeps the model's own (KIND_MODEL)."""
     match context.group.kind:
         case InstanceKind.KIND_MODEL:
             return None

@@ -1,7 +1,7 @@
-"""How is a program of `torch.export.save` loaded and called?
+"""Programs of `torch.export.save`.
 
-`torch.export.load` would import large parts of PyTorch when it is first called. They are imported
-here instead, because a backend has all that it needs once it is created.
+`torch.export.load` imports large parts of PyTorch at its first call. They are imported here,
+because a backend has imported all modules when it is created.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,16 +19,24 @@ import torch.utils.serialization.config
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.export.passes import move_to_device_pass
 
-from backends.pytorch.signature import DATATYPES, Program, Signature, Size, Slot, Value
-from backends.pytorch.trees import input_slots, output_slots
+from backends.pytorch.signature import (
+    DATATYPES,
+    Program,
+    ProgramSignature,
+    Size,
+    TensorSlot,
+    Value,
+    input_slots,
+    output_slots,
+)
 
 USER = InputKind.USER_INPUT
 
 
 class ExportedProgram(Program):
-    """A program of `torch.export`, run as it is.
+    """A program of `torch.export`, run without compilation.
 
-    Arguments that were no tensors when it was exported keep the values that they had then.
+    Arguments that were no tensors at the export keep their values.
     """
 
     def __init__(self, exported: Any) -> None:
@@ -51,7 +59,7 @@ class ExportedProgram(Program):
 
 
 def load_exported(path: Path, device: str | None) -> ExportedProgram:
-    """Load the program; `device` None leaves its tensors where they were exported."""
+    """Load the program; `device` None keeps its tensors on their exported devices."""
     exported = torch.export.load(str(path))
     return ExportedProgram(move_to_device_pass(exported, device) if device else exported)
 
@@ -66,7 +74,7 @@ def _constants(exported: Any) -> dict[int, Any]:
     }
 
 
-def _signature(exported: Any, call: Any, constants: Mapping[int, Any]) -> Signature:
+def _signature(exported: Any, call: Any, constants: Mapping[int, Any]) -> ProgramSignature:
     facts = {node.name: node.meta.get("val") for node in exported.graph.nodes}
     graph = exported.graph_signature
     written = _written(exported.graph.nodes) | set(graph.user_inputs_to_mutate.values())
@@ -84,11 +92,11 @@ def _signature(exported: Any, call: Any, constants: Mapping[int, Any]) -> Signat
         _known(slot, facts.get(name), limits)
         for slot, name in zip(output_slots(call.out_spec), graph.user_outputs, strict=True)
     ]
-    return Signature(tuple(inputs), tuple(outputs))
+    return ProgramSignature(tuple(inputs), tuple(outputs))
 
 
 def _written(nodes: Iterable[Any]) -> set[str]:
-    """Whatever an operation in place may reach: the tensor it writes to may be a view of them."""
+    """The nodes that an in-place operation may write: its tensor may be a view of them."""
     found: set[str] = set()
     for node in reversed(list(nodes)):
         schema = getattr(node.target, "_schema", None)
@@ -97,7 +105,7 @@ def _written(nodes: Iterable[Any]) -> set[str]:
     return found
 
 
-def _known(slot: Slot, fact: Any, limits: Mapping[str, Any]) -> Slot:
+def _known(slot: TensorSlot, fact: Any, limits: Mapping[str, Any]) -> TensorSlot:
     """The slot with the datatype and the shape that the graph's example tensor has."""
     if not isinstance(fact, torch.Tensor):
         return slot

@@ -1,4 +1,4 @@
-"""What went wrong inside PyTorch, in one line that a client may see?"""
+"""Failures of PyTorch, in one line for clients."""
 
 import pickle
 import re
@@ -7,6 +7,9 @@ import zipfile
 import zlib
 
 import torch
+
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError
 
 FAILURES = (
     RuntimeError,
@@ -27,7 +30,7 @@ FAILURES = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What loading or running a model may raise; the code of a model is not ours, so it is much."""
+"""Exceptions of loading or running a model, whose code is foreign."""
 
 LONGEST = 1000
 
@@ -37,7 +40,7 @@ _PATH = re.compile(r"(?<![\w.])(?:/[^\s/:'\"]+)+/([^\s/:'\"]+)")
 
 
 def reason(error: BaseException) -> str:
-    """The heart of the error: no traceback, no stack of C++, and of paths only their last part."""
+    """The reason of an error, without traceback, C++ stack and folders of paths."""
     text = _STACK.split(str(error), maxsplit=1)[0]
     if "Traceback of TorchScript" in text:
         text = _raised(text)
@@ -47,6 +50,11 @@ def reason(error: BaseException) -> str:
 
 
 def _raised(text: str) -> str:
-    """What follows the traceback, which TorchScript ends with `<name of the error>: <text>`."""
+    """The text after TorchScript's traceback, which ends with `<name of the error>: <text>`."""
     found = list(_RAISED.finditer(text))
     return text[found[-1].end() :] if found else text.strip().splitlines()[-1]
+
+
+def load_failure(config: ModelConfig, error: BaseException) -> InferenceError:
+    """The error of a file that PyTorch refuses, in Triton's words."""
+    return InferenceError(Code.INTERNAL, f"failed to load model '{config.name}': {reason(error)}")

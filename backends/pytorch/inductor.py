@@ -1,9 +1,8 @@
-"""How is a package of AOTInductor loaded and called, and what inputs does it take?
+"""Packages of AOTInductor, and the inputs that their source accepts.
 
-Compiled code reads its inputs without looking at their shapes: a tensor that is too small would
-have it read memory that is not its own. The checks that it can do by itself are switched on by an
-environment variable only and refuse batches of one. So the expectations are read from the C++
-source that the compiler leaves in the package, and held here.
+Compiled code does not check the shapes of its inputs: a tensor that is too small makes it read
+foreign memory. Its own checks are enabled by an environment variable only, and refuse batches of
+one. So the expected shapes are read from the C++ source in the package, and checked here.
 """
 
 import logging
@@ -17,15 +16,22 @@ from typing import Any
 import torch.utils._pytree as pytree
 from torch._C._aoti import AOTIModelPackageLoader
 
-from backends.pytorch.signature import Program, Signature, Size, Slot, Value
-from backends.pytorch.trees import input_slots, output_slots
+from backends.pytorch.signature import (
+    Program,
+    ProgramSignature,
+    Size,
+    TensorSlot,
+    Value,
+    input_slots,
+    output_slots,
+)
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Datatype
 
 log = logging.getLogger("sluice.pytorch")
 
 LOADER: Any = AOTIModelPackageLoader
-"""Its type hints lack half of what it has."""
+"""Its type hints are incomplete."""
 
 MODEL = "model"
 """The name under which `aoti_compile_and_package` packs a model."""
@@ -67,7 +73,7 @@ class InductorProgram(Program):
         self._run = loader.boxed_run
         in_spec, out_spec = (pytree.treespec_loads(text) for text in loader.get_call_spec())
         inputs = enumerate(input_slots(in_spec))
-        self.signature = Signature(
+        self.signature = ProgramSignature(
             tuple(expected(slot, place, source) for place, slot in inputs), output_slots(out_spec)
         )
 
@@ -79,7 +85,7 @@ class InductorProgram(Program):
 def load_inductor(path: Path, device: str | None, runners: int) -> InductorProgram:
     """Load the package; InferenceError if it was compiled for another kind of device.
 
-    `runners` is how many threads may run it at a time.
+    `runners` is the number of threads that may run it concurrently.
     """
     kind, _, number = (device or "").partition(":")
     facts = LOADER.load_metadata_from_package(str(path), MODEL)
@@ -106,16 +112,16 @@ def load_inductor(path: Path, device: str | None, runners: int) -> InductorProgr
 
 
 def lacking(isa: str, flags: Set[str]) -> list[str]:
-    """What compiled code needs of the CPU and does not find; it would kill the process.
+    """Instruction sets that compiled code needs and the CPU lacks; using them kills the process.
 
-    `flags` are those that the system names, none if it does not.
+    `flags` are the system's; if they are empty, nothing is known to be missing.
     """
     needed = [_CPU_FLAGS[name] for name in isa.split() if name in _CPU_FLAGS]
     return [flag for flag in needed if flag not in flags] if flags else []
 
 
 def can_abort(kernel: str) -> bool:
-    """Whether the source of a kernel has a check in a parallel loop, which no exception leaves."""
+    """Whether the source of a kernel has a check in a parallel loop, where exceptions abort."""
     return "#pragma omp parallel" in kernel and "TORCH_CHECK(" in kernel
 
 
@@ -134,7 +140,7 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def _source(path: Path) -> str:
-    """The C++ that calls the compiled kernels, "" if the package has none."""
+    """The C++ source that calls the compiled kernels, "" if the package has none."""
     with zipfile.ZipFile(path) as package:
         for name in package.namelist():
             if name.endswith(".wrapper.cpp") or (name.endswith(".cpp") and "kernel" not in name):
@@ -143,10 +149,10 @@ def _source(path: Path) -> str:
     return ""
 
 
-def expected(slot: Slot, place: int, source: str) -> Slot:
-    """The slot with what the source says about the input in that place.
+def expected(slot: TensorSlot, place: int, source: str) -> TensorSlot:
+    """The slot with datatype and shape of the input in that place of the source.
 
-    An input counts as written unless every mention of it is known only to read.
+    An input counts as written unless all mentions of it only read.
     """
     check = next((m[0] for m in _CHECK.finditer(source) if int(m[1]) == place), "")
     handle = _HANDLE.search(check)

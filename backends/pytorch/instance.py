@@ -1,4 +1,4 @@
-"""One loaded copy of a PyTorch model: tensors to the program and back."""
+"""One instance of a PyTorch model."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -7,11 +7,17 @@ from typing import Any
 import torch
 
 from backends.pytorch.failures import FAILURES, reason
-from backends.pytorch.naming import check_place, place_inputs, place_outputs
-from backends.pytorch.parameters import Parameters
-from backends.pytorch.signature import Fit, Program, Value
+from backends.pytorch.parameters import PytorchParameters
+from backends.pytorch.signature import (
+    Program,
+    SignatureFit,
+    Value,
+    check_place,
+    place_inputs,
+    place_outputs,
+)
 from backends.pytorch.tensors import from_torch, to_torch
-from backends.pytorch.threads import Threads
+from backends.pytorch.threads import ThreadBudget
 from gateway.batches.extra_inputs import with_sequence_tensors
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
@@ -20,11 +26,11 @@ from gateway.tensor_runtime.instance import TensorInstance
 
 
 class PytorchInstance(TensorInstance):
-    """Runs a program on one device; PyTorch gives up the interpreter's lock inside operations.
+    """Runs a program on one device; PyTorch releases the interpreter's lock inside operations.
 
-    On a GPU each instance has a stream of its own, so that they compute side by side.
+    On a GPU each instance has a stream of its own, so that instances compute concurrently.
 
-    `threads` counts it if it computes on the CPU, until it is closed.
+    `threads` counts it while it is open, if it computes on the CPU.
     """
 
     def __init__(
@@ -33,15 +39,15 @@ class PytorchInstance(TensorInstance):
         name: str,
         program: Program,
         device: torch.device,
-        threads: Threads,
+        threads: ThreadBudget,
     ) -> None:
         self._inputs = place_inputs(config, program.signature.inputs)
         self._outputs = place_outputs(config, program.signature.outputs)
-        self._parameters = Parameters.read(config)
-        super().__init__(config, name)  # starts a thread: nothing may be refused after it
+        self._parameters = PytorchParameters.read(config)
+        super().__init__(config, name)  # starts a thread: refusals must come before it
         self._model = config.name
         self._program = program
-        self._fit = Fit(program.signature.inputs)
+        self._fit = SignatureFit(program.signature.inputs)
         self._device = device
         self._stream = _own_stream(device)
         self.gpu = device.index if device.type == "cuda" else None
@@ -66,7 +72,7 @@ class PytorchInstance(TensorInstance):
         return found
 
     def release(self) -> None:
-        """Leave the budget of threads; the program goes when nobody shares it any more."""
+        """Leave the budget of threads; the last instance releases the program."""
         del self._program
         if self._device.type == "cpu":
             self._threads.leave()
@@ -74,7 +80,7 @@ class PytorchInstance(TensorInstance):
             torch.cuda.empty_cache()
 
     def _share(self) -> AbstractContextManager[object]:
-        """Threads to compute with, on a GPU a stream."""
+        """The threads of a run, or its stream on a GPU."""
         if self._stream is not None:
             stream: AbstractContextManager[object] = torch.cuda.stream(self._stream)
             return stream
@@ -107,7 +113,7 @@ class PytorchInstance(TensorInstance):
                 return self._program.run(values)
 
     def _wait(self) -> None:
-        """Until what stays on the GPU has been computed."""
+        """Wait until the staying outputs have been computed."""
         if self._stream is not None:
             with self._explained():
                 self._stream.synchronize()
@@ -130,5 +136,5 @@ class PytorchInstance(TensorInstance):
 def _own_stream(device: torch.device) -> torch.cuda.Stream | None:
     if device.type != "cuda":
         return None
-    torch.cuda.synchronize(device)  # the weights have come by another stream
+    torch.cuda.synchronize(device)  # the weights were copied by another stream
     return torch.cuda.Stream(device)

@@ -1,4 +1,4 @@
-"""What do Triton's parameters for PyTorch models say? (`parameters` of config.pbtxt)"""
+"""Triton's parameters of PyTorch models (`parameters` of config.pbtxt)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameters:
-    """The parameters of one model; those that are None leave PyTorch as it is.
+class PytorchParameters:
+    """The parameters of one model; None keeps PyTorch's setting.
 
-    Thread counts of zero mean that the model does not ask for any.
+    A thread count of zero means that the model sets none.
     """
 
     inference_mode: bool = True
@@ -28,8 +28,8 @@ class Parameters:
     inter_op_thread_count: int = 0
 
     @classmethod
-    def read(cls, config: ModelConfig) -> "Parameters":
-        """The parameters in a config; INVALID_ARG for a value that is none. Other keys are free."""
+    def read(cls, config: ModelConfig) -> "PytorchParameters":
+        """The parameters in a config; INVALID_ARG for an invalid value. Other keys are ignored."""
         found = {
             key.lower(): _value(config, key)
             for key in config.parameters
@@ -58,7 +58,7 @@ def boolean(text: str) -> bool:
 
 
 def integer(text: str) -> int:
-    """A count of threads, zero for what is not positive; ValueError with Triton's text."""
+    """A count of threads, zero if not positive; ValueError with Triton's text."""
     try:
         return max(0, int(text))
     except ValueError:
@@ -66,7 +66,7 @@ def integer(text: str) -> int:
 
 
 def thread_count(settings: Mapping[str, str]) -> int:
-    """The `thread-count` of `--backend-config`, zero if it is not given."""
+    """The `thread-count` of `--backend-config`; zero if it is missing."""
     try:
         return integer(settings.get("thread-count", "0"))
     except ValueError as error:

@@ -1,32 +1,35 @@
-"""Which tensors does a program take and give, as far as its file tells?"""
+"""Inputs and outputs of a program, and their names in a config."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+import torch.utils._pytree as pytree
 
+from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Datatype, format_shape
 
 Value: TypeAlias = torch.Tensor | list[str]
-"""What a program takes and gives: tensors, and lists of strings where Triton has BYTES."""
+"""Values of a program: tensors, and lists of strings for BYTES."""
 
 REMEMBERED = 1024
-"""Combinations of shapes that are not checked again; clients choose them, so there is a limit."""
+"""Limit of checked combinations of shapes that are remembered; clients choose them."""
 
 Size: TypeAlias = int | str
-"""A size: exact, -1 for any, or the name of one that other dimensions have as well."""
+"""A size: exact, -1 for any, or a name that several dimensions share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """One tensor that a program takes or gives.
+class TensorSlot:
+    """One input or output of a program.
 
-    `names` are what a configuration may call it, the best first. `datatype` and `shape` are None
-    where the file does not tell; `limits` are the largest sizes allowed, by dimension. An input
-    is `written` if the program changes it in place, and `optional` if it may be left out.
+    `names` are its names for configs, the best first. `datatype` and `shape` are None if the file
+    does not define them; `limits` are the largest sizes, by dimension. An input is `written` if
+    the program changes it in place, and `optional` if it may be missing.
     """
 
     names: tuple[str, ...]
@@ -38,46 +41,46 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
-    """The slots of a program, in its order. `outputs` is None if only a run can tell."""
+class ProgramSignature:
+    """The slots of a program, in its order; `outputs` is None if only a run defines them."""
 
-    inputs: tuple[Slot, ...]
-    outputs: tuple[Slot, ...] | None
+    inputs: tuple[TensorSlot, ...]
+    outputs: tuple[TensorSlot, ...] | None
 
 
 class Program(ABC):
-    """A loaded model file that can be run, by any number of threads at a time."""
+    """A loaded model file, for any number of concurrent threads."""
 
-    signature: Signature
+    signature: ProgramSignature
 
     @abstractmethod
     def run(self, values: Sequence[Value | None]) -> Sequence[Any]:
-        """One value per input slot, None for what is left out; one value per output."""
+        """Run with one value per input slot (None if missing); returns one per output."""
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is in the program's own memory, which a later run may change."""
         return False
 
 
-def numbered(prefix: str, count: int) -> tuple[Slot, ...]:
+def numbered(prefix: str, count: int) -> tuple[TensorSlot, ...]:
     """Slots that have nothing but their place: `INPUT__0` and so on."""
-    return tuple(Slot(names=(f"{prefix}__{index}",)) for index in range(count))
+    return tuple(TensorSlot(names=(f"{prefix}__{index}",)) for index in range(count))
 
 
-class Fit:
-    """Holds values to the slots of a program, and remembers what has passed."""
+class SignatureFit:
+    """Checks values against the slots of a program, and remembers accepted combinations."""
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
+    def __init__(self, slots: Sequence[TensorSlot]) -> None:
         self._slots = tuple(slots)
-        self._told = any(slot.datatype or slot.shape is not None for slot in slots)
+        self._known = any(slot.datatype or slot.shape is not None for slot in slots)
         self._passed: set[tuple[object, ...]] = set()
 
     def check(self, values: Sequence[Value | None]) -> None:
         """Raise INVALID_ARG for the first value whose datatype or shape is not the program's.
 
-        Compiled programs do not look, and would read memory that is not theirs.
+        Compiled programs do not check, and would read foreign memory.
         """
-        if not self._told:
+        if not self._known:
             return
         kinds = tuple((v.dtype, v.shape) for v in values if isinstance(v, torch.Tensor))
         if len(kinds) == len(self._slots) and kinds in self._passed:
@@ -87,7 +90,7 @@ class Fit:
             self._passed.add(kinds)
 
 
-def _check_fit(slots: Sequence[Slot], values: Sequence[Value | None]) -> None:
+def _check_fit(slots: Sequence[TensorSlot], values: Sequence[Value | None]) -> None:
     sizes: dict[str, int] = {}
     for slot, value in zip(slots, values, strict=True):
         if isinstance(value, torch.Tensor):
@@ -95,7 +98,7 @@ def _check_fit(slots: Sequence[Slot], values: Sequence[Value | None]) -> None:
                 raise InferenceError(Code.INVALID_ARG, f"input '{slot.names[0]}' {problem}")
 
 
-def _problems(slot: Slot, value: torch.Tensor, sizes: dict[str, int]) -> Iterator[str]:
+def _problems(slot: TensorSlot, value: torch.Tensor, sizes: dict[str, int]) -> Iterator[str]:
     if slot.datatype and DATATYPES.get(value.dtype) is not slot.datatype:
         yield (
             f"has datatype {DATATYPES.get(value.dtype, value.dtype)}, the model takes "
@@ -112,7 +115,9 @@ def _problems(slot: Slot, value: torch.Tensor, sizes: dict[str, int]) -> Iterato
     sizes.update({size: found for size, found in pairs if isinstance(size, str)})
 
 
-def _fits(slot: Slot, shape: Sequence[Size], found: Sequence[int], sizes: dict[str, int]) -> bool:
+def _fits(
+    slot: TensorSlot, shape: Sequence[Size], found: Sequence[int], sizes: dict[str, int]
+) -> bool:
     return (
         len(shape) == len(found)
         and all(_known(s, sizes) in (-1, f) for s, f in zip(shape, found, strict=True))
@@ -139,4 +144,151 @@ DATATYPES = {
     torch.float64: Datatype.FP64,
     torch.bfloat16: Datatype.BF16,
 }
-"""PyTorch's types by ours; there is no other that a tensor on the wire can have."""
+"""PyTorch's types of the protocol's datatypes."""
+
+
+_INDEXED = re.compile(r".*?__(\d+)")
+"""The first `__` counts, as in Triton."""
+
+
+def input_names(config: ModelConfig) -> tuple[str, ...]:
+    """All inputs of the model: the config's, and those that the server derives or adds."""
+    return (
+        *(each.name for each in config.input),
+        *(name for each in config.batch_input for name in each.target_name),
+        *_sequence_inputs(config),
+    )
+
+
+def output_names(config: ModelConfig) -> tuple[str, ...]:
+    """All outputs of the model: the config's, and further states."""
+    names = [each.name for each in config.output]
+    states = config.sequence_batching.state if config.sequence_batching else ()
+    return (*names, *(each.output_name for each in states if each.output_name not in names))
+
+
+def _sequence_inputs(config: ModelConfig) -> Iterator[str]:
+    if config.sequence_batching is not None:
+        yield from (each.name for each in config.sequence_batching.control_input)
+        yield from (each.input_name for each in config.sequence_batching.state)
+
+
+def places(names: Sequence[str], slots: Sequence[TensorSlot] | None) -> tuple[int, ...]:
+    """The place of each name; it may lie behind the last slot, which the caller checks.
+
+    Triton's rules, the first that holds for all names: they are names of arguments, they end in
+    `__<index>`, or else they are in the order of the arguments.
+    """
+    known = {name: place for place, slot in enumerate(slots or ()) for name in slot.names}
+    if all(name in known for name in names):
+        return tuple(known[name] for name in names)
+    indexed = [_INDEXED.fullmatch(name) for name in names]
+    if all(indexed):
+        return tuple(int(match[1]) for match in indexed if match)
+    return tuple(range(len(names)))
+
+
+def place_inputs(config: ModelConfig, slots: Sequence[TensorSlot]) -> dict[str, int]:
+    """The place of each input; INVALID_ARG if they are not those of the program."""
+    names = input_names(config)
+    required = sum(not slot.optional for slot in slots)
+    if not required <= len(names) <= len(slots):
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"unable to load model '{config.name}', configuration expects {len(names)} inputs, "
+            f"model provides {len(slots)}",
+        )
+    found = dict(zip(names, places(names, slots), strict=True))
+    _check_places(config, "input", found, len(slots))
+    for place, slot in enumerate(slots):
+        if not slot.optional and place not in found.values():
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"unable to load model '{config.name}', no input of the configuration is for "
+                f"argument {place} ('{slot.names[0]}'), found {', '.join(names)}",
+            )
+    return found
+
+
+def place_outputs(config: ModelConfig, slots: Sequence[TensorSlot] | None) -> dict[str, int]:
+    """The place of each output; INVALID_ARG if the program is known to lack it."""
+    names = output_names(config)
+    found = dict(zip(names, places(names, slots), strict=True))
+    if slots is not None:
+        for name, place in found.items():
+            check_place(name, place, len(slots))
+    return found
+
+
+def check_place(output: str, place: int, count: int) -> None:
+    """Raise INVALID_ARG if the program has fewer outputs."""
+    if place >= count:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"The output {output} in the model configuration refers to an output index which "
+            f"doesn't exist. This model has {count} outputs",
+        )
+
+
+def _check_places(config: ModelConfig, role: str, found: dict[str, int], count: int) -> None:
+    taken: dict[int, str] = {}
+    for name, place in found.items():
+        if place >= count:
+            problem = f"refers to argument {place}, expected one of 0 to {count - 1}"
+        elif place in taken:
+            problem = f"refers to argument {place} as {role} '{taken[place]}' does"
+        else:
+            taken[place] = name
+            continue
+        raise InferenceError(
+            Code.INVALID_ARG, f"unable to load model '{config.name}', {role} '{name}' {problem}"
+        )
+
+
+def input_slots(spec: Any, argument_names: Sequence[str] = ()) -> tuple[TensorSlot, ...]:
+    """A slot for each leaf of an input spec, which nests (args, kwargs).
+
+    An exported program takes and returns its tensors as one flat list; its call spec defines their
+    nesting. Triton names the leaves ARGS[i], KWARGS[k] and RESULT[..], with one bracket per level.
+
+    `argument_names` are those of `forward()`, if they are known.
+    """
+    args, kwargs = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    shallow = dict(zip(argument_names, args, strict=False)) | kwargs
+    aliases = {place: name for name, place in shallow.items() if isinstance(place, int)}
+    arguments = [*args, *kwargs.values()]
+    if len(arguments) == 1 and isinstance(arguments[0], dict):
+        aliases |= {place: key for key, place in arguments[0].items() if isinstance(place, int)}
+    paths = {place: path for path, place in [*_paths(args, "ARGS"), *_paths(kwargs, "KWARGS")]}
+    return tuple(
+        TensorSlot(names=tuple(filter(None, (aliases.get(place), f"INPUT__{place}", paths[place]))))
+        for place in range(spec.num_leaves)
+    )
+
+
+def output_slots(spec: Any) -> tuple[TensorSlot, ...]:
+    """A slot for each leaf of an output spec; the keys of a dict are names as well."""
+    try:
+        tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    except (TypeError, ValueError, KeyError):
+        return numbered("OUTPUT", spec.num_leaves)  # a type that only its own library can build
+    keys = tree if isinstance(tree, dict) else {}
+    aliases = {place: str(key) for key, place in keys.items() if isinstance(place, int)}
+    paths = {place: path for path, place in _paths(tree, "RESULT")}
+    return tuple(
+        TensorSlot(
+            names=tuple(filter(None, (aliases.get(place), f"OUTPUT__{place}", paths.get(place))))
+        )
+        for place in range(spec.num_leaves)
+    )
+
+
+def _paths(tree: Any, prefix: str) -> Iterator[tuple[str, int]]:
+    if isinstance(tree, int):
+        yield prefix, tree
+    elif isinstance(tree, dict):
+        for key, below in tree.items():
+            yield from _paths(below, f"{prefix}[{key}]")
+    elif isinstance(tree, list | tuple):
+        for index, below in enumerate(tree):
+            yield from _paths(below, f"{prefix}[{index}]")

@@ -1,4 +1,4 @@
-"""How do our tensors become PyTorch's and come back, without copies where memory can be shared?"""
+"""Tensors of requests as PyTorch's and back, without copies where memory can be shared."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from backends.pytorch.failures import FAILURES, reason
-from backends.pytorch.signature import DATATYPES, Slot, Value
+from backends.pytorch.signature import DATATYPES, TensorSlot, Value
 from gateway.device_memory import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Datatype, Tensor, array_tensor
@@ -15,17 +15,17 @@ from gateway.tensor import Datatype, Tensor, array_tensor
 TYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
 
 ALIGNED_BYTES = 16
-"""What compiled kernels may rely on, as they do on memory of PyTorch's own."""
+"""The alignment of PyTorch's own memory, on which compiled kernels may rely."""
 
 NO_SCALARS = "is a scalar which is not supported."
 
 
-def to_torch(tensor: Tensor, slot: Slot, device: torch.device) -> Value:
+def to_torch(tensor: Tensor, slot: TensorSlot, device: torch.device) -> Value:
     """The value over the tensor's own memory; BYTES as a list of strings.
 
-    Copied only if the program writes to it, if it goes to another device, or if it does not start
-    at a multiple of its element's size: compiled loops may rely on that, and a client decides
-    where its tensors start in a body.
+    Copied only if the program writes to it, if it moves to another device, or if it does not start
+    at a multiple of its element's size: compiled loops may rely on that, and clients choose the
+    offsets in a body.
     """
     if tensor.datatype is Datatype.BYTES:
         return _strings(tensor)
@@ -53,12 +53,12 @@ def _strings(tensor: Tensor) -> list[str]:
 
 
 def view_of(memory: DeviceMemory, device: torch.device) -> torch.Tensor:
-    """The bytes of the GPU's memory, which they keep."""
+    """The bytes of a GPU's memory; the tensor keeps it alive."""
     return torch.as_tensor(_CudaArray(memory), device=device)
 
 
 def on_device(tensor: Tensor, content: torch.Tensor, *, written: bool) -> torch.Tensor:
-    """The value over bytes on the tensor's GPU, copied there for the same reasons as on the host.
+    """The value over bytes on the tensor's GPU; copied there for the same reasons as on the host.
 
     As on the host, BOOL has ones and zeros only.
     """
@@ -70,7 +70,7 @@ def on_device(tensor: Tensor, content: torch.Tensor, *, written: bool) -> torch.
 
 
 class _CudaArray:
-    """Memory of a GPU as PyTorch takes it from other libraries (the CUDA array interface)."""
+    """Memory of a GPU as the CUDA array interface."""
 
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
@@ -87,7 +87,7 @@ def from_torch(
 ) -> Tensor:
     """The tensor over the value's own memory, or over a copy; on the host, unless it stays.
 
-    Raises INVALID_ARG, with Triton's texts, for a value that the configuration does not announce.
+    Raises INVALID_ARG, with Triton's texts, for a value that the config does not declare.
     """
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return _text(name, datatype, value)
@@ -125,7 +125,7 @@ def _array(name: str, value: torch.Tensor) -> "np.ndarray[Any, Any]":
 
 
 def _on_gpu(name: str, datatype: Datatype, value: torch.Tensor) -> Tensor:
-    """Over the value's memory on its GPU, whose stream has yet to be waited for."""
+    """The tensor over the value's memory on its GPU; the stream must still be waited for."""
     whole = value.detach().contiguous()
     memory = DeviceMemory(whole.device.index, whole.data_ptr(), whole.nbytes, whole)
     return Tensor(name, datatype, tuple(whole.shape), memory)

@@ -1,7 +1,7 @@
-"""How many threads may each instance compute with?
+"""The budget of threads of all instances on the CPU.
 
-PyTorch gives every thread that calls it a pool of its own, of the size last set on that thread:
-instances would together use many times the machine's cores. So all instances share one budget.
+PyTorch gives every calling thread a pool of its own, of the size last set on that thread: instances
+would together use many times the machine's cores.
 """
 
 import logging
@@ -17,8 +17,8 @@ from gateway.cpus import processors
 log = logging.getLogger("sluice.pytorch")
 
 
-class Threads:
-    """The threads that all instances on the CPU compute with together: at most `budget`.
+class ThreadBudget:
+    """At most `budget` threads, shared by all instances on the CPU.
 
     Every run takes the same share of it: INTRA_OP_THREAD_COUNT if a model has set it, else the
     budget divided by the number of instances, at least one. A run waits until its share is free.
@@ -34,7 +34,7 @@ class Threads:
 
     @property
     def share(self) -> int:
-        """How many threads one run gets at present."""
+        """The threads of one run at present."""
         asked = self._intra_op or self.budget // max(1, self._instances)
         return max(1, min(asked, self.budget))
 
@@ -50,7 +50,7 @@ class Threads:
 
     @contextmanager
     def taken(self) -> Iterator[int]:
-        """Compute inside with one share of the threads, on the calling thread's pool."""
+        """Take one share of the threads for the calling thread's pool, within the block."""
         with self._changed:
             self._changed.wait_for(lambda: self._free >= self.share)
             share = self.share
@@ -64,7 +64,7 @@ class Threads:
                 self._changed.notify_all()
 
     def ask(self, intra_op: int, inter_op: int, model: str) -> None:
-        """Set what a model asks for; counts hold for the process, so the first model wins."""
+        """Set the counts of a model; they hold for the process, so the first model wins."""
         with self._changed:
             if intra_op:
                 self._intra_op = self._intra_op or intra_op
@@ -78,7 +78,7 @@ class Threads:
 
 
 def _set_inter_op(count: int) -> int:
-    """Set it, unless PyTorch has started that pool or cannot count so far; what holds now."""
+    """Set it, unless PyTorch has started that pool; returns the count in use."""
     try:
         torch.set_num_interop_threads(count)
     except (RuntimeError, ValueError) as error:
@@ -89,6 +89,6 @@ def _set_inter_op(count: int) -> int:
 def _note_if_other(model: str, parameter: str, wanted: int, have: int) -> None:
     if wanted != have:
         log.warning(
-            "thread count differs from what the model asks for",
+            "thread count not applied",
             extra={"model": model, "parameter": parameter, "wanted": wanted, "have": have},
         )

@@ -1,4 +1,4 @@
-"""How is a TorchScript module loaded and called?"""
+"""TorchScript modules."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 
-from backends.pytorch.signature import DATATYPES, Program, Signature, Slot, Value, numbered
+from backends.pytorch.signature import (
+    DATATYPES,
+    Program,
+    ProgramSignature,
+    TensorSlot,
+    Value,
+    numbered,
+)
 from gateway.errors import Code, InferenceError
 
 OUTPUT_KINDS = "output must be of type Tensor, List[str] or Tuple containing one of these two types"
@@ -16,8 +23,8 @@ OUTPUT_KINDS = "output must be of type Tensor, List[str] or Tuple containing one
 class TorchScriptProgram(Program):
     """A module of `torch.jit.save`.
 
-    `inputs` and `outputs` are the names in the configuration: a module whose only argument is a
-    dict or a list does not tell its keys or its length, and neither does one that returns such.
+    `inputs` and `outputs` are the names in the config: a module whose only argument or result is a
+    dict or a list does not define its keys or its length.
     """
 
     def __init__(self, module: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
@@ -26,7 +33,7 @@ class TorchScriptProgram(Program):
         arguments = list(module.forward.schema.arguments)[1:]
         self._pack, slots = _packing(arguments, inputs)
         self._unpack, results = _unpacking(module.forward.schema.returns, outputs)
-        self.signature = Signature(_as_traced(slots, module, self._pack), results)
+        self.signature = ProgramSignature(_as_traced(slots, module, self._pack), results)
         tensors = (*module.parameters(), *module.buffers())
         self._own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
@@ -40,22 +47,22 @@ class TorchScriptProgram(Program):
 def load_torchscript(
     path: Path, device: str | None, inputs: Sequence[str], outputs: Sequence[str]
 ) -> TorchScriptProgram:
-    """Load the module; `device` None leaves its tensors where they were saved."""
+    """Load the module; `device` None keeps its tensors on their saved devices."""
     module = torch.jit.load(str(path), map_location=device)
     return TorchScriptProgram(module.eval(), inputs, outputs)
 
 
 def load_traced(path: Path) -> TorchScriptProgram:
-    """Load a module that was traced, with the shapes of its example; only to look at.
+    """Load a traced module with the shapes of its example, for a description only.
 
-    The optimiser may rely on such shapes, so that requests of others could go wrong.
+    The optimiser may rely on these shapes, so requests of other shapes could fail.
     """
     module = torch.jit.load(str(path), map_location="cpu", _restore_shapes=True)
     return TorchScriptProgram(module.eval(), (), ())
 
 
 def example_values(program: TorchScriptProgram) -> list[Value | None] | None:
-    """Zeros like what a traced module was traced with; None if its file does not tell."""
+    """Zeros of the shapes that a module was traced with; None if its file lacks them."""
     values: list[Value | None] = []
     for slot in program.signature.inputs:
         if slot.datatype is None or slot.shape is None:
@@ -66,15 +73,15 @@ def example_values(program: TorchScriptProgram) -> list[Value | None] | None:
     return values
 
 
-# What goes in.
+# Arguments.
 
-Pack = Callable[[Sequence[Slot], Sequence[Value | None]], Sequence[Any]]
+Pack = Callable[[Sequence[TensorSlot], Sequence[Value | None]], Sequence[Any]]
 
 
-def _packing(arguments: Sequence[Any], names: Sequence[str]) -> tuple[Pack, tuple[Slot, ...]]:
+def _packing(arguments: Sequence[Any], names: Sequence[str]) -> tuple[Pack, tuple[TensorSlot, ...]]:
     kinds = [_kind(argument) for argument in arguments]
     if kinds == ["Dict"]:
-        return _pack_dict, tuple(Slot(names=(name,), optional=True) for name in names)
+        return _pack_dict, tuple(TensorSlot(names=(name,), optional=True) for name in names)
     if kinds == ["List"]:
         return _pack_list, numbered("INPUT", len(names))
     if "Dict" in kinds:
@@ -83,8 +90,8 @@ def _packing(arguments: Sequence[Any], names: Sequence[str]) -> tuple[Pack, tupl
             "Multiple inputs of kind DictType were detected. Only a single input of type Dict(str, "
             "Tensor) is supported.",
         )
-    return _pack_plainly, tuple(
-        Slot(names=(each.name,), optional=_may_be_left_out(each)) for each in arguments
+    return _pack_arguments, tuple(
+        TensorSlot(names=(each.name,), optional=_is_optional(each)) for each in arguments
     )
 
 
@@ -104,34 +111,34 @@ def _kind(argument: Any) -> str:
     )
 
 
-def _may_be_left_out(argument: Any) -> bool:
+def _is_optional(argument: Any) -> bool:
     return argument.has_default_value() or str(argument.type).startswith("Optional[")
 
 
-def _pack_dict(slots: Sequence[Slot], values: Sequence[Value | None]) -> Sequence[Any]:
+def _pack_dict(slots: Sequence[TensorSlot], values: Sequence[Value | None]) -> Sequence[Any]:
     given = zip(slots, values, strict=True)
     return ({slot.names[0]: value for slot, value in given if value is not None},)
 
 
-def _pack_list(slots: Sequence[Slot], values: Sequence[Value | None]) -> Sequence[Any]:
+def _pack_list(slots: Sequence[TensorSlot], values: Sequence[Value | None]) -> Sequence[Any]:
     return ([value for value in values if value is not None],)
 
 
-def _pack_plainly(slots: Sequence[Slot], values: Sequence[Value | None]) -> Sequence[Any]:
-    """What is left out at the end has its default; in between it is None."""
+def _pack_arguments(slots: Sequence[TensorSlot], values: Sequence[Value | None]) -> Sequence[Any]:
+    """Missing arguments at the end have their defaults; others are None."""
     packed = list(values)
     while packed and packed[-1] is None:
         packed.pop()
     return packed + [None] * (sum(not slot.optional for slot in slots) - len(packed))
 
 
-def _as_traced(slots: tuple[Slot, ...], module: Any, pack: Pack) -> tuple[Slot, ...]:
-    """The slots with what the graph knows of them: who writes to them, and how it was traced."""
+def _as_traced(slots: tuple[TensorSlot, ...], module: Any, pack: Pack) -> tuple[TensorSlot, ...]:
+    """The slots with facts of the graph: writes in place, and the shapes of its trace."""
     graph = module.inlined_graph
     writers = graph.alias_db()
     values = list(graph.inputs())[1:]
     traced = list(module.graph.inputs())[1:]
-    if pack is not _pack_plainly:
+    if pack is not _pack_arguments:
         written = any(writers.has_writers(value) for value in values)
         return tuple(replace(slot, written=written) for slot in slots)
     return tuple(
@@ -146,7 +153,7 @@ def _as_traced(slots: tuple[Slot, ...], module: Any, pack: Pack) -> tuple[Slot, 
 
 
 def _tensor_fact(value: Any, fact: str) -> Any:
-    """What the type of a value in a graph says; None if it is no tensor or does not say."""
+    """A fact of a value's type in a graph; None if it is no tensor or unknown."""
     kind = value.type()
     if kind.kind() != "TensorType":
         return None
@@ -154,14 +161,14 @@ def _tensor_fact(value: Any, fact: str) -> Any:
     return tuple(found) if isinstance(found, list) else found
 
 
-# What comes out.
+# Results.
 
 Unpack = Callable[[Any], Sequence[Any]]
 
 
 def _unpacking(
     returns: Sequence[Any], names: Sequence[str]
-) -> tuple[Unpack, tuple[Slot, ...] | None]:
+) -> tuple[Unpack, tuple[TensorSlot, ...] | None]:
     kind = returns[0].type if len(returns) == 1 else None
     match str(kind).partition("[")[0] if kind else "":
         case "Tensor":
@@ -171,7 +178,7 @@ def _unpacking(
         case "List" if str(kind) == "List[Tensor]":
             return list, None
         case "Dict" if str(kind) == "Dict[str, Tensor]":
-            return _by_key(names), tuple(Slot(names=(name,)) for name in names)
+            return _by_key(names), tuple(TensorSlot(names=(name,)) for name in names)
     if kind is not None and kind.kind() == "TupleType":
         return list, numbered("OUTPUT", len(kind.elements()))
     raise InferenceError(Code.INTERNAL, f"{OUTPUT_KINDS}, the model returns {kind}")

@@ -1,16 +1,14 @@
-"""TensorRT's plans on NVIDIA GPUs."""
+"""The backend `tensorrt`: plans of TensorRT on NVIDIA GPUs."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from backends.tensorrt.captures import captures
-from backends.tensorrt.checks import check
-from backends.tensorrt.completion import complete, is_complete, with_batching
-from backends.tensorrt.cuda import Cuda
+from backends.tensorrt.checks import check, complete, is_complete, with_batching
+from backends.tensorrt.cuda import CudaRuntime, GpuStream
 from backends.tensorrt.engines import Engine, Engines
 from backends.tensorrt.failures import load_failure
-from backends.tensorrt.gpu import Gpu
+from backends.tensorrt.graphs import captures
 from backends.tensorrt.instance import TensorRtInstance
 from backends.tensorrt.library import Library
 from backends.tensorrt.parameters import (
@@ -21,21 +19,21 @@ from backends.tensorrt.parameters import (
     require_gpu,
     urgency,
 )
-from backends.tensorrt.plan_on_gpu import PlanOnGpu, Wanted
+from backends.tensorrt.plan import PlanOnGpu, PlanOptions
 from gateway.backend import Backend, Description, Instance, ModelContext
 from gateway.config import InstanceGroup, ModelConfig
 from gateway.threads import apart
 
 
 class TensorRtBackend(Backend):
-    """Backend `tensorrt`: the instances of a model on one GPU share its weights.
+    """The instances of a model on one GPU share its weights.
 
-    ImportError says what is missing of TensorRT, or of CUDA's binding.
+    ImportError names a missing part of TensorRT or of CUDA's bindings.
     """
 
     def __init__(self) -> None:
         self._library = Library.find()
-        self._cuda = Cuda(self._library.cuda)
+        self._cuda = CudaRuntime(self._library.cuda)
         self._engines = Engines(self._library)
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
@@ -44,7 +42,7 @@ class TensorRtBackend(Backend):
         return self._completed(config, path, groups)
 
     def describe(self, config: ModelConfig, path: Path) -> Description:
-        """What the plan says on a GPU of this machine, wherever the config places its instances."""
+        """The config in the plan, read on any GPU of this machine."""
         groups = config.instance_group or (InstanceGroup(name=config.name),)
         return Description(self._completed(config, path, groups))
 
@@ -72,24 +70,24 @@ class TensorRtBackend(Backend):
         signature = engine.signature
         indices = profile_indices(context.group, config.name, len(signature.profiles))
         check(config, signature, indices)
-        return self._place(context, engine, _wanted(config, name, engine, indices))
+        return self._place(context, engine, _options(config, name, engine, indices))
 
-    def _place(self, context: ModelContext, engine: Engine, wanted: Wanted) -> Instance:
-        """The instance; what failed is freed."""
-        self._library.ear.forget()
+    def _place(self, context: ModelContext, engine: Engine, options: PlanOptions) -> Instance:
+        """The instance; after a failure everything is freed."""
+        self._library.log.forget()
         with load_failure(engine.subject), ExitStack() as opened:
-            gpu = Gpu(self._cuda, context.device, wanted.urgency, spins=wanted.spins)
+            gpu = GpuStream(self._cuda, context.device, options.urgency, spins=options.spins)
             opened.callback(gpu.close)
-            plan = PlanOnGpu(engine, gpu, self._library.ear, wanted)
+            plan = PlanOnGpu(engine, gpu, self._library.log, options)
             opened.callback(plan.close)
-            instance = TensorRtInstance(context, engine, gpu, plan)  # starts a thread: comes last
+            instance = TensorRtInstance(context, engine, gpu, plan)  # starts a thread: must be last
             opened.pop_all()
             return instance
 
 
-def _wanted(config: ModelConfig, name: str, engine: Engine, indices: Sequence[int]) -> Wanted:
+def _options(config: ModelConfig, name: str, engine: Engine, indices: Sequence[int]) -> PlanOptions:
     profiles = engine.signature.profiles
-    return Wanted(
+    return PlanOptions(
         name=name,
         captures={index: captures(config, profiles[index]) for index in indices},
         allocation=allocation(config, name),

@@ -1,7 +1,8 @@
-"""The calls of the CUDA runtime that this backend makes; one that fails raises."""
+"""Calls of the CUDA runtime, and a stream on one GPU."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 OUT_OF_MEMORY = 2
 """`cudaErrorMemoryAllocation`."""
@@ -36,7 +37,7 @@ LASTING = frozenset(
         "cudaErrorUnknown",
     }
 )
-"""What a device, or the process's share of it, does not recover from before a new start."""
+"""Errors from which a device does not recover within this process."""
 
 
 class CudaError(Exception):
@@ -49,28 +50,28 @@ class CudaError(Exception):
 
     @property
     def out_of_memory(self) -> bool:
-        """There is too little memory now; nothing is broken."""
+        """Whether there is too little memory now; later calls may succeed."""
         return self.status == OUT_OF_MEMORY
 
     @property
     def lasting(self) -> bool:
-        """If a device still answers so after the call that failed, it will for good."""
+        """Whether the device will return this error until the process is restarted."""
         return self._name in LASTING
 
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """What a GPU is: `capability` such as `9.0`."""
+    """Name and compute capability (such as `9.0`) of a GPU."""
 
     name: str
     capability: str
 
 
-class Cuda:
+class CudaRuntime:
     """The CUDA runtime through its binding, `cuda.bindings.runtime`.
 
-    A device is chosen per thread (`use`). Pointers are numbers, streams and graphs what the
-    binding gives. All that takes long releases the interpreter's lock.
+    A device is chosen per thread (`use`). Pointers are integers; streams and graphs are objects of
+    the binding. Long calls release the interpreter's lock.
     """
 
     def __init__(self, api: Any) -> None:
@@ -79,27 +80,27 @@ class Cuda:
     # Devices.
 
     def count(self) -> int:
-        """How many GPUs this process can use."""
+        """The number of GPUs that this process can use."""
         return int(self._call("cudaGetDeviceCount"))
 
     def use(self, device: int) -> None:
-        """What this thread does next is meant for that device."""
+        """Direct the next calls of this thread to that device."""
         self._call("cudaSetDevice", device)
 
     def properties(self, device: int) -> Properties:
-        """What that device is."""
+        """The properties of that device."""
         found = self._call("cudaGetDeviceProperties", device)
         name = found.name.decode(errors="replace").rstrip("\0")
         return Properties(name, f"{found.major}.{found.minor}")
 
     def forget(self) -> None:
-        """What has failed on this thread is known; TensorRT must not take it as its own."""
+        """Clear the last error of this thread, which TensorRT would take as its own."""
         self._api.cudaGetLastError()
 
     # Streams.
 
     def new_stream(self, urgency: int) -> Any:
-        """A stream: more urgent than others with 1, less with -1, as others with 0."""
+        """A stream with the priority of others (0), a higher (1) or a lower one (-1)."""
         least, greatest = self._call("cudaDeviceGetStreamPriorityRange")
         priority = {1: greatest, -1: least}.get(urgency, 0)
         flags = self._api.cudaStreamNonBlocking
@@ -109,11 +110,11 @@ class Cuda:
         self._call("cudaStreamDestroy", stream)
 
     def drain(self, stream: Any) -> None:
-        """Wait for all work of the stream, with the processor spinning."""
+        """Wait for all work of the stream; the thread spins."""
         self._call("cudaStreamSynchronize", stream)
 
     def new_event(self, *, spins: bool) -> Any:
-        """A mark in a stream to wait for; a thread that waits spins or sleeps."""
+        """An event to wait for; a waiting thread spins or sleeps."""
         api = self._api
         waiting = api.cudaEventDefault if spins else api.cudaEventBlockingSync
         return self._call("cudaEventCreateWithFlags", waiting | api.cudaEventDisableTiming)
@@ -122,21 +123,21 @@ class Cuda:
         self._call("cudaEventDestroy", event)
 
     def wait(self, event: Any, stream: Any) -> None:
-        """Wait for what the stream has to do up to now."""
+        """Wait for the present work of the stream."""
         self._call("cudaEventRecord", event, stream)
         self._call("cudaEventSynchronize", event)
 
     # Memory.
 
     def allocate(self, size: int, stream: Any) -> int:
-        """Memory of the device, in the order of the stream: no other stream waits for it."""
+        """Device memory, in the order of the stream: no other stream waits for it."""
         return int(self._call("cudaMallocAsync", size, stream))
 
     def free(self, memory: int, stream: Any) -> None:
         self._call("cudaFreeAsync", memory, stream)
 
     def allocate_pinned(self, size: int) -> int:
-        """Memory of the host that a device copies from and to by itself."""
+        """Pinned host memory, from and to which a device copies by itself."""
         return int(self._call("cudaHostAlloc", size, self._api.cudaHostAllocDefault))
 
     def free_pinned(self, memory: int) -> None:
@@ -161,12 +162,12 @@ class Cuda:
     # Graphs.
 
     def begin_capture(self, stream: Any) -> None:
-        """What this thread gives the stream is written down, and not done."""
+        """Capture the work that this thread adds to the stream; it is not executed."""
         mode = self._api.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self._call("cudaStreamBeginCapture", stream, mode)
 
     def end_capture(self, stream: Any) -> Any:
-        """What was written down, ready to be launched."""
+        """The captured graph, ready to be launched."""
         graph = self._call("cudaStreamEndCapture", stream)
         try:
             return self._call("cudaGraphInstantiate", graph, 0)
@@ -174,7 +175,7 @@ class Cuda:
             self._call("cudaGraphDestroy", graph)
 
     def abandon_capture(self, stream: Any) -> None:
-        """End one that has failed, whatever was written down."""
+        """End a failed capture, and drop its graph."""
         status, graph = self._api.cudaStreamEndCapture(stream)
         if int(status) == 0:
             self._call("cudaGraphDestroy", graph)
@@ -187,10 +188,69 @@ class Cuda:
         self._call("cudaGraphExecDestroy", graph)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Results are a tuple whose first member is the status; those of one are not wrapped."""
+        """Call the binding, whose result is a tuple that begins with the status."""
         status, *results = getattr(self._api, name)(*arguments)
         if int(status) != 0:
             self.forget()
             _, text = self._api.cudaGetErrorString(status)
             raise CudaError(name, status, text.decode())
         return results[0] if len(results) == 1 else tuple(results)
+
+
+class GpuStream:
+    """A stream on one device; close it on a thread that `use`s the device.
+
+    `urgency` is its priority against other streams, -1 to 1. With `spins` a waiting thread keeps
+    its core busy.
+    """
+
+    def __init__(
+        self, cuda: CudaRuntime, device: int, urgency: int = 0, *, spins: bool = False
+    ) -> None:
+        self.cuda = cuda
+        self.device = device
+        self._stream = cuda.new_stream(urgency)
+        try:
+            self._event = cuda.new_event(spins=spins)
+        except CudaError:
+            cuda.end_stream(self._stream)
+            raise
+
+    def use(self) -> Self:
+        """Direct the next calls of this thread to the device."""
+        self.cuda.use(self.device)
+        return self
+
+    @property
+    def stream(self) -> Any:
+        """For the CUDA runtime."""
+        return self._stream
+
+    @property
+    def stream_handle(self) -> int:
+        """For TensorRT."""
+        return int(self._stream)
+
+    def wait(self) -> None:
+        """Wait until the device has done all work of the stream."""
+        self.cuda.wait(self._event, self._stream)
+
+    def failure(self) -> CudaError | None:
+        """The error of the stream after a failed call; None if the stream works.
+
+        It does not wait for other streams: waiting for a device during a capture fails, and spoils
+        the capture. Each stream reports the permanent errors of its device.
+        """
+        self.cuda.forget()
+        try:
+            self.wait()
+        except CudaError as error:
+            return error
+        return None
+
+    def close(self) -> None:
+        """Wait for the stream, and destroy it; each step is tried, and the last failure raised."""
+        with ExitStack() as ending:
+            ending.callback(self.cuda.end_stream, self._stream)
+            ending.callback(self.cuda.end_event, self._event)
+            self.cuda.drain(self._stream)

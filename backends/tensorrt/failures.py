@@ -1,23 +1,22 @@
-"""What does a client learn of a failure: the model, the device, the reason and what to do."""
+"""Failures as clients read them: model, device, reason and remedy."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from backends.tensorrt.cuda import CudaError, Properties
-from backends.tensorrt.library import FULL, Library
-from backends.tensorrt.listening import LibraryError, clear
+from backends.tensorrt.library import FULL, Library, LibraryError, clear
 from gateway.errors import Code, InferenceError
 
 LIBRARY_ERRORS = (RuntimeError, ValueError, MemoryError)
-"""What bindings raise for what goes wrong below them."""
+"""Exceptions of the bindings."""
 
 READING_FIXES = (
     (("host code", "hostcode"), "allow it with --backend-config=tensorrt,version-compatible=true"),
     (("plugin", "creator"), "name its library in --backend-config=tensorrt,plugins=a.so;b.so"),
     (("memory", "alloc"), "unload other models, or put this one on another GPU"),
 )
-"""What to do about words in TensorRT's reason, where building the plan anew is not it."""
+"""Remedies by words in TensorRT's reason; the default is to rebuild the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +36,19 @@ class Subject:
         return f"GPU {self.device} ({name}, compute capability {capability})"
 
     def unreadable(self, library: Library) -> InferenceError:
-        """The plan was read, and is no engine here; the library's log has said why."""
-        reason = library.ear.last
+        """The error of a plan that is no engine here; the library's log has the reason."""
+        reason = library.log.last
         text = f"{self._not_loaded}: unable to create TensorRT engine: {reason}"
         return InferenceError(Code.INTERNAL, f"{text}; {self._fix(reason, library)}")
 
     def uncreated(self, what: str, reason: str) -> InferenceError:
-        """Something that an instance needs could not be made."""
+        """The error of a failed creation."""
         return InferenceError(
             Code.INTERNAL, f"{self._not_loaded}: unable to create {what}: {reason}"
         )
 
     def unloaded(self, error: CudaError) -> InferenceError:
-        """CUDA failed while the model was being loaded."""
+        """The error of a failed CUDA call during the load."""
         if error.out_of_memory:
             return InferenceError(
                 Code.UNAVAILABLE,
@@ -63,7 +62,7 @@ class Subject:
         )
 
     def out_of_memory(self, error: CudaError) -> InferenceError:
-        """An execution wanted more than there is; everything goes on."""
+        """The error of an execution without memory; the instance continues."""
         return InferenceError(
             Code.UNAVAILABLE,
             f"model '{self.model}' is out of memory on {self.gpu} ({error}); send smaller "
@@ -71,13 +70,13 @@ class Subject:
         )
 
     def failed(self, reason: str) -> InferenceError:
-        """An execution failed; the next may not."""
+        """The error of a failed execution; the instance continues."""
         return InferenceError(
             Code.INTERNAL, f"model '{self.model}' failed on {self.gpu}: TensorRT: {reason}"
         )
 
-    def gone(self, error: CudaError) -> InferenceError:
-        """The device answers nothing any more."""
+    def lost(self, error: CudaError) -> InferenceError:
+        """The error of a device that has failed permanently."""
         return InferenceError(
             Code.UNAVAILABLE,
             f"{self.gpu} of model '{self.model}' is gone for this process: {error}; see whether "
@@ -103,7 +102,7 @@ class Subject:
 
 @contextmanager
 def load_failure(subject: Subject) -> Iterator[None]:
-    """What CUDA and the library raise in the block becomes an InferenceError."""
+    """Turn errors of CUDA and the library in the block into InferenceError."""
     try:
         yield
     except CudaError as error:

@@ -1,4 +1,4 @@
-"""One instance of a TensorRT model: tensors to its GPU and back, and what becomes of failures."""
+"""One instance of a TensorRT model, and its failures."""
 
 import asyncio
 import logging
@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import ExitStack
 
-from backends.tensorrt.cuda import CudaError
+from backends.tensorrt.cuda import CudaError, GpuStream
 from backends.tensorrt.engines import Engine
 from backends.tensorrt.failures import LIBRARY_ERRORS
-from backends.tensorrt.gpu import Gpu
-from backends.tensorrt.listening import LibraryError, clear
-from backends.tensorrt.plan_on_gpu import PlanOnGpu
+from backends.tensorrt.library import LibraryError, clear
+from backends.tensorrt.plan import PlanOnGpu
 from gateway.backend import ModelContext
 from gateway.errors import InferenceError
 from gateway.tensor import Tensor
@@ -21,22 +20,24 @@ log = logging.getLogger("sluice.tensorrt")
 
 
 class TensorRtInstance(TensorInstance):
-    """Executes a plan on a GPU, from a thread of its own that sleeps meanwhile.
+    """Executes a plan on a GPU, from a thread of its own that sleeps during executions.
 
-    It dies if its GPU fails for good, as all of this process's instances there do.
+    It dies if its GPU fails permanently, with all instances of this process there.
     """
 
-    def __init__(self, context: ModelContext, engine: Engine, gpu: Gpu, plan: PlanOnGpu) -> None:
+    def __init__(
+        self, context: ModelContext, engine: Engine, gpu: GpuStream, plan: PlanOnGpu
+    ) -> None:
         super().__init__(context.config, context.name)
         self._subject = engine.subject
         self._gpu = gpu
         self.gpu = gpu.device
         self._plan = plan
-        self._gone: Future[str] = Future()
+        self._death: Future[str] = Future()
 
     @property
     def alive(self) -> bool:  # type: ignore[override]  # most need no property
-        return not self._gone.done()
+        return not self._death.done()
 
     def run(
         self, inputs: Mapping[str, Tensor], outputs: Sequence[str], staying: Set[str]
@@ -47,8 +48,8 @@ class TensorRtInstance(TensorInstance):
             raise self._explained(error) from error
 
     async def died(self) -> str:
-        # Whoever stops waiting must not cancel what the thread has yet to say.
-        return await asyncio.shield(asyncio.wrap_future(self._gone))
+        # A cancelled waiter must not cancel the future of the thread.
+        return await asyncio.shield(asyncio.wrap_future(self._death))
 
     def release(self) -> None:
         try:
@@ -56,25 +57,28 @@ class TensorRtInstance(TensorInstance):
                 closing.callback(self._gpu.close)
                 closing.callback(self._plan.close)
         except CudaError as error:
-            if not self._gone.done():
+            if not self._death.done():
                 raise
-            log.info("went with its GPU", extra={"gpu": self._subject.gpu, "reason": str(error)})
+            log.info(
+                "memory not released: GPU lost",
+                extra={"gpu": self._subject.gpu, "reason": str(error)},
+            )
         finally:
             del self._plan
 
     def _explained(self, error: Exception) -> InferenceError:
-        """Why it failed, and whether the GPU did for good."""
-        complaint = self._gpu.complaint()
-        if complaint is not None and complaint.lasting:
-            return self._died(complaint)
+        """The error of a failed execution; the instance dies if its GPU has failed permanently."""
+        failure = self._gpu.failure()
+        if failure is not None and failure.lasting:
+            return self._died(failure)
         if isinstance(error, CudaError) and error.out_of_memory:
-            if complaint is None:
+            if failure is None:
                 self._plan.shrink()
             return self._subject.out_of_memory(error)
         return self._subject.failed(clear(str(error)))
 
-    def _died(self, complaint: CudaError) -> InferenceError:
-        gone = self._subject.gone(complaint)
-        if not self._gone.done():
-            self._gone.set_result(gone.message)
-        return gone
+    def _died(self, failure: CudaError) -> InferenceError:
+        lost = self._subject.lost(failure)
+        if not self._death.done():
+            self._death.set_result(lost.message)
+        return lost

@@ -1,42 +1,110 @@
-"""Which TensorRT is installed, and which plugins does it have?"""
+"""The installed TensorRT, its log and its plugins.
+
+TensorRT logs the reasons of its failures, and returns None or False.
+"""
 
 import ctypes
 import importlib
+import logging
+import re
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends.tensorrt.listening import Ear
 from gateway.errors import Code, InferenceError
+
+log = logging.getLogger("sluice.tensorrt")
+
+SOURCE = re.compile(r"\[?[\w:/.-]+\.(?:cpp|cc|h|hpp|cu|cuh)(?:::\S*?::\d+|:\d+)\]?:?\s*")
+"""A place in the library's C++ sources."""
+PATH = re.compile(r"(?<![\w.])/(?:[^\s/'\":;,()]+/)+")
+"""The folders of a path of the host."""
+SPACES = re.compile(r"\s+")
+LONGEST = 2000
+SILENT = "TensorRT gives no reason"
+
+
+class LibraryError(Exception):
+    """A refusal of TensorRT; the text is its own, cleared for clients."""
+
+
+class LibraryLog:
+    """TensorRT's log, one per process, with the last error of each thread.
+
+    `base` is the library's `ILogger`.
+    """
+
+    def __init__(self, base: Any) -> None:
+        self._base = base
+        self._of_thread = threading.local()
+        self._errors = (base.Severity.INTERNAL_ERROR, base.Severity.ERROR)
+        self._levels = {
+            base.Severity.INTERNAL_ERROR: logging.ERROR,
+            base.Severity.ERROR: logging.ERROR,
+            base.Severity.WARNING: logging.WARNING,
+        }
+
+    def logger(self) -> Any:
+        """The logger for the library: an object of a subclass of its own."""
+        members = {"log": lambda _, severity, msg: self.add(severity, msg)}
+        return type("Logger", (self._base,), members)()
+
+    def add(self, severity: Any, text: str) -> None:
+        """Remember an error, and write the line to the server's log."""
+        level = self._levels.get(severity, logging.DEBUG)
+        log.log(level, "TensorRT message", extra={"text": text})
+        if severity in self._errors:
+            self._of_thread.last = text
+
+    def forget(self) -> None:
+        """Clear the last error of this thread."""
+        self._of_thread.last = ""
+
+    @property
+    def last(self) -> str:
+        """The last error of this thread, without C++ and folders of the host."""
+        return clear(getattr(self._of_thread, "last", "")) or SILENT
+
+    def require(self, done: object, call: str) -> None:
+        """Raise LibraryError with the last error, unless the call has succeeded."""
+        if not done:
+            raise LibraryError(f"{call}: {self.last}")
+
+
+def clear(text: str) -> str:
+    """A message of the library for clients."""
+    return SPACES.sub(" ", PATH.sub("", SOURCE.sub("", text))).strip()[:LONGEST]
+
 
 FULL = "tensorrt"
 RUNTIMES = (FULL, "tensorrt_lean", "tensorrt_dispatch")
-"""The first that is installed is used; the latter two read version-compatible plans alone."""
+"""The first installed one is used; the last two read version-compatible plans only."""
 CUDA = "cuda.bindings.runtime"
 SYMBOLS_OF_REGISTRY = ("getCreators", "getPluginCreators")
-"""What a library of plugins has if it wants the registry to ask for its plugins."""
+"""Symbols of a plugin library that the registry must load."""
 FIX = "`pip install 'sluice[cuda]'` brings TensorRT and CUDA's Python bindings"
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The installed runtime (`api`, a module), the binding of CUDA's, and what the former says."""
+    """The installed runtime (`api`, a module), CUDA's binding, and the runtime's log."""
 
     api: Any
     cuda: Any
-    ear: Ear
+    log: LibraryLog
     logger: Any
 
     @classmethod
     def find(cls) -> "Library":
-        """Import them; ImportError says what is missing and how to get it."""
+        """Import them; ImportError names a missing one and its remedy."""
         api = _first_installed()
         try:
             cuda = importlib.import_module(CUDA)
         except ImportError as error:
             raise ImportError(f"{error}; {FIX}") from error
-        ear = Ear(api.ILogger)
-        return cls(api, cuda, ear, ear.logger())
+        library_log = LibraryLog(api.ILogger)
+        return cls(api, cuda, library_log, library_log.logger())
 
     @property
     def name(self) -> str:
@@ -63,9 +131,9 @@ class Library:
             self._register(path)
 
     def _register(self, path: str) -> None:
-        self.ear.forget()
+        self.log.forget()
         if self.api.get_plugin_registry().load_library(path) is None:
-            raise _unloadable(path, self.ear.last)
+            raise _unloadable(path, self.log.last)
 
 
 def _first_installed() -> Any:
@@ -75,7 +143,7 @@ def _first_installed() -> Any:
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise
-        except ImportError as error:  # the bindings are there, and their library is not
+        except ImportError as error:  # the bindings are installed, and their library is not
             raise ImportError(f"{name} is installed, but does not import: {error}") from error
     raise ImportError(f"none of {', '.join(RUNTIMES)} is installed; {FIX}")
 

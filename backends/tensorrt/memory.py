@@ -1,4 +1,4 @@
-"""The memory through which tensors travel: kept between executions, and growing when it must."""
+"""Memory for tensors on their way, kept between executions and growing on demand."""
 
 import ctypes
 from collections.abc import Callable
@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.tensorrt.gpu import Gpu
+from backends.tensorrt.cuda import GpuStream
 
 SMALLEST = 256
-"""Addresses must not be null, even those of tensors without elements."""
+"""Least size in bytes: addresses must not be null, even of tensors without elements."""
 STEP = 2 << 20
-"""Above this much, memory is had in such steps; below, in powers of two."""
+"""Sizes above this are multiples of it; below they are powers of two."""
 
 
 class _Growing:
-    """Some memory; more than needed, so that it seldom grows."""
+    """Memory with spare room, so that it seldom grows."""
 
     def __init__(self, allocate: Callable[[int], int], free: Callable[[int], None]) -> None:
         self._allocate = allocate
@@ -25,7 +25,7 @@ class _Growing:
         self._memory = 0
 
     def reserve(self, size: int) -> int:
-        """Its address, with room for so many bytes; what was in it is lost if it grows."""
+        """Its address, with room for `size` bytes; growing drops its content."""
         if size > self._size or not self._memory:
             self.close()
             wanted = _rounded(size)
@@ -45,10 +45,10 @@ def _rounded(size: int) -> int:
     return max(SMALLEST, 1 << max(0, size - 1).bit_length())
 
 
-class DeviceMemory:
+class GpuMemory:
     """Memory of a GPU, in the order of its stream."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: GpuStream) -> None:
         cuda = gpu.cuda
         self._memory = _Growing(
             lambda size: cuda.allocate(size, gpu.stream),
@@ -56,44 +56,44 @@ class DeviceMemory:
         )
 
     def reserve(self, size: int) -> int:
-        """Its address, with room for so many bytes; what was in it is lost if it grows."""
+        """Its address, with room for `size` bytes; growing drops its content."""
         return self._memory.reserve(size)
 
     def close(self) -> None:
-        """Free it, once the stream has come so far."""
+        """Free it, in the order of the stream."""
         self._memory.close()
 
 
 class PinnedMemory:
-    """Memory of the host that a GPU reads and writes by itself."""
+    """Pinned host memory, which a GPU reads and writes by itself."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: GpuStream) -> None:
         self._memory = _Growing(gpu.cuda.allocate_pinned, gpu.cuda.free_pinned)
 
     def reserve(self, size: int) -> int:
-        """As of `DeviceMemory`; nothing may be on its way when it grows."""
+        """As of `GpuMemory`; no copy may be in progress when it grows."""
         return self._memory.reserve(size)
 
     def bytes(self, size: int) -> npt.NDArray[Any]:
-        """A view of the first so many bytes, which must have been reserved."""
+        """A view of the first `size` bytes, which must have been reserved."""
         whole = (ctypes.c_ubyte * size).from_address(self._memory.reserve(size))
         return np.frombuffer(memoryview(whole), dtype=np.uint8)
 
     def close(self) -> None:
-        """Free it; no view may be used any more."""
+        """Free it; views must not be used afterwards."""
         self._memory.close()
 
 
 class Staging:
-    """The way of one tensor: pinned memory of the host, and memory of the GPU."""
+    """The memory of one tensor: pinned on the host, and on the GPU."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: GpuStream) -> None:
         self._gpu = gpu
         self._host = PinnedMemory(gpu)
-        self._device = DeviceMemory(gpu)
+        self._device = GpuMemory(gpu)
 
     def reserve(self, size: int) -> int:
-        """Where the GPU has it, with room for so many bytes."""
+        """Its address on the GPU, with room for `size` bytes."""
         return self._device.reserve(size)
 
     def send(self, data: npt.NDArray[Any], size: int) -> int:
@@ -111,7 +111,7 @@ class Staging:
         return memory
 
     def take(self, address: int, given: int, size: int) -> int:
-        """The same for bytes that lie on the GPU, and must until the stream has come so far."""
+        """The same for bytes on the GPU, which must stay until the stream has copied them."""
         memory = self._device.reserve(size)
         if given:
             self._gpu.cuda.within_device(memory, address, given, self._gpu.stream)
@@ -120,17 +120,17 @@ class Staging:
         return memory
 
     def fetch(self, size: int) -> None:
-        """Have so many bytes copied from the GPU; `fetched` has them once it has been waited."""
+        """Copy `size` bytes from the GPU; `fetched` returns them after a wait for the stream."""
         if size:
             memory = self._device.reserve(size)
             host = self._host.reserve(size)
             self._gpu.cuda.to_host(host, memory, size, self._gpu.stream)
 
     def fetched(self, size: int) -> npt.NDArray[Any]:
-        """The bytes that have come, as a copy: the memory is used again."""
+        """The fetched bytes, as a copy: the memory is used again."""
         return self._host.bytes(size).copy() if size else np.empty(0, dtype=np.uint8)
 
     def close(self) -> None:
-        """Free both; nothing may be on its way."""
+        """Free both; no copy may be in progress."""
         self._host.close()
         self._device.close()

@@ -1,4 +1,4 @@
-"""What do a config and `--backend-config` ask of this backend?"""
+"""Settings of a config and of `--backend-config`."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -19,16 +19,16 @@ URGENCY = {
 
 
 class Allocation(Enum):
-    """For which profiles an instance has room to compute in."""
+    """Profiles for which an instance has memory for intermediate results."""
 
     STATIC = "STATIC"
-    """All that the engine has."""
+    """All profiles of the engine."""
     ON_PROFILE_CHANGE = "ON_PROFILE_CHANGE"
-    """Those of the instance."""
+    """The profiles of the instance."""
 
 
 def allocation(config: ModelConfig, instance: str) -> Allocation:
-    """The strategy that the model asks for; INVALID_ARG, in Triton's words, if there is none."""
+    """The strategy of the model; INVALID_ARG, in Triton's words, for an unknown one."""
     text = config.parameter(STRATEGY, Allocation.STATIC.value)
     try:
         return Allocation(text)
@@ -40,7 +40,7 @@ def allocation(config: ModelConfig, instance: str) -> Allocation:
 
 
 def version_compatible(settings: Mapping[str, str]) -> bool:
-    """Whether plans may bring the runtime that executes them, which is code of theirs."""
+    """Whether plans may bring their own runtime, which is foreign code."""
     text = settings.get(VERSION_COMPATIBLE, "false")
     if text.lower() not in BOOLEANS:
         raise InferenceError(
@@ -52,9 +52,9 @@ def version_compatible(settings: Mapping[str, str]) -> bool:
 
 
 def profile_indices(group: InstanceGroup, model: str, count: int) -> tuple[int, ...]:
-    """The profiles that a group names, each once; the first of the engine's if it names none.
+    """The profiles of a group, each once; the engine's first if it names none.
 
-    Raises InferenceError INVALID_ARG for one that the engine, which has `count`, does not have.
+    Raises InferenceError INVALID_ARG for one beyond the engine's `count`.
     """
     found = dict.fromkeys(_index(name, model, count) for name in group.profile)
     return tuple(sorted(found)) or (0,)
@@ -72,7 +72,7 @@ def _index(name: str, model: str, count: int) -> int:
 
 
 def dla_core(group: InstanceGroup, model: str) -> int | None:
-    """The DLA core that a group names as its secondary device; INVALID_ARG for several."""
+    """The DLA core in a group's secondary devices; INVALID_ARG for several."""
     if not group.secondary_devices:
         return None
     if len(group.secondary_devices) > 1 or group.secondary_devices[0].device_id < 0:
@@ -86,7 +86,7 @@ def dla_core(group: InstanceGroup, model: str) -> int | None:
 
 
 def cuda_hints(config: ModelConfig) -> CudaOptions:
-    """`optimization { cuda { ... } }`, with defaults for what is not given."""
+    """`optimization { cuda { ... } }`, with defaults."""
     policy = config.optimization
     return (policy and policy.cuda) or CudaOptions()
 
@@ -97,7 +97,7 @@ def urgency(config: ModelConfig) -> int:
 
 
 def require_gpu(config: ModelConfig, group: InstanceGroup) -> None:
-    """Raise INVALID_ARG, in Triton's words, for instances that are not to be on a GPU."""
+    """Raise INVALID_ARG, in Triton's words, for instances that are not on a GPU."""
     if group.kind is not InstanceKind.KIND_GPU:
         raise InferenceError(
             Code.INVALID_ARG,

@@ -1,4 +1,4 @@
-"""What does an engine say about its inputs, its outputs and its optimisation profiles?"""
+"""Inputs, outputs and optimization profiles of an engine."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
-from gateway.tensor import SIZES
+from gateway.tensor import SIZES, format_shape
 
 Shape = tuple[int, ...]
 
@@ -21,14 +21,14 @@ DATA_TYPES = {
     "BOOL": DataType.TYPE_BOOL,
     "UINT8": DataType.TYPE_UINT8,
 }
-"""By the names in `tensorrt.DataType`; the narrow types have no datatype in the protocol."""
+"""Data types by the names in `tensorrt.DataType`; narrow types have none in the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """One input or output; -1 in `dims` is any size that a profile allows, or the engine makes.
+    """One input or output; -1 in `dims` is any size.
 
-    `on_host`: it is a shape tensor, whose values TensorRT reads and writes on the host.
+    `on_host`: a shape tensor, whose values TensorRT reads and writes on the host.
     """
 
     name: str
@@ -39,21 +39,21 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What a profile allows for an input: sizes of its dims, or values of a shape tensor."""
+    """The range of a profile for an input: sizes of its dims, or values of a shape tensor."""
 
     least: Shape
     best: Shape
     most: Shape
 
     def allows(self, shape: Shape) -> bool:
-        """Whether it is in the range, dimension by dimension."""
+        """Whether each dimension is in the range."""
         return len(shape) == len(self.least) and all(
             least <= size <= most
             for size, least, most in zip(shape, self.least, self.most, strict=True)
         )
 
     def distance(self, shape: Shape) -> int:
-        """How far it is from the best, all dimensions taken together."""
+        """The Manhattan distance from the best shape."""
         return sum(abs(size - best) for size, best in zip(shape, self.best, strict=True))
 
 
@@ -62,7 +62,7 @@ Profile = Mapping[str, Range]
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class EngineSignature:
     """All inputs and outputs by name, in the engine's order, and the profiles by their index."""
 
     inputs: Mapping[str, Binding]
@@ -70,8 +70,8 @@ class Signature:
     profiles: Sequence[Profile]
 
     @classmethod
-    def of(cls, engine: Any, api: Any, model: str) -> "Signature":
-        """Read an engine; InferenceError UNSUPPORTED for a tensor that the protocol has not."""
+    def of(cls, engine: Any, api: Any, model: str) -> "EngineSignature":
+        """Read an engine; InferenceError UNSUPPORTED for a tensor that the protocol lacks."""
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         for name in names:
             _require_servable(engine, name, api, model)
@@ -93,8 +93,8 @@ class Signature:
     def largest_batch(self, profiles: Sequence[int]) -> int:
         """The most rows that these profiles take; 0 if the engine does not batch.
 
-        The first dimension of every input is its batch, and that of every output, too. Where
-        there are shape tensors nobody knows what their values have to do with the batch.
+        The batch is the first dimension of every input and output. With shape tensors it is
+        unknown, since their values may depend on the batch.
         """
         if self.has_shape_tensors or not self.inputs:
             return 0
@@ -138,5 +138,43 @@ def _profile(engine: Any, inputs: Mapping[str, Binding], index: int) -> Profile:
 
 
 def size_bytes(binding: Binding, shape: Shape) -> int:
-    """How much room a tensor of that shape takes."""
+    """The size of a tensor of that shape in bytes."""
     return int(math.prod(shape) * SIZES[binding.data_type.datatype])
+
+
+def closest(profiles: Mapping[int, Profile], shapes: Mapping[str, Shape], where: str) -> int:
+    """The index of the profile that allows these shapes and has the nearest best shapes.
+
+    `where` names model and device. Raises InferenceError INVALID_ARG with the profiles' ranges if
+    none allows them.
+    """
+    found = [index for index, profile in profiles.items() if not refusals(profile, shapes)]
+    if found:
+        return min(found, key=lambda index: _distance(profiles[index], shapes))
+    wrong = dict.fromkeys(each for some in profiles.values() for each in refusals(some, shapes))
+    allowed = "; ".join(
+        f"profile {index} takes {_ranges(profile, list(wrong))}"
+        for index, profile in profiles.items()
+    )
+    given = ", ".join(f"'{name}' has shape {format_shape(shapes[name])}" for name in wrong)
+    raise InferenceError(
+        Code.INVALID_ARG,
+        f"{where}: {given}, which no optimization profile of the instance allows: {allowed}; send "
+        "such shapes, or name another profile in instance_group",
+    )
+
+
+def refusals(profile: Profile, shapes: Mapping[str, Shape]) -> Sequence[str]:
+    """The inputs whose shape the profile does not allow."""
+    return [name for name, each in profile.items() if not each.allows(shapes[name])]
+
+
+def _distance(profile: Profile, shapes: Mapping[str, Shape]) -> int:
+    return sum(each.distance(shapes[name]) for name, each in profile.items())
+
+
+def _ranges(profile: Profile, names: Sequence[str]) -> str:
+    return ", ".join(
+        f"'{name}' from {format_shape(profile[name].least)} to {format_shape(profile[name].most)}"
+        for name in names
+    )

@@ -1,4 +1,4 @@
-"""Where each tensor of an instance is: on the GPU with a way there, or on the host."""
+"""Memory of an instance's tensors, on the GPU or on the host."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,33 +6,33 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.tensorrt.gpu import Gpu
+from backends.tensorrt.cuda import GpuStream
 from backends.tensorrt.memory import Staging
-from backends.tensorrt.signature import Binding, Shape, Signature, size_bytes
+from backends.tensorrt.signature import Binding, EngineSignature, Shape, size_bytes
 from gateway.config.data_type import DataType
 from gateway.device_memory import DeviceMemory
 from gateway.tensor import Datatype, Tensor
 
 
 class Tensors:
-    """The memory of all inputs and outputs, by name; close it when nothing is on its way."""
+    """The memory of all inputs and outputs, by name; close it when no copy is in progress."""
 
-    def __init__(self, signature: Signature, gpu: Gpu) -> None:
+    def __init__(self, signature: EngineSignature, gpu: GpuStream) -> None:
         self._gpu = gpu
         self._bindings = {**signature.inputs, **signature.outputs}
         self.staging = {n: Staging(gpu) for n, each in self._bindings.items() if not each.on_host}
         self._host: dict[str, npt.NDArray[Any]] = {}
 
     def binding(self, name: str) -> Binding:
-        """What the engine says of it."""
+        """The engine's binding of that name."""
         return self._bindings[name]
 
     def engine_shape(self, tensor: Tensor) -> Shape:
-        """As the engine has it: a scalar has no dimension there, and one of size 1 here."""
+        """The shape for the engine, where a scalar has no dimension."""
         return tensor.shape if self._bindings[tensor.name].dims else ()
 
     def send(self, tensor: Tensor, shape: Shape) -> int:
-        """Have its data where the engine reads it, filled up with zeros to a shape; the address."""
+        """Copy its data to the engine, padded with zeros to a shape; returns the address."""
         binding, memory = self._bindings[tensor.name], tensor.data
         if binding.on_host:
             return self._keep(tensor.name, _bytes(tensor).copy())
@@ -42,47 +42,47 @@ class Tensors:
         return staging.send(_bytes(tensor), size)
 
     def send_zeros(self, name: str, shape: Shape) -> int:
-        """The same for zeros alone."""
+        """The same for zeros."""
         size = size_bytes(self._bindings[name], shape)
         return self.staging[name].send(np.empty(0, dtype=np.uint8), size)
 
     def reserve(self, name: str, shape: Shape) -> int:
-        """The address where the engine may write as much."""
+        """The address of memory for an output of that shape."""
         size = size_bytes(self._bindings[name], shape)
         if self._bindings[name].on_host:
             return self._keep(name, np.zeros(size, dtype=np.uint8))
         return self.staging[name].reserve(size)
 
     def address(self, name: str) -> int:
-        """Where it is now on the GPU."""
+        """Its present address on the GPU."""
         return self.staging[name].reserve(0)
 
     def fetch(self, name: str, shape: Shape) -> None:
-        """Have it copied from the GPU, if it is there."""
+        """Copy it from the GPU, if it is there."""
         if name in self.staging:
             self.staging[name].fetch(size_bytes(self._bindings[name], shape))
 
-    def left(self, name: str, shape: Shape) -> Tensor:
-        """The output where it is on the GPU, until the next execution."""
+    def staying(self, name: str, shape: Shape) -> Tensor:
+        """The output in the memory of the GPU, until the next execution."""
         binding = self._bindings[name]
         size = size_bytes(binding, shape)
         memory = DeviceMemory(self._gpu.device, self.staging[name].reserve(size), size, self)
         return Tensor(name, binding.data_type.datatype, shape or (1,), memory)
 
     def fetched(self, name: str, shape: Shape) -> Tensor:
-        """The output that has come; its data is its own."""
+        """The fetched output, with data of its own."""
         binding = self._bindings[name]
         size = size_bytes(binding, shape)
         there = self.staging[name].fetched(size) if name in self.staging else self._host[name]
         return Tensor(name, binding.data_type.datatype, shape or (1,), there[:size].data)
 
     def close(self) -> None:
-        """Free it all; it can be had again."""
+        """Free all; later calls allocate again."""
         for each in self.staging.values():
             each.close()
 
     def _can_take(self, memory: DeviceMemory, binding: Binding) -> bool:
-        """Whether it is on this GPU, as the engine can read it: BOOL is checked on the host."""
+        """Whether it is on this GPU and not BOOL, which is normalised on the host."""
         return memory.gpu == self._gpu.device and binding.data_type is not DataType.TYPE_BOOL
 
     def _keep(self, name: str, data: npt.NDArray[Any]) -> int:

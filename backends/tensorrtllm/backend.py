@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from weakref import WeakSet, WeakValueDictionary
 
+import orjson
+
 from backends.python.backend import PythonBackend
 from backends.tensorrtllm.instance import TensorRtLlmInstance
-from backends.tensorrtllm.lora import adapter_names
 from backends.tensorrtllm.tensors import INPUTS, OUTPUTS
 from gateway.backend import Backend, Instance, ModelContext
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
@@ -19,7 +20,7 @@ PROGRAM = Path(__file__).parent / "worker"
 
 
 class TensorRtLlmBackend(Backend):
-    """Has the Python backend run the program that holds the engine, in the model's environment."""
+    """Runs the program with the engine on the Python backend, in the model's environment."""
 
     def __init__(self) -> None:
         self._workers = PythonBackend()
@@ -31,15 +32,15 @@ class TensorRtLlmBackend(Backend):
         await self._python().prepare(config, path)
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
-        """Add what the contract has and the config lacks, and what the model's file says."""
-        _insist_on_own_gpus(config)
+        """Add missing inputs and outputs of the contract, and the settings of the model's file."""
+        _check_counts(config)
         given = {each.name for each in INPUTS}
         named = {each.name for each in config.input}, {each.name for each in config.output}
-        # Triton's ensemble insists on a text and a length; OpenAI's requests come without either.
-        asked = [replace(i, optional=i.optional or i.name in given) for i in config.input]
+        # Triton's ensemble requires a text and a length, which OpenAI's requests lack.
+        inputs = [replace(i, optional=i.optional or i.name in given) for i in config.input]
         completed = replace(
             config,
-            input=(*asked, *(i for i in INPUTS if i.name not in named[0])),
+            input=(*inputs, *(i for i in INPUTS if i.name not in named[0])),
             output=(*config.output, *(o for o in OUTPUTS if o.name not in named[1])),
             instance_group=config.instance_group
             or (InstanceGroup(kind=InstanceKind.KIND_MODEL, count=1),),
@@ -52,14 +53,14 @@ class TensorRtLlmBackend(Backend):
         return TensorRtLlmInstance(await self._python().load(context), names, siblings)
 
     def _python(self) -> PythonBackend:
-        """The Python backend, told what this one has been told."""
+        """The Python backend with the settings of this one."""
         found = copy(self._workers)
         found.settings, found.kept, found.home = self.settings, self.kept, PROGRAM
         return found
 
 
-def _insist_on_own_gpus(config: ModelConfig) -> None:
-    """Every engine takes a share of all memory of its GPUs: no two may be on the same."""
+def _check_counts(config: ModelConfig) -> None:
+    """Refuse counts above 1: every engine takes a share of its GPU's whole memory."""
     for group in config.instance_group:
         if group.count > 1:
             raise InferenceError(
@@ -68,3 +69,25 @@ def _insist_on_own_gpus(config: ModelConfig) -> None:
                 "engine of TensorRT-LLM serves any number of requests at once (for several GPUs "
                 "use tensor_parallel_size, or one KIND_GPU instance for each)",
             )
+
+
+ADAPTERS_FILE = "multi_lora.json"
+
+
+def adapter_names(model: str, folder: Path) -> tuple[str, ...]:
+    """The names in `multi_lora.json` of the version folder; none without such a file."""
+    try:
+        content = orjson.loads((folder / ADAPTERS_FILE).read_bytes())
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise _refusal(model, f"cannot be read: {error.strerror}") from None
+    except orjson.JSONDecodeError as error:
+        raise _refusal(model, f"is not valid JSON: {error}") from None
+    if not isinstance(content, dict) or not all(isinstance(v, str) for v in content.values()):
+        raise _refusal(model, "must be a JSON object of names and the folders of their adapters")
+    return tuple(content)
+
+
+def _refusal(model: str, why: str) -> InferenceError:
+    return InferenceError(Code.INVALID_ARG, f"model '{model}': its {ADAPTERS_FILE} {why}")

@@ -1,4 +1,4 @@
-"""One engine in a worker, as schedulers see it."""
+"""One instance of a TensorRT-LLM model: an engine in a worker."""
 
 import asyncio
 import logging
@@ -15,16 +15,16 @@ from gateway.messages import InferRequest, InferResponse, Usage
 log = logging.getLogger("sluice.tensorrtllm")
 
 STOP_SECS = 5.0
-"""How long the other instances of a model may take to hear of a stop."""
+"""Longest delivery of a stop to the other instances of a model."""
 USAGE = "sluice_usage"
-"""The parameter in which the worker tells prompt tokens, new tokens and the finish reason."""
+"""The response parameter with prompt tokens, new tokens and the finish reason."""
 
 
 class TensorRtLlmInstance(Instance):
-    """Hands every request to the worker as it comes, and reads the tokens that responses tell.
+    """Sends every request to the worker at once, and reads token counts from its responses.
 
-    `adapters` are the names of LoRA adapters that OpenAI's clients may ask for, `siblings` all
-    instances of the same model and version.
+    `adapters` are the names of LoRA adapters for OpenAI's clients. `siblings` are all instances of
+    the same model and version.
     """
 
     concurrency = None
@@ -54,25 +54,25 @@ class TensorRtLlmInstance(Instance):
     def stop(self, request: InferRequest) -> bool:
         return self._worker.stop(request)
 
-    async def pass_on(self, requests: Sequence[InferRequest]) -> None:
-        """Pass on requests that stop others; whoever sent them is answered by another instance."""
+    async def deliver_stops(self, requests: Sequence[InferRequest]) -> None:
+        """Deliver requests that stop others; another instance answers them."""
         try:
             async with aclosing(self._worker.execute(requests)) as answers:
                 async for _ in answers:
-                    """Each is that the request itself is cancelled, or refused, too."""
+                    """Each is a cancellation or a refusal of the stop itself."""
         except InferenceError as error:
-            # An instance that is not healthy has lost what was to be stopped.
-            log.info("stop not passed on", extra={"reason": error.message})
+            # An instance that has failed has no request to stop.
+            log.info("stop not delivered to an instance", extra={"reason": error.message})
 
     async def _stop_elsewhere(self, requests: Sequence[InferRequest]) -> None:
-        """Which instance has the request that is to be stopped, only the instances know."""
+        """Deliver stops to the other instances: only the instances know their requests."""
         others = [each for each in self._siblings if each is not self]
         try:
             async with asyncio.timeout(STOP_SECS), asyncio.TaskGroup() as tasks:
                 for each in others:
-                    tasks.create_task(each.pass_on(requests))
+                    tasks.create_task(each.deliver_stops(requests))
         except TimeoutError:
-            log.warning("stop not passed on in time", extra={"model": requests[0].model})
+            log.warning("stop not delivered in time", extra={"model": requests[0].model})
 
     def kill(self, reason: str) -> None:
         self._worker.kill(reason)
@@ -103,11 +103,11 @@ def _stops_another(request: InferRequest) -> bool:
 
 
 def _with_usage(response: InferResponse) -> InferResponse:
-    """The response without our parameter, which no client is to see."""
-    told = response.parameters.get(USAGE)
-    if told is None:
+    """The response with its usage, and without the internal parameter."""
+    usage = response.parameters.get(USAGE)
+    if usage is None:
         return response
-    prompt, new, reason = str(told).split(",")
+    prompt, new, reason = str(usage).split(",")
     return replace(
         response,
         parameters={k: v for k, v in response.parameters.items() if k != USAGE},

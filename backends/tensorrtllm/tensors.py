@@ -1,8 +1,8 @@
-"""Which inputs and outputs does a TensorRT-LLM model have?
+"""Inputs and outputs of TensorRT-LLM models.
 
-Those of Triton's LLM-API model and of its classic ensemble (`max_tokens`, `stop_words`, ...), so
-that clients of either find their names, and those of the text contract. All inputs are optional,
-since any of three can carry the prompt; all outputs but the text come only when asked for.
+They are those of Triton's LLM-API model, of its classic ensemble (`max_tokens`, `stop_words`, ...)
+and of the text contract. All inputs are optional, since any of three can carry the prompt; all
+outputs but the text are sent only on request.
 """
 
 from gateway.config import ModelInput, ModelOutput

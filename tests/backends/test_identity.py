@@ -1,4 +1,4 @@
-"""The echo: what goes in comes out, when and as often as its config says."""
+"""The echo of inputs, with the delays and counts of its config."""
 
 import asyncio
 from dataclasses import replace
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.identity import Behaviour, Gate, IdentityBackend, IdentityInstance
+from backends.identity import Behaviour, ExecutionGate, IdentityBackend, IdentityInstance
 from gateway.backend import Answer, Instance, ModelContext
 from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
@@ -66,7 +66,7 @@ def values(answer: Answer) -> dict[str, int]:
     return {output.name: output.array().item() for output in response.outputs}
 
 
-async def test_each_input_comes_back_as_the_output_in_its_place() -> None:
+async def test_each_input_is_returned_as_the_output_in_its_place() -> None:
     (answer,) = await answers(await load(), numbers(INPUT0=1, INPUT1=2))
     assert values(answer) == {"OUTPUT0": 1, "OUTPUT1": 2}
     assert answer[0] == 0
@@ -85,7 +85,7 @@ async def test_an_input_that_is_missing_has_no_output() -> None:
     assert values(answer) == {"OUTPUT1": 2}
 
 
-async def test_only_the_outputs_asked_for_come_back() -> None:
+async def test_only_requested_outputs_are_returned() -> None:
     (answer,) = await answers(await load(), numbers(("OUTPUT1",), INPUT0=1, INPUT1=2))
     assert values(answer) == {"OUTPUT1": 2}
 
@@ -105,7 +105,7 @@ async def test_each_request_of_a_batch_is_answered_under_its_index() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-async def test_a_request_has_as_many_responses_as_the_config_says(count: int) -> None:
+async def test_a_request_gets_the_configured_number_of_responses(count: int) -> None:
     found = [
         response
         for _, response in await answers(await load(responses=str(count)), numbers(INPUT0=1))
@@ -115,13 +115,13 @@ async def test_a_request_has_as_many_responses_as_the_config_says(count: int) ->
     ]
 
 
-async def test_a_model_may_be_told_to_fail() -> None:
+async def test_a_model_can_be_set_to_fail() -> None:
     ((_, error),) = await answers(await load(fail="told to"), numbers(INPUT0=1))
     assert isinstance(error, InferenceError)
     assert (error.code, error.message) == (Code.INTERNAL, "told to")
 
 
-async def test_a_delay_comes_before_each_answer() -> None:
+async def test_a_delay_precedes_each_answer() -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     await answers(await load(delay_us="5000", responses="2"), numbers(INPUT0=1))
@@ -148,7 +148,7 @@ async def test_a_number_that_is_none_is_refused(key: str, text: str) -> None:
     )
 
 
-async def test_a_model_may_be_told_not_to_load() -> None:
+async def test_a_model_can_be_set_to_fail_its_load() -> None:
     with pytest.raises(InferenceError, match="no such weights"):
         await load(load_fails="no such weights")
 
@@ -166,7 +166,7 @@ def test_a_config_with_more_outputs_than_inputs_is_refused() -> None:
 
 
 async def test_a_gate_holds_executions_until_it_is_opened() -> None:
-    gate = Gate()
+    gate = ExecutionGate()
     instance = await soon(IdentityBackend(gate).load(context(TWO)))
     tasks = [asyncio.create_task(collect(instance, numbers(INPUT0=n))) for n in (1, 2)]
     await soon(gate.reached(2))
@@ -183,7 +183,7 @@ async def test_a_gate_holds_executions_until_it_is_opened() -> None:
 
 
 async def test_a_gate_counts_the_executions_that_were_cut() -> None:
-    gate = Gate()
+    gate = ExecutionGate()
     instance = IdentityInstance(Behaviour(gate=gate))
     task = asyncio.create_task(collect(instance, text_request()))
     await soon(gate.reached(1))
@@ -192,7 +192,7 @@ async def test_a_gate_counts_the_executions_that_were_cut() -> None:
     assert (gate.waiting, gate.cut) == (0, 1)
 
 
-async def test_an_echo_shows_what_it_was_told() -> None:
+async def test_an_echo_shows_its_prompt() -> None:
     (answer,) = await answers(IdentityInstance(Behaviour()), text_request("hello"))
     assert isinstance(answer[1], InferResponse)
     assert texts([answer[1]]) == ["hello"]

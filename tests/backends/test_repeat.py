@@ -66,7 +66,7 @@ async def test_a_negative_number_fails_its_own_request_only() -> None:
     assert (found[1][0], texts([response])) == (1, ["other"])
 
 
-async def test_a_delay_comes_before_each_answer() -> None:
+async def test_a_delay_precedes_each_answer() -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     await responses(asking(n=2, delay_us=5000))
@@ -169,7 +169,7 @@ def test_tritons_config_is_kept_as_it_is() -> None:
     assert RepeatBackend().complete(replace(config, output=()), Path()) == config
 
 
-async def test_each_element_is_a_response_and_the_flag_comes_alone() -> None:
+async def test_each_element_is_a_response_and_the_flag_is_sent_alone() -> None:
     assert await soon(told(integers([7, -5], [0, 0]))) == [(7, 0), (-5, 1), "final"]
     assert await soon(told(integers([], []))) == ["final"]
 

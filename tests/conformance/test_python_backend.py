@@ -284,7 +284,7 @@ async def test_of_a_batch_that_ends_workers_only_the_guilty_is_refused(client: C
     assert "its worker ended 2 times" in guilty
 
 
-async def test_an_execution_that_nobody_waits_for_any_more_ends_by_itself(
+async def test_an_abandoned_execution_is_killed_at_its_limit(
     client: Client, server: Serving
 ) -> None:
     name = await loaded(client, "patient")
@@ -325,13 +325,13 @@ async def test_a_model_may_print_without_end(client: Client, server: Serving) ->
     name = await loaded(client, "flood")
     assert await do(client, name, "burst") == "printed"
     assert await do(client, name, "shriek") == "shrieked"
-    server.wait_logged(f'"printed too much model={name}')
+    server.wait_logged(f'"output lines dropped model={name}')
     lines = [line for line in server.log if "a line of many" in line and name in line]
     assert 1 <= len(lines) <= 5_000
     assert max(len(line) for line in server.log) < 20_000
 
 
-async def test_what_a_model_has_forked_goes_with_its_worker(client: Client) -> None:
+async def test_forked_processes_end_with_their_worker(client: Client) -> None:
     name = await loaded(client, "fork")
     child = int(await do(client, name, "fork"))
     assert is_alive(child)
@@ -340,7 +340,7 @@ async def test_what_a_model_has_forked_goes_with_its_worker(client: Client) -> N
     await restarted(client, name)
 
 
-async def test_what_execute_raises_reaches_the_client_without_traceback_or_path(
+async def test_an_exception_of_execute_reaches_the_client_without_traceback_or_path(
     client: Client, repository: Path
 ) -> None:
     code, text = await client.refusal("infer", "neighbour", deed(client, "raise"))

@@ -164,7 +164,7 @@ async def test_a_model_with_requirements_has_its_packages_and_none_of_the_gatewa
     assert await said(client, "plain") == "plain True"
 
 
-async def test_an_environment_that_cannot_be_made_is_told_and_the_others_are_served(
+async def test_a_failed_environment_is_reported_and_other_models_are_served(
     server: Serving, client: Client, repository: Path
 ) -> None:
     text = await load(server, "broken")
@@ -205,13 +205,13 @@ async def test_a_runtime_that_no_folder_provides_is_refused_with_tritons_text(
     assert str(backends) not in text
 
 
-async def test_a_server_that_is_told_to_end_waits_for_no_installation(
+async def test_a_stopping_server_waits_for_no_installation(
     repository: Path, tmp_path: Path
 ) -> None:
     flags = ("--model-control-mode=explicit", "--load-model=slow", f"--model-store-path={tmp_path}")
     started = Serving(repository, flags)
     try:
-        await asyncio.to_thread(started.wait_logged, "environment in the making", 60)
+        await asyncio.to_thread(started.wait_logged, "environment build in progress", 60)
         assert "model=slow" in started.text
         started.begin_stop()
         assert await asyncio.to_thread(started.wait_ended, 15) == 0, started.text

@@ -1,21 +1,5 @@
-"""What `import triton_python_backend_utils as pb_utils` finds in a model.py."""
+"""The API that a model.py imports as `triton_python_backend_utils`."""
 
-from sluice_worker.configurations import (
-    get_input_config_by_name,
-    get_output_config_by_name,
-    using_decoupled_model_transaction_policy,
-)
-from sluice_worker.constants import (
-    TRITONSERVER_MEMORY_CPU,
-    TRITONSERVER_MEMORY_GPU,
-    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
-    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
-    TRITONSERVER_REQUEST_RELEASE_ALL,
-    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
-    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-    PreferredMemory,
-)
-from sluice_worker.current import get_model_dir
 from sluice_worker.datatypes import (
     TRITON_STRING_TO_NUMPY,
     deserialize_bytes_tensor,
@@ -27,12 +11,32 @@ from sluice_worker.datatypes import (
 from sluice_worker.errors import TritonError, TritonModelException
 from sluice_worker.logger import Logger
 from sluice_worker.metrics import Metric, MetricFamily
-from sluice_worker.model_config import ModelConfig
-from sluice_worker.models import is_model_ready, load_model, unload_model
-from sluice_worker.request import InferenceRequest, InferenceTrace, get_input_tensor_by_name
+from sluice_worker.model_config import (
+    ModelConfig,
+    get_input_config_by_name,
+    get_output_config_by_name,
+    using_decoupled_model_transaction_policy,
+)
+from sluice_worker.model_management import is_model_ready, load_model, unload_model
+from sluice_worker.open_requests import (
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    InferenceResponseSender,
+)
+from sluice_worker.request import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_MEMORY_GPU,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    InferenceRequest,
+    InferenceTrace,
+    PreferredMemory,
+    get_input_tensor_by_name,
+)
 from sluice_worker.response import InferenceResponse, get_output_tensor_by_name
-from sluice_worker.sender import InferenceResponseSender
 from sluice_worker.tensor import Tensor
+from sluice_worker.worker_state import get_model_dir
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",

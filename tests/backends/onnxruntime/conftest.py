@@ -11,7 +11,8 @@ import pytest
 
 from backends.onnxruntime.backend import OnnxRuntimeBackend
 from gateway.backend import Answer, Instance, ModelContext
-from gateway.config import InstanceGroup, InstanceKind, ModelConfig
+from gateway.config import InstanceGroup, InstanceKind, ModelConfig, ModelInput, ModelOutput
+from gateway.config.data_type import DataType
 from gateway.messages import InferRequest, InferResponse, RequestedOutput
 from gateway.models.reshaped_instance import with_reshapes
 from gateway.tensor import Datatype, array_tensor
@@ -30,7 +31,7 @@ def backend(**settings: str) -> OnnxRuntimeBackend:
 
 
 def context(config: ModelConfig, folder: Path, group: InstanceGroup = CPU) -> ModelContext:
-    """What the backend gets to load the model of a version folder."""
+    """The context to load the model of a version folder."""
 
     def infer(_: InferRequest) -> Any:
         raise AssertionError("a tensor model asks nobody")
@@ -114,3 +115,14 @@ async def ask(instance: Instance, *requests: InferRequest) -> list[dict[str, Any
 def _outputs(response: object) -> dict[str, Any]:
     assert isinstance(response, InferResponse), response
     return {output.name: output.array().tolist() for output in response.outputs}
+
+
+def x_and_y(dims: tuple[int, ...] = (-1,), **fields: Any) -> ModelConfig:
+    """A batching config of input x and output y."""
+    return ModelConfig(
+        name="m",
+        max_batch_size=8,
+        input=(ModelInput(name="x", data_type=DataType.TYPE_FP32, dims=dims),),
+        output=(ModelOutput(name="y", data_type=DataType.TYPE_FP32, dims=dims),),
+        **fields,
+    )

@@ -1,4 +1,4 @@
-"""Loading ONNX models: what is loaded, and why not what is not."""
+"""Loads of ONNX models, and their failures."""
 
 import re
 from collections.abc import Callable
@@ -271,7 +271,7 @@ async def test_a_model_that_contradicts_its_config_is_refused(folder: Path) -> N
         "cut weights",
     ],
 )
-async def test_a_file_that_is_no_good_model_says_why(
+async def test_an_invalid_model_file_is_reported_with_its_reason(
     folder: Path, write: Callable[[Path], object], text: str
 ) -> None:
     write(folder)
@@ -293,7 +293,7 @@ async def test_weights_outside_of_the_models_folder_are_not_read(folder: Path) -
 
 
 @pytest.mark.parametrize("place", ["m/1", "m"])
-async def test_a_library_of_operations_that_is_none_says_so(folder: Path, place: str) -> None:
+async def test_an_invalid_library_of_operations_is_reported(folder: Path, place: str) -> None:
     (folder.parents[1] / place / "ops.so").write_bytes(b"no library")
     operations = ModelOperations(op_library_filename=("ops.so",))
     error = await failure(save(weighted(), folder), replace(FIXED, model_operations=operations))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from backends.onnxruntime.checks import check
-from backends.onnxruntime.signature import ModelTensor, Signature
+from backends.onnxruntime.signature import ModelTensor, OnnxSignature
 from gateway.config import BatchInput, ModelConfig, ModelInput, ModelOutput, TensorReshape
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import Control, ControlInput, ControlKind, SequenceBatching, State
@@ -19,8 +19,8 @@ def tensors(**dims: tuple[int, ...]) -> Mapping[str, ModelTensor]:
     return {name: ModelTensor(name, FLOAT, each) for name, each in dims.items()}
 
 
-def model(inputs: Mapping[str, ModelTensor], **outputs: tuple[int, ...]) -> Signature:
-    return Signature(inputs, tensors(**outputs), {})
+def model(inputs: Mapping[str, ModelTensor], **outputs: tuple[int, ...]) -> OnnxSignature:
+    return OnnxSignature(inputs, tensors(**outputs), {})
 
 
 X = ModelInput(name="x", data_type=DataType.TYPE_FP32, dims=(16,))
@@ -29,7 +29,7 @@ CONFIG = ModelConfig(name="m", max_batch_size=4, input=(X,), output=(Y,))
 MODEL = model(tensors(x=(-1, 16)), y=(-1, 16))
 
 
-def problem(config: ModelConfig, signature: Signature = MODEL) -> str:
+def problem(config: ModelConfig, signature: OnnxSignature = MODEL) -> str:
     with pytest.raises(InferenceError) as caught:
         check(config, signature)
     assert caught.value.code is Code.INVALID_ARG
@@ -41,11 +41,11 @@ def test_a_config_that_fits_is_accepted() -> None:
     check(replace(CONFIG, max_batch_size=0, input=(replace(X, dims=(3, 16)),)), unbatched())
 
 
-def unbatched() -> Signature:
+def unbatched() -> OnnxSignature:
     return model(tensors(x=(-1, 16)), y=(16,))
 
 
-def test_outputs_may_be_left_out() -> None:
+def test_outputs_may_be_omitted() -> None:
     check(CONFIG, model(tensors(x=(-1, 16)), y=(-1, 16), z=(-1, 3)))
 
 
@@ -82,7 +82,7 @@ def test_datatypes_must_be_the_models() -> None:
     )
 
 
-def test_a_model_that_batches_must_leave_its_first_dim_open() -> None:
+def test_the_first_dim_of_a_batching_model_must_be_free() -> None:
     for dims in ((1, 16), ()):
         assert problem(CONFIG, model(tensors(x=dims), y=(-1, 16))) == (
             "model 'm', tensor 'x': for the model to support batching the shape should have at "
@@ -109,7 +109,7 @@ def test_shapes_without_a_batch_must_agree() -> None:
     )
 
 
-def test_a_reshape_is_what_the_model_sees() -> None:
+def test_a_model_sees_reshaped_tensors() -> None:
     shaped = replace(X, dims=(4,), reshape=TensorReshape(shape=(2, 2)))
     config = replace(CONFIG, input=(shaped,))
     check(config, model(tensors(x=(-1, 2, 2)), y=(-1, 16)))
@@ -125,7 +125,7 @@ def test_a_ragged_input_is_flat_in_the_model() -> None:
     )
 
 
-def test_what_is_told_about_a_batch_is_an_input_of_the_model() -> None:
+def test_derived_batch_inputs_are_inputs_of_the_model() -> None:
     told = BatchInput(target_name=("t",), data_type=DataType.TYPE_FP32, source_input=("x",))
     config = replace(CONFIG, batch_input=(told,))
     check(config, model(tensors(x=(-1, 16), t=(-1,)), y=(-1, 16)))
@@ -170,7 +170,7 @@ def test_sequence_controls_and_states_are_inputs_of_the_model() -> None:
 def test_an_initializer_may_be_an_optional_input() -> None:
     optional = replace(X, name="w", optional=True)
     config = replace(CONFIG, max_batch_size=0, input=(X, optional))
-    found = Signature(tensors(x=(16,)), tensors(y=(16,)), tensors(w=(16,)))
+    found = OnnxSignature(tensors(x=(16,)), tensors(y=(16,)), tensors(w=(16,)))
     check(config, found)
     check(replace(config, input=(X,)), found)
     assert "datatype TYPE_INT8 for input 'w'" in problem(

@@ -44,7 +44,7 @@ def test_a_file_that_is_not_there_is_named_without_its_place_on_the_host(
     assert caught.value.message == f"unable to find '{shown}' for model instance 'm'"
 
 
-def test_a_folder_without_a_model_says_what_is_missing(folder: Path) -> None:
+def test_a_missing_model_file_is_named(folder: Path) -> None:
     (folder / "model.onnx").mkdir()
     with pytest.raises(InferenceError, match=r"'1/model\.onnx/model\.onnx'"):
         find_model(named(), folder)

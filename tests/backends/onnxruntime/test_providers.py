@@ -98,14 +98,14 @@ def test_options_of_tensorrt_have_tritons_names(
         ),
     ],
 )
-def test_what_no_provider_knows_is_refused(wrong: ModelConfig, text: str) -> None:
+def test_unknown_options_of_providers_are_refused(wrong: ModelConfig, text: str) -> None:
     with pytest.raises(InferenceError) as caught:
         on_gpu(wrong)
     assert caught.value.code is Code.INVALID_ARG
     assert caught.value.message == text
 
 
-def test_options_of_cuda_come_from_parameters_and_from_the_accelerator() -> None:
+def test_options_of_cuda_are_those_of_parameters_and_of_the_accelerator() -> None:
     found = on_gpu(
         config(
             gpu=(accelerator("cuda", enable_cuda_graph="1", gpu_mem_limit="5"),),

@@ -33,11 +33,11 @@ def test_instances_of_a_model_share_the_processors() -> None:
     assert several == max(1, processors() // 2)
 
 
-def test_instances_on_a_gpu_leave_the_cores_to_the_others() -> None:
+def test_instances_on_a_gpu_take_no_cores() -> None:
     assert SessionThreads.read(config(4, kind=InstanceKind.KIND_GPU), {}).intra == processors()
 
 
-def test_a_model_says_more_than_the_backends_settings() -> None:
+def test_settings_of_a_model_come_before_those_of_the_backend() -> None:
     settings = {"intra_op_thread_count": "3", "inter_op_thread_count": "5"}
     assert SessionThreads.read(config(2), settings) == SessionThreads(3, 5)
     own = config(2, intra_op_thread_count="7", inter_op_thread_count="1")
@@ -58,7 +58,7 @@ def test_a_number_of_threads_that_is_none_is_refused(text: str) -> None:
     ("threads", "expected"),
     [(1, (1, 1)), (2, (2, 1)), (3, (3, 1)), (4, (3, 2)), (8, (5, 4))],
 )
-def test_a_shared_pool_and_those_who_run_are_together_what_is_configured(
+def test_a_shared_pool_and_its_runs_use_the_configured_threads_together(
     threads: int, expected: tuple[int, int]
 ) -> None:
     shared = SharedThreads.read(

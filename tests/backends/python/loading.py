@@ -118,3 +118,37 @@ class Others:
 
     def decoupled(self, name: str, version: str) -> bool:
         return self.is_decoupled
+
+
+TWICE = """
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("y", x(each) * 2), pb_utils.Tensor("z", x(each) * 3)]
+            )
+            for each in requests
+        ]
+"""
+
+
+ASK = """
+    def execute(self, requests):
+        (request,) = requests
+        found = pb_utils.InferenceRequest(
+            model_name="other", requested_output_names=["y"], inputs=[request.inputs()[0]],
+        ).exec(decoupled=DECOUPLED)
+        if not DECOUPLED:
+            found = [found]
+        texts = [
+            each.error().message() if each.has_error()
+            else str([t.as_numpy().tolist() for t in each.output_tensors()])
+            for each in found
+        ]
+        return [response(x(request), parameters={"told": " | ".join(texts)})]
+"""
+
+
+async def told(instance: Instance, asked: InferRequest) -> str:
+    ((_, found),) = await answers(instance, asked)
+    assert isinstance(found, InferResponse), found
+    return str(found.parameters["told"])

@@ -1,4 +1,4 @@
-"""The answers of executions: in order, to their requests, and all given back by who leaves."""
+"""Answers of executions: in order, by request, and all released at a disconnect."""
 
 import asyncio
 import socket
@@ -7,12 +7,11 @@ from contextlib import suppress
 
 import pytest
 
-from backends.python.channel import Channel
-from backends.python.execution import Backlog, Execution
-from backends.python.executions import Executions
-from backends.python.link import Link
-from backends.python.parameters import Parameters
-from backends.python.requests import RequestEncoder
+from backends.python.codec import RequestEncoder
+from backends.python.connection import FrameSocket, WorkerConnection
+from backends.python.execution import Backlog, WorkerExecution
+from backends.python.executions import WorkerExecutions
+from backends.python.parameters import WorkerLimits
 from backends.python.worker.sluice_worker.segments import IncomingSegments, OutgoingSegments
 from gateway.backend import Answer, Note
 from gateway.errors import Code, InferenceError
@@ -34,8 +33,10 @@ class Ends:
         self.is_killed = asyncio.Event()
         self._sockets = [socket.socketpair() for _ in range(3)]
         mine = [pair[0] for pair in self._sockets]
-        work, control = (Channel(each, _ignore, _nothing, _ignore) for each in mine[:2])
-        self.link = Link(work, control, IncomingSegments(mine[2]), OutgoingSegments(mine[2]))
+        work, control = (FrameSocket(each, _ignore, _nothing, _ignore) for each in mine[:2])
+        self.link = WorkerConnection(
+            work, control, IncomingSegments(mine[2]), OutgoingSegments(mine[2])
+        )
         self.killed: list[str] = []
         self.disconnects = 0
 
@@ -43,7 +44,7 @@ class Ends:
         self.killed.append(why)
         self.is_killed.set()
 
-    def left(self) -> None:
+    def disconnected(self) -> None:
         self.disconnects += 1
 
     def close(self) -> None:
@@ -70,13 +71,13 @@ async def ends() -> Iterator[Ends]:
 
 def execution(
     ends: Ends, count: int = 2, *, backlog: Backlog | None = None, number: int = 1
-) -> Execution:
+) -> WorkerExecution:
     """Requests 10, 11, ... that the scheduler knows as 0, 1, ..."""
-    return Execution(
+    return WorkerExecution(
         [text_request()] * count,
         range(count),
         backlog or Backlog(ends.link, ordered=True),
-        Execution.drop,
+        WorkerExecution.drop,
         number=number,
         first=10 * number,
     )
@@ -85,7 +86,7 @@ def execution(
 async def test_answers_have_the_schedulers_indexes(ends: Ends) -> None:
     backlog = Backlog(ends.link, ordered=True)
     requests = [text_request()] * 2
-    found = Execution(requests, [5, 3], backlog, Execution.drop, number=1, first=10)
+    found = WorkerExecution(requests, [5, 3], backlog, WorkerExecution.drop, number=1, first=10)
     found.answer(11, LAST)
     found.answer(10, PART)
     assert await found.answers() == [(3, LAST), (5, PART)]
@@ -124,13 +125,13 @@ async def test_a_rescheduled_request_is_done_here(ends: Ends) -> None:
     assert found.over
 
 
-async def test_a_lost_worker_fails_what_is_open(ends: Ends) -> None:
+async def test_the_end_of_the_worker_fails_open_requests(ends: Ends) -> None:
     found = execution(ends)
     found.answer(10, LAST)
-    found.lose(ERROR)
+    found.abort(ERROR)
     assert await found.answers() == [(0, LAST), (1, ERROR)]
     assert found.over
-    assert found.lost
+    assert found.aborted
 
 
 async def test_its_block_ends_once_execute_has_returned(ends: Ends) -> None:
@@ -156,11 +157,11 @@ async def test_a_flag_alone_ends_a_request(ends: Ends) -> None:
     assert found.answer(10, InferResponse(final=True))
 
 
-# Executions that a worker was handed while it was busy.
+# WorkerExecutions that a worker was handed while it was busy.
 
 
-def row(ends: Ends, count: int) -> list[Execution]:
-    """Executions of one request each, of one worker: requests 10, 20, ..."""
+def row(ends: Ends, count: int) -> list[WorkerExecution]:
+    """WorkerExecutions of one request each, of one worker: requests 10, 20, ..."""
     backlog = Backlog(ends.link, ordered=True)
     return [execution(ends, 1, backlog=backlog, number=each + 1) for each in range(count)]
 
@@ -188,12 +189,12 @@ async def test_a_dropped_execution_does_not_block_a_later_one(ends: Ends) -> Non
     assert await soon(waiting) == [(0, LAST)]
 
 
-async def test_what_comes_for_a_dropped_execution_is_dropped(ends: Ends) -> None:
+async def test_answers_of_a_dropped_execution_are_dropped(ends: Ends) -> None:
     first, second = row(ends, 2)
     first.drop()
     first.free()
     first.end()
-    first.lose(ERROR)
+    first.abort(ERROR)
     second.answer(20, LAST)
     assert await soon(second.answers()) == [(0, LAST)]
     assert await soon(first.answers()) == []
@@ -203,11 +204,11 @@ async def test_what_comes_for_a_dropped_execution_is_dropped(ends: Ends) -> None
 
 
 class Played:
-    """Executions whose worker is the test, and readers of them as the instance has."""
+    """WorkerExecutions whose worker is the test, and readers of them as the instance has."""
 
     def __init__(self, ends: Ends, *, decoupled: bool = False) -> None:
         config = DECOUPLED if decoupled else CONFIG
-        self.executions = Executions(RequestEncoder(config, 1), "m_0_0", ends.link, {}, ends)
+        self.executions = WorkerExecutions(RequestEncoder(config, 1), "m_0_0", ends.link, {}, ends)
         self.begun = 0
 
     async def begin(self) -> "asyncio.Task[list[Answer]]":
@@ -250,7 +251,7 @@ async def test_a_client_that_disconnects_as_its_answer_comes_blocks_no_other(end
     assert len(await soon(second)) == 1
 
 
-async def test_two_that_are_executed_in_one_read_after_the_second_was_left(ends: Ends) -> None:
+async def test_two_executed_in_one_read_after_the_second_was_abandoned(ends: Ends) -> None:
     played = Played(ends)
     for number in (1, 2):  # short ones, so that executions overlap from here on
         reading = await played.begin()
@@ -269,7 +270,7 @@ async def test_two_that_are_executed_in_one_read_after_the_second_was_left(ends:
 
 @pytest.mark.parametrize("moment", range(6))
 @pytest.mark.parametrize("leaves", [1, 2, 3])
-async def test_one_of_three_leaves_at_any_turn_of_the_loop(
+async def test_one_of_three_disconnects_at_any_turn_of_the_loop(
     ends: Ends, moment: int, leaves: int
 ) -> None:
     played = Played(ends)
@@ -294,7 +295,7 @@ async def test_one_of_three_leaves_at_any_turn_of_the_loop(
     assert not played.executions.busy
 
 
-async def test_an_unread_answer_of_a_client_that_left_is_no_backlog(ends: Ends) -> None:
+async def test_an_unread_answer_of_a_disconnected_client_is_no_backlog(ends: Ends) -> None:
     played = Played(ends, decoupled=True)
     for _ in range(20):
         reading = await played.begin()
@@ -312,7 +313,7 @@ async def test_an_unread_answer_of_a_client_that_left_is_no_backlog(ends: Ends) 
 
 async def test_an_abandoned_execution_ends_the_worker_and_blames_no_request(ends: Ends) -> None:
     played = Played(ends)
-    played.executions.limits = Parameters(abandoned_execute_secs=0.02)
+    played.executions.limits = WorkerLimits(abandoned_execute_secs=0.02)
     first = await played.begin()
     behind = await played.begin()
     await settle()

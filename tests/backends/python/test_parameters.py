@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.python.parameters import Parameters, refuse_special_name, stub_timeout_secs
+from backends.python.parameters import WorkerLimits, refuse_special_name, stub_timeout_secs
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 
@@ -12,7 +12,7 @@ def config(**parameters: str) -> ModelConfig:
 
 
 def test_defaults_are_those_of_the_readme() -> None:
-    found = Parameters.read(config())
+    found = WorkerLimits.read(config())
     assert found.execute_timeout_secs == 0
     assert found.abandoned_execute_secs == 30
     assert found.worker_memory_limit_mb == 0
@@ -21,7 +21,7 @@ def test_defaults_are_those_of_the_readme() -> None:
 
 
 def test_a_config_sets_them() -> None:
-    found = Parameters.read(config(execute_timeout_secs="1.5", worker_memory_limit_mb="512"))
+    found = WorkerLimits.read(config(execute_timeout_secs="1.5", worker_memory_limit_mb="512"))
     assert found.execute_timeout_secs == 1.5
     assert found.worker_memory_limit_mb == 512
 
@@ -29,13 +29,13 @@ def test_a_config_sets_them() -> None:
 @pytest.mark.parametrize("value", ["", "soon", "-1", "nan", "inf"])
 def test_a_value_that_is_no_number_is_named(value: str) -> None:
     with pytest.raises(InferenceError, match="parameter 'health_check_secs' is '"):
-        Parameters.read(config(health_check_secs=value))
+        WorkerLimits.read(config(health_check_secs=value))
 
 
 def test_tensors_may_be_forced_to_the_cpu_or_not() -> None:
-    Parameters.read(config(FORCE_CPU_ONLY_INPUT_TENSORS="no"))
+    WorkerLimits.read(config(FORCE_CPU_ONLY_INPUT_TENSORS="no"))
     with pytest.raises(InferenceError) as refused:
-        Parameters.read(config(FORCE_CPU_ONLY_INPUT_TENSORS="maybe"))
+        WorkerLimits.read(config(FORCE_CPU_ONLY_INPUT_TENSORS="maybe"))
     assert refused.value.code is Code.UNSUPPORTED
     assert refused.value.message == ("Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: maybe'")
 

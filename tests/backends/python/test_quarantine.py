@@ -1,4 +1,4 @@
-"""Who ends workers is found out, and refused; who was only there is served."""
+"""Requests that end workers are refused; other requests of their batches are served."""
 
 from dataclasses import replace
 
@@ -32,17 +32,17 @@ def refused(quarantine: Quarantine, *texts: str) -> list[int]:
     return [index for index, _ in plan.refused]
 
 
-def test_where_nobody_is_a_suspect_all_execute_together() -> None:
+def test_without_suspects_all_requests_execute_together() -> None:
     assert groups(Quarantine(), "a", "b") == [[0, 1]]
 
 
-def test_who_was_there_when_a_worker_ended_executes_alone() -> None:
+def test_a_suspect_executes_alone() -> None:
     quarantine = Quarantine()
     quarantine.died(CODE, [text_request("a"), text_request("b")])
     assert groups(quarantine, "a", "c", "b", "d") == [[1, 3], [0], [2]]
 
 
-def test_the_second_end_tells_who_is_guilty() -> None:
+def test_the_second_end_proves_the_guilty_request() -> None:
     quarantine = Quarantine()
     quarantine.died(CODE, [text_request("a"), text_request("b")])
     quarantine.survived(CODE, [text_request("a")])
@@ -74,7 +74,7 @@ def test_the_id_of_a_request_does_not_matter_but_all_that_a_model_reads_does() -
     assert [index for index, _ in plan.refused] == [0]
 
 
-def test_changed_code_begins_anew() -> None:
+def test_changed_code_clears_the_quarantine() -> None:
     quarantine = Quarantine()
     for _ in range(2):
         quarantine.died(CODE, [text_request()])

@@ -26,7 +26,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def context(config: ModelConfig, folder: Path, group: InstanceGroup = CPU) -> ModelContext:
-    """What a backend is given to load an instance."""
+    """The context to load an instance."""
     return ModelContext(
         config=config,
         name="m_0",

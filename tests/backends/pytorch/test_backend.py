@@ -111,7 +111,7 @@ async def test_a_config_that_the_model_does_not_fit_is_refused(
     assert text in refused.value.message
 
 
-async def test_a_file_tells_its_kind_whatever_its_name(tmp_path: Path, load: Load) -> None:
+async def test_the_kind_of_a_file_does_not_depend_on_its_name(tmp_path: Path, load: Load) -> None:
     models.export(models.Echo(), tmp_path / "model.pt", torch.zeros(2))
     await load(config_of("model.pt", X, Y, platform="pytorch_libtorch"), tmp_path)
 
@@ -147,7 +147,7 @@ async def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path, load: Load) ->
         await load(config_of("model.pt", X, Y), tmp_path, group=group)
 
 
-async def test_kind_model_leaves_the_devices_to_the_model(tmp_path: Path, load: Load) -> None:
+async def test_kind_model_keeps_the_devices_of_the_model(tmp_path: Path, load: Load) -> None:
     models.script(models.Echo(), tmp_path / "model.pt")
     await load(
         config_of("model.pt", X, Y), tmp_path, group=InstanceGroup(kind=InstanceKind.KIND_MODEL)
@@ -184,7 +184,7 @@ def test_the_default_batch_size_is_a_setting(default: str, size: int, tmp_path: 
     assert (found.dynamic_batching is not None) == (size > 1)
 
 
-def test_what_the_config_lists_is_left_alone(tmp_path: Path) -> None:
+def test_tensors_of_the_config_are_kept(tmp_path: Path) -> None:
     models.export_add_sub(tmp_path / "model.pt2")
     whole = config_of("model.pt2", {"a": FP32, "b": FP32}, {"s": FP32})
     assert PytorchBackend().complete(whole, tmp_path) == whole

@@ -1,4 +1,4 @@
-"""What PyTorch raises is told in a line, without paths and without stacks."""
+"""Exceptions of PyTorch in one line, without paths and stacks."""
 
 import pytest
 
@@ -30,7 +30,7 @@ RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x5 and 4x3)
         ("", "RuntimeError"),
     ],
 )  # fmt: skip
-def test_only_the_heart_of_an_error_is_told(text: str, told: str) -> None:
+def test_only_the_reason_of_an_error_is_reported(text: str, told: str) -> None:
     assert reason(RuntimeError(text)) == told
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from backends.pytorch.inductor import can_abort, expected, lacking, load_inductor
-from backends.pytorch.signature import Slot
+from backends.pytorch.signature import TensorSlot
 from gateway.tensor import Datatype
 from tests.torch_models import COMPILES
 
@@ -30,10 +30,10 @@ void AOTInductorModel::run_impl() {
     arg3_1.reset();
 }
 """
-X = Slot(names=("x",))
+X = TensorSlot(names=("x",))
 
 
-def read(use: str = "", check: str = CHECK, run: str = RUN) -> Slot:
+def read(use: str = "", check: str = CHECK, run: str = RUN) -> TensorSlot:
     return expected(X, 0, check + run.replace("{USE}", use))
 
 
@@ -59,7 +59,7 @@ def test_an_input_is_written_unless_all_uses_are_known_to_read() -> None:
 
 
 def test_a_package_without_source_is_trusted_with_copies_only() -> None:
-    assert expected(X, 0, "") == Slot(names=("x",), written=True)
+    assert expected(X, 0, "") == TensorSlot(names=("x",), written=True)
 
 
 @pytest.mark.parametrize(
@@ -87,12 +87,12 @@ def test_instructions_that_this_cpu_lacks_are_found(
         ("#pragma omp parallel\n{ tmp3.store(out_ptr0); }", False),
     ],
 )
-def test_checks_that_no_exception_leaves_are_found(kernel: str, aborts: bool) -> None:
+def test_checks_in_parallel_loops_are_found(kernel: str, aborts: bool) -> None:
     assert can_abort(kernel) is aborts
 
 
 @COMPILES
-def test_a_program_that_goes_leaves_no_files(
+def test_a_closed_program_keeps_no_files(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -119,7 +119,7 @@ async def test_a_compiled_package_runs_and_reads_only_what_it_was_given(
     assert "has datatype INT64, the model takes FP32" in text
 
 
-async def test_a_dict_goes_in_and_out_by_its_keys(tmp_path: Path, load: Load) -> None:
+async def test_a_dict_is_served_by_its_keys(tmp_path: Path, load: Load) -> None:
     models.script(models.Keyed(), tmp_path / "model.pt")
     keys = {"b": FP32, "a": FP32}
     instance = await load(config_of("model.pt", keys, {"difference": FP32, "sum": FP32}), tmp_path)
@@ -129,7 +129,7 @@ async def test_a_dict_goes_in_and_out_by_its_keys(tmp_path: Path, load: Load) ->
     assert text == "output tensor 'product' is not found; the model gives difference, sum"
 
 
-async def test_a_list_goes_in_and_out_by_index(tmp_path: Path, load: Load) -> None:
+async def test_a_list_is_served_by_index(tmp_path: Path, load: Load) -> None:
     models.script(models.Listed(), tmp_path / "model.pt")
     instance = await load(
         config_of("model.pt", {"x__1": FP32, "x__0": FP32}, {"y__0": FP32, "y__1": FP32}), tmp_path
@@ -148,7 +148,7 @@ async def test_strings_are_lists_of_text(tmp_path: Path, load: Load) -> None:
     assert run(instance, "y", x=text_tensor("x", ["a", "b€"])) == [[b"A", "B€".encode()]]
 
 
-async def test_optional_arguments_may_be_left_out(tmp_path: Path, load: Load) -> None:
+async def test_optional_arguments_may_be_missing(tmp_path: Path, load: Load) -> None:
     models.script(models.Choosy(), tmp_path / "model.pt")
     both = await load(config_of("model.pt", {"x": FP32, "shift": FP32}, {"y": FP32}), tmp_path)
     assert run(both, "y", x=[1.0], shift=[10.0]) == [[12]]
@@ -159,7 +159,7 @@ async def test_optional_arguments_may_be_left_out(tmp_path: Path, load: Load) ->
 
 
 @pytest.mark.parametrize("form", ["script", "export"])
-async def test_a_model_that_writes_to_its_input_leaves_the_request_alone(
+async def test_a_model_that_writes_to_its_input_does_not_change_the_request(
     form: str, tmp_path: Path, load: Load
 ) -> None:
     if form == "script":
@@ -205,7 +205,7 @@ async def test_parameters_that_need_gradients_do_not_reach_the_outputs(
     assert run(instance, "y", x=[[1.0, 0.0, 0.0]]) == [[[0, 1]]]
 
 
-async def test_a_model_that_raises_says_why_and_serves_the_next_request(
+async def test_a_failed_execution_is_reported_and_the_next_is_served(
     tmp_path: Path, load: Load
 ) -> None:
     models.script(models.Raising(), tmp_path / "model.pt")
@@ -222,7 +222,7 @@ async def test_a_model_that_raises_says_why_and_serves_the_next_request(
         (models.Scalar(), (2, 3), "output 'y' is a scalar which is not supported."),
     ],
 )
-async def test_what_does_not_fit_is_told_at_the_request(
+async def test_an_input_that_does_not_fit_is_refused(
     module: torch.nn.Module, shape: tuple[int, ...], text: str, tmp_path: Path, load: Load
 ) -> None:
     models.script(module, tmp_path / "model.pt")
@@ -230,7 +230,7 @@ async def test_what_does_not_fit_is_told_at_the_request(
     assert text in refused(instance, {"x": np.ones(shape)})
 
 
-async def test_another_datatype_than_configured_is_told_with_tritons_text(
+async def test_another_datatype_than_configured_is_refused_with_tritons_text(
     tmp_path: Path, load: Load
 ) -> None:
     models.script(models.Echo(), tmp_path / "model.pt")
@@ -261,7 +261,7 @@ async def test_requests_of_a_batch_get_their_own_rows(add_sub: Path, load: Load)
         assert differences.array().tolist() == (A + index - B).tolist()
 
 
-async def test_the_event_loop_goes_on_while_a_model_runs(tmp_path: Path, load: Load) -> None:
+async def test_the_event_loop_runs_during_an_execution(tmp_path: Path, load: Load) -> None:
     models.script(models.Busy(), tmp_path / "model.pt")
     instance = await load(config_of("model.pt", {"x": FP32}, {"y": FP32}), tmp_path)
     big = fp32("x", np.zeros((600, 600)))

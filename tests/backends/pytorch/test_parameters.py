@@ -2,17 +2,17 @@
 
 import pytest
 
-from backends.pytorch.parameters import Parameters, thread_count
+from backends.pytorch.parameters import PytorchParameters, thread_count
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 
 
-def read(**parameters: str) -> Parameters:
-    return Parameters.read(ModelConfig(name="m", parameters=parameters))
+def read(**parameters: str) -> PytorchParameters:
+    return PytorchParameters.read(ModelConfig(name="m", parameters=parameters))
 
 
 def test_the_defaults_are_tritons() -> None:
-    assert read(max_in_flight="7", inference_mode="nonsense", NAME="1") == Parameters(
+    assert read(max_in_flight="7", inference_mode="nonsense", NAME="1") == PytorchParameters(
         inference_mode=True,
         disable_optimized_execution=False,
         enable_weight_sharing=False,

@@ -3,19 +3,19 @@
 import pytest
 import torch
 
-from backends.pytorch.signature import Fit, Slot
+from backends.pytorch.signature import SignatureFit, TensorSlot
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Datatype
 
 SLOTS = (
-    Slot(names=("x",), datatype=Datatype.FP32, shape=("b", 3), limits=((0, 4),)),
-    Slot(names=("y",), datatype=Datatype.INT64, shape=("b", -1)),
-    Slot(names=("z",), optional=True),
+    TensorSlot(names=("x",), datatype=Datatype.FP32, shape=("b", 3), limits=((0, 4),)),
+    TensorSlot(names=("y",), datatype=Datatype.INT64, shape=("b", -1)),
+    TensorSlot(names=("z",), optional=True),
 )
 
 
-def test_what_fits_passes() -> None:
-    fit = Fit(SLOTS)
+def test_values_that_fit_are_accepted() -> None:
+    fit = SignatureFit(SLOTS)
     fit.check([torch.zeros(4, 3), torch.zeros(4, 9, dtype=torch.int64), None])
     fit.check([torch.zeros(0, 3), torch.zeros(0, 1, dtype=torch.int64), ["text"]])
 
@@ -40,13 +40,13 @@ def test_another_datatype_or_shape_is_refused(
     x: torch.Tensor, y: torch.Tensor | None, text: str
 ) -> None:
     with pytest.raises(InferenceError) as refused:
-        Fit(SLOTS).check([x, y, None])
+        SignatureFit(SLOTS).check([x, y, None])
     assert refused.value.code is Code.INVALID_ARG
     assert text in refused.value.message
 
 
-def test_what_has_passed_does_not_let_others_pass() -> None:
-    fit = Fit(SLOTS[:2])
+def test_an_accepted_combination_does_not_admit_another() -> None:
+    fit = SignatureFit(SLOTS[:2])
     good = [torch.zeros(2, 3), torch.zeros(2, 1, dtype=torch.int64)]
     for _ in range(3):
         fit.check(good)
@@ -55,9 +55,9 @@ def test_what_has_passed_does_not_let_others_pass() -> None:
                 fit.check(other)
 
 
-def test_what_passed_without_a_value_is_not_taken_for_another() -> None:
+def test_a_combination_with_a_missing_value_does_not_admit_another() -> None:
     """The same tensors in other places are another combination."""
-    fit = Fit(SLOTS[1:])
+    fit = SignatureFit(SLOTS[1:])
     numbers = torch.zeros(2, 1, dtype=torch.int64)
     fit.check([numbers, None])
     fit.check([None, torch.zeros(7)])

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from backends.pytorch.signature import DATATYPES, Slot
+from backends.pytorch.signature import DATATYPES, TensorSlot
 from backends.pytorch.tensors import ALIGNED_BYTES, from_torch, on_device, to_torch
 from gateway.errors import Code, InferenceError
 from gateway.tensor import SIZES, Buffer, Datatype, Tensor, text_tensor
 
 CPU = torch.device("cpu")
-READ, WRITTEN = Slot(names=("x",)), Slot(names=("x",), written=True)
+READ, WRITTEN = TensorSlot(names=("x",)), TensorSlot(names=("x",), written=True)
 
 
 def address(data: Buffer) -> int:
@@ -46,7 +46,7 @@ def test_the_memory_stays_while_pytorch_has_it() -> None:
     assert value.tolist() == [0, 1, 2, 3]
 
 
-def test_booleans_are_zero_or_one_whatever_a_client_sends() -> None:
+def test_booleans_are_normalised_to_zero_and_one() -> None:
     value = given(to_torch(Tensor("x", Datatype.BOOL, (4,), bytes([0, 1, 2, 255])), READ, CPU))
     assert value.view(torch.uint8).tolist() == [0, 1, 1, 1]
 
@@ -158,7 +158,7 @@ def test_every_datatype_is_had_from_bytes_on_a_gpu(
     assert value.data_ptr() % ALIGNED_BYTES == 0 or datatype is Datatype.BOOL
 
 
-def test_what_a_program_writes_to_is_copied_on_the_gpu() -> None:
+def test_written_inputs_are_copied_on_the_gpu() -> None:
     content = on_gpu(bytes(8))
     value = on_device(Tensor("x", Datatype.FP32, (2,), b""), content, written=True)
     value += 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from backends.pytorch.threads import Threads
+from backends.pytorch.threads import ThreadBudget
 from tests import torch_models as models
 
 WAIT_SECS = 20.0
@@ -19,7 +19,7 @@ BUDGET = 4
 ROOT = Path(__file__).parents[3]
 
 
-def joined(threads: Threads, count: int) -> Threads:
+def joined(threads: ThreadBudget, count: int) -> ThreadBudget:
     for _ in range(count):
         threads.join()
     return threads
@@ -27,21 +27,21 @@ def joined(threads: Threads, count: int) -> Threads:
 
 @pytest.mark.parametrize(("instances", "share"), [(0, 8), (1, 8), (2, 4), (3, 2), (8, 1), (20, 1)])
 def test_the_budget_is_divided_among_the_instances(instances: int, share: int) -> None:
-    assert joined(Threads(8), instances).share == share
+    assert joined(ThreadBudget(8), instances).share == share
 
 
-def test_the_default_budget_is_what_the_process_may_use() -> None:
-    assert Threads().budget == len(os.sched_getaffinity(0))
+def test_the_default_budget_is_the_cpus_of_the_process() -> None:
+    assert ThreadBudget().budget == len(os.sched_getaffinity(0))
 
 
-def test_an_instance_that_goes_leaves_its_share_to_the_others() -> None:
-    threads = joined(Threads(8), 2)
+def test_a_closed_instance_releases_its_share() -> None:
+    threads = joined(ThreadBudget(8), 2)
     threads.leave()
     assert threads.share == 8
 
 
 def test_the_first_model_to_set_the_count_wins(caplog: pytest.LogCaptureFixture) -> None:
-    threads = joined(Threads(8), 1)
+    threads = joined(ThreadBudget(8), 1)
     with caplog.at_level(logging.WARNING, logger="sluice.pytorch"):
         threads.ask(3, 0, "first")
         threads.ask(3, 0, "same")
@@ -53,15 +53,15 @@ def test_the_first_model_to_set_the_count_wins(caplog: pytest.LogCaptureFixture)
     assert (vars(record)["model"], vars(record)["wanted"], vars(record)["have"]) == ("other", 2, 3)
 
 
-def test_a_count_that_pytorch_cannot_hold_is_told_and_does_not_count(
+def test_a_count_that_pytorch_refuses_is_logged_and_not_applied(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    Threads(2).ask(0, 2**70, "m")
+    ThreadBudget(2).ask(0, 2**70, "m")
     assert "inter-op threads not set" in caplog.text
 
 
 def test_no_model_gets_more_than_the_budget(caplog: pytest.LogCaptureFixture) -> None:
-    threads = joined(Threads(2), 1)
+    threads = joined(ThreadBudget(2), 1)
     with caplog.at_level(logging.WARNING, logger="sluice.pytorch"):
         threads.ask(99, 0, "greedy")
     assert threads.share == 2
@@ -69,7 +69,7 @@ def test_no_model_gets_more_than_the_budget(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_a_run_waits_until_its_share_is_free() -> None:
-    threads = joined(Threads(2), 1)
+    threads = joined(ThreadBudget(2), 1)
     threads.ask(2, 0, "m")
     began = threading.Event()
 
@@ -87,8 +87,8 @@ def test_a_run_waits_until_its_share_is_free() -> None:
         assert waiting.result(WAIT_SECS) == 2
 
 
-def test_runs_whose_shares_fit_go_side_by_side() -> None:
-    threads = joined(Threads(2), 2)
+def test_runs_whose_shares_fit_are_concurrent() -> None:
+    threads = joined(ThreadBudget(2), 2)
     both = threading.Barrier(2)
 
     def run() -> int:
@@ -101,7 +101,7 @@ def test_runs_whose_shares_fit_go_side_by_side() -> None:
 
 
 def test_a_run_that_fails_gives_its_share_back() -> None:
-    threads = joined(Threads(1), 1)
+    threads = joined(ThreadBudget(1), 1)
     with pytest.raises(ZeroDivisionError), threads.taken():
         _ = 1 / 0
     with threads.taken() as count:
@@ -112,7 +112,7 @@ def test_a_run_that_fails_gives_its_share_back() -> None:
 def test_instances_compute_with_no_more_threads_than_the_budget(
     instances: int, tmp_path: Path
 ) -> None:
-    """In a process of its own, which threads have used the CPU tells who computed.
+    """Run in a process of its own, whose CPU times by thread show which threads computed.
 
     PyTorch also starts a pool for quantised operations, whose threads idle here.
     """

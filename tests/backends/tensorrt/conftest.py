@@ -40,7 +40,7 @@ NEGATE = Plan(tensors=(X, Y), profiles=(UP_TO_8,))
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The stand-ins are importable; this is what they pretend. At the end all must be freed."""
+    """The importable stand-ins; at the end everything must be freed."""
     for name in _stood_in():
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(STAND_IN)
@@ -83,7 +83,7 @@ def save(plan: Plan | bytes, folder: Path, name: str = "model.plan") -> Path:
 
 
 def context(config: ModelConfig, folder: Path, number: int = 0, device: int = 0) -> ModelContext:
-    """What the backend gets to load an instance."""
+    """The context to load an instance."""
 
     def infer(_: InferRequest) -> Any:
         raise AssertionError("a tensor model asks nobody")

@@ -1,4 +1,4 @@
-"""Loading plans: what instances have and share, and every reason not to load."""
+"""Loads of plans: memory of instances, shared weights, and failures."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -98,7 +98,7 @@ async def test_streams_have_the_priority_that_the_config_asks_for(
 
 
 @pytest.mark.parametrize(("spins", "flags"), [(False, 3), (True, 2)])
-async def test_threads_sleep_while_they_wait_unless_the_config_says_otherwise(
+async def test_waiting_threads_sleep_unless_the_config_makes_them_spin(
     load: Load, world: Any, spins: bool, flags: int
 ) -> None:
     policy = OptimizationPolicy(cuda=CudaOptions(busy_wait_events=spins))
@@ -158,7 +158,7 @@ def test_dla_cores_that_cannot_be_had_are_refused(
     assert (error.code, error.message) == (Code.INVALID_ARG, reason)
 
 
-def test_a_plan_for_a_dla_says_so_where_none_is_named(
+def test_a_plan_for_a_dla_is_reported_if_the_config_names_none(
     backend: TensorRtBackend, folder: Path
 ) -> None:
     save(replace(NEGATE, for_dla=True), folder)
@@ -207,7 +207,7 @@ def test_a_plan_for_a_dla_says_so_where_none_is_named(
     ],
     ids=["version", "device", "plugin", "host code", "weights", "junk"],
 )
-def test_a_plan_that_is_no_engine_here_says_why_and_what_to_do(
+def test_an_unreadable_plan_is_reported_with_its_remedy(
     backend: TensorRtBackend, folder: Path, plan: Any, reason: str
 ) -> None:
     save(plan, folder)
@@ -224,7 +224,7 @@ async def test_version_compatible_plans_load_where_they_are_allowed(
     assert await ask(instance, request(x=ONE)) == MINUS_ONE
 
 
-async def test_what_does_not_fit_is_freed_and_the_others_go_on(
+async def test_a_load_out_of_memory_is_freed_and_other_models_are_served(
     load: Load, backend: TensorRtBackend, folder: Path, world: Any
 ) -> None:
     instance = await load(NEGATE)
@@ -255,7 +255,7 @@ async def test_what_does_not_fit_is_freed_and_the_others_go_on(
         "cudaMallocAsync",
     ],
 )
-async def test_a_load_that_cuda_refuses_leaves_nothing_behind(
+async def test_a_load_that_cuda_refuses_frees_everything(
     backend: TensorRtBackend, folder: Path, world: Any, call: str
 ) -> None:
     save(NEGATE, folder)
@@ -266,7 +266,7 @@ async def test_a_load_that_cuda_refuses_leaves_nothing_behind(
     assert f"{call}: CUDA error 719, unspecified launch failure; see whether" in message
 
 
-async def test_a_config_that_is_refused_last_leaves_nothing_behind(
+async def test_a_config_that_is_refused_last_frees_everything(
     backend: TensorRtBackend, folder: Path, world: Any
 ) -> None:
     save(NEGATE, folder)
@@ -276,7 +276,7 @@ async def test_a_config_that_is_refused_last_leaves_nothing_behind(
     assert world.counts["stream"] == world.counts["pinned memory"] == 0
 
 
-def test_a_runtime_that_cannot_be_made_says_why(
+def test_a_failed_runtime_is_reported_with_its_reason(
     backend: TensorRtBackend, folder: Path, world: Any
 ) -> None:
     save(NEGATE, folder)
@@ -286,7 +286,7 @@ def test_a_runtime_that_cannot_be_made_says_why(
     )
 
 
-async def test_a_context_that_cannot_be_made_says_why(
+async def test_a_failed_context_is_reported_with_its_reason(
     backend: TensorRtBackend, folder: Path, world: Any
 ) -> None:
     save(replace(NEGATE, extra={"no_context": True}), folder)
@@ -321,7 +321,7 @@ async def test_only_gpus_execute_plans(
     )
 
 
-def test_a_plan_that_is_missing_or_elsewhere_is_told_as_by_triton(
+def test_a_plan_that_is_missing_or_elsewhere_is_refused_as_by_triton(
     backend: TensorRtBackend, folder: Path
 ) -> None:
     error = completing(backend, folder)

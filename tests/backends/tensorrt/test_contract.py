@@ -65,7 +65,7 @@ print(json.dumps({{
 
 @pytest.fixture(scope="module")
 def stand_in() -> Mapping[str, Any]:
-    """What the stand-ins have; another process, since modules of both would have one name."""
+    """The names of the stand-ins, from another process: real modules have the same names."""
     shown = subprocess.run(
         [sys.executable, "-c", DUMP],
         cwd=STAND_IN,

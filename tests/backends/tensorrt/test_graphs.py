@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.tensorrt.captures import Capture, captures, find
+from backends.tensorrt.graphs import Capture, captures, find
 from backends.tensorrt.signature import Range
 from gateway.config import ModelConfig, ModelInput
 from gateway.config.data_type import DataType
@@ -53,7 +53,7 @@ def spec(rows: int, least: int = 0, **dims: Sequence[int]) -> GraphSpec:
         (20, None, [1, 2, 3, 4, 6, 8, 12, 16, 20]),
     ],
 )
-def test_the_sizes_are_tritons_if_nobody_says_which(
+def test_the_default_sizes_are_tritons(
     size: int, batching: DynamicBatching | None, rows: list[int]
 ) -> None:
     config = wanting(max_batch_size=size, dynamic_batching=batching)
@@ -144,7 +144,7 @@ async def test_a_smaller_batch_is_filled_up_with_zeros_and_cut_again(
     assert world.calls["cudaGraphLaunch"] == 2
 
 
-async def test_larger_executions_do_not_move_what_graphs_know(load: Load, world: Any) -> None:
+async def test_larger_executions_do_not_move_the_memory_of_graphs(load: Load, world: Any) -> None:
     wide = Plan(
         tensors=(replace(X, dims=(-1, 400)), replace(Y, dims=(-1, 400))),
         profiles=({"x": ([1, 400], [4, 400], [8, 400])},),
@@ -178,12 +178,12 @@ async def test_each_profile_has_graphs_of_the_shapes_it_allows(load: Load, world
 PROFILE_TO_8 = {"x": ([1, 4], [4, 4], [8, 4])}
 
 
-async def test_a_model_goes_on_without_a_graph_that_cannot_be_captured(
+async def test_a_model_serves_without_a_graph_that_cannot_be_captured(
     load: Load, world: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.refuse("cudaGraphInstantiate", CAPTURE_FAILED)
     instance = await load(NEGATE, wanting(spec(1), spec(2)))
-    assert "no CUDA graph" in caplog.text
+    assert "not captured" in caplog.text
     assert world.counts["executable graph"] == 1
     assert await ask(instance, request(x=rows(1))) == [{"y": rows(-1)}]
     assert world.calls["cudaGraphLaunch"] == 0
@@ -191,11 +191,11 @@ async def test_a_model_goes_on_without_a_graph_that_cannot_be_captured(
     assert world.calls["cudaGraphLaunch"] == 1
 
 
-async def test_what_the_runtime_does_not_let_be_captured_is_executed(
+async def test_an_execution_that_cannot_be_captured_is_executed(
     load: Load, world: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     instance = await load(replace(NEGATE, extra={"not_captured": True}), wanting(spec(1)))
-    assert "no CUDA graph" in caplog.text
+    assert "not captured" in caplog.text
     assert world.counts["graph"] == world.counts["executable graph"] == 0
     assert await ask(instance, request(x=rows(1))) == [{"y": rows(-1)}]
 
@@ -205,7 +205,7 @@ async def test_sizes_that_depend_on_values_are_not_captured(
 ) -> None:
     x, y = replace(X, dims=(4,)), replace(Y, dims=(-1,), operation="nonzero", type="INT64")
     instance = await load(Plan(tensors=(x, y)), wanting())
-    assert "no CUDA graph" in caplog.text
+    assert "not captured" in caplog.text
     assert world.counts["executable graph"] == 0
     assert await ask(instance, request(x=[0, 1, 0, 1])) == [{"y": [1, 3]}]
 
@@ -215,7 +215,7 @@ async def test_sizes_that_depend_on_values_are_not_captured(
 
 @pytest.fixture
 def captured_beside(world: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Beside], None]:
-    """What is done, on the event loop or on the thread that loads, while a graph is captured."""
+    """Calls on the event loop or on the loading thread during a capture."""
     runtime = importlib.import_module("cuda.bindings.runtime")
     begin = runtime.cudaStreamBeginCapture
 
@@ -247,7 +247,7 @@ async def test_a_failure_while_another_model_captures_disturbs_neither(
     captured_beside(fail)
     second = await load(NEGATE, wanting(spec(1)))
     assert [each.partition(" (")[0] for each in messages] == ["model 'm' is out of memory on GPU 0"]
-    assert "no CUDA graph" not in caplog.text
+    assert "not captured" not in caplog.text
     for instance in (first, second):
         assert await ask(instance, request(x=rows(1))) == [{"y": rows(-1)}]
     assert world.calls["cudaGraphLaunch"] == 1
@@ -264,6 +264,6 @@ async def test_a_graph_that_others_in_the_process_spoil_is_done_without(
     captured_beside(lambda: statuses.append(int(runtime.cudaDeviceSynchronize()[0])))
     instance = await load(NEGATE, wanting(spec(1)))
     assert statuses == [CAPTURE_FAILED]
-    assert "no CUDA graph" in caplog.text
+    assert "not captured" in caplog.text
     assert await ask(instance, request(x=rows(1))) == [{"y": rows(-1)}]
     assert world.calls["cudaGraphLaunch"] == 0

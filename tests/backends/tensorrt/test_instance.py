@@ -1,4 +1,4 @@
-"""Executing plans: every datatype, batches, profiles, sizes that values tell, and what fails."""
+"""Executions of plans: datatypes, batches, profiles, outputs of unknown size, and failures."""
 
 import asyncio
 import gc
@@ -52,7 +52,7 @@ def rows(*values: float) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("datatype", TYPES)
-async def test_every_datatype_goes_in_and_out(load: Load, datatype: Datatype) -> None:
+async def test_every_datatype_is_served(load: Load, datatype: Datatype) -> None:
     x = PlannedTensor(name="x", dims=(-1, 2), type=TYPES[datatype])
     y = replace(x, name="y", operation="identity", of=("x",))
     instance = await load(Plan(tensors=(x, y), profiles=({"x": ([1, 2], [1, 2], [4, 2])},)))
@@ -85,7 +85,7 @@ async def test_memory_is_kept_and_grows(load: Load, world: Any) -> None:
     assert world.calls["cudaHostAlloc"] == 4
 
 
-async def test_an_output_outlives_what_comes_after_it(load: Load) -> None:
+async def test_an_output_outlives_later_executions(load: Load) -> None:
     instance = await load(NEGATE)
     ((_, first),) = await answers(instance, request(x=rows(1)))
     await ask(instance, request(x=rows(2)))
@@ -93,7 +93,7 @@ async def test_an_output_outlives_what_comes_after_it(load: Load) -> None:
     assert first.outputs[0].array().tolist() == rows(-1)
 
 
-async def test_only_what_is_asked_for_is_fetched(load: Load, world: Any) -> None:
+async def test_only_requested_outputs_are_fetched(load: Load, world: Any) -> None:
     z = replace(Y, name="z", operation="identity")
     instance = await load(Plan(tensors=(X, Y, z), profiles=(UP_TO_8,)))
     copied = world.calls["cudaMemcpyAsync"]
@@ -187,7 +187,7 @@ async def test_the_nearest_profile_serves(load: Load, world: Any) -> None:
     assert world.counts["context"] == 2
 
 
-async def test_shapes_outside_of_every_profile_are_refused_with_what_is_allowed(
+async def test_shapes_outside_of_every_profile_are_refused_with_the_ranges(
     load: Load,
 ) -> None:
     least_2 = {"x": ([2, 4], [4, 4], [8, 4])}
@@ -204,7 +204,7 @@ async def test_shapes_outside_of_every_profile_are_refused_with_what_is_allowed(
 # Failures.
 
 
-async def test_out_of_memory_fails_one_execution_and_nobody_else(load: Load, world: Any) -> None:
+async def test_out_of_memory_fails_one_execution_only(load: Load, world: Any) -> None:
     instance = await load(NEGATE)
     world.refuse("cudaMallocAsync", OUT_OF_MEMORY)
     message = await refused(ask(instance, request(x=rows(1))), Code.UNAVAILABLE)
@@ -228,7 +228,9 @@ async def test_a_batch_that_is_too_large_for_the_memory_is_halved(load: Load, wo
     assert [len(each["y"]) for each in found] == [2] * 4
 
 
-async def test_out_of_memory_for_an_output_of_any_size_is_told(load: Load, world: Any) -> None:
+async def test_out_of_memory_for_an_output_of_unknown_size_is_reported(
+    load: Load, world: Any
+) -> None:
     x = PlannedTensor(name="x", dims=(-1,))
     y = PlannedTensor(name="y", dims=(-1,), type="INT64", operation="nonzero", of=("x",))
     plan = Plan(tensors=(x, y), profiles=({"x": ([1], [4], [9999])},))
@@ -240,7 +242,7 @@ async def test_out_of_memory_for_an_output_of_any_size_is_told(load: Load, world
     assert await ask(instance, request(x=[0, 1])) == [{"y": [1]}]
 
 
-async def test_what_tensorrt_refuses_is_told_without_paths_and_places(
+async def test_refusals_of_tensorrt_are_reported_without_paths_and_places(
     backend: TensorRtBackend, folder: Path
 ) -> None:
     save(replace(NEGATE, extra={"fails": True}), folder)
@@ -273,7 +275,7 @@ async def test_an_instance_dies_with_its_gpu(
     world.counts.clear()  # what was on the GPU is gone
 
 
-async def test_whoever_stops_waiting_for_a_death_changes_nothing(load: Load) -> None:
+async def test_a_cancelled_wait_for_a_death_changes_nothing(load: Load) -> None:
     instance = await load(NEGATE)
     waiting = asyncio.create_task(instance.died())
     await asyncio.sleep(0)
@@ -291,7 +293,7 @@ async def test_a_failure_that_passes_is_no_death(load: Load, world: Any) -> None
     assert await ask(instance, request(x=rows(2))) == [{"y": rows(-2)}]
 
 
-async def test_an_instance_that_dies_on_a_gpu_that_still_works_frees_what_it_has(
+async def test_an_instance_that_dies_on_a_working_gpu_frees_its_memory(
     backend: TensorRtBackend, folder: Path, world: Any
 ) -> None:
     save(NEGATE, folder)
@@ -319,7 +321,7 @@ async def test_closing_frees_everything_even_if_a_wait_fails(
         await soon(instance.close())
 
 
-async def test_only_what_a_gpu_does_not_recover_from_is_a_death(load: Load, world: Any) -> None:
+async def test_an_instance_dies_only_by_permanent_errors_of_its_gpu(load: Load, world: Any) -> None:
     instance = await load(NEGATE)
     for status in (OUT_OF_MEMORY, CAPTURE_UNSUPPORTED):
         world.refuse("cudaMallocAsync", status)

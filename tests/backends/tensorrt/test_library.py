@@ -1,4 +1,4 @@
-"""Which TensorRT is imported, what of it is missing, and its plugins."""
+"""The imported TensorRT, missing parts, and its plugins."""
 
 import subprocess
 import sys
@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from backends.tensorrt.backend import TensorRtBackend
-from backends.tensorrt.library import Library
-from backends.tensorrt.listening import clear
+from backends.tensorrt.library import Library, clear
 from gateway.errors import Code, InferenceError
 from tests import needs
 from tests.backends.tensorrt.conftest import NEGATE, STAND_IN, M, save
@@ -31,7 +30,7 @@ def only(runtime: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.syspath_prepend(folder)
 
 
-def test_a_missing_tensorrt_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tensorrt_is_reported_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [p for p in sys.path if "site-packages" not in p])
     for name in ("tensorrt", "tensorrt_lean", "tensorrt_dispatch"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -42,7 +41,7 @@ def test_a_missing_tensorrt_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) 
     )
 
 
-def test_a_missing_binding_of_cuda_says_how_to_get_it(without: Any) -> None:
+def test_a_missing_binding_of_cuda_is_reported_with_its_remedy(without: Any) -> None:
     without("cuda.bindings.runtime")
     with pytest.raises(ImportError) as caught:
         Library.find()
@@ -50,7 +49,7 @@ def test_a_missing_binding_of_cuda_says_how_to_get_it(without: Any) -> None:
     assert str(caught.value).endswith(f"; {FIX}")
 
 
-def test_bindings_without_their_library_are_told_apart(
+def test_bindings_without_their_library_are_reported_differently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: Any
 ) -> None:
     only("tensorrt", "raise ImportError('libnvinfer.so.10: no such file')", tmp_path, monkeypatch)
@@ -62,7 +61,7 @@ def test_bindings_without_their_library_are_told_apart(
 
 
 @pytest.mark.parametrize("runtime", ["tensorrt_lean", "tensorrt_dispatch"])
-def test_a_lean_runtime_says_which_plans_it_reads(
+def test_a_lean_runtime_names_the_plans_that_it_reads(
     tmp_path: Path,
     folder: Path,
     world: Any,
@@ -131,5 +130,5 @@ def test_clients_read_neither_places_in_sources_nor_folders(said: str, shown: st
     assert clear(said) == shown
 
 
-def test_the_stand_in_is_found_by_nobody_else() -> None:
+def test_the_stand_in_is_found_by_these_tests_only() -> None:
     assert str(STAND_IN) not in sys.path

@@ -119,7 +119,7 @@ def test_graphs_and_a_profile_of_the_config_are_used_over_grpc(server: Serving) 
         ("nowhere", "specifies invalid or unsupported gpu id 7"),
     ],
 )
-def test_what_cannot_be_loaded_says_why_and_the_others_serve(
+def test_a_failed_load_is_reported_and_other_models_are_served(
     http: Any, server: Serving, model: str, reason: str
 ) -> None:
     (row,) = [each for each in http.get_model_repository_index() if each["name"] == model]

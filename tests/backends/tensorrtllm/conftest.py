@@ -48,7 +48,7 @@ ensemble_scheduling { step {
 
 @dataclass(frozen=True)
 class Engine:
-    """What engines were told, in the order of that."""
+    """Events of the engines, in their order."""
 
     log: Path
 
@@ -121,3 +121,30 @@ def server(repository: Path, engine: Engine) -> Iterator[Serving]:
 def http(server: Serving) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.http, timeout=WAIT_SECS) as found:
         yield found
+
+
+LLM = "/v2/models/llm"
+
+
+def generate(http: httpx.Client, model: str = "llm", **body: Any) -> dict[str, Any]:
+    response = http.post(f"/v2/models/{model}/generate", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def refusal(http: httpx.Client, model: str = "llm", **body: Any) -> tuple[int, str]:
+    response = http.post(f"/v2/models/{model}/generate", json=body)
+    return response.status_code, response.json()["error"]
+
+
+def events(http: httpx.Client, **body: Any) -> list[dict[str, Any]]:
+    response = http.post(f"{LLM}/generate_stream", json=body)
+    assert response.status_code == 200, response.text
+    lines = [line for line in response.text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def load_error(http: httpx.Client, model: str) -> str:
+    response = http.post(f"/v2/repository/models/{model}/load", json={})
+    assert response.status_code == 400, response.text
+    return response.json()["error"]

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from backends.tensorrtllm.worker.sluice_tensorrtllm.errors import Refusal
 from backends.tensorrtllm.worker.sluice_tensorrtllm.messages import readable
-from backends.tensorrtllm.worker.sluice_tensorrtllm.refusals import Refusal
 
 
 def called(arguments: str) -> list[dict[str, Any]]:
@@ -34,7 +34,7 @@ def test_arguments_of_tool_calls_are_parsed() -> None:
         (called("{"), "tool call whose arguments are not valid JSON"),
     ],
 )
-def test_what_is_no_text_is_refused(messages: list[Any], text: str) -> None:
+def test_parts_that_are_no_text_are_refused(messages: list[Any], text: str) -> None:
     with pytest.raises(Refusal) as refusal:
         readable(messages)
     assert text in str(refusal.value)

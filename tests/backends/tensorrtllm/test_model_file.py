@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from backends.tensorrtllm.lora import adapter_names
+from backends.tensorrtllm.backend import adapter_names
+from backends.tensorrtllm.worker.sluice_tensorrtllm.errors import Refusal, clean
 from backends.tensorrtllm.worker.sluice_tensorrtllm.model_file import read_model_file
-from backends.tensorrtllm.worker.sluice_tensorrtllm.refusals import Refusal, clean
 from gateway.errors import InferenceError
 
 
@@ -97,11 +97,11 @@ def test_a_file_that_cannot_be_read_is_named_without_its_folder(
         ("see 'https://host/a/b'", "see 'https://host/a/b'"),
     ],
 )
-def test_paths_of_the_host_are_not_told(text: str, told: str) -> None:
+def test_paths_of_the_host_are_removed(text: str, told: str) -> None:
     assert clean(OSError(text)) == told
 
 
-def test_of_pydantics_mistakes_the_first_is_told() -> None:
+def test_the_first_of_pydantics_errors_is_reported() -> None:
     class ValidationError(ValueError):
         def errors(self) -> list[dict[str, object]]:
             return [{"loc": ("kv_cache_config", "fraction"), "msg": "Extra inputs"}, {}]

@@ -10,15 +10,14 @@ import openai
 import pytest
 
 from backends.tensorrtllm.worker.sluice_tensorrtllm.parsers import (
-    Call,
-    Forced,
-    Parsed,
+    ChatPiece,
+    ForcedToolReader,
+    ParsedReader,
     Parsers,
-    Said,
+    ToolCall,
     Tools,
 )
-from tests.backends.tensorrtllm.conftest import Engine
-from tests.backends.tensorrtllm.test_server import load_error
+from tests.backends.tensorrtllm.conftest import Engine, load_error
 from tests.serving import Serving
 
 pytestmark = pytest.mark.timeout(120)
@@ -36,7 +35,7 @@ WEATHER: dict[str, Any] = {
 
 
 def chat(content: str, **more: Any) -> dict[str, Any]:
-    """To a model that repeats what it is told."""
+    """A chat with a model that repeats its prompt."""
     return {"model": "reader", "messages": [{"role": "user", "content": content}], **more}
 
 
@@ -102,7 +101,7 @@ def test_members_that_parsers_do_not_read_are_left_to_the_template(server: Servi
 
 
 @pytest.mark.parametrize("more", [{}, {"tools": [WEATHER], "tool_choice": "none"}])
-def test_calls_that_nobody_allows_are_text(server: Serving, more: dict[str, Any]) -> None:
+def test_calls_of_a_chat_without_tools_are_text(server: Serving, more: dict[str, Any]) -> None:
     message, reason = answered(server, chat(f"{THOUGHT} {PARIS}", **more), stream=False)
     assert (message.content, message.tool_calls, reason) == (f" {PARIS}", None, "stop")
 
@@ -203,7 +202,7 @@ def test_a_parser_that_looks_for_special_tokens_has_them(
     assert parsers.sampling(tools) == ({"skip_special_tokens": False} if raw else {})
 
 
-def test_thoughts_marked_by_special_tokens_are_told(server: Serving, engine: Engine) -> None:
+def test_thoughts_marked_by_special_tokens_are_read(server: Serving, engine: Engine) -> None:
     message, _ = answered(server, chat(f"{THOUGHT} raw"), stream=False)
     assert message.content == " raw"
     sampling = engine.asked(f"<user> {THOUGHT} raw")["sampling"]
@@ -224,32 +223,32 @@ def found(text: str, *calls: Any) -> Any:
     return SimpleNamespace(normal_text=text, calls=calls)
 
 
-def test_what_was_held_back_and_is_no_call_is_text() -> None:
+def test_held_back_text_that_is_no_call_is_content() -> None:
     parser = Finds(found("a "), found(""))
-    reader = Parsed(None, parser, [], stream=True, parallel=True)
-    assert reader.read("a <", final=False) == Said("a ")
-    assert reader.read("to", final=True) == Said("<to")
+    reader = ParsedReader(None, parser, [], stream=True, parallel=True)
+    assert reader.read("a <", final=False) == ChatPiece("a ")
+    assert reader.read("to", final=True) == ChatPiece("<to")
 
 
-def test_what_was_held_back_of_a_call_is_not_text() -> None:
+def test_held_back_text_of_a_call_is_no_content() -> None:
     call = SimpleNamespace(tool_index=0, name="f", parameters="")
-    reader = Parsed(None, Finds(found("", call), found("")), [], stream=True, parallel=True)
-    assert reader.read("<tool>", final=False) == Said(calls=(Call(0, "f", ""),))
-    assert reader.read("{", final=True) == Said()
+    reader = ParsedReader(None, Finds(found("", call), found("")), [], stream=True, parallel=True)
+    assert reader.read("<tool>", final=False) == ChatPiece(calls=(ToolCall(0, "f", ""),))
+    assert reader.read("{", final=True) == ChatPiece()
 
 
-def test_what_is_left_of_thoughts_comes_at_the_end() -> None:
+def test_the_rest_of_thoughts_is_sent_at_the_end() -> None:
     thoughts = SimpleNamespace(
         parse_delta=lambda text: SimpleNamespace(content="", reasoning_content=text),
         finish=lambda: SimpleNamespace(content="c", reasoning_content="r"),
     )
-    reader = Parsed(thoughts, None, [], stream=True, parallel=True)
-    assert reader.read("a", final=False) == Said(thoughts="a")
-    assert reader.read("b", final=True) == Said("c", "br")
+    reader = ParsedReader(thoughts, None, [], stream=True, parallel=True)
+    assert reader.read("a", final=False) == ChatPiece(thoughts="a")
+    assert reader.read("b", final=True) == ChatPiece("c", "br")
 
 
 def test_a_forced_call_has_its_name_once() -> None:
-    reader = Forced("f")
-    assert reader.read("", final=False) == Said(calls=(Call(0, "f", ""),))
-    assert reader.read("{", final=False) == Said(calls=(Call(0, "", "{"),))
-    assert reader.read("", final=True) == Said()
+    reader = ForcedToolReader("f")
+    assert reader.read("", final=False) == ChatPiece(calls=(ToolCall(0, "f", ""),))
+    assert reader.read("{", final=False) == ChatPiece(calls=(ToolCall(0, "", "{"),))
+    assert reader.read("", final=True) == ChatPiece()

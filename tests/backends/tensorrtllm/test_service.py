@@ -78,14 +78,16 @@ def service(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Result]:
     for folder in (WORKER, ROOT / "backends" / "tensorrtllm" / "worker"):
         monkeypatch.syspath_prepend(str(folder))
     module = importlib.import_module("sluice_tensorrtllm.service")
-    live = importlib.import_module("sluice_tensorrtllm.live")
+    live = importlib.import_module("sluice_tensorrtllm.aborts")
     result = Result()
     llm = SimpleNamespace(generate_async=lambda *_, **__: result)
     library = SimpleNamespace(SamplingParams=dict, RequestError=ZeroDivisionError)
-    contract = module.Contract(model="m", decoupled=True, batched=False, max_length=None)
+    contract = module.ModelContract(model="m", decoupled=True, batched=False, max_length=None)
     adapters = SimpleNamespace(take=lambda *_: None, names=[])
-    measures = SimpleNamespace(finished=lambda *_: None)
-    return module.Service(llm, library, contract, adapters, live.Live(1.0), measures), result
+    metrics = SimpleNamespace(finished=lambda *_: None)
+    return module.RequestService(
+        llm, library, contract, adapters, live.AbortWatch(1.0), metrics
+    ), result
 
 
 async def test_a_reader_that_lags_has_no_more_taken_for_it(service: tuple[Any, Result]) -> None:

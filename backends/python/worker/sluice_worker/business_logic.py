@@ -1,4 +1,4 @@
-"""Business logic: models that ask other models, as often and as many at once as they like."""
+"""Requests of a model to other models (business logic scripting)."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -7,22 +7,22 @@ from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import Any
 
-from .calls import Answered
-from .current import Stage, Worker, worker
 from .errors import TritonModelException
-from .messages import ToGateway
 from .packing import Packing
+from .protocol import ToGateway
 from .response import InferenceResponse
 from .tensor import Tensor
+from .work import Answered
+from .worker_state import LifeStage, WorkerState, worker
 
 SERVED: ContextVar[Sequence[Any]] = ContextVar("SERVED", default=())
-"""The headers of the requests on whose behalf this code runs; none in threads of model.py's own."""
+"""Headers of the requests that this code serves; none in threads of model.py."""
 
 
 class ResponseIterator:
-    """The responses of another model, as they come; once all have come it starts over."""
+    """Responses of another model as they arrive; after the last one it starts over."""
 
-    def __init__(self, asked: Worker, on_response: Callable[[], None] | None = None) -> None:
+    def __init__(self, asked: WorkerState, on_response: Callable[[], None] | None = None) -> None:
         self._worker = asked
         self._arrived: SimpleQueue[tuple[InferenceResponse, bool]] = SimpleQueue()
         self._responses: list[InferenceResponse] = []
@@ -41,13 +41,13 @@ class ResponseIterator:
         return self._responses[self._position - 1]
 
     def cancel(self) -> None:
-        """Ask the model to end early: it decides which responses it still sends."""
+        """Ask the model to stop; it decides which responses it still sends."""
         if not self._ended and not self._cancelled:
             self._cancelled = True
             self._worker.connection.send([ToGateway.CANCEL_INFER, self.number, False])
 
     def drop(self) -> None:
-        """Have the request end at once: no response is read any more; idempotent."""
+        """Cancel the request: no more responses are read; idempotent."""
         if not self._ended:
             self._ended = True
             self._worker.connection.send_from_finalizer([ToGateway.CANCEL_INFER, self.number, True])
@@ -65,7 +65,7 @@ class ResponseIterator:
 
 
 def ask(header: list[Any], inputs: Sequence[Tensor], decoupled: bool) -> Any:
-    """Ask another model: its response, or an iterator over its responses."""
+    """Send a request to another model; returns its response, or an iterator over its responses."""
     asked = _allowed()
     question = _Question(asked, header, inputs, decoupled)
     if decoupled:
@@ -80,9 +80,9 @@ def ask(header: list[Any], inputs: Sequence[Tensor], decoupled: bool) -> Any:
 
 
 def ask_soon(header: list[Any], inputs: Sequence[Tensor], decoupled: bool) -> Any:
-    """Ask another model; a future of what `ask` returns, in the loop that runs here.
+    """Send a request to another model; a future of the running loop for the result of `ask`.
 
-    It resolves with the first response, also where that is the first of an iterator.
+    It resolves at the first response; for a decoupled call to the iterator.
     """
     asked = _allowed()
     promise = _Promise()
@@ -96,9 +96,9 @@ def ask_soon(header: list[Any], inputs: Sequence[Tensor], decoupled: bool) -> An
     return promise.future
 
 
-def _iterate_soon(asked: Worker, promise: "_Promise") -> int:
-    """Begin a call whose iterator resolves the promise once it has a response; its number."""
-    # The iterator is kept here until then; afterwards its reader alone keeps it.
+def _iterate_soon(asked: WorkerState, promise: "_Promise") -> int:
+    """Begin a call whose iterator resolves the promise at its first response; its number."""
+    # `kept` holds the iterator until then; afterwards only its reader does.
     kept: list[ResponseIterator] = []
 
     def arrived() -> None:
@@ -112,7 +112,7 @@ def _iterate_soon(asked: Worker, promise: "_Promise") -> int:
 
 
 class _Promise:
-    """A future of the loop that runs here, which any thread may resolve."""
+    """A future of the running loop that any thread may resolve."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -132,9 +132,9 @@ class _Promise:
             self.future.set_result(value)
 
 
-def _allowed() -> Worker:
+def _allowed() -> WorkerState:
     found = worker()
-    if found.stage is not Stage.SERVING:
+    if found.stage is not LifeStage.SERVING:
         raise TritonModelException("BLS is only supported during the 'execute' function.")
     return found
 
@@ -152,10 +152,10 @@ def _put_into(
 
 
 class _Question:
-    """A request to another model, packed: what fails before it is sent leaves nothing behind."""
+    """A packed request to another model; if packing fails, its segments are freed."""
 
     def __init__(
-        self, asked: Worker, header: list[Any], inputs: Sequence[Tensor], decoupled: bool
+        self, asked: WorkerState, header: list[Any], inputs: Sequence[Tensor], decoupled: bool
     ) -> None:
         self._connection, self._decoupled = asked.connection, decoupled
         self._packing = Packing(asked.connection)

@@ -1,4 +1,4 @@
-"""The worker's ends of the sockets: frames in, frames out, from any thread."""
+"""The worker's ends of the sockets: frames from and to the gateway."""
 
 import json
 import os
@@ -9,18 +9,17 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from .frames import frame
-from .messages import ToGateway
+from .protocol import ToGateway, frame
 from .segments import IncomingSegments, OutgoingSegments
 
 Buffer = bytes | memoryview
 RECEIVE_BYTES = 1 << 16
-"""Larger blocks are mapped and unmapped for each message, which costs more than the rest of it."""
+"""Bytes read at once; larger blocks would be mapped and unmapped for each message."""
 encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
-class Connection:
-    """What joins this process and the gateway. A process that has lost the gateway ends at once."""
+class GatewayConnection:
+    """Sockets and segments to the gateway; a process without its gateway ends at once."""
 
     def __init__(
         self, work: socket.socket, control: socket.socket, descriptors: socket.socket
@@ -31,15 +30,15 @@ class Connection:
         self._work, self._control = work, control
         self._work_lock, self._control_lock = threading.Lock(), threading.Lock()
         self._late: deque[bytes] = deque()
-        # A process that model.py forks must not hold the sockets open after this one has died.
+        # A process that model.py forks must not keep the sockets open after this one ends.
         os.register_at_fork(after_in_child=self._close)
 
     def receive_work(self) -> bytes:
-        """What comes next over `work`; nothing once the gateway has gone."""
+        """The next bytes over `work`; none if the gateway has closed it."""
         return _receive(self._work)
 
     def receive_work_now(self) -> bytes | None:
-        """What has come over `work`; None if nothing has."""
+        """Bytes that have arrived over `work`; None if there are none now."""
         try:
             return self._work.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -48,11 +47,11 @@ class Connection:
             return b""
 
     def receive_control(self) -> bytes:
-        """What comes next over `control`; nothing once the gateway has gone."""
+        """The next bytes over `control`; none if the gateway has closed it."""
         return _receive(self._control)
 
     def send(self, header: Sequence[Any], buffers: Sequence[Buffer] = ()) -> None:
-        """Send one message over `work`, and what is due to be said of segments."""
+        """Send one message over `work`, and the segments released since the last one."""
         data = frame(encode(header).encode(errors="replace"), buffers)
         if released := self._released():
             data = released + data
@@ -68,12 +67,12 @@ class Connection:
             _send(self._control, data)
 
     def send_from_finalizer(self, header: Sequence[Any]) -> None:
-        """Send over `work` from a `__del__`, which may run while this very thread is sending."""
+        """Send over `work` from a `__del__`, which may run while this thread is sending."""
         self._late.append(frame(encode(header).encode(errors="replace")))
         self._send_late()
 
-    def tell_released(self) -> None:
-        """Say which segments are free again, if any; never waits for `work`, which may be full."""
+    def send_released(self) -> None:
+        """Send the released segments, if any, over `control`; `work` may be full."""
         if released := self._released():
             with self._control_lock:
                 _send(self._control, released)
@@ -85,7 +84,7 @@ class Connection:
         return frame(encode([ToGateway.RELEASED, freed, dropped]).encode())
 
     def _send_late(self) -> None:
-        # Whoever holds the lock looks here again once it has let go.
+        # The holder of the lock checks `_late` again after its release.
         while self._late and self._work_lock.acquire(blocking=False):
             try:
                 while self._late:
@@ -113,7 +112,7 @@ def _send(to: socket.socket, data: bytes) -> None:
 
 
 def end_group() -> None:
-    """End this process, and with it whatever model.py has started."""
+    """End this process and all processes that model.py has started."""
     if os.getpgrp() == os.getpid():  # the gateway makes a worker the leader of a group
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

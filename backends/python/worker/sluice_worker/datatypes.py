@@ -1,4 +1,4 @@
-"""Datatypes by their names, by numbers and as numpy has them; BYTES to elements and back."""
+"""Datatypes by name, by Triton's number and as numpy types; the wire form of BYTES."""
 
 import struct
 from typing import Any
@@ -25,23 +25,23 @@ NAMES = (
     *("FP16", "FP32", "FP64", "BYTES", "BF16"),
 )
 NUMBERS = {name: number for number, name in enumerate(NAMES, 1)}
-"""How Triton numbers datatypes."""
+"""Triton's numbers of datatypes."""
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(TRITON_STRING_TO_NUMPY[f"TYPE_{name}"]) for name in NAMES[:12]
 }
-"""Those of fixed size that numpy knows."""
+"""Datatypes of fixed size that numpy has."""
 OF_NUMPY = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 BF16_BITS = np.dtype(np.uint16)
 LENGTH = struct.Struct("<I")
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """The numpy type of a config's data type; KeyError if there is none."""
+    """The numpy type of a config's data type; KeyError without one."""
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
-    """The numpy type of a numbered datatype; None if there is none."""
+    """The numpy type of a numbered datatype; None without one."""
     if data_type == NUMBERS["BYTES"]:
         return np.object_
     if not 1 <= data_type <= len(NUMPY_TYPES):
@@ -50,7 +50,7 @@ def triton_to_numpy_type(data_type: int) -> Any:
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
-    """The number of a numpy type's datatype; None if there is none."""
+    """The number of a numpy type's datatype; None without one."""
     name = name_of(np.dtype(data_type))
     return None if name is None else NUMBERS[name]
 
@@ -61,9 +61,9 @@ def name_of(dtype: np.dtype[Any]) -> str | None:
 
 
 def serialize_byte_tensor(input_tensor: Any) -> Any:
-    """BYTES elements to their wire form, each behind its length.
+    """The wire form of BYTES elements, each after its length.
 
-    () for an empty array, None for an array of something else, as Triton has it.
+    () for an empty array, None for an array of another type, as on Triton.
     """
     if input_tensor.size == 0:
         return ()
@@ -78,7 +78,7 @@ def serialize_byte_tensor(input_tensor: Any) -> Any:
 
 
 def deserialize_bytes_tensor(encoded_tensor: Any) -> Any:
-    """The wire form of BYTES to an array of its elements; struct.error if one is cut short."""
+    """The elements in the wire form of BYTES; struct.error if one is truncated."""
     elements: list[bytes] = []
     start, size = 0, len(encoded_tensor)
     while start < size:

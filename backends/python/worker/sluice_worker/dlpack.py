@@ -5,12 +5,50 @@ from typing import Any
 
 import numpy as np
 
-from .device_memory import copied
 from .errors import TritonModelException
+
+CUDA, CUDA_MANAGED = 2, 13
+
+
+def copied(device: tuple[int, int], start: int, size_bytes: int) -> bytes:
+    """Copy memory of a GPU to host memory, after pending writes.
+
+    TritonModelException if the device is no CUDA device, or its driver refuses.
+    """
+    kind, number = device
+    if kind not in (CUDA, CUDA_MANAGED):
+        raise TritonModelException(f"DLPack tensor is on a device of kind {kind}, not on a GPU.")
+    if not size_bytes:
+        return b""
+    driver = _driver()
+    context, target = ctypes.c_void_p(), ctypes.create_string_buffer(size_bytes)
+    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), number))
+    try:
+        _check(driver.cuCtxSetCurrent(context))
+        _check(driver.cuCtxSynchronize())
+        _check(driver.cuMemcpyDtoH_v2(target, ctypes.c_uint64(start), ctypes.c_size_t(size_bytes)))
+    finally:
+        driver.cuDevicePrimaryCtxRelease_v2(number)
+    return target.raw
+
+
+def _driver() -> ctypes.CDLL:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise TritonModelException("Tensor is stored in GPU, and there is no driver.") from error
+    _check(driver.cuInit(0))
+    return driver
+
+
+def _check(status: int) -> None:
+    if status:
+        raise TritonModelException(f"Tensor is stored in GPU, and CUDA answered error {status}.")
+
 
 CPU = 1
 HOST = {CPU, 3, 11}
-"""The kinds of devices whose memory the processor can read: CPU, CUDA host, ROCm host."""
+"""Device kinds whose memory the CPU can read: CPU, CUDA host, ROCm host."""
 INT, UINT, FLOAT, BFLOAT, BOOL_CODE = 0, 1, 2, 4, 6
 BFLOAT16 = (BFLOAT, 16)
 BOOL = (BOOL_CODE, 8)
@@ -67,7 +105,7 @@ _set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
 
 
 class Memory:
-    """The memory of somebody's tensor, theirs until this is gone."""
+    """The memory of a tensor of another library, kept alive by this object."""
 
     def __init__(self, capsule: Any, source: Any) -> None:
         address = _pointer(capsule, NAME)
@@ -78,13 +116,13 @@ class Memory:
         self.shape = [int(tensor.shape[each]) for each in range(tensor.ndim)]
         self.datatype = _datatype(tensor)
         _check_contiguous(tensor, self.shape)
-        # From here on the memory is ours to give back.
+        # From here on this object must call the deleter.
         _set_name(capsule, USED)
         self._owned = True
 
     @property
     def on_device(self) -> bool:
-        """Whether the processor cannot read it."""
+        """Whether the CPU cannot read it."""
         return self.device[0] not in HOST
 
     def array(self, dtype: "np.dtype[Any]") -> Any:
@@ -92,7 +130,7 @@ class Memory:
         return np.asarray(_Interface(self, dtype, self._start()))
 
     def copied(self) -> bytes:
-        """What is in the memory of a device."""
+        """The bytes of a device's memory."""
         elements = 1
         for size in self.shape:
             elements *= size
@@ -100,7 +138,7 @@ class Memory:
         return copied(self.device, self._start(), size_bytes)
 
     def capsule(self) -> Any:
-        """Another capsule, by whoever gave this one."""
+        """Another capsule from the same source."""
         if self._source is None:
             raise TritonModelException("a capsule of a GPU's memory cannot be given twice.")
         return self._source.__dlpack__()
@@ -114,7 +152,7 @@ class Memory:
 
 
 class _Interface:
-    """Shows memory to numpy, which keeps this object as long as an array looks at it."""
+    """Memory as numpy's array interface; an array over it keeps this object alive."""
 
     def __init__(self, memory: Memory, dtype: "np.dtype[Any]", start: int) -> None:
         self._memory = memory
@@ -139,9 +177,9 @@ def take(tensor: Any) -> Memory:
 
 
 def give(array: Any, kind: tuple[int, int] | None = None) -> Any:
-    """A capsule over an array, whose elements it may call by another type of the same size."""
+    """A capsule over an array; `kind` is another element type of the same size."""
     if not array.flags.writeable:
-        # DLPack before 1.0 cannot say that memory is only to be read.
+        # DLPack before 1.0 has no flag for read-only memory.
         array = array.copy()
     capsule = array.__dlpack__()
     if kind is not None:

@@ -1,18 +1,18 @@
-"""The errors of model.py's API, and how an exception is told to the gateway."""
+"""Errors of model.py's API, and exceptions as the gateway reads them."""
 
 import traceback
 from enum import IntEnum
 
 TRACE_LIMIT = 1 << 16
-"""Characters of a traceback that go to the server's log: its end."""
+"""Characters of a traceback in the server's log, counted from its end."""
 
 
 class TritonModelException(Exception):
-    """What the functions of `triton_python_backend_utils` raise."""
+    """A function of `triton_python_backend_utils` failed."""
 
 
 class BadAnswer(Exception):
-    """What `execute` returned breaks a rule; its text is the whole message."""
+    """Model code broke a rule; the text is the whole message."""
 
 
 class ErrorCode(IntEnum):
@@ -32,7 +32,7 @@ CODES = frozenset(ErrorCode)
 
 
 class TritonError:
-    """Why one request has no answer: the client gets code and message unchanged."""
+    """The error of one request; the client gets code and message unchanged."""
 
     __slots__ = ("_code", "_message")
 
@@ -54,7 +54,7 @@ class TritonError:
         self._code = ErrorCode(code)
 
     def message(self) -> str:
-        """What the client reads."""
+        """The text for the client."""
         return self._message
 
     def code(self) -> ErrorCode:
@@ -62,8 +62,8 @@ class TritonError:
         return self._code
 
 
-def told(error: BaseException) -> list[str]:
-    """An exception as message and trace: `Type: text`, and what the server's log needs besides."""
+def described_failure(error: BaseException) -> list[str]:
+    """An exception as `Type: text`, and its trace for the server's log."""
     if isinstance(error, BadAnswer):
         return [str(error), ""]
     text = f"{type(error).__name__}: {_text(error) or '<EMPTY MESSAGE>'}"

@@ -1,10 +1,10 @@
-"""Lines of model.py's for the server's log."""
+"""Log lines of model.py."""
 
 import sys
 from enum import IntEnum
 
-from .current import worker
-from .messages import ToGateway
+from .protocol import ToGateway
+from .worker_state import worker
 
 MESSAGE_LIMIT = 1 << 16
 """Characters of one line."""
@@ -20,7 +20,7 @@ class Level(IntEnum):
 
 
 class Logger:
-    """Writes to the server's log, with the place in model.py; usable everywhere."""
+    """Writes to the server's log, with file and line in model.py; usable in every stage."""
 
     LogLevel = Level
     INFO = Level.INFO
@@ -30,27 +30,27 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: Level = Level.INFO) -> None:
-        """A line of that level."""
+        """Log a line of that level."""
         _log(level, message)
 
     @staticmethod
     def log_info(message: str) -> None:
-        """What an operator may want to know."""
+        """Log at INFO."""
         _log(Level.INFO, message)
 
     @staticmethod
     def log_warn(message: str) -> None:
-        """What an operator should look at."""
+        """Log at WARNING."""
         _log(Level.WARNING, message)
 
     @staticmethod
     def log_error(message: str) -> None:
-        """What went wrong."""
+        """Log at ERROR."""
         _log(Level.ERROR, message)
 
     @staticmethod
     def log_verbose(message: str) -> None:
-        """What only helps to search for an error."""
+        """Log at VERBOSE, which is DEBUG in the server's log."""
         _log(Level.VERBOSE, message)
 
 
@@ -59,7 +59,7 @@ def _log(level: Level, message: str) -> None:
         raise TypeError(f"a message for the log must be a str, found {type(message)}")
     if not isinstance(level, Level):
         raise TypeError(f"level must be one of Logger's, found {level!r}")
-    place = sys._getframe(2)  # noqa: SLF001 - what asked for the line, without reading its source
+    place = sys._getframe(2)  # noqa: SLF001 - the caller, without reading its source
     line = [
         ToGateway.LOG,
         level.name,

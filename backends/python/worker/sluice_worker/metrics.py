@@ -1,4 +1,4 @@
-"""Metrics of model.py's own, which the server shows among its others."""
+"""Custom metrics of model.py (python backend, custom metrics)."""
 
 import itertools
 import math
@@ -6,9 +6,9 @@ import weakref
 from enum import IntEnum
 from typing import Any
 
-from .current import worker
 from .errors import TritonModelException
-from .messages import ToGateway
+from .protocol import ToGateway
+from .worker_state import worker
 
 
 class MetricKind(IntEnum):
@@ -23,9 +23,9 @@ _numbers = itertools.count(1)
 
 
 class MetricFamily:
-    """A metric; families of the same name, kind and description are one.
+    """A metric family; objects of the same name and kind share one.
 
-    Its series are gone once this and all other families of that name are.
+    Its series are dropped with the last object of that name.
     """
 
     COUNTER = MetricKind.COUNTER
@@ -43,7 +43,7 @@ class MetricFamily:
         self.number = number
 
     def Metric(self, labels: Any = None, buckets: Any = None) -> "Metric":
-        """A series of this family; the same labels name the same series."""
+        """A series of this family; equal labels share one series."""
         return Metric(self, labels, buckets)
 
     def __del__(self) -> None:
@@ -88,7 +88,7 @@ class Metric:
         self._change("observe", value)
 
     def value(self) -> float:
-        """What a counter or a gauge stands at, with what other instances have added."""
+        """The value of a counter or a gauge, with the changes of other instances."""
         self._check("get", MetricKind.COUNTER, MetricKind.GAUGE)
         return float(_ask("Failed to get metric value", ToGateway.METRIC_VALUE, self._number))
 
@@ -115,7 +115,7 @@ class Metric:
         worker().connection.send(change)
 
     def __del__(self) -> None:
-        # A family that has gone has taken its series along.
+        # A dropped family has dropped its series.
         if getattr(self, "_number", 0) and self._family() is not None:
             gone = [ToGateway.METRIC_GONE, self._family_number, self._number]
             worker().connection.send_from_finalizer(gone)

@@ -1,4 +1,4 @@
-"""The config that `auto_complete_config` may complete."""
+"""The config as model.py completes it and looks it up."""
 
 import copy
 import json
@@ -9,17 +9,17 @@ REQUIRED = ("name", "data_type", "dims")
 
 
 class ModelConfig:
-    """A config to be completed; ValueError says where model.py and the config disagree."""
+    """A config to complete; ValueError names a conflict between model.py and the config."""
 
     def __init__(self, model_config: str) -> None:
         self._config: dict[str, Any] = json.loads(model_config)
 
     def as_dict(self) -> dict[str, Any]:
-        """A copy of what the config says so far."""
+        """A copy of the config."""
         return copy.deepcopy(self._config)
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """How many rows fit into one batch; no fewer than are configured."""
+        """Set the largest batch in rows; not below the configured one."""
         configured = self._config.get("max_batch_size", 0)
         if configured > max_batch_size:
             raise ValueError(
@@ -29,7 +29,7 @@ class ModelConfig:
         self._config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Have requests batched, unless another scheduler is configured."""
+        """Set dynamic batching; ValueError if another scheduler is configured."""
         for other in ("sequence_batching", "ensemble_scheduling"):
             if other in self._config:
                 raise ValueError(
@@ -40,7 +40,7 @@ class ModelConfig:
         self._config.setdefault("dynamic_batching", {})
 
     def add_input(self, input: dict[str, Any]) -> None:
-        """Add an input, or fill in one that is configured; it may be `optional`."""
+        """Add an input, or complete a configured one; it may be `optional`."""
         self._check("input", input, (*REQUIRED, "optional"))
         configured = self._find("input", input)
         if configured is None:
@@ -51,7 +51,7 @@ class ModelConfig:
         configured.update(input)
 
     def add_output(self, output: dict[str, Any]) -> None:
-        """Add an output, or fill in one that is configured."""
+        """Add an output, or complete a configured one."""
         self._check("output", output, REQUIRED)
         configured = self._find("output", output)
         if configured is None:
@@ -61,7 +61,7 @@ class ModelConfig:
         configured.update(output)
 
     def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, Any]) -> None:
-        """Say whether the model is decoupled."""
+        """Set whether the model is decoupled."""
         if set(transaction_policy_dict) - {"decoupled"}:
             raise ValueError(
                 "model transaction property in auto-complete-config function for model "
@@ -125,3 +125,27 @@ class ModelConfig:
                 f"model '{self._name}', tensor '{given['name']}': the model expects optional "
                 f"{wanted} but the model configuration specifies optional {found}"
             )
+
+
+def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
+    """The entry of an input; None without one of that name."""
+    return _entry(model_config.get("input", ()), name)
+
+
+def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
+    """The entry of an output; None without one of that name."""
+    return _entry(model_config.get("output", ()), name)
+
+
+def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
+    """Whether the model is decoupled."""
+    if "model_transaction_policy" not in model_config:
+        return False
+    return bool(model_config["model_transaction_policy"]["decoupled"])
+
+
+def _entry(entries: Any, name: str) -> Any:
+    for entry in entries:
+        if entry["name"] == name:
+            return entry
+    return None

@@ -1,4 +1,4 @@
-"""The requests that the gateway still waits for, and what may yet be said of each."""
+"""Requests without a final response, and the senders that answer them."""
 
 import asyncio
 import threading
@@ -7,21 +7,22 @@ from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Any
 
-from .connection import Connection
-from .constants import TRITONSERVER_RESPONSE_COMPLETE_FINAL as FINAL
+from .connection import GatewayConnection
 from .errors import ErrorCode, TritonModelException
-from .messages import ToGateway
 from .packing import Packing
+from .protocol import ToGateway
 from .response import InferenceResponse
 
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL = 1
+
 EARLY_LIMIT = 10_000
-"""Cancelled requests that may be remembered before they come."""
+"""Cancellations kept for requests that have not arrived."""
 
 
 class OpenRequests:
-    """Where cancellations find requests; usable from any thread."""
+    """Requests by number, for cancellations and holds; usable from any thread."""
 
-    def __init__(self, connection: Connection, instance: str, decoupled: bool) -> None:
+    def __init__(self, connection: GatewayConnection, instance: str, decoupled: bool) -> None:
         self.connection = connection
         self.decoupled = decoupled
         self.dropped_text = (
@@ -35,7 +36,7 @@ class OpenRequests:
         self._moved = threading.Condition()
 
     def add(self, number: int, wanted: Container[str]) -> "OpenRequest":
-        """A request that has come."""
+        """Add a request that has arrived."""
         request = OpenRequest(self, number, wanted)
         self._open[number] = weakref.ref(request)
         self._newest = max(number, self._newest)
@@ -45,13 +46,13 @@ class OpenRequests:
         return request
 
     def forget(self, number: int) -> None:
-        """Nothing more will be said of this one."""
+        """Remove a request: it gets no more responses."""
         self._open.pop(number, None)
         if self._held:
             self.go_on([number])
 
     def cancel(self, numbers: Sequence[int]) -> None:
-        """Nobody waits for these any more; one may come only after that has been said."""
+        """Cancel requests; a cancellation may arrive before its request."""
         for number in numbers:
             found = self._open.get(number)
             request = found() if found is not None else None
@@ -62,12 +63,12 @@ class OpenRequests:
         self.go_on(numbers)
 
     def hold(self, numbers: Sequence[int]) -> None:
-        """Have whoever sends for these wait."""
+        """Make sends for these requests block."""
         with self._moved:
             self._held.update(number for number in numbers if number in self._open)
 
     def go_on(self, numbers: Sequence[int]) -> None:
-        """Nobody needs to wait who sends for these."""
+        """Let sends for these requests continue."""
         with self._moved:
             self._held.difference_update(numbers)
             self._moved.notify_all()
@@ -76,17 +77,17 @@ class OpenRequests:
             call()
 
     def room(self, number: int) -> None:
-        """Wait while a request is held; not in an event loop, where others wait for this thread."""
+        """Block while a request is held; returns at once in an event loop, which must not block."""
         if self.is_held(number) and not _in_event_loop():
             with self._moved:
                 self._moved.wait_for(lambda: number not in self._held or number not in self._open)
 
     def is_held(self, number: int) -> bool:
-        """Whether whoever sends for it must wait."""
+        """Whether sends for it block."""
         return number in self._held
 
     def when_room(self, number: int, call: Callable[[], object]) -> None:
-        """Call once the request is not held: at once, or later and from another thread."""
+        """Call as soon as the request is not held: at once, or later from another thread."""
         with self._moved:
             if number in self._held:
                 self._waiting.setdefault(number, []).append(call)
@@ -95,9 +96,9 @@ class OpenRequests:
 
 
 class OpenRequest:
-    """One request; whoever still can answer it holds this.
+    """One request, kept alive by the objects that can still answer it.
 
-    When nobody can any more, the gateway is told so, and no client waits for ever.
+    If it is collected unanswered, the gateway gets an error, so no client waits for ever.
     """
 
     __slots__ = (
@@ -112,12 +113,12 @@ class OpenRequest:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """What is to be said of it has been said."""
+        """Close it: it gets no more responses."""
         with self._lock:
             self._close()
 
     def claim(self) -> None:
-        """Make a response that `execute` returned the one and last.
+        """Make the response that `execute` returned its only and final one.
 
         TritonModelException if a sender has been used before.
         """
@@ -132,7 +133,7 @@ class OpenRequest:
         with self._lock:
             self._check(flags, answered=response is not None)
             packing = Packing(self._owner.connection)
-            # What cannot be packed has not been sent: another response may still be.
+            # If packing fails nothing is sent, and another response may follow.
             packed = None if response is None else packing.response(response, self.wanted)
             self._sent += 1
             if flags:
@@ -141,7 +142,7 @@ class OpenRequest:
             self._owner.connection.send(header, packing.buffers)
 
     async def room(self) -> None:
-        """Wait while the request is held, and let others use this thread meanwhile."""
+        """Wait in the event loop while the request is held."""
         if not self._owner.is_held(self.number):
             return
         moved, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -175,7 +176,7 @@ class OpenRequest:
             return
         self._owner.forget(self.number)
         error: list[Any] = [[], [ErrorCode.INTERNAL.name, self._owner.dropped_text], None]
-        # The one response of a model that is not decoupled is there; only the flag is missing.
+        # A model that is not decoupled has sent its one response; only the flag is missing.
         answered = self._sent and not self._owner.decoupled
         header = [ToGateway.RESPONSE, self.number, None if answered else error, True]
         self._owner.connection.send_from_finalizer(header)
@@ -187,3 +188,35 @@ def _in_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+class InferenceResponseSender:
+    """Sends responses to one request from any thread, also after `execute` has returned."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: OpenRequest) -> None:
+        self._request = request
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send a response, the final flag or both; TritonModelException if that breaks a rule."""
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TypeError(f"response must be an InferenceResponse, found {type(response)}")
+        if flags not in (0, FINAL):
+            raise TritonModelException("Unable to send response. Unsupported flag provided.")
+        if flags == 0 and response is None:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        self._request.send(response, flags)
+
+    async def room(self) -> None:
+        """Wait while the request is held; in an event loop `send` does not block.
+
+        Triton's senders have no such method.
+        """
+        await self._request.room()
+
+    def is_cancelled(self) -> bool:
+        """Whether the request is cancelled."""
+        return self._request.cancelled

@@ -1,25 +1,25 @@
-"""Tensors and responses to the parts of a message, and back."""
+"""Tensors and responses as parts of a message."""
 
 import json
 from collections.abc import Container, Sequence
 from typing import Any
 
-from .connection import Buffer, Connection
+from .connection import Buffer, GatewayConnection
 from .errors import ErrorCode, TritonError
 from .response import InferenceResponse
 from .segments import SHARED_FROM_BYTES
 from .tensor import Tensor
 
 INLINE_BYTES = 16 << 20
-"""So much of what should be in segments may be in a message, where there can be no more of them."""
+"""Bytes of large tensors that a message may hold if no further segment can be made."""
 
 
 class Packing:
-    """What goes into the body of one message, in the order of its header."""
+    """The body of one message, in the order of its header."""
 
     __slots__ = ("_connection", "_placed", "buffers")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: GatewayConnection) -> None:
         self._connection = connection
         self._placed: tuple[int, ...] = ()
         self.buffers: list[Buffer] = []
@@ -40,7 +40,7 @@ class Packing:
         try:
             number = self._connection.outgoing.place(memoryview(data))
         except OSError:
-            # Where no more files can be open, a few tensors can do without.
+            # Without a free file descriptor a few tensors go into the message.
             if sum([len(each) for each in self.buffers]) + len(data) > INLINE_BYTES:
                 raise
             self.buffers.append(data)
@@ -49,7 +49,7 @@ class Packing:
         return number
 
     def give_back(self, begun: int = 0) -> None:
-        """Nobody is told of what has been placed since there were `begun` segments."""
+        """Free the segments after the first `begun`: no message has named them."""
         self._connection.outgoing.freed(self._placed[begun:])
         self._placed = self._placed[:begun]
 
@@ -77,12 +77,12 @@ class Unpacking:
 
     __slots__ = ("_body", "_connection", "_start")
 
-    def __init__(self, connection: Connection, body: memoryview) -> None:
+    def __init__(self, connection: GatewayConnection, body: memoryview) -> None:
         self._connection, self._body = connection, body
         self._start = 0
 
     def tensors(self, headers: Sequence[Any]) -> list[Tensor]:
-        """The next tensors; each segment is looked at at once, or it would never be released."""
+        """The next tensors; each segment is viewed at once, or it would never be released."""
         found = []
         for name, datatype, shape, size, segment in headers:
             if segment:
@@ -94,16 +94,16 @@ class Unpacking:
         return found
 
     def response(self, header: Any) -> InferenceResponse:
-        """An answer of another model's; a response of nothing for the final flag alone."""
+        """A response of another model; an empty one for the final flag alone."""
         if header is None:
             return InferenceResponse()
         outputs, error, parameters = header
-        told = None if error is None else TritonError(error[1], ErrorCode[error[0]])
-        response = InferenceResponse(self.tensors(outputs), told)
+        failure = None if error is None else TritonError(error[1], ErrorCode[error[0]])
+        response = InferenceResponse(self.tensors(outputs), failure)
         response.given_parameters = parameters
         return response
 
 
 def parsed(header: bytes) -> Any:
-    """A header, as it came."""
+    """A header from its bytes; lone surrogates are kept."""
     return json.loads(header.decode(errors="surrogatepass"))

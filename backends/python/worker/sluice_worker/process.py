@@ -1,57 +1,129 @@
 """The process in which a model.py runs.
 
-It needs Python's library and numpy, and nothing of the gateway's: it runs in the model's own
+It needs Python's library and numpy, and nothing of the gateway: it runs in the model's own
 environment, with the folder above this one on its path.
 """
 
 import faulthandler
 import gc
+import importlib.util
 import io
+import json
 import os
 import socket
 import sys
+import types
 from collections.abc import Sequence
 from typing import Any
 
-from .calls import Calls
-from .connection import Connection, end_group
-from .control import Control
-from .current import Stage, Worker, set_worker
-from .errors import BadAnswer, told
-from .execution import Executions
-from .messages import ToGateway, ToWorker
+from .connection import GatewayConnection, end_group
+from .control import ControlSocket, ReadinessChecks
+from .errors import BadAnswer, described_failure
+from .executions import Executions
 from .model_config import ModelConfig
 from .open_requests import OpenRequests
-from .readiness import Readiness
-from .source import Source
-from .work import Work
+from .protocol import ToGateway, ToWorker
+from .work import GatewayCalls, WorkSocket
+from .worker_state import LifeStage, WorkerState, set_worker
+
+DEFAULT = "model.py"
+
+
+class ModelSource:
+    """The file of a model's code, in its version folder or in that of a Python-based backend."""
+
+    def __init__(self, model_config: str, version_folder: str, backend_folder: str) -> None:
+        config = json.loads(model_config)
+        self._version_folder, self._backend_folder = version_folder, backend_folder
+        if backend_folder:
+            self._name = str(config.get("runtime") or DEFAULT)
+        else:
+            self._name = str(config.get("default_model_filename") or DEFAULT)
+
+    @property
+    def shown(self) -> str:
+        """The path for clients, relative to the parent of the model's or the backend's folder."""
+        if self._backend_folder:
+            return f"{os.path.basename(self._backend_folder)}/{self._name}"
+        model_folder, version = os.path.split(self._version_folder)
+        return f"{os.path.basename(model_folder)}/{version}/{self._name}"
+
+    def python_model(self) -> Any:
+        """The class `TritonPythonModel` of the file; raises what its import raises."""
+        module = self._imported()
+        try:
+            return module.TritonPythonModel
+        except AttributeError:
+            raise AttributeError(
+                f"module '{module.__name__}' has no attribute 'TritonPythonModel'"
+            ) from None
+
+    def _imported(self) -> types.ModuleType:
+        if not self._name.endswith(".py"):
+            raise BadAnswer(f"Model name must end with '.py'. Model name is \"{self._name}\".")
+        path = os.path.join(self._backend_folder or self._version_folder, self._name)
+        if not os.path.isfile(path):
+            raise BadAnswer(f"Python model file not found in '{self.shown}'")
+        self._extend_path()
+        stem = self._name[: -len(".py")]
+        if self._backend_folder:
+            return _load(stem, path)
+        version = os.path.basename(self._version_folder)
+        _add_package(version, self._version_folder)
+        return _load(f"{version}.{stem}", path)
+
+    def _extend_path(self) -> None:
+        """Append to `sys.path` as Triton does: the folders of version, model and backend."""
+        own = sys.path.pop(0)
+        folders = [self._version_folder, os.path.dirname(self._version_folder), own]
+        if self._backend_folder:
+            folders.append(self._backend_folder)
+        sys.path.extend(folders)
+
+
+def _load(name: str, path: str) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"'{name}' cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _add_package(name: str, folder: str) -> None:
+    """Make `from . import sibling` work in a file of this folder."""
+    package = types.ModuleType(name)
+    package.__path__ = [folder]
+    sys.modules.setdefault(name, package)
+
 
 LINGER_SECS = 5.0
-"""How long coroutines in the background may go on before `finalize`."""
+"""Time that coroutines in the background have before `finalize`."""
 
 
 class Process:
-    """Does what the gateway says over `work`, one thing after the other."""
+    """Runs the messages that arrive over `work`, one after the other."""
 
-    def __init__(self, connection: Connection) -> None:
-        calls = Calls(connection)
-        self._work = Work(connection, calls)
-        self._worker = Worker(connection, calls, self._work)
+    def __init__(self, connection: GatewayConnection) -> None:
+        calls = GatewayCalls(connection)
+        self._work = WorkSocket(connection, calls)
+        self._worker = WorkerState(connection, calls, self._work)
         self._connection = connection
-        self._readiness = Readiness(connection)
-        self._control = Control(connection, calls, self._readiness)
+        self._readiness = ReadinessChecks(connection)
+        self._control = ControlSocket(connection, calls, self._readiness)
         self._model: Any = None
         self._executions: Executions | None = None
         set_worker(self._worker)
 
     def run(self) -> None:
-        """Serve until the gateway says or goes; the process ends here."""
+        """Serve until FINALIZE arrives or the gateway closes the socket; then end the process."""
         self._control.start()
         while (message := self._work.next()) is not None:
-            self._obey(*message)
+            self._handle(*message)
         end_group()
 
-    def _obey(self, header: list[Any], body: memoryview) -> None:
+    def _handle(self, header: list[Any], body: memoryview) -> None:
         kind = header[0]
         if kind == ToWorker.EXECUTE and self._executions is not None:
             self._executions.run(header[1], header[2], body)
@@ -63,27 +135,27 @@ class Process:
             self._finalize()
 
     def _complete(self, about: dict[str, Any]) -> None:
-        self._worker.stage = Stage.COMPLETING
+        self._worker.stage = LifeStage.COMPLETING
         self._worker.model_folder = about["path"]
         try:
             answer = [ToGateway.COMPLETED, _completed(about)]
-        except BaseException as failure:  # noqa: BLE001 - around one load of anybody's code
-            answer = [ToGateway.FAILED, *told(failure)]
+        except BaseException as failure:  # noqa: BLE001 - around one load of foreign code
+            answer = [ToGateway.FAILED, *described_failure(failure)]
         self._connection.send(answer)
 
     def _load(self, about: dict[str, Any]) -> None:
         try:
             answer = [ToGateway.LOADED, self._loaded(about)]
-        except BaseException as failure:  # noqa: BLE001 - around one load of anybody's code
-            answer = [ToGateway.FAILED, *told(failure)]
+        except BaseException as failure:  # noqa: BLE001 - around one load of foreign code
+            answer = [ToGateway.FAILED, *described_failure(failure)]
         self._connection.send(answer)
 
     def _loaded(self, about: dict[str, Any]) -> dict[str, bool]:
         args = about["args"]
-        self._worker.stage = Stage.INITIALIZING
+        self._worker.stage = LifeStage.INITIALIZING
         self._worker.model_folder = about["path"]
         self._worker.calls.instance = args["model_instance_name"]
-        source = Source(args["model_config"], about["path"], about["backend_path"])
+        source = ModelSource(args["model_config"], about["path"], about["backend_path"])
         self._model = source.python_model()()
         if hasattr(self._model, "initialize"):
             self._model.initialize(dict(args))
@@ -94,8 +166,8 @@ class Process:
         checks_readiness = hasattr(self._model, "is_ready")
         if checks_readiness:
             self._readiness.serve(self._model, self._executions.background)
-        self._worker.stage = Stage.SERVING
-        # What has been loaded stays: collections need not look at it again.
+        self._worker.stage = LifeStage.SERVING
+        # Collections skip the objects of the loaded model.
         gc.collect()
         gc.freeze()
         return {"checks_readiness": checks_readiness}
@@ -103,19 +175,19 @@ class Process:
     def _finalize(self) -> None:
         if self._executions is not None:
             self._executions.background.wait(LINGER_SECS)
-        self._worker.stage = Stage.FINALIZING
+        self._worker.stage = LifeStage.FINALIZING
         error: str | None = None
         try:
             if hasattr(self._model, "finalize"):
                 self._model.finalize()
-        except BaseException as failure:  # noqa: BLE001 - the gateway logs what it was
-            error = "\n".join(told(failure))
+        except BaseException as failure:  # noqa: BLE001 - the gateway logs it
+            error = "\n".join(described_failure(failure))
         self._connection.send([ToGateway.FINALIZED, error])
         _end()
 
 
 def _completed(about: dict[str, Any]) -> str | None:
-    source = Source(about["model_config"], about["path"], about["backend_path"])
+    source = ModelSource(about["model_config"], about["path"], about["backend_path"])
     complete = getattr(source.python_model(), "auto_complete_config", None)
     if complete is None:
         return None
@@ -129,7 +201,7 @@ def _completed(about: dict[str, Any]) -> str | None:
 
 
 def _end() -> None:
-    """End without waiting for model.py's threads, but not without what has been printed."""
+    """Flush output and end without waiting for model.py's threads."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -138,10 +210,10 @@ def _end() -> None:
 def main(arguments: Sequence[str]) -> None:
     """Serve over the sockets of these numbers."""
     faulthandler.enable()
-    # Lines of model.py's are to be read when they are printed, not when a buffer is full.
+    # A line that model.py prints is in the log at once, not when a buffer is full.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     sockets = [socket.socket(fileno=int(each)) for each in arguments]
     for each in sockets:
         each.set_inheritable(False)
-    Process(Connection(*sockets)).run()
+    Process(GatewayConnection(*sockets)).run()

@@ -1,23 +1,42 @@
-"""Requests as model.py reads them, and makes them for other models."""
+"""Requests of clients, and requests that model.py sends to other models."""
 
 from collections.abc import Collection, Sequence
+from enum import IntEnum
 from typing import Any
 
 from . import business_logic
-from .constants import (
-    TRITONSERVER_REQUEST_RELEASE_ALL,
-    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
-    PreferredMemory,
-)
 from .errors import TritonModelException
-from .open_requests import OpenRequest
-from .parameters import checked, client_text, text
-from .sender import InferenceResponseSender
+from .open_requests import InferenceResponseSender, OpenRequest
+from .response import checked, client_text, text
 from .tensor import Tensor
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+
+
+class MemoryType(IntEnum):
+    """The memory that holds the data of a tensor."""
+
+    TRITONSERVER_MEMORY_GPU = 0
+    TRITONSERVER_MEMORY_CPU = 1
+
+
+TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
+TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
+
+
+class PreferredMemory:
+    """The memory for outputs of a request to another model: a hint, which has no effect."""
+
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
+        self.memory_type = MemoryType(preferred_memory_type)
+        self.device_id = preferred_device_id
 
 
 class InferenceTrace:
-    """The trace of a request; the requests that are given it belong to the same."""
+    """The trace of a request, to be shared with the requests that it causes."""
 
     __slots__ = ("number",)
 
@@ -25,12 +44,12 @@ class InferenceTrace:
         self.number = number
 
     def get_context(self) -> str | None:
-        """The context of the request's span as JSON; None where it is not sampled."""
+        """None: there is no OpenTelemetry mode."""
         return None
 
 
 class InferenceRequest:
-    """What a client asks of this model, or this model of another."""
+    """A request of a client to this model, or of this model to another."""
 
     __slots__ = (
         *("__weakref__", "_correlation", "_flags", "_id", "_inputs", "_model", "_open"),
@@ -40,7 +59,7 @@ class InferenceRequest:
     _open: OpenRequest | None
     _sender: InferenceResponseSender | None
 
-    def __init__(  # noqa: PLR0913 - the arguments that model.py knows
+    def __init__(  # noqa: PLR0913 - the arguments of Triton's API
         self,
         request_id: str = "",
         correlation_id: int | str = 0,
@@ -79,7 +98,7 @@ class InferenceRequest:
     def received(
         cls, header: Sequence[Any], inputs: list[Tensor], request: OpenRequest, outputs: Any
     ) -> "InferenceRequest":
-        """A request that has come; `outputs` are the names wanted."""
+        """A request that has arrived; `outputs` are the requested names."""
         self = cls.__new__(cls)
         _, self._model, version, self._id, correlation, self._flags, self._timeout = header[:7]
         self._version = version
@@ -91,11 +110,11 @@ class InferenceRequest:
         return self
 
     def inputs(self) -> list[Tensor]:
-        """The inputs that were sent."""
+        """The inputs."""
         return self._inputs
 
     def requested_output_names(self) -> set[str]:
-        """The outputs wanted; all if the client named none."""
+        """Names of the requested outputs; all if the client named none."""
         return set(self._outputs)
 
     def request_id(self) -> str:
@@ -103,7 +122,7 @@ class InferenceRequest:
         return self._id
 
     def correlation_id(self) -> int | str:
-        """Of its sequence."""
+        """The id of its sequence."""
         return self._correlation
 
     def flags(self) -> int:
@@ -111,11 +130,11 @@ class InferenceRequest:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        """Say whether a sequence starts or ends here."""
+        """Set whether a sequence starts or ends here."""
         self._flags = int(flags)
 
     def timeout(self) -> int:
-        """The client's, in microseconds; 0 for none."""
+        """The client's timeout in microseconds; 0 for none."""
         return self._timeout
 
     def parameters(self) -> str:
@@ -123,11 +142,11 @@ class InferenceRequest:
         return text(self._parameters) if self._open is None else client_text(self._parameters or {})
 
     def trace(self) -> InferenceTrace:
-        """To be passed to requests that belong to this one."""
+        """The trace for requests that this one causes."""
         return InferenceTrace(0 if self._open is None else self._open.number)
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the answers any more."""
+        """Whether the request is cancelled."""
         return self._open is not None and self._open.cancelled
 
     def get_response_sender(self) -> InferenceResponseSender:
@@ -144,26 +163,26 @@ class InferenceRequest:
 
     @property
     def rescheduled(self) -> bool:
-        """Whether it is to be executed once more."""
+        """Whether it is to be executed again."""
         return self._release == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     @property
     def open_request(self) -> OpenRequest:
-        """What may yet be said of a request that has come."""
+        """The open request behind a request that has arrived."""
         if self._open is None:
             raise TritonModelException("this request has not come from a client.")
         return self._open
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Ask the other model and wait: its response, or an iterator over its responses."""
+        """Send it and wait; returns the response, or an iterator over the responses."""
         return business_logic.ask(self.header(), self._inputs, decoupled)
 
     def async_exec(self, decoupled: bool = False) -> Any:
-        """Ask the other model at once; what is returned can be awaited in the running loop."""
+        """Send it at once; returns an awaitable of the running loop."""
         return business_logic.ask_soon(self.header(), self._inputs, decoupled)
 
     def header(self) -> list[Any]:
-        """A request to another model as a message has it, without its inputs."""
+        """The request as the header of a message, without its inputs."""
         version = "" if self._version == -1 else str(self._version)
         return [
             0 if self._trace is None else self._trace.number,
@@ -184,7 +203,7 @@ class InferenceRequest:
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """An input by its name, None if it has not been sent."""
+    """An input by its name; None if it was not sent."""
     for tensor in inference_request.inputs():
         if tensor.name() == name:
             return tensor

@@ -1,10 +1,10 @@
 """Shared memory for large tensors: both ends use this module.
 
-Whoever sends puts a tensor into a segment of its own pool; the other end maps it once, reads it in
-place, and says when nobody looks at it any more. The file descriptor of a new segment goes over a
-socket of its own before the message that first names the segment, so that it is there by then.
-A segment has no name in any file system: it is gone with the processes that hold it. A mapped
-segment keeps no descriptor open at either end, so unread tensors never use up the descriptors.
+The sender copies a tensor into a segment of its own pool. The receiver maps it once, reads it in
+place, and releases it after its last view. The file descriptor of a new segment is sent over a
+socket of its own before the message that first names the segment.
+A segment has no name in any file system: it ends with the processes that map it. A mapped
+segment keeps no descriptor open at either end, so unread tensors take no descriptors.
 """
 
 import array
@@ -25,13 +25,13 @@ import numpy as np
 SHARED_FROM_BYTES = 64 << 10
 """Tensors from this size on go through a segment; smaller ones in the frame itself."""
 IDLE_BYTES = 256 << 20
-"""Segments beyond this that nobody uses are let go."""
+"""Idle segments beyond this size are unmapped."""
 IDLE_COUNT = 64
-"""So are segments beyond so many."""
+"""Idle segments beyond this number are unmapped."""
 ABOUT = struct.Struct("<QQ")
-"""What accompanies a descriptor: the segment's number, its size in bytes."""
+"""Data sent with a descriptor: the segment's number, its size in bytes."""
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Why a segment cannot be mapped now, though it can be later."""
+"""Errors of a mapping that may succeed later."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -59,7 +59,7 @@ def _mapped(descriptor: int, size: int) -> "ctypes.Array[ctypes.c_char]":
 
 
 class OutgoingSegments:
-    """The segments that this end writes; usable from any thread."""
+    """Segments that this end writes; usable from any thread."""
 
     def __init__(self, descriptors: socket.socket) -> None:
         self._descriptors = descriptors
@@ -82,14 +82,14 @@ class OutgoingSegments:
         return number
 
     def freed(self, numbers: Sequence[int]) -> None:
-        """The other end looks at these no longer."""
+        """The other end has released these."""
         with self._lock:
             for number in numbers:
                 if number in self._maps:
                     self._rest(number)
 
     def take_dropped(self) -> list[int]:
-        """The segments that the other end should unmap, since they are used no more."""
+        """Segments that the other end should unmap."""
         if not self._dropped:
             return []
         with self._lock:
@@ -97,7 +97,7 @@ class OutgoingSegments:
             return dropped
 
     def close(self) -> None:
-        """Let go of all; nothing may be placed any more."""
+        """Unmap all; nothing may be placed afterwards."""
         with self._lock:
             self._maps.clear()
             self._idle.clear()
@@ -110,7 +110,7 @@ class OutgoingSegments:
                 number = idle.pop()
                 return number, self._maps[number]
             number, self._next = self._next, self._next + 1
-        # Not under the lock: this may wait until the other end has taken in what it was sent.
+        # Not under the lock: this may block until the other end has received earlier segments.
         memory = self._create(number, size)
         with self._lock:
             self._maps[number] = memory
@@ -138,7 +138,7 @@ class OutgoingSegments:
 
 
 class IncomingSegments:
-    """The segments that the other end writes; usable from any thread."""
+    """Segments that the other end writes; usable from any thread."""
 
     def __init__(self, descriptors: socket.socket) -> None:
         self._descriptors = descriptors
@@ -148,10 +148,10 @@ class IncomingSegments:
         self._released: deque[int] = deque()
 
     def view(self, number: int, size: int) -> memoryview:
-        """The first `size` bytes of a segment, in place, until nothing refers to them any more.
+        """The first `size` bytes of a segment, in place; released with the last reference.
 
         ValueError if the other end never sent such a segment, or it is smaller. OSError with a
-        number in SCARCE if it cannot be mapped now: the segment can be looked at later.
+        number in SCARCE if it cannot be mapped now: a later call may succeed.
         """
         with self._lock:
             while number not in self._maps:
@@ -165,17 +165,17 @@ class IncomingSegments:
         return found.data
 
     def forget(self, numbers: Sequence[int]) -> None:
-        """Views of these do not count: they are looked at once more before they are released."""
+        """Detach the views of these: each is viewed again before it is released."""
         for number in numbers:
             self._views.pop(number).detach()
 
     def receive(self) -> None:
-        """Take in a segment that has been sent; raises as `view`, BlockingIOError if none has."""
+        """Map a segment that has been sent; raises as `view`, BlockingIOError without one."""
         with self._lock:
             self._receive()
 
     def take_released(self) -> list[int]:
-        """The numbers of the segments that nobody here looks at any more, each once per view."""
+        """The numbers of released segments, once per view."""
         numbers = []
         while self._released:
             numbers.append(self._released.popleft())
@@ -183,18 +183,18 @@ class IncomingSegments:
         return numbers
 
     def drop(self, numbers: Sequence[int]) -> None:
-        """The other end uses these no longer."""
+        """Unmap these: the other end has dropped them."""
         with self._lock:
             for number in numbers:
                 self._maps.pop(number, None)
 
     def close(self) -> None:
-        """Let go of all; views stay good."""
+        """Unmap all; views stay valid."""
         with self._lock:
             self._maps.clear()
 
     def _receive(self) -> None:
-        # A message that is only peeked at keeps its descriptor, should this process have no room.
+        # A peeked message keeps its descriptor if this process has no free one.
         room = socket.CMSG_LEN(array.array("i").itemsize)
         about, ancillary, flags, _ = self._descriptors.recvmsg(ABOUT.size, room, socket.MSG_PEEK)
         if len(about) != ABOUT.size:
@@ -216,7 +216,7 @@ class IncomingSegments:
 
 
 def _rounded(size: int) -> int:
-    """The next power of two, so that segments fit again."""
+    """The next power of two, so that segments can be used again."""
     return max(SHARED_FROM_BYTES, 1 << (size - 1).bit_length())
 
 

@@ -1,4 +1,4 @@
-"""Tensors as model.py has them."""
+"""Tensors of model.py."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ Buffer = bytes | memoryview
 
 
 class Tensor:
-    """A named array. Those that arrive are views of what arrived until model.py asks for more."""
+    """A named array; an arrived one is a view until model.py needs to write."""
 
     __slots__ = ("__weakref__", "_array", "_data", "_datatype", "_name", "_shape", "_source")
 
@@ -53,7 +53,7 @@ class Tensor:
         return self
 
     def name(self) -> str:
-        """What the config calls it."""
+        """Its name in the config."""
         return self._name
 
     def shape(self) -> list[int]:
@@ -61,11 +61,11 @@ class Tensor:
         return list(self._shape)
 
     def triton_dtype(self) -> int:
-        """Its datatype, as Triton numbers them."""
+        """Its datatype, by Triton's number."""
         return NUMBERS[self._datatype]
 
     def is_cpu(self) -> bool:
-        """Whether its data is in the memory of the machine."""
+        """Whether its data is in host memory."""
         return self._source is None
 
     def as_numpy(self) -> Any:
@@ -80,7 +80,7 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> "Tensor":
-        """A tensor over the memory of a capsule, or of an object that can give one."""
+        """A tensor over the memory of a capsule or of an object with `__dlpack__`."""
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         if isinstance(tensor, np.ndarray):
@@ -91,7 +91,7 @@ class Tensor:
         return _foreign(name, dlpack.take(tensor))
 
     def __dlpack__(self, stream: Any = None, **_newer: Any) -> Any:
-        """DLPack's protocol, in the version of before 1.0, which every library can read."""
+        """DLPack's protocol before 1.0, which every library reads."""
         if self._source is not None:
             return self._source.capsule()
         _check_numeric(self._datatype)
@@ -108,10 +108,10 @@ class Tensor:
         return self._source.device if self._source is not None else (dlpack.CPU, 0)
 
     def wire(self) -> tuple[str, Sequence[int], Buffer]:
-        """Datatype, shape and wire form; a copy only where the memory is laid out otherwise."""
+        """Datatype, shape and wire form; copied only if small or not contiguous."""
         if self._source is not None:
             return self._datatype, self._shape, self._source.copied()
-        # model.py may have changed a numeric array in place, and cannot so change BYTES.
+        # model.py may have changed a numeric array in place, but not BYTES.
         if self._array is None or self._datatype == "BYTES":
             return self._datatype, self._shape, self._data or b""
         array = self._array
@@ -134,7 +134,7 @@ class Tensor:
         return np.frombuffer(self._writable(), dtype).reshape(self._shape)
 
     def _writable(self) -> Any:
-        """The wire form in memory that model.py may change, as it may in Triton."""
+        """The wire form in memory that model.py may change, as on Triton."""
         data = self._data or b""
         if isinstance(data, bytes) or data.readonly:
             self._data = data = memoryview(bytearray(data))
@@ -142,7 +142,7 @@ class Tensor:
 
 
 SMALL_BYTES = 4096
-"""Arrays up to here are quicker copied than viewed."""
+"""Smaller arrays are copied faster than viewed."""
 
 
 def _serialized(array: Any) -> bytes:

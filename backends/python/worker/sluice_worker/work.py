@@ -1,36 +1,79 @@
-"""What the gateway says over `work`, in its order, read by the main thread alone."""
+"""The socket for executions, and calls that wait for an answer of the gateway."""
 
+import itertools
 import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from .calls import Calls
-from .connection import Connection, end_group
-from .frames import FrameReader
-from .messages import ToWorker
+from .connection import Buffer, GatewayConnection, end_group
+from .errors import TritonModelException
 from .packing import Unpacking, parsed
+from .protocol import FrameSplitter, ToGateway, ToWorker
+
+Answered = Callable[[Any, bool], None]
+"""Gets each answer, and whether it is the last."""
+
+
+class GatewayCalls:
+    """Calls to the gateway by number, and the receivers of their answers; for any thread."""
+
+    instance = ""
+
+    def __init__(self, connection: GatewayConnection) -> None:
+        self._connection = connection
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, Answered] = {}
+
+    def begin(self, answered: Answered) -> int:
+        """The number of a new call; `answered` gets its answers, in the thread that reads them."""
+        number = next(self._numbers)
+        self._waiting[number] = answered
+        return number
+
+    def ask(self, kind: ToGateway, *values: Any, buffers: Sequence[Buffer] = ()) -> Any:
+        """Send a call and wait for its value; TritonModelException has the gateway's error text."""
+        answers: SimpleQueue[tuple[str | None, Any]] = SimpleQueue()
+        number = self.begin(lambda answer, _: answers.put(answer))
+        self._connection.send([kind, number, *values], buffers)
+        error, value = answers.get()
+        if error is not None:
+            raise TritonModelException(self.refused(error))
+        return value
+
+    def refused(self, reason: str) -> str:
+        """The server's reason in the form in which Triton passes it to a model."""
+        return f"Failed to process the request for model '{self.instance}', message: {reason}"
+
+    def answer(self, number: int, answer: Any, final: bool) -> None:
+        """Pass an answer to the receiver of its call."""
+        answered = self._waiting.pop(number, None) if final else self._waiting.get(number)
+        if answered is not None:
+            answered(answer, final)
+
 
 Message = tuple[list[Any], memoryview]
-"""The header, and the body."""
+"""Header and body."""
 AWAKE_NS = 300_000
-"""A process that sleeps takes long to wake up. Where the latest message came soon, one that waits
-for the next stays awake for so long, and lets everybody else have the processor meanwhile."""
+"""If the last message came soon, the wait for the next one polls for this long before it sleeps.
+
+Waking a sleeping process is slow; polling yields the processor to other threads."""
 
 
-class Work:
-    """Executions and the like, one after the other, and answers that somebody waits for."""
+class WorkSocket:
+    """Messages over `work`: executions in their order, and answers of other models."""
 
-    def __init__(self, connection: Connection, calls: Calls) -> None:
+    def __init__(self, connection: GatewayConnection, calls: GatewayCalls) -> None:
         self._connection, self._calls = connection, calls
-        self._frames = FrameReader()
+        self._frames = FrameSplitter()
         self._messages: deque[Message] = deque()
         self._came_soon = False
 
     def next(self) -> Message | None:
-        """What is to be done next; None once the gateway has gone."""
+        """The next message; None if the gateway has closed the socket."""
         while not self._messages:
             if not self._read():
                 return None
@@ -38,11 +81,11 @@ class Work:
 
     @property
     def is_read_here(self) -> bool:
-        """Whether the thread that asks is the one that reads."""
+        """Whether this is the thread that reads the socket."""
         return threading.current_thread() is threading.main_thread()
 
     def wait(self, arrived: "SimpleQueue[Any]") -> Any:
-        """What an answer puts there; executions that come before it are kept for later."""
+        """The item that an answer puts into `arrived`; earlier executions stay queued."""
         while arrived.empty():
             if not self._read():
                 end_group()
@@ -75,8 +118,8 @@ class Work:
 
 
 def take_inferred(
-    connection: Connection, calls: Calls, header: list[Any], body: memoryview
+    connection: GatewayConnection, calls: GatewayCalls, header: list[Any], body: memoryview
 ) -> None:
-    """Bring another model's answer to whoever waits for it."""
+    """Pass another model's answer to the receiver of its call."""
     _, call, response, final = header
     calls.answer(call, Unpacking(connection, body).response(response), final)

@@ -1,30 +1,56 @@
-"""The model that the Python backend runs: it opens the engine, and hands it every request."""
+"""The model that the Python backend runs, and the event loop of its engine."""
 
+import asyncio
 import json
-from collections.abc import Sequence
+import threading
+import traceback
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 from sluice_worker.errors import BadAnswer
 
-from .adapters import Adapters
-from .live import Live
-from .loop import Loop
-from .measures import Measures
-from .model_file import ModelFile, read_model_file
-from .opening import choose_gpu, import_library, opened
+from .aborts import AbortWatch
+from .engine import choose_gpu, import_library, opened
+from .errors import Refusal
+from .metrics import TrtLlmMetrics
+from .model_file import LlmModelFile, LoraAdapters, read_model_file
 from .parsers import load_parsers
-from .refusals import Refusal
-from .service import Contract, Service
+from .service import ModelContract, RequestService
+
+
+class EngineLoop:
+    """The event loop of the engine's requests: a thread for the life of the process."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[Future[Any]] = set()
+        threading.Thread(target=self._loop.run_forever, name="engine-loop", daemon=True).start()
+
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Run it concurrently; its exception is logged."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        self._tasks.add(future)
+        future.add_done_callback(self._ended)
+
+    def stop(self) -> None:
+        """Stop the loop; unfinished coroutines stay suspended."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _ended(self, future: "Future[Any]") -> None:
+        self._tasks.discard(future)
+        if not future.cancelled() and (error := future.exception()) is not None:
+            pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
 
 
 class TritonPythonModel:
-    """Takes requests at once, and answers them as the engine goes on."""
+    """Accepts requests at once, and answers them as the engine makes tokens."""
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Add what the model's file says of batches and of the number of responses."""
+        """Add the batch size and the transaction policy of the model's file."""
         known = config.as_dict()
         try:
             file = read_model_file(Path(pb_utils.get_model_dir()), _stored(known))
@@ -37,19 +63,19 @@ class TritonPythonModel:
         return config
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Start the engine, which may take minutes; BadAnswer says why there is none."""
+        """Start the engine, which may take minutes; BadAnswer if that fails."""
         try:
             self._start(args)
         except Refusal as refusal:
             raise _for_model(args["model_name"], refusal) from refusal.__cause__
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Begin with them; they are answered as they are done."""
+        """Start the requests; they are answered later."""
         for request in requests:
             self._loop.start(self._service.answer(request))
 
     def finalize(self) -> None:
-        """Shut the engine down, which ends its processes."""
+        """Shut down the engine and its processes."""
         self._loop.stop()
         self._llm.shutdown()
 
@@ -60,24 +86,24 @@ class TritonPythonModel:
         llm, library = import_library()
         contract = _contract(config, file)
         self._llm = opened(llm, file)
-        self._loop = Loop()
-        measures = Measures(args["model_name"], args["model_version"])
-        self._service = Service(
+        self._loop = EngineLoop()
+        metrics = TrtLlmMetrics(args["model_name"], args["model_version"])
+        self._service = RequestService(
             self._llm,
             library,
             contract,
-            Adapters(file, library.LoRARequest),
-            Live(file.check_secs),
-            measures,
+            LoraAdapters(file, library.LoRARequest),
+            AbortWatch(file.check_secs),
+            metrics,
         )
         if file.arguments.get("enable_iter_perf_stats", True):
-            self._loop.start(measures.follow(self._llm))
+            self._loop.start(metrics.follow(self._llm))
 
 
-def _contract(config: dict[str, Any], file: ModelFile) -> Contract:
+def _contract(config: dict[str, Any], file: LlmModelFile) -> ModelContract:
     length = file.arguments.get("max_seq_len")
     thoughts = _parameter(config, "reasoning_parser") or file.arguments.get("reasoning_parser")
-    return Contract(
+    return ModelContract(
         model=config["name"],
         decoupled=bool((config.get("model_transaction_policy") or {}).get("decoupled")),
         batched=bool(config.get("max_batch_size")),
@@ -87,7 +113,7 @@ def _contract(config: dict[str, Any], file: ModelFile) -> Contract:
 
 
 def _stored(config: dict[str, Any]) -> str:
-    """The name of the stored model; where it is does not matter to its config."""
+    """The name of the stored model, in place of its folder."""
     return _parameter(config, "stored_model")
 
 
@@ -96,5 +122,5 @@ def _parameter(config: dict[str, Any], name: str) -> str:
 
 
 def _for_model(name: str, refusal: Refusal) -> BadAnswer:
-    """What the gateway is told word by word."""
+    """The error that the gateway reports unchanged."""
     return BadAnswer(f"model '{name}': {refusal}")

@@ -1,4 +1,4 @@
-"""What do `model.yaml` or `model.json`, and `multi_lora.json`, of a version folder say?"""
+"""Files of a version folder: `model.yaml` or `model.json`, and `multi_lora.json`."""
 
 import json
 from collections.abc import Mapping
@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .refusals import Refusal, clean
+from .errors import Refusal, clean
+from .request import LlmRequest
 
 YAML, JSON, ADAPTERS = "model.yaml", "model.json", "multi_lora.json"
 OF_TRITON = "triton_config"
@@ -15,10 +16,10 @@ KNOWN_OF_TRITON = frozenset({"max_batch_size", "decoupled", "cancellation_check_
 
 
 @dataclass(frozen=True)
-class ModelFile:
-    """`arguments` go to `LLM`; `name` is the file they come from, for messages.
+class LlmModelFile:
+    """`arguments` go to `LLM`; `name` is their file, for messages.
 
-    `max_batch_size` and `decoupled` are None where the file says nothing of them.
+    `max_batch_size` and `decoupled` are None if the file does not set them.
     """
 
     name: str
@@ -29,8 +30,8 @@ class ModelFile:
     adapters: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_model_file(folder: Path, stored: str = "") -> ModelFile:
-    """The file of this folder; Refusal says what is wrong with it, or why it cannot be read.
+def read_model_file(folder: Path, stored: str = "") -> LlmModelFile:
+    """The file of this folder; Refusal if it is invalid or cannot be read.
 
     A folder that is itself a model of Hugging Face's needs no file. `stored` is the folder
     of the model that the config names, in the place of a `model`.
@@ -42,10 +43,10 @@ def read_model_file(folder: Path, stored: str = "") -> ModelFile:
         raise Refusal(f"its {name} cannot be read: {error.strerror}") from None
 
 
-def _read(folder: Path, stored: str) -> ModelFile:
+def _read(folder: Path, stored: str) -> LlmModelFile:
     path = next((found for name in (YAML, JSON) if (found := folder / name).is_file()), None)
     if path is None and (folder / "config.json").is_file():
-        return ModelFile(name="config.json", arguments={"model": str(folder)})
+        return LlmModelFile(name="config.json", arguments={"model": str(folder)})
     if path is None:
         raise Refusal(
             f"its version folder '{folder.name}' has no {YAML} or {JSON} with the arguments of "
@@ -60,7 +61,7 @@ def _read(folder: Path, stored: str) -> ModelFile:
             f"its {path.name} has the key '{sorted(unknown)[0]}' in {OF_TRITON}, expected one of "
             f"{', '.join(sorted(KNOWN_OF_TRITON))}"
         )
-    return ModelFile(
+    return LlmModelFile(
         name=path.name,
         arguments=arguments,
         max_batch_size=_said(triton, "max_batch_size", int, path.name),
@@ -77,7 +78,7 @@ def _parsed(path: Path) -> Any:
         except ValueError as error:
             raise Refusal(f"its {JSON} is not valid JSON: {error}") from None
     try:
-        import yaml  # in the environment of the library, but not in every other
+        import yaml  # present in the library's environment, but not in every other
     except ImportError:
         raise Refusal(
             f"its {YAML} cannot be read: its environment has no PyYAML; add it, or write {JSON}",
@@ -112,7 +113,7 @@ def _said(triton: Mapping[str, Any], key: str, kind: type, file: str) -> Any:
 
 
 def _adapters(folder: Path) -> Mapping[str, str]:
-    """Names and folders; those that are relative lie in the version folder."""
+    """Names and folders; relative ones are in the version folder."""
     path = folder / ADAPTERS
     if not path.is_file():
         return {}
@@ -121,3 +122,40 @@ def _adapters(folder: Path) -> Mapping[str, str]:
     except ValueError as error:
         raise Refusal(f"its {ADAPTERS} is not valid JSON: {error}") from None
     return {name: str(folder / str(place)) for name, place in found.items()}
+
+
+LORA_NAME = "lora_name"
+
+
+class LoraAdapters:
+    """The LoRA adapters of `multi_lora.json`, by name or by number from 1 on (`lora_task_id`)."""
+
+    def __init__(self, file: LlmModelFile, request_class: Any) -> None:
+        self.names = list(file.adapters)
+        self._paths = file.adapters
+        self._request_class = request_class
+        arguments = file.arguments
+        self._enabled = bool(arguments.get("enable_lora") or arguments.get("lora_config"))
+
+    def take(self, llm_request: LlmRequest, sampling: dict[str, Any]) -> Any:
+        """Move the adapter out of the sampling: the library's request for it, None without one."""
+        name, number = sampling.pop(LORA_NAME, None), llm_request.lora_number
+        if name is None and number is None:
+            return None
+        if name is not None and not isinstance(name, str):
+            raise Refusal(f"'{LORA_NAME}' is {name!r}, expected a name")
+        if not self._enabled:
+            raise Refusal("LoRA feature is not enabled.")
+        if name is None:
+            name = self._named(number)
+        if name not in self._paths:
+            raise Refusal(f"LoRA {name} is not supported, we currently support {self.names}")
+        return self._request_class(name, self.names.index(name) + 1, self._paths[name])
+
+    def _named(self, number: int | None) -> str:
+        if number is None or not 1 <= number <= len(self.names):
+            raise Refusal(
+                f"'lora_task_id' is {number}, expected a number from 1 to {len(self.names)}: the "
+                "adapters of multi_lora.json, in its order"
+            )
+        return self.names[number - 1]

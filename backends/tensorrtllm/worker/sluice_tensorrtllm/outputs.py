@@ -1,4 +1,4 @@
-"""Responses: the gains of one step as tensors."""
+"""Responses of one step as tensors."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from .logprobs import Decode, contract_logprobs
-from .steps import Gain
+from .deltas import Decode, SequenceDelta, contract_logprobs
 
 USAGE = "sluice_usage"
-"""The parameter that tells the gateway prompt tokens, new tokens and the finish reason."""
+"""The response parameter with prompt tokens, new tokens and the finish reason, for the gateway."""
 TIMES = ("arrival_time", "first_scheduled_time", "first_token_time", "last_token_time")
 BLOCKS = {
     "kv_cache_reused_block": "num_reused_blocks",
@@ -22,11 +21,11 @@ BLOCKS = {
 DRAFTS = ("total_accepted_draft_tokens", "total_draft_tokens")
 
 
-class Responses:
-    """Makes the responses to one request; `batched` models have a dimension more.
+class TensorResponses:
+    """Makes the responses to one request; `batched` models have one more dimension.
 
-    `outputs` are the optional ones, `with_logprobs` says whether the library was asked for log
-    probabilities. `prefix` is what stands before each text.
+    `outputs` are the requested optional ones. `with_logprobs`: the library returns log
+    probabilities. `prefix` precedes each text.
     """
 
     def __init__(
@@ -37,44 +36,46 @@ class Responses:
         self._decode = decode
         self._with_logprobs = with_logprobs
         self._batched = batched
-        self._prompt_told = False
+        self._prompt_counted = False
 
-    def responses(self, gains: Sequence[Gain], prompt_tokens: int, *, final: bool) -> list[Any]:
-        """One response with what every sequence has gained."""
-        tensors = [self._texts("text_output", [self.prefix + each.text for each in gains])]
-        tensors += self._optional(gains, prompt_tokens)
-        told = 0 if self._prompt_told else prompt_tokens
-        self._prompt_told = True
-        return [pb_utils.InferenceResponse(tensors, parameters=usage(gains, told, final=final))]
+    def responses(
+        self, deltas: Sequence[SequenceDelta], prompt_tokens: int, *, final: bool
+    ) -> list[Any]:
+        """One response with the deltas of every sequence."""
+        tensors = [self._texts("text_output", [self.prefix + each.text for each in deltas])]
+        tensors += self._optional(deltas, prompt_tokens)
+        counted = 0 if self._prompt_counted else prompt_tokens
+        self._prompt_counted = True
+        return [pb_utils.InferenceResponse(tensors, parameters=usage(deltas, counted, final=final))]
 
-    def _optional(self, gains: Sequence[Gain], prompt_tokens: int) -> list[Any]:
+    def _optional(self, deltas: Sequence[SequenceDelta], prompt_tokens: int) -> list[Any]:
         tensors = [
-            self._texts(name, [str(getattr(each, name)) for each in gains])
+            self._texts(name, [str(getattr(each, name)) for each in deltas])
             for name in ("finish_reason", "stop_reason")
             if name in self._outputs
         ]
-        totals = [each.cumulative_logprob or 0.0 for each in gains]
+        totals = [each.cumulative_logprob or 0.0 for each in deltas]
         if "cumulative_logprob" in self._outputs:
             tensors.append(self._tensor("cumulative_logprob", totals, np.float32))
         if "log_probs" in self._outputs:
             tensors.append(self._tensor("cum_log_probs", totals, np.float32))
-            tensors.append(self._tensor("output_log_probs", _table(gains), np.float32))
+            tensors.append(self._tensor("output_log_probs", _table(deltas), np.float32))
         if "logprobs" in self._outputs:
-            tensors.append(self._texts("logprobs", [self._logprobs(each) for each in gains]))
+            tensors.append(self._texts("logprobs", [self._logprobs(each) for each in deltas]))
         if "num_input_tokens" in self._outputs:
             tensors.append(self._tensor("num_input_tokens", [prompt_tokens], np.int32))
         if "num_output_tokens" in self._outputs:
-            counts = [each.tokens for each in gains]
+            counts = [each.tokens for each in deltas]
             tensors.append(self._tensor("num_output_tokens", counts, np.int32))
         if "perf_metrics" in self._outputs:
-            tensors += self._measured([each.metrics for each in gains])
+            tensors += self._measured([each.metrics for each in deltas])
         return tensors
 
-    def _logprobs(self, gain: Gain) -> str:
-        return contract_logprobs(gain.logprobs, self._decode) if self._with_logprobs else "null"
+    def _logprobs(self, change: SequenceDelta) -> str:
+        return contract_logprobs(change.logprobs, self._decode) if self._with_logprobs else "null"
 
     def _measured(self, metrics: Sequence[Any]) -> list[Any]:
-        """What the engine has measured, once it tells it."""
+        """The engine's measurements, if they are there."""
         if not metrics or any(each is None for each in metrics):
             return []
         tensors = []
@@ -101,14 +102,14 @@ class Responses:
         return pb_utils.Tensor(name, array[np.newaxis] if self._batched else array)
 
 
-def usage(gains: Sequence[Gain], prompt_tokens: int, *, final: bool) -> dict[str, str]:
-    """The parameter of a response for the gateway's own accounts."""
-    reason = (gains[0].finish_reason or "") if final and gains else ""
-    return {USAGE: f"{prompt_tokens},{sum(each.tokens for each in gains)},{reason}"}
+def usage(deltas: Sequence[SequenceDelta], prompt_tokens: int, *, final: bool) -> dict[str, str]:
+    """The response parameter with token counts for the gateway."""
+    reason = (deltas[0].finish_reason or "") if final and deltas else ""
+    return {USAGE: f"{prompt_tokens},{sum(each.tokens for each in deltas)},{reason}"}
 
 
-def _table(gains: Sequence[Gain]) -> list[list[float]]:
-    """One row per sequence, filled up with zeros."""
-    rows = [[chance.chosen.logprob for chance in each.logprobs] for each in gains]
+def _table(deltas: Sequence[SequenceDelta]) -> list[list[float]]:
+    """One row per sequence, padded with zeros."""
+    rows = [[chance.chosen.logprob for chance in each.logprobs] for each in deltas]
     width = max(map(len, rows), default=0)
     return [[*row, *[0.0] * (width - len(row))] for row in rows]

@@ -1,11 +1,11 @@
-"""What does the text of a chat say? An answer, thoughts, calls of tools: the library reads it."""
+"""Parsers of chat text into content, thoughts and tool calls."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .refusals import Refusal, clean
+from .errors import Refusal, clean
 
 NO_TOOLS = (
     "'tools' is not supported by this model: its parameter 'tool_call_parser' names no parser that "
@@ -16,8 +16,8 @@ READ_OF_TOOLS = ("name", "description", "parameters")
 
 
 @dataclass(frozen=True)
-class Call:
-    """A piece of a call: it begins where it has a name, the arguments are JSON in pieces."""
+class ToolCall:
+    """A piece of a call: the first piece has a name, the arguments are JSON in pieces."""
 
     index: int
     name: str
@@ -25,50 +25,50 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a piece of text says."""
+class ChatPiece:
+    """The content, thoughts and calls in a piece of text."""
 
     content: str = ""
     thoughts: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True)
 class Tools:
-    """What a client lets the model call: any of them, or the `named` one alone."""
+    """The tools that the model may call: any of them, or the `named` one alone."""
 
     definitions: Sequence[Mapping[str, Any]]
     named: str = ""
     parallel: bool = True
 
 
-class Reader(Protocol):
-    """Reads the text of one choice, piece by piece or, if it is not streamed, at once."""
+class ChatReader(Protocol):
+    """Reads the text of one choice, in pieces or, without a stream, at once."""
 
-    def read(self, text: str, *, final: bool) -> Said:
-        """What the next piece says; Refusal if a parser fails."""
-
-
-class Plain:
-    """Text is the answer."""
-
-    def read(self, text: str, *, final: bool) -> Said:
-        return Said(text)
+    def read(self, text: str, *, final: bool) -> ChatPiece:
+        """The content of the next piece; Refusal if a parser fails."""
 
 
-class Forced:
-    """Text is the arguments of the one tool that the client wants."""
+class PlainReader:
+    """Text as content."""
+
+    def read(self, text: str, *, final: bool) -> ChatPiece:
+        return ChatPiece(text)
+
+
+class ForcedToolReader:
+    """Text as the arguments of the one tool that the client names."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def read(self, text: str, *, final: bool) -> Said:
+    def read(self, text: str, *, final: bool) -> ChatPiece:
         name, self._name = self._name, ""
-        return Said(calls=(Call(0, name, text),)) if text or name else Said()
+        return ChatPiece(calls=(ToolCall(0, name, text),)) if text or name else ChatPiece()
 
 
-class Parsed:
-    """Text is read by parsers of the library's, either of which may be None."""
+class ParsedReader:
+    """Text read by the library's parsers, either of which may be None."""
 
     def __init__(
         self, thoughts: Any, tools: Any, definitions: Sequence[Any], *, stream: bool, parallel: bool
@@ -76,16 +76,16 @@ class Parsed:
         self._thoughts, self._tools = thoughts, tools
         self._definitions = definitions
         self._stream, self._parallel = stream, parallel
-        self._fed = self._told = ""
+        self._fed = self._sent = ""
         self._called = False
 
-    def read(self, text: str, *, final: bool) -> Said:
+    def read(self, text: str, *, final: bool) -> ChatPiece:
         try:
             content, thoughts = self._think(text, final)
             content, calls = self._call(content, final)
-        except Exception as error:  # a parser is anybody's code
+        except Exception as error:  # a parser is foreign code
             raise Refusal(f"the text cannot be read: {clean(error)}", "INTERNAL") from error
-        return Said(content, thoughts, calls if self._parallel else _first(calls))
+        return ChatPiece(content, thoughts, calls if self._parallel else _first(calls))
 
     def _think(self, text: str, final: bool) -> tuple[str, str]:
         if self._thoughts is None:
@@ -96,35 +96,35 @@ class Parsed:
         found = self._thoughts.parse_delta(text)
         content, thoughts = found.content, found.reasoning_content
         if final and (finish := getattr(self._thoughts, "finish", None)):
-            rest = finish()  # some versions of the library hold nothing back
+            rest = finish()  # absent in some versions of the library
             content, thoughts = content + rest.content, thoughts + rest.reasoning_content
         return content, thoughts
 
-    def _call(self, text: str, final: bool) -> tuple[str, tuple[Call, ...]]:
+    def _call(self, text: str, final: bool) -> tuple[str, tuple[ToolCall, ...]]:
         if self._tools is None:
             return text, ()
         if not self._stream:
             found = self._tools.detect_and_parse(text, self._definitions)
             named = enumerate(each for each in found.calls if each.name)
-            return found.normal_text, tuple(Call(n, e.name, e.parameters) for n, e in named)
+            return found.normal_text, tuple(ToolCall(n, e.name, e.parameters) for n, e in named)
         found = self._tools.parse_streaming_increment(text, self._definitions)
-        calls = tuple(Call(e.tool_index, e.name or "", e.parameters) for e in found.calls)
+        calls = tuple(ToolCall(e.tool_index, e.name or "", e.parameters) for e in found.calls)
         return self._with_rest(text, found.normal_text, calls, final), calls
 
-    def _with_rest(self, text: str, content: str, calls: Sequence[Call], final: bool) -> str:
-        """What looked like the beginning of a call, and was none when the text ended, is text."""
+    def _with_rest(self, text: str, content: str, calls: Sequence[ToolCall], final: bool) -> str:
+        """Content with held-back text that proved to be no call."""
         self._called = self._called or bool(calls)
-        self._fed, self._told = self._fed + text, self._told + content
-        if final and not self._called and self._fed.startswith(self._told):
-            content += self._fed.removeprefix(self._told)
+        self._fed, self._sent = self._fed + text, self._sent + content
+        if final and not self._called and self._fed.startswith(self._sent):
+            content += self._fed.removeprefix(self._sent)
         return content
 
 
 @dataclass(frozen=True)
 class Parsers:
-    """What makes the parsers of a model, None where it has none; `definition` reads one tool.
+    """Factories of a model's parsers, None without one; `definition` reads one tool.
 
-    Some parsers look for special tokens (`raw_thoughts`, `raw_tools`), which no text has otherwise.
+    Some parsers need special tokens in the text (`raw_thoughts`, `raw_tools`).
     """
 
     thoughts: Callable[[Mapping[str, Any]], Any] | None = None
@@ -134,25 +134,25 @@ class Parsers:
     definition: Callable[..., Any] | None = None
 
     def sampling(self, tools: Tools | None) -> dict[str, Any]:
-        """How texts are to be made so that they can be read."""
+        """Sampling parameters that the parsers need."""
         with_tools = tools is not None and not tools.named
         raw = self.raw_thoughts or (self.raw_tools and with_tools)
         return {"skip_special_tokens": False} if raw else {}
 
     def readers(
         self, tools: Tools | None, template: Mapping[str, Any], *, stream: bool
-    ) -> Callable[[], Reader]:
-        """What makes a reader for each choice; Refusal if the tools cannot be had.
+    ) -> Callable[[], ChatReader]:
+        """A factory of readers, one for each choice; Refusal if the model has no parser of tools.
 
         `template` has the variables of the chat template, on which thinking may depend.
         """
         if tools is not None and tools.named:
-            return lambda: Forced(tools.named)
+            return lambda: ForcedToolReader(tools.named)
         definitions = [] if tools is None else self._defined(tools)
         with_tools = None if tools is None else self.tools
         if self.thoughts is None and with_tools is None:
-            return Plain
-        return lambda: Parsed(
+            return PlainReader
+        return lambda: ParsedReader(
             self.thoughts and self.thoughts(template),
             with_tools and with_tools(),
             definitions,
@@ -170,7 +170,7 @@ class Parsers:
 
 
 def load_parsers(thoughts: str, tools: str) -> Parsers:
-    """The library's parsers of these names, "" for none; Refusal if it has no such parser."""
+    """The library's parsers of these names, "" for none; Refusal if a parser is unknown."""
     try:
         make_thoughts, raw_thoughts = _of_thoughts(thoughts)
         make_tools, raw_tools, definition = _of_tools(tools)
@@ -203,15 +203,15 @@ def _of_tools(name: str) -> tuple[Callable[[], Any] | None, bool, Callable[..., 
 
 
 def _looks_for_special_tokens(parser: Any) -> bool:
-    """Older versions of the library do not say."""
+    """Whether a parser needs special tokens; older versions of the library do not define it."""
     return bool(getattr(parser, "needs_raw_special_tokens", False))
 
 
 def _bare(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """What parsers read of a tool; the library refuses members that it does not know."""
+    """The members of a tool that parsers read; the library refuses unknown members."""
     function = {name: value for name, value in tool["function"].items() if name in READ_OF_TOOLS}
     return {"type": "function", "function": function}
 
 
-def _first(calls: Sequence[Call]) -> tuple[Call, ...]:
+def _first(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
     return tuple(each for each in calls if each.index == 0)

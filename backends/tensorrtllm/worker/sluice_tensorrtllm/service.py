@@ -1,4 +1,4 @@
-"""One request from its inputs to its last response."""
+"""Execution of one request, from its inputs to its last response."""
 
 import asyncio
 import os
@@ -10,38 +10,36 @@ from typing import Any, NoReturn
 
 import triton_python_backend_utils as pb_utils
 
-from .adapters import Adapters
-from .asked import Asked, read_asked
-from .inputs import Inputs
-from .live import Live, Running
-from .measures import Measures
+from .aborts import AbortWatch, RunningRequest
+from .deltas import DeltaReader, SequenceDelta
+from .engine import LlmLibrary
+from .errors import Refusal, clean
 from .messages import readable
-from .openai_call import ENDPOINT, REQUEST, OpenAiCall, read_call
-from .opening import Library
-from .outputs import Responses
+from .metrics import TrtLlmMetrics
+from .model_file import LoraAdapters
+from .openai_response import ENDPOINT, REQUEST, OpenAiCall, read_call
+from .outputs import TensorResponses
 from .parsers import Parsers
-from .refusals import Refusal, clean
-from .sampling import end_beside_words, guided, revises
-from .steps import Gain, Progress
+from .request import Inputs, LlmRequest, end_beside_words, guided, read_request, revises
 
 PREFIX = "Error generating request: "
-"""What Triton's model writes before the reason of a failed request."""
+"""The prefix of Triton's model for the reason of a failed request."""
 BROKEN = f"{PREFIX}the model's program failed; the server's log says how"
 CANCELLED = "Request cancelled by client"
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 ENGINE_DIED = 70
 LONG_LETTERS = 4096
-"""From how many letters on a prompt takes longer to tokenise than others should wait."""
+"""Prompts from this length on are tokenised in a thread."""
 DEFAULT_TOKENS = 32
-"""How many tokens the library makes unless told."""
-Writer = Responses | OpenAiCall
+"""The library's default of new tokens."""
+Writer = TensorResponses | OpenAiCall
 
 
 @dataclass(frozen=True)
-class Contract:
-    """What of the model's config decides how requests are answered.
+class ModelContract:
+    """Settings of the model's config for answers.
 
-    `max_length` is how many tokens prompt and answer may have together, None if nobody says.
+    `max_length` limits the tokens of prompt and answer together; None if unknown.
     """
 
     model: str
@@ -51,29 +49,29 @@ class Contract:
     parsers: Parsers = field(default_factory=Parsers)
 
 
-class Service:
-    """Answers requests with an engine, any number at once, in one event loop."""
+class RequestService:
+    """Answers requests with an engine, any number concurrently, in one event loop."""
 
     def __init__(
         self,
         llm: Any,
-        library: Library,
-        contract: Contract,
-        adapters: Adapters,
-        live: Live,
-        measures: Measures,
+        library: LlmLibrary,
+        contract: ModelContract,
+        adapters: LoraAdapters,
+        live: AbortWatch,
+        metrics: TrtLlmMetrics,
     ) -> None:
         self._llm, self._library, self._contract = llm, library, contract
-        self._adapters, self._live, self._measures = adapters, live, measures
+        self._adapters, self._abort_watch, self._metrics = adapters, live, metrics
 
     async def answer(self, request: Any) -> None:
-        """Send all responses to a request, or why there are none."""
+        """Send all responses to a request, or its error."""
         sender = request.get_response_sender()
         try:
             async with aclosing(self._responses(request, sender)) as responses:
                 async for response, final in responses:
                     sender.send(response, FINAL if final else 0)
-                    # One loop sends for all: `send` must not wait there for one who lags.
+                    # `send` does not block in the loop of all requests: wait for slow readers here.
                     await sender.room()
         except Refusal as refusal:
             _fail(sender, refusal)
@@ -85,45 +83,45 @@ class Service:
         inputs = Inputs(request)
         if inputs.flag("stop"):
             self._stop(request.request_id())
-        asked, writer = self._read(inputs)
-        prompt, tokens = await self._prompt(asked)
+        llm_request, writer = self._read(inputs)
+        prompt, tokens = await self._prompt(llm_request)
         if isinstance(writer, OpenAiCall):
-            asked = writer.within(self._contract.max_length, tokens)
+            llm_request = writer.within(self._contract.max_length, tokens)
         else:
-            writer.prefix = self._echoed(asked, tokens)
-        result = self._submit(prompt, asked)
-        running = Running(request.request_id(), sender.is_cancelled, result)
-        with self._live.holding(running):
-            async with aclosing(self._steps(running, asked)) as steps:
-                async for gains, prompt_tokens, final in steps:
-                    made = writer.responses(gains, prompt_tokens, final=final)
+            writer.prefix = self._echoed(llm_request, tokens)
+        result = self._submit(prompt, llm_request)
+        running = RunningRequest(request.request_id(), sender.is_cancelled, result)
+        with self._abort_watch.holding(running):
+            async with aclosing(self._steps(running, llm_request)) as steps:
+                async for deltas, prompt_tokens, final in steps:
+                    made = writer.responses(deltas, prompt_tokens, final=final)
                     for number, response in enumerate(made, 1):
                         yield response, final and number == len(made)
 
-    def _read(self, inputs: Inputs) -> tuple[Asked, Writer]:
+    def _read(self, inputs: Inputs) -> tuple[LlmRequest, Writer]:
         writer: Writer
         if REQUEST in inputs:
             names = self._adapters.names
             contract = self._contract
             call = read_call(inputs, contract.model, names, self._decoded, contract.parsers)
-            asked, writer = call.asked, call
+            llm_request, writer = call.llm_request, call
         else:
-            inputs.text(ENDPOINT)  # says nothing without a request of OpenAI's
-            asked = read_asked(inputs)
-            writer = Responses(
-                asked.outputs,
+            inputs.text(ENDPOINT)  # has no effect without an OpenAI request
+            llm_request = read_request(inputs)
+            writer = TensorResponses(
+                llm_request.outputs,
                 self._decoded,
-                with_logprobs=asked.sampling.get("logprobs") is not None,
+                with_logprobs=llm_request.sampling.get("logprobs") is not None,
                 batched=self._contract.batched,
             )
-        if asked.stream:
-            self._check_stream(asked)
-        return asked, writer
+        if llm_request.stream:
+            self._check_stream(llm_request)
+        return llm_request, writer
 
-    def _check_stream(self, asked: Asked) -> None:
+    def _check_stream(self, llm_request: LlmRequest) -> None:
         if not self._contract.decoupled:
             raise Refusal("Streaming is only supported in decoupled mode.", "UNSUPPORTED")
-        if revises(asked.sampling):
+        if revises(llm_request.sampling):
             raise Refusal(
                 "beams, and a 'best_of' above the number of sequences, cannot be streamed: which "
                 "of them are the answer is known only at the end",
@@ -131,50 +129,52 @@ class Service:
             )
 
     def _stop(self, request_id: str) -> None:
-        """Triton's way to cancel: another request with the same id."""
+        """Abort requests with this id: Triton's way to cancel."""
         if not request_id:
             raise Refusal("A request id must be provided for request cancellation")
-        self._live.stop(request_id)
+        self._abort_watch.stop(request_id)
         raise Refusal(CANCELLED, "CANCELLED")
 
-    async def _prompt(self, asked: Asked) -> tuple[Any, list[int] | None]:
-        """What the library takes as a prompt, and its tokens if the client gave no text."""
-        tokens = asked.tokens
-        if asked.messages is not None:
-            tokens = await asyncio.to_thread(self._rendered, asked)
+    async def _prompt(self, llm_request: LlmRequest) -> tuple[Any, list[int] | None]:
+        """The prompt for the library, and its tokens if the client sent no text."""
+        tokens = llm_request.tokens
+        if llm_request.messages is not None:
+            tokens = await asyncio.to_thread(self._rendered, llm_request)
         if tokens is not None:
             return {"prompt_token_ids": tokens}, tokens
-        text = asked.text or ""
+        text = llm_request.text or ""
         if len(text) < LONG_LETTERS or self._llm.tokenizer is None:
             return text, None
-        return {"prompt_token_ids": await asyncio.to_thread(self._tokenised, text, asked)}, None
+        return {
+            "prompt_token_ids": await asyncio.to_thread(self._tokenised, text, llm_request)
+        }, None
 
-    def _tokenised(self, text: str, asked: Asked) -> list[int]:
-        """What the library would make of the text, in the loop that serves all streams."""
-        special = asked.sampling.get("add_special_tokens", True)
+    def _tokenised(self, text: str, llm_request: LlmRequest) -> list[int]:
+        """The tokens that the library would make of the text in the event loop."""
+        special = llm_request.sampling.get("add_special_tokens", True)
         try:
             return list(self._tokenizer().encode(text, add_special_tokens=special))
-        except Exception as error:  # a tokenizer is anybody's code
+        except Exception as error:  # a tokenizer is foreign code
             raise Refusal(f"{PREFIX}the tokenizer fails: {clean(error)}") from error
 
-    def _rendered(self, asked: Asked) -> list[int]:
-        """Messages as tokens: the template has the special tokens that a text would get again."""
-        messages = readable(asked.messages or ())
+    def _rendered(self, llm_request: LlmRequest) -> list[int]:
+        """Messages as tokens: as a text they would get the template's special tokens twice."""
+        messages = readable(llm_request.messages or ())
         try:
             found = self._tokenizer().apply_chat_template(
                 messages,
-                **{"add_generation_prompt": True, **asked.template},
+                **{"add_generation_prompt": True, **llm_request.template},
                 tokenize=True,
                 return_dict=False,
             )
-        except Exception as error:  # a template is anybody's code
+        except Exception as error:  # a template is foreign code
             raise Refusal(f"{PREFIX}the chat template fails: {clean(error)}") from error
         return [int(token) for token in found]
 
-    def _echoed(self, asked: Asked, tokens: list[int] | None) -> str:
-        if not asked.echo:
+    def _echoed(self, llm_request: LlmRequest, tokens: list[int] | None) -> str:
+        if not llm_request.echo:
             return ""
-        return asked.text or "" if tokens is None else str(self._tokenizer().decode(tokens))
+        return llm_request.text or "" if tokens is None else str(self._tokenizer().decode(tokens))
 
     def _decoded(self, token: int) -> str:
         return str(self._tokenizer().decode([token]))
@@ -185,45 +185,45 @@ class Service:
             raise Refusal("the model has no tokenizer (skip_tokenizer_init)", "UNSUPPORTED")
         return found
 
-    def _submit(self, prompt: Any, asked: Asked) -> Any:
-        sampling = dict(asked.sampling)
-        adapter = self._adapters.take(asked, sampling)
+    def _submit(self, prompt: Any, llm_request: LlmRequest) -> Any:
+        sampling = dict(llm_request.sampling)
+        adapter = self._adapters.take(llm_request, sampling)
         end_beside_words(sampling)
         try:
             if guide := guided(sampling):
                 sampling["guided_decoding"] = self._library.GuidedDecodingParams(**guide)
-            if "log_probs" in asked.outputs or "cumulative_logprob" in asked.outputs:
+            if "log_probs" in llm_request.outputs or "cumulative_logprob" in llm_request.outputs:
                 sampling.setdefault("logprobs", 1)
-            if "perf_metrics" in asked.outputs:
+            if "perf_metrics" in llm_request.outputs:
                 sampling["return_perf_metrics"] = True
             return self._llm.generate_async(
                 prompt,
                 self._library.SamplingParams(**sampling),
                 lora_request=adapter,
-                streaming=asked.stream,
+                streaming=llm_request.stream,
             )
         except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
             raise Refusal(PREFIX + clean(error)) from error
         except self._library.RequestError as error:
             raise Refusal(PREFIX + clean(error), "INTERNAL") from error
-        except RuntimeError as error:  # what an engine that has died says to whoever comes next
+        except RuntimeError as error:  # an engine that has died
             _end(error)
 
     async def _steps(
-        self, running: Running, asked: Asked
-    ) -> AsyncGenerator[tuple[list[Gain], int, bool], None]:
-        progress, made = Progress(asked.sampling.get("max_tokens", DEFAULT_TOKENS)), 0
-        outputs_of = self._outputs if asked.stream else self._output
+        self, running: RunningRequest, llm_request: LlmRequest
+    ) -> AsyncGenerator[tuple[list[SequenceDelta], int, bool], None]:
+        progress, made = DeltaReader(llm_request.sampling.get("max_tokens", DEFAULT_TOKENS)), 0
+        outputs_of = self._outputs if llm_request.stream else self._output
         async with aclosing(outputs_of(running.result)) as outputs:
             async for output in outputs:
-                gains, final = progress.read(output), output.finished
+                deltas, final = progress.read(output), output.finished
                 prompt_tokens = len(output.prompt_token_ids)
-                if any(each.finish_reason == "cancelled" for each in gains):
+                if any(each.finish_reason == "cancelled" for each in deltas):
                     raise Refusal(CANCELLED, "CANCELLED")
-                made += sum(each.tokens for each in gains)
+                made += sum(each.tokens for each in deltas)
                 if final:
-                    self._measures.finished(prompt_tokens, made)
-                yield gains, prompt_tokens, final
+                    self._metrics.finished(prompt_tokens, made)
+                yield deltas, prompt_tokens, final
 
     async def _outputs(self, result: Any) -> AsyncGenerator[Any, None]:
         with self._failures():
@@ -231,18 +231,18 @@ class Service:
                 yield output
 
     async def _output(self, result: Any) -> AsyncGenerator[Any, None]:
-        """The one output without a stream: iterating would stop at each sequence."""
+        """The one output without a stream; iteration would stop at each sequence."""
         with self._failures():
             yield await result.aresult()
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        """What a result may raise."""
+        """Turn exceptions of a result into refusals, or end the process."""
         try:
             yield
         except self._library.RequestError as error:
             raise Refusal(PREFIX + clean(error), "INTERNAL") from error
-        except Exception as error:  # noqa: BLE001 - whatever else a result raises: the engine died
+        except Exception as error:  # noqa: BLE001 - any other exception: the engine has died
             _end(error)
 
 
@@ -252,7 +252,7 @@ def _fail(sender: Any, refusal: Refusal) -> None:
 
 
 def _end(error: BaseException) -> NoReturn:
-    """End the process, so that the gateway answers for it and starts another."""
+    """End the process: the gateway fails its requests and starts another."""
     text = "".join(traceback.format_exception(error))
     print(f"the engine has died: {text}", flush=True)  # noqa: T201 - the gateway logs it
     os._exit(ENGINE_DIED)

@@ -1,4 +1,4 @@
-"""Workers that serve the tests of one module each, as long as no test leaves one busy."""
+"""Workers that serve the tests of one module each, unless a test keeps one busy."""
 
 import itertools
 from collections.abc import Callable, Iterator

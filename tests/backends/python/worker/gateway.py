@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.python.worker.sluice_worker.frames import FrameReader, frame
-from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
+from backends.python.worker.sluice_worker.protocol import FrameSplitter, ToGateway, ToWorker, frame
 from backends.python.worker.sluice_worker.segments import (
     SHARED_FROM_BYTES,
     IncomingSegments,
@@ -232,7 +231,7 @@ class PlayedGateway:
         return self.process.stdout.read().decode()
 
     def _listen(self, source: socket.socket) -> None:
-        reader = FrameReader()
+        reader = FrameSplitter()
         while data := source.recv(1 << 18):
             for header, body in reader.feed(data):
                 kind, *values = json.loads(header)

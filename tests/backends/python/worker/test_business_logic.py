@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
+from backends.python.worker.sluice_worker.protocol import ToGateway, ToWorker
 from tests.backends.python.worker.gateway import (
     PROBE,
     PlayedGateway,
@@ -83,7 +83,7 @@ def test_a_failure_is_a_response(probed: PlayedGateway, number: Number) -> None:
     assert text_of(probed) == "('NOT_FOUND', 'no such model')"
 
 
-def test_executions_that_come_before_the_answer_are_kept(
+def test_executions_that_arrive_before_the_answer_are_queued(
     probed: PlayedGateway, number: Number
 ) -> None:
     begin(probed, number(), "return [texts(repr(seen(ask(1).exec())))]")
@@ -113,7 +113,9 @@ with concurrent.futures.ThreadPoolExecutor() as threads:
     assert text_of(probed) == "[('y', [3.0])]"
 
 
-def test_large_answers_are_read_in_place_and_let_go(probed: PlayedGateway, number: Number) -> None:
+def test_large_answers_are_read_in_place_and_released(
+    probed: PlayedGateway, number: Number
+) -> None:
     begin(
         probed,
         number(),
@@ -126,7 +128,7 @@ def test_large_answers_are_read_in_place_and_let_go(probed: PlayedGateway, numbe
     assert len(probed.hear(ToGateway.RELEASED).values[0]) == 1
 
 
-def test_an_iterator_gives_responses_as_they_come_and_again(
+def test_an_iterator_yields_responses_as_they_arrive_and_again(
     probed: PlayedGateway, number: Number
 ) -> None:
     text = """
@@ -146,7 +148,7 @@ return [texts(repr([first, [seen(each) for each in it], [seen(each) for each in 
     assert text_of(probed) == repr([one, [two, empty], [one, two, empty]])
 
 
-def test_after_a_cancel_the_responses_still_come(probed: PlayedGateway, number: Number) -> None:
+def test_after_a_cancel_responses_still_arrive(probed: PlayedGateway, number: Number) -> None:
     text = "it = ask(1).exec(decoupled=True)\nnext(it)\nit.cancel()\nit.cancel()\n"
     begin(probed, number(), text + "return [texts(repr([seen(each) for each in it]))]")
     call = probed.hear(ToGateway.INFER).values[0]
@@ -159,14 +161,16 @@ def test_after_a_cancel_the_responses_still_come(probed: PlayedGateway, number: 
 
 
 @pytest.mark.parametrize("ending", ["it = None", "del it"])
-def test_who_reads_no_further_says_so(probed: PlayedGateway, number: Number, ending: str) -> None:
+def test_a_dropped_iterator_cancels_its_call(
+    probed: PlayedGateway, number: Number, ending: str
+) -> None:
     text = f"it = ask(1).exec(decoupled=True)\nnext(it)\n{ending}\nreturn [texts('gone')]"
     begin(probed, number(), text)
     call = probed.hear(ToGateway.INFER).values[0]
     answer(probed, call, 1, final=False)
     assert probed.hear(ToGateway.CANCEL_INFER).values == [call, True]
     assert text_of(probed) == "gone"
-    # What is still under way finds nobody, and does no harm.
+    # Answers still on their way have no receiver, and are dropped.
     answer(probed, call, 2)
     probed.ping()
 
@@ -180,7 +184,7 @@ def awaited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlayedGateway]
         yield found
 
 
-def test_calls_can_be_under_way_side_by_side(awaited: PlayedGateway, number: Number) -> None:
+def test_calls_can_be_concurrent(awaited: PlayedGateway, number: Number) -> None:
     text = """
 import asyncio
 answers = await asyncio.gather(ask(1).async_exec(), ask(2).async_exec())
@@ -214,7 +218,7 @@ return [texts(repr(call.cancelled()))]
 def test_an_iterator_that_is_awaited_has_its_first_response(
     awaited: PlayedGateway, number: Number
 ) -> None:
-    """So its reader blocks nobody: each of these asks before any of them has an answer."""
+    """Its reader blocks no other: each of these calls before any of them has an answer."""
     text = """
 import asyncio
 async def read(value):
@@ -249,7 +253,7 @@ return [texts(repr(call.cancelled()))]
     assert awaited.rest(ToGateway.CANCEL_INFER) == []
 
 
-def test_other_models_are_not_to_be_asked_before_the_first_request(tmp_path: Path) -> None:
+def test_other_models_cannot_be_called_before_the_first_request(tmp_path: Path) -> None:
     text = """
 class TritonPythonModel:
     def initialize(self, args):

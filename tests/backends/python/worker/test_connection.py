@@ -9,9 +9,8 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from backends.python.worker.sluice_worker.connection import Connection
-from backends.python.worker.sluice_worker.frames import FrameReader
-from backends.python.worker.sluice_worker.messages import ToGateway
+from backends.python.worker.sluice_worker.connection import GatewayConnection
+from backends.python.worker.sluice_worker.protocol import FrameSplitter, ToGateway
 from backends.python.worker.sluice_worker.segments import OutgoingSegments
 
 WAIT_SECS = 20.0
@@ -19,7 +18,7 @@ WAIT_SECS = 20.0
 
 @pytest.fixture
 def pairs() -> Iterator[list[tuple[socket.socket, socket.socket]]]:
-    """Work, control and descriptors; the gateway's end first."""
+    """WorkSocket, control and descriptors; the gateway's end first."""
     with ExitStack() as opened:
         made = [socket.socketpair() for _ in range(3)]
         for each in itertools.chain.from_iterable(made):
@@ -27,18 +26,18 @@ def pairs() -> Iterator[list[tuple[socket.socket, socket.socket]]]:
         yield made
 
 
-def test_what_is_free_again_is_told_while_nothing_more_can_be_sent_over_work(
+def test_released_segments_are_sent_while_work_is_full(
     pairs: list[tuple[socket.socket, socket.socket]],
 ) -> None:
     (work, _), (control, _), (descriptors, _) = pairs
-    connection = Connection(*(theirs for _, theirs in pairs))
+    connection = GatewayConnection(*(theirs for _, theirs in pairs))
     flooding = threading.Thread(target=connection.send, args=([0], [bytes(4 << 20)]))
     flooding.start()
     assert work.recv(1)  # it is being sent, and more than the socket holds
     outgoing = OutgoingSegments(descriptors)
     number = outgoing.place(memoryview(bytes(1 << 16)))
     connection.incoming.view(number, 1 << 16)
-    telling = threading.Thread(target=connection.tell_released, daemon=True)
+    telling = threading.Thread(target=connection.send_released, daemon=True)
     telling.start()
     telling.join(WAIT_SECS)
     told = not telling.is_alive()
@@ -48,7 +47,7 @@ def test_what_is_free_again_is_told_while_nothing_more_can_be_sent_over_work(
         with suppress(TimeoutError):  # the thread may end after its last byte was read
             work.recv(1 << 20)
     assert told
-    ((header, _),) = FrameReader().feed(received)
+    ((header, _),) = FrameSplitter().feed(received)
     assert json.loads(header) == [ToGateway.RELEASED, [number], []]
     outgoing.close()
     connection.incoming.close()

@@ -1,10 +1,10 @@
-"""What a worker hears beside executions: pings, and whether the model is ready."""
+"""Messages that do not wait for an execution: pings and readiness."""
 
 from pathlib import Path
 
 import pytest
 
-from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
+from backends.python.worker.sluice_worker.protocol import ToGateway, ToWorker
 from tests.backends.python.worker.gateway import PlayedGateway, request, tensor, worker
 
 READY = """
@@ -52,7 +52,7 @@ def test_readiness_is_answered_while_execute_runs(tmp_path: Path) -> None:
         assert gateway.executed()[0] is None
 
 
-def test_whether_a_model_can_be_asked_is_said_at_its_load(tmp_path: Path) -> None:
+def test_a_load_reports_whether_the_model_has_is_ready(tmp_path: Path) -> None:
     for text, expected in ((READY, True), ("class TritonPythonModel:\n    pass\n", False)):
         code = text.replace("ASYNC ", "").replace("RETURN", "return True")
         with worker(tmp_path / str(expected), code) as gateway:

@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.python.worker.sluice_worker.configurations import (
-    get_input_config_by_name,
-    get_output_config_by_name,
-    using_decoupled_model_transaction_policy,
-)
 from backends.python.worker.sluice_worker.datatypes import (
     deserialize_bytes_tensor,
     numpy_to_triton_type,
     serialize_byte_tensor,
     triton_string_to_numpy,
     triton_to_numpy_type,
+)
+from backends.python.worker.sluice_worker.model_config import (
+    get_input_config_by_name,
+    get_output_config_by_name,
+    using_decoupled_model_transaction_policy,
 )
 
 
@@ -63,7 +63,7 @@ def test_entries_of_a_config() -> None:
     assert get_output_config_by_name({}, "b") is None
 
 
-def test_whether_a_config_is_decoupled() -> None:
+def test_a_config_is_decoupled_by_its_transaction_policy() -> None:
     assert not using_decoupled_model_transaction_policy({})
     policy = {"model_transaction_policy": {"decoupled": True}}
     assert using_decoupled_model_transaction_policy(policy)

@@ -70,7 +70,9 @@ def config(**fields: Any) -> ModelConfig:
         ),
     ],
 )
-def test_where_they_disagree(change: Callable[[ModelConfig], None], message: str) -> None:
+def test_conflicts_with_the_config_are_refused(
+    change: Callable[[ModelConfig], None], message: str
+) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole text is compared
         change(config())
     assert str(caught.value) == message
@@ -97,7 +99,7 @@ def test_another_scheduler_stays(other: str) -> None:
     )
 
 
-def test_what_is_not_configured_is_filled_in() -> None:
+def test_missing_fields_of_a_config_are_completed() -> None:
     changed = config()
     changed.set_max_batch_size(16)
     changed.set_dynamic_batching()
@@ -115,7 +117,7 @@ def test_what_is_not_configured_is_filled_in() -> None:
     assert found["model_transaction_policy"] == {"decoupled": True}
 
 
-def test_configured_batching_is_left_alone() -> None:
+def test_configured_batching_is_kept() -> None:
     changed = config(dynamic_batching={"max_queue_delay_microseconds": 5})
     changed.set_dynamic_batching()
     assert changed.as_dict()["dynamic_batching"] == {"max_queue_delay_microseconds": 5}

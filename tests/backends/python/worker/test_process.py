@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.python.worker.sluice_worker.messages import ToGateway, ToWorker
+from backends.python.worker.sluice_worker.protocol import ToGateway, ToWorker
 from tests.backends.python.worker.gateway import (
     WAIT_SECS,
     PlayedGateway,
@@ -23,7 +23,7 @@ EMPTY = "class TritonPythonModel:\n    def execute(self, requests):\n        ret
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[PlayedGateway]:
-    """A worker that has not been told anything, for a model in a folder `m`."""
+    """A worker that has got no message, for a model in a folder `m`."""
     (tmp_path / "m" / "1").mkdir(parents=True)
     found = PlayedGateway(tmp_path / "m")
     try:
@@ -182,7 +182,7 @@ class TritonPythonModel:
 """
 
 
-def test_a_busy_worker_ends_when_the_gateway_goes(tmp_path: Path) -> None:
+def test_a_busy_worker_ends_with_the_gateway(tmp_path: Path) -> None:
     with worker(tmp_path, BUSY) as gateway:
         header, data = tensor(1)
         gateway.begin(request(1, header), buffers=[data])
@@ -218,7 +218,7 @@ class TritonPythonModel:
         os.kill(int(gateway.process.stdout.readline()), signal.SIGKILL)
 
 
-def test_what_is_printed_is_on_its_way_at_the_end_of_each_line(tmp_path: Path) -> None:
+def test_output_is_flushed_at_the_end_of_each_line(tmp_path: Path) -> None:
     text = "class TritonPythonModel:\n    def initialize(self, args):\n        print('hello')\n"
     with worker(tmp_path, text) as gateway:
         assert gateway.process.stdout is not None

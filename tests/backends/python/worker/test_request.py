@@ -39,7 +39,7 @@ PLAIN: dict[str, Any] = {"inputs": [X], "requested_output_names": ["y"], "model_
         ),
     ],
 )
-def test_what_a_request_cannot_have(fields: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_of_a_request_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(TritonModelException) as caught:
         InferenceRequest(**{**PLAIN, "request_id": "r", **fields})
     assert str(caught.value) == message
@@ -66,7 +66,7 @@ def test_none_is_no_value(missing: str) -> None:
         {"inputs": "x"},
     ],
 )
-def test_what_is_listed_has_the_types_that_triton_takes(fields: dict[str, Any]) -> None:
+def test_lists_have_the_types_that_triton_accepts(fields: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=next(iter(fields))):
         InferenceRequest(**{**PLAIN, **fields})
 
@@ -82,7 +82,7 @@ def test_parameters_are_json_text() -> None:
     assert InferenceRequest(**PLAIN).parameters() == ""
 
 
-def test_what_a_request_says_of_itself() -> None:
+def test_a_request_has_its_fields() -> None:
     request = InferenceRequest(**PLAIN, correlation_id="c", flags=1, timeout=5)
     request.set_flags(2)
     assert (request.correlation_id(), request.flags(), request.timeout()) == ("c", 2, 5)

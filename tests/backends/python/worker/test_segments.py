@@ -27,14 +27,14 @@ def ends() -> Iterator[Ends]:
     theirs.close()
 
 
-def test_what_is_placed_is_read_at_the_other_end(ends: Ends) -> None:
+def test_a_placed_tensor_is_read_at_the_other_end(ends: Ends) -> None:
     outgoing, incoming = ends
     data = bytes(range(256)) * 512
     number = outgoing.place(memoryview(data))
     assert bytes(incoming.view(number, len(data))) == data
 
 
-def test_a_segment_is_used_again_once_nobody_looks_at_it(ends: Ends) -> None:
+def test_a_segment_is_reused_after_its_last_view(ends: Ends) -> None:
     outgoing, incoming = ends
     first = outgoing.place(memoryview(bytes(100_000)))
     view = incoming.view(first, 100_000)
@@ -48,7 +48,7 @@ def test_a_segment_is_used_again_once_nobody_looks_at_it(ends: Ends) -> None:
     assert outgoing.place(memoryview(bytes(SHARED_FROM_BYTES + 1))) != first
 
 
-def test_a_segment_that_nobody_sent_is_refused(ends: Ends) -> None:
+def test_a_segment_that_was_not_sent_is_refused(ends: Ends) -> None:
     with pytest.raises(BlockingIOError):
         ends[1].view(9, 1)
 

@@ -52,7 +52,7 @@ def test_byte_strings_and_empty_arrays() -> None:
     assert Tensor("x", np.zeros((0, 3))).wire() == ("FP64", (0, 3), b"")
 
 
-def test_what_is_not_contiguous_is_copied_and_scalars_keep_their_shape() -> None:
+def test_an_array_that_is_not_contiguous_is_copied_and_scalars_keep_their_shape() -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert bytes(Tensor("x", array.T).wire()[2]) == array.T.tobytes()
     large = np.arange(20_000, dtype=np.float32).reshape(100, 200)
@@ -106,7 +106,7 @@ def test_a_capsule_can_be_taken_once() -> None:
     assert text(Tensor.from_dlpack, "x", capsule).startswith("Provided tensor is not supported.")
 
 
-def test_memory_lives_as_long_as_somebody_looks_at_it() -> None:
+def test_memory_lives_until_its_last_view() -> None:
     tensor = Tensor.from_dlpack("x", torch.full((100_000,), 7, dtype=torch.int32))
     array = tensor.as_numpy()
     del tensor
@@ -131,7 +131,7 @@ def test_bfloat16_has_dlpack_alone() -> None:
     assert back.dtype is torch.bfloat16
 
 
-def test_what_dlpack_cannot_have() -> None:
+def test_tensors_that_dlpack_cannot_carry_are_refused() -> None:
     texts = Tensor("x", np.array(["a"], dtype=object))
     assert text(texts.to_dlpack) == "DLPack does not have support for string tensors."
     part = torch.zeros((4, 4))[:, :2]

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from backends.identity import Behaviour, Gate, IdentityInstance
+from backends.identity import Behaviour, ExecutionGate, IdentityInstance
 from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.dataplane import DataPlane
@@ -318,7 +318,7 @@ async def test_the_model_stops_when_the_client_disconnects(serve: Serve) -> None
 async def test_a_request_whose_client_has_disconnected_never_reaches_the_model(
     serve: Serve,
 ) -> None:
-    gate = Gate()
+    gate = ExecutionGate()
     model = serve(echo(gate=gate), config=ECHO)
     app = route_to(model)
     async with Exchange(app, PATH, BODY) as first:

@@ -1,0 +1,207 @@
+"""Members of an OpenAI request, in the engine's terms."""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from .errors import Refusal
+from .model_file import LORA_NAME
+from .parsers import Tools
+from .request import GUIDE, GUIDE_TYPE, LlmRequest
+
+NUMBERS = {
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), (int, float)),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), (int, float)),
+    **dict.fromkeys(("n", "seed", "top_k", "min_tokens", "max_tokens"), (int,)),
+}
+"""Members that the engine knows by the same name."""
+MOST_LOGPROBS = 20
+"""OpenAI's limit."""
+DEFAULTS = {"temperature": 1.0}
+"""OpenAI's defaults that differ from the engine's."""
+REFUSED = ("suffix", "best_of", "functions", "logit_bias", "chat_template")
+"""Members that are refused unless they are empty: they change the answer and are not served."""
+NO_VARIABLES = frozenset(
+    {
+        *("chat_template", "tools", "documents", "tokenize", "return_dict", "return_tensors"),
+        *("padding", "truncation", "max_length", "tokenizer_kwargs"),
+        *("return_assistant_tokens_mask", "conversation"),
+    }
+)
+"""Arguments of a tokenizer that are no template variables: clients cannot set them."""
+
+
+def read_body(body: Mapping[str, Any], *, chat: bool, adapters: Collection[str]) -> LlmRequest:
+    """The request in a body; Refusal names a wrong member."""
+    for name in REFUSED:
+        if body.get(name):
+            raise Refusal(f"'{name}' is not supported for TensorRT-LLM models", "UNSUPPORTED")
+    stream = _typed(body, "stream", bool, "true or false") or False
+    if _typed(body, "stream_options", dict, "an object") and not stream:
+        raise Refusal("`stream_options` can only be used when `stream` is True")
+    tools = read_tools(body) if chat else None
+    sampling = {**_sampling(body), **_guide(body.get("response_format")), **_forced(body, tools)}
+    if (top := top_logprobs(body, chat=chat)) is not None:
+        sampling["logprobs"] = max(top, 1)  # 0 has meant none to some versions of the library
+    if body.get("model") in adapters:
+        sampling[LORA_NAME] = body["model"]
+    if chat:
+        return _chat(body, tools, stream, sampling)
+    return _completion(body, stream, sampling)
+
+
+def _chat(
+    body: Mapping[str, Any], tools: Tools | None, stream: bool, sampling: Mapping[str, Any]
+) -> LlmRequest:
+    messages = _typed(body, "messages", list, "a list")
+    if not messages:
+        raise Refusal("'messages' is missing or empty, expected a list of messages")
+    template = _typed(body, "chat_template_kwargs", dict, "an object") or {}
+    if closed := NO_VARIABLES & template.keys():
+        raise Refusal(f"'chat_template_kwargs' has '{min(closed)}', which clients cannot set")
+    if tools is not None:
+        template = {**template, "tools": tools.definitions}
+    return LlmRequest(messages=messages, template=template, stream=stream, sampling=sampling)
+
+
+def _completion(body: Mapping[str, Any], stream: bool, sampling: Mapping[str, Any]) -> LlmRequest:
+    text, tokens = _prompt(body.get("prompt"))
+    echo = bool(_typed(body, "echo", bool, "true or false"))
+    if echo and text is None:
+        raise Refusal("'echo' needs a 'prompt' that is a text")
+    if echo and "logprobs" in sampling:
+        raise Refusal("'logprobs' of an 'echo' are not supported: ask for one of them")
+    return LlmRequest(text=text, tokens=tokens, stream=stream, echo=echo, sampling=sampling)
+
+
+def top_logprobs(body: Mapping[str, Any], *, chat: bool) -> int | None:
+    """How many of the likeliest tokens are wanted in each place; None: no log probabilities."""
+    if not chat:
+        return _top(body, "logprobs")
+    wanted = _typed(body, "logprobs", bool, "true or false")
+    top = _top(body, "top_logprobs")
+    if top and not wanted:
+        raise Refusal("'top_logprobs' needs 'logprobs' to be true")
+    return top or 0 if wanted else None
+
+
+def _top(body: Mapping[str, Any], name: str) -> int | None:
+    found: int | None = _typed(body, name, int, "an integer")
+    if found is not None and not 0 <= found <= MOST_LOGPROBS:
+        raise Refusal(f"'{name}' is {found}, expected 0 to {MOST_LOGPROBS}")
+    return found
+
+
+def read_tools(body: Mapping[str, Any]) -> Tools | None:
+    """The tools of a chat; None if it has none."""
+    definitions = _typed(body, "tools", list, "a list")
+    choice = body.get("tool_choice")
+    if not definitions or choice == "none":
+        return None
+    names = [_function_name(each) for each in definitions]
+    if None in names:
+        raise Refusal(
+            f"'tools' has {_shown(definitions[names.index(None)])}, expected the type function "
+            "with a function that has a name"
+        )
+    parallel = _typed(body, "parallel_tool_calls", bool, "true or false") is not False
+    if choice in (None, "auto"):
+        return Tools(definitions, parallel=parallel)
+    if choice == "required":
+        raise Refusal(
+            "'tool_choice' is \"required\", which is not supported for TensorRT-LLM models; name "
+            "the function, or leave the choice to the model",
+            "UNSUPPORTED",
+        )
+    if (name := _function_name(choice)) not in names or name is None:
+        raise Refusal(f"'tool_choice' is {_shown(choice)}, expected a function of 'tools'")
+    return Tools(definitions, named=name)
+
+
+def _function_name(tool: Any) -> str | None:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) and name and tool.get("type") == "function" else None
+
+
+def _forced(body: Mapping[str, Any], tools: Tools | None) -> dict[str, Any]:
+    """The guide for a named function: its arguments follow its schema."""
+    if tools is None or not tools.named:
+        return {}
+    if body.get("response_format"):
+        raise Refusal("'response_format' and a function in 'tool_choice' exclude each other")
+    found = next(each for each in tools.definitions if _function_name(each) == tools.named)
+    schema = found["function"].get("parameters")
+    if schema is not None and not isinstance(schema, dict):
+        raise Refusal(f"'tools' has the parameters {_shown(schema)}, expected an object")
+    if not schema:
+        return {GUIDE_TYPE: "json"}
+    return {GUIDE_TYPE: "json_schema", GUIDE: json.dumps(schema)}
+
+
+def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(DEFAULTS)
+    for name, kinds in NUMBERS.items():
+        value = body.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            expected = "an integer" if kinds == (int,) else "a number"
+            raise Refusal(f"'{name}' is {_shown(value)}, expected {expected}")
+        found[name] = value
+    if (longest := _typed(body, "max_completion_tokens", int, "an integer")) is not None:
+        found["max_tokens"] = longest
+    if _typed(body, "ignore_eos", bool, "true or false"):
+        found["ignore_eos"] = True
+    return {**found, **_stop(body.get("stop"))}
+
+
+def _stop(stop: Any) -> dict[str, Any]:
+    words = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(words, list) or not all(isinstance(each, str) for each in words):
+        raise Refusal(f"'stop' is {_shown(stop)}, expected a text or a list of texts")
+    return {"stop": words} if words else {}
+
+
+def _guide(wanted: Any) -> dict[str, Any]:
+    """The guide in `response_format`."""
+    if wanted is None:
+        return {}
+    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {GUIDE_TYPE: "json"}
+    schema = wanted.get("json_schema") if kind == "json_schema" else None
+    schema = schema.get("schema") if isinstance(schema, dict) else None
+    if not isinstance(schema, dict):
+        raise Refusal(
+            f"'response_format' is {_shown(wanted)}, expected the type text, json_object, or "
+            "json_schema with a schema"
+        )
+    return {GUIDE_TYPE: "json_schema", GUIDE: json.dumps(schema)}
+
+
+def _prompt(prompt: Any) -> tuple[str | None, list[int] | None]:
+    """One text, or one list of tokens."""
+    found = prompt[0] if isinstance(prompt, list) and _is_nested(prompt) else prompt
+    if isinstance(found, str):
+        return found, None
+    if isinstance(found, list) and found and all(type(each) is int for each in found):
+        return None, found
+    raise Refusal(f"'prompt' is {_shown(prompt)}, expected one text or one list of tokens")
+
+
+def _is_nested(prompt: list[Any]) -> bool:
+    return len(prompt) == 1 and isinstance(prompt[0], str | list)
+
+
+def _typed(body: Mapping[str, Any], name: str, kind: type, expected: str) -> Any:
+    found = body.get(name)
+    if found is not None and type(found) is not kind:
+        raise Refusal(f"'{name}' is {_shown(found)}, expected {expected}")
+    return found
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:40]
