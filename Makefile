@@ -37,6 +37,8 @@ conformance = $(addprefix tests/conformance/test_, $(addsuffix .py, $(1)))
 RANDOM := tests/gateway/test_random.py
 GRPC_TESTS := $(call conformance, stream_infer cancellation conversations resumption overload)
 PROCESSES := --frontends=2
+# These tests choose the processes or the transport themselves.
+ONE_PROCESS := $(call conformance, frontend_processes grpc_sockets grpc_transports grpc_keepalive)
 FRONTEND_TESTS := $(GRPC_TESTS) $(call conformance, generate lifecycle openai)
 
 .PHONY: setup serve test test-all suite test-oldest lint bench profile soak gpu-check clean
@@ -105,6 +107,14 @@ ifeq ($(ARGS),)
 	$(PARALLEL) -m "not quiet" $(PROCESSES) $(FRONTEND_TESTS) $(RANDOM) \
 	  $(call ONCE_MORE,$(PROCESSES) $(FRONTEND_TESTS) $(RANDOM))
 endif
+
+# Before a release, for hours: every conformance test on each transport and with frontend processes, every test without an
+# engine on the oldest Python, and every step of the sweeps.
+test-all: test
+	$(PARALLEL) $(OTHER) tests/conformance tests/interop
+	$(PARALLEL) $(PROCESSES) $(filter-out $(ONE_PROCESS),$(wildcard tests/conformance/test_*.py))
+	$(MAKE) test-oldest OLDEST_TESTS=tests
+	$(PARALLEL) tests/sweep --every-step
 
 # What depends on the Python: tasks and their cancellation, exception groups, archives, Redis.
 test-oldest: $(READY)
