@@ -24,13 +24,16 @@ PADDING = Padding.read(TOKENS)
 
 
 class Encoder(Instance):
-    """Takes its time, and fails from a number of tokens on."""
+    """An encoder of a constant time per batch that fails from a number of tokens on."""
 
-    def __init__(self, fails_from: int = 10**9, hangs: bool = False) -> None:
+    def __init__(
+        self, fails_from: int = 10**9, hangs: bool = False, batch_secs: float = 0.0
+    ) -> None:
         self.shapes: list[tuple[int, ...]] = []
         self.closed = 0
         self._fails_from = fails_from
         self._hangs = hangs
+        self._batch_secs = batch_secs
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         (request,) = requests
@@ -39,7 +42,7 @@ class Encoder(Instance):
         try:
             if self._hangs:
                 await asyncio.Event().wait()
-            await asyncio.sleep(0)
+            await asyncio.sleep(self._batch_secs)
         finally:
             self.closed += 1
         if tensor.count >= self._fails_from:
@@ -160,7 +163,8 @@ async def test_a_budget_that_is_given_is_not_measured() -> None:
 async def test_each_instance_has_the_budget_that_was_measured_for_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    found, encoder, failing = rules(MEASURED), Encoder(), Encoder(fails_from=1)
+    found = rules(MEASURED)
+    encoder, failing = Encoder(batch_secs=0.005), Encoder(fails_from=1)
     with caplog.at_level(logging.INFO):
         await soon(found.prepare(encoder))
         await soon(found.prepare(failing))

@@ -389,7 +389,7 @@ async def test_a_request_may_shorten_its_timeout(start: Start) -> None:
 
 
 async def test_an_executing_request_does_not_time_out(start: Start) -> None:
-    queue = start(dynamic(1, default_queue_policy=policy(default_timeout_microseconds=1000)))
+    queue = start(dynamic(1, default_queue_policy=policy(default_timeout_microseconds=200_000)))
     instance = queue.employ()
     (slow,) = queue.submit("slow")
     execution = await instance.begun()
