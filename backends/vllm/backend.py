@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from backends.vllm.model_json import EngineModel, read_engine_model
+from backends.vllm.settings import EngineModel, read_engine_model
 from gateway.backend import Backend, Fact, Instance, ModelContext
 from gateway.config import (
     InstanceGroup,

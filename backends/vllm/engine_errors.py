@@ -8,7 +8,7 @@ from typing import Self
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from backends.vllm.error_sender import ErrorSender, one_line
-from backends.vllm.model_json import EngineModel, hide_folders
+from backends.vllm.settings import EngineModel, hide_folders
 from gateway.errors import Code, InferenceError
 
 ENGINE_PROCESS = "EngineCore"

@@ -13,7 +13,7 @@ from vllm.exceptions import (
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from backends.vllm.lora import LoraRefusal
-from backends.vllm.model_json import hide_folders
+from backends.vllm.settings import hide_folders
 from backends.vllm.validation import first_mistake
 from gateway.errors import Code, InferenceError
 

@@ -11,6 +11,7 @@ from vllm.lora.request import LoRARequest
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from backends.vllm.engine import stop_engine
 from backends.vllm.engine_request import EngineRequest
 from backends.vllm.failures import FAILURES, Failures, refusals
 from backends.vllm.lora import PARAMETER, Adapter, Adapters
@@ -20,7 +21,6 @@ from backends.vllm.prompt import PromptRenderer
 from backends.vllm.sampling import SamplingRules, casts_of
 from backends.vllm.serving.refusals import Refusals
 from backends.vllm.serving.serving import OpenAiServing
-from backends.vllm.startup import stop_engine
 from backends.vllm.watch import STOPPED, Watch
 from gateway.backend import Answer, Instance
 from gateway.errors import InferenceError

@@ -8,16 +8,16 @@ from typing import Any
 
 from vllm.exceptions import VLLMError
 
+from backends.vllm.engine import MISTAKES, start_engine, stop_engine
 from backends.vllm.engine_errors import EngineErrors
 from backends.vllm.failures import Failures
 from backends.vllm.instance import RunningEngine, VllmInstance, lora_request
 from backends.vllm.lora import Adapters
 from backends.vllm.metrics import EngineMetrics
-from backends.vllm.model_json import EngineModel
 from backends.vllm.prompt import PromptRenderer
 from backends.vllm.serving.refusals import Refusals
 from backends.vllm.serving.state import Served, check_parsers, handlers
-from backends.vllm.startup import MISTAKES, start_engine, stop_engine
+from backends.vllm.settings import EngineModel
 from backends.vllm.warm_up import GENERATE, warm_up
 from backends.vllm.watch import Watch
 from gateway.backend import Instance

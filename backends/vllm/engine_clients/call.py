@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 
 from backends.vllm.engine_clients.kinds import Kind
-from backends.vllm.engine_clients.values import read_error, read_response, write_request
+from backends.vllm.engine_clients.messages import read_error, read_response, write_request
 from gateway.errors import UNEXPECTED, Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.processes.call import ChannelCall

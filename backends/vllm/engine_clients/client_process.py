@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from backends.vllm.engine_clients.values import ClientSettings, write
-from backends.vllm.model_json import EngineModel
+from backends.vllm.engine_clients.messages import ClientSettings, write
+from backends.vllm.settings import EngineModel
 from gateway.python_processes import module_command, module_environment
 
 log = logging.getLogger("sluice.vllm")

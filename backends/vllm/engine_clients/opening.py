@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
+from backends.vllm.engine import started
+from backends.vllm.engine_clients.instance import SharedInstance
+from backends.vllm.engine_clients.messages import Offer
 from backends.vllm.engine_clients.metrics import SharedMetrics
 from backends.vllm.engine_clients.remote_client import RemoteClient
 from backends.vllm.engine_clients.shared_engine import SharedEngine
-from backends.vllm.engine_clients.shared_instance import SharedInstance
-from backends.vllm.engine_clients.values import Offer
 from backends.vllm.engine_errors import EngineErrors
-from backends.vllm.model_json import EngineModel
 from backends.vllm.serving.state import check_parsers
-from backends.vllm.startup import started
+from backends.vllm.settings import EngineModel
 from backends.vllm.watch import Watch
 from gateway.backend import Instance
 

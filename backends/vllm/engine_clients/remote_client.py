@@ -7,8 +7,8 @@ from collections.abc import Callable
 from backends.vllm.engine_clients.call import EngineCall, tokens
 from backends.vllm.engine_clients.client_process import ClientProcess
 from backends.vllm.engine_clients.kinds import Kind
+from backends.vllm.engine_clients.messages import Offer, read_error, read_offer
 from backends.vllm.engine_clients.records import relay
-from backends.vllm.engine_clients.values import Offer, read_error, read_offer
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.processes.channel import NO_CALL, Channel, Frame, Receiver, call_numbers, read_number

@@ -5,7 +5,7 @@ import logging
 from contextlib import aclosing
 
 from backends.vllm.engine_clients.kinds import Kind
-from backends.vllm.engine_clients.values import read_request, write_error, write_response
+from backends.vllm.engine_clients.messages import read_request, write_error, write_response
 from gateway.backend import Instance
 from gateway.errors import UNEXPECTED, InferenceError
 from gateway.messages import InferResponse

@@ -9,11 +9,11 @@ from typing import Any
 from vllm.v1.engine.utils import bind_engine_zmq_listeners, launch_core_engines
 from vllm.v1.executor.abstract import Executor
 
+from backends.vllm.engine import own_engine_config
 from backends.vllm.engine_clients.client_process import ClientProcess
 from backends.vllm.engine_clients.counters import write_counters
 from backends.vllm.error_sender import ErrorSender
-from backends.vllm.model_json import EngineModel
-from backends.vllm.startup import own_engine_config
+from backends.vllm.settings import EngineModel
 from gateway.private_folder import PrivateFolder
 
 EXIT_SECS = 5.0

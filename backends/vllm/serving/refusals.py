@@ -14,7 +14,7 @@ from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from backends.vllm.failures import MAX_TEXT, Failures
-from backends.vllm.model_json import hide_folders
+from backends.vllm.settings import hide_folders
 from backends.vllm.validation import first_mistake, mistake_of
 from gateway.errors import Code, InferenceError
 from gateway.openai_exchange import OpenAiRefusal

@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
+from backends.vllm.serving.endpoints import SERVICES, Service
 from backends.vllm.serving.exchange import Exchange
 from backends.vllm.serving.limits import check_body, check_size
 from backends.vllm.serving.refusals import FAILURES, UNREADABLE, Refusals, encode
-from backends.vllm.serving.services import SERVICES, Service
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Parameter
 from gateway.openai_exchange import EVENT, REQUEST, RESPONSE, read_request

@@ -17,8 +17,8 @@ from vllm.tool_parsers.abstract_tool_parser import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from backends.vllm.lora import Adapter
-from backends.vllm.model_json import EngineModel
 from backends.vllm.openai_settings import REASONING_PARSER, TOOL_CALL_PARSER, OpenAiSettings
+from backends.vllm.settings import EngineModel
 from gateway.errors import Code, InferenceError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backends.vllm.backend import VllmBackend
-from backends.vllm.model_json import EngineModel
+from backends.vllm.settings import EngineModel
 from gateway.backend import ModelContext
 from gateway.backend_loader import BackendLoader
 from gateway.config import (

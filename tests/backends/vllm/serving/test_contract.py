@@ -97,7 +97,7 @@ def test_the_store_of_responses_can_be_switched_off() -> None:
 
 
 def test_the_setting_for_redirects_exists() -> None:
-    from backends.vllm.startup import REDIRECTS
+    from backends.vllm.engine import REDIRECTS
 
     assert found(f"vllm.envs:{REDIRECTS}") in (True, False)
 

@@ -25,8 +25,8 @@ from backends.vllm.engine_errors import ENGINE_PROCESS
 from backends.vllm.error_sender import ErrorSender, one_line
 from backends.vllm.machine import fit
 from backends.vllm.metrics import EngineMetrics
-from backends.vllm.model_json import EngineModel, check_names, hide_folders
 from backends.vllm.orphans import FollowingSettings
+from backends.vllm.settings import EngineModel, check_names, hide_folders
 from backends.vllm.validation import first_mistake
 from gateway.errors import Code, InferenceError
 

@@ -6,10 +6,10 @@ from contextlib import aclosing
 
 from prometheus_client.core import Metric
 
+from backends.vllm.engine_clients.messages import Offer
 from backends.vllm.engine_clients.metrics import SharedMetrics
 from backends.vllm.engine_clients.remote_client import RemoteClient
 from backends.vllm.engine_clients.shared_engine import SharedEngine
-from backends.vllm.engine_clients.values import Offer
 from backends.vllm.watch import Watch
 from gateway.backend import Answer, Instance
 from gateway.errors import InferenceError

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from backends.vllm.model_json import EngineModel
+from backends.vllm.settings import EngineModel
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse, Parameter, Usage
 from gateway.openai_exchange import OpenAiRefusal

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.vllm.engine_clients.values import (
+from backends.vllm.engine_clients.messages import (
     ClientSettings,
     Offer,
     read_error,
@@ -20,8 +20,8 @@ from backends.vllm.engine_clients.values import (
     write_response,
 )
 from backends.vllm.lora import Adapter, Adapters, LoraRefusal
-from backends.vllm.model_json import EngineModel
 from backends.vllm.openai_settings import OpenAiSettings
+from backends.vllm.settings import EngineModel
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases, Usage
 from gateway.openai_exchange import OpenAiRefusal
