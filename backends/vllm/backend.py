@@ -90,7 +90,7 @@ def _import_vllm() -> tuple[Open, Open]:
         log.info("importing vllm")
         if not log.isEnabledFor(logging.DEBUG):
             logging.getLogger("vllm").setLevel(logging.WARNING)
-    from backends.vllm.engine_clients.opening import open_shared
+    from backends.vllm.engine_clients.instance import open_shared
     from backends.vllm.opening import open_instance
 
     return open_instance, open_shared

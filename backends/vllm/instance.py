@@ -12,12 +12,10 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from backends.vllm.engine import stop_engine
-from backends.vllm.engine_request import EngineRequest
+from backends.vllm.engine_request import EngineRequest, PromptRenderer, read_output
 from backends.vllm.failures import FAILURES, Failures, refusals
 from backends.vllm.lora import PARAMETER, Adapter, Adapters
 from backends.vllm.metrics import EngineMetrics
-from backends.vllm.output import read_output
-from backends.vllm.prompt import PromptRenderer
 from backends.vllm.sampling import SamplingRules, casts_of
 from backends.vllm.serving.refusals import Refusals
 from backends.vllm.serving.serving import OpenAiServing

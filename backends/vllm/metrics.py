@@ -6,14 +6,18 @@ that only the engine loaded last would be seen.
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.samples import Sample
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.parser.abstract_parser import DelegatingParser
 from vllm.v1.metrics import loggers
-
-from backends.vllm.tool_call_counter import ToolCallCounter
 
 TIME_PER_OUTPUT_TOKEN = "vllm:time_per_output_token_seconds"
 """Triton's name for what vLLM calls `vllm:inter_token_latency_seconds`, with Triton's buckets."""
@@ -29,6 +33,12 @@ PARTS = {
 
 PARSERS = (("openai_serving_chat", "parser_cls"), ("openai_serving_responses", "parser"))
 """Handlers that parse tool calls, and where each has the class of its parser."""
+
+NAME = "vllm:tool_call_parser_invocations_total"
+STREAMING, WHOLE = "streaming", "non_streaming"
+CALLED, NOT_CALLED = "tool_call", "no_tool_call"
+REQUESTS = {ChatCompletionRequest: "chat_completions", ResponsesRequest: "responses"}
+OTHER = "other"
 
 
 class EngineMetrics:
@@ -122,3 +132,82 @@ def labelled(family: Metric, labels: Mapping[str, str]) -> Metric:
         for s in family.samples
     ]
     return found
+
+
+class ToolCallCounter:
+    """The series `vllm:tool_call_parser_invocations_total` of one model, with vLLM's labels.
+
+    A parser that fails counts as one that found no call, as in vLLM.
+    """
+
+    def __init__(self, model_name: str, registry: CollectorRegistry) -> None:
+        self._model_name = model_name
+        self._counter = Counter(
+            NAME,
+            "Total number of ToolParser invocations. Non-streaming increments once per choice; "
+            "streaming increments once per delta.",
+            ["model_name", "mode", "outcome", "request_type"],
+            registry=registry,
+        )
+        for labels in product(
+            (STREAMING, WHOLE), (CALLED, NOT_CALLED), (*REQUESTS.values(), OTHER)
+        ):
+            self._counter.labels(model_name, *labels)
+
+    def counted(self, parser: type) -> type:
+        """The class of that parser, whose invocations are counted here as vLLM counts them."""
+        # vLLM counts in the methods of this class alone.
+        methods = {
+            name: counting
+            for name, counting in (
+                ("extract_tool_calls", self._whole(parser)),
+                ("extract_tool_calls_streaming", self._streaming(parser)),
+            )
+            if getattr(parser, name, None) is getattr(DelegatingParser, name)
+        }
+        return type(parser.__name__, (parser,), methods)
+
+    def _whole(self, parser: Any) -> Any:
+        def extract_tool_calls(own: Any, model_output: str, request: Any) -> Any:
+            called = False
+            try:
+                found = parser.extract_tool_calls(own, model_output, request)
+                called = bool(found.tools_called)
+            finally:
+                self._count(WHOLE, own, request, called=called)
+            return found
+
+        return extract_tool_calls
+
+    def _streaming(self, parser: Any) -> Any:
+        def extract_tool_calls_streaming(own: Any, *texts_and_request: Any) -> Any:
+            called = False
+            try:
+                found = parser.extract_tool_calls_streaming(own, *texts_and_request)
+                called = bool(found and found.tool_calls)
+            finally:
+                self._count(STREAMING, own, texts_and_request[-1], called=called)
+            return found
+
+        return extract_tool_calls_streaming
+
+    def _count(self, mode: str, parser: Any, request: object, *, called: bool) -> None:
+        if parser.tool_parser is None:
+            return
+        kind = REQUESTS.get(type(request), OTHER)
+        self._counter.labels(self._model_name, mode, CALLED if called else NOT_CALLED, kind).inc()
+
+
+class SharedMetrics:
+    """Adds up what the clients have written into the files of a folder, at each moment."""
+
+    def __init__(self, model: str, version: str, folder: Path) -> None:
+        self._labels = {"model": model, "version": version}
+        self._folder = folder
+
+    def collect(self) -> Iterator[Metric]:
+        """The families at this moment."""
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, str(self._folder))  # type: ignore[no-untyped-call]
+        for family in registry.collect():
+            yield labelled(family, self._labels)

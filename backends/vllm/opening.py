@@ -7,23 +7,25 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from vllm.exceptions import VLLMError
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from backends.vllm.engine import MISTAKES, start_engine, stop_engine
-from backends.vllm.engine_errors import EngineErrors
-from backends.vllm.failures import Failures
+from backends.vllm.engine_request import EngineRequest, PromptRenderer
+from backends.vllm.failures import REFUSALS, EngineErrors, Failures
 from backends.vllm.instance import RunningEngine, VllmInstance, lora_request
 from backends.vllm.lora import Adapters
 from backends.vllm.metrics import EngineMetrics
-from backends.vllm.prompt import PromptRenderer
 from backends.vllm.serving.refusals import Refusals
-from backends.vllm.serving.state import Served, check_parsers, handlers
+from backends.vllm.serving.serving import Served, check_parsers, handlers
 from backends.vllm.settings import EngineModel
-from backends.vllm.warm_up import GENERATE, warm_up
 from backends.vllm.watch import Watch
 from gateway.backend import Instance
 from gateway.errors import Code, InferenceError
 
 log = logging.getLogger("sluice.vllm")
+
+GENERATE = "generate"
+ANY_TOKEN = [0]
 
 
 async def open_instance(model: EngineModel, wasted: Callable[[int], None]) -> Instance:
@@ -158,3 +160,26 @@ async def _warm_up(engine: RunningEngine) -> None:
         await engine.watch.unless_ended(warming)
     except VLLMError as error:
         raise engine.failures.explain(error) from error
+
+
+async def warm_up(engine: Any, prompts: PromptRenderer, *, model: str) -> None:
+    """Have an engine that generates make one token with its log probability.
+
+    Ranking log probabilities (`batched_count_greater_than`) is compiled when the first request
+    asks for them: for some seconds, in a step that all requests share. Which token it is does
+    not matter, nor is it a failure if the model takes no such prompt.
+    """
+    parameters = SamplingParams(
+        max_tokens=1, logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+    )
+    try:
+        async with EngineRequest(engine, f"{model}-warm-up", _wasted) as running:
+            await running.submit(await prompts.render_prompt(ANY_TOKEN), parameters)
+            while not running.finished:
+                await running.next()
+    except REFUSALS as error:
+        log.warning("engine not warmed up", extra={"model": model, "reason": str(error)[:200]})
+
+
+def _wasted(tokens: int) -> None:
+    """Nobody has asked for them."""

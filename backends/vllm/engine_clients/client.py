@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from backends.vllm.engine import engine_config, new_client, started, stop_engine
-from backends.vllm.engine_clients.counters import shared_counters
-from backends.vllm.engine_clients.kinds import Kind
+from backends.vllm.engine_clients.call import ServedCall
 from backends.vllm.engine_clients.messages import (
     ClientSettings,
+    Kind,
     Offer,
+    Records,
     read_settings,
     write,
     write_error,
 )
-from backends.vllm.engine_clients.records import Records
-from backends.vllm.engine_clients.served_call import ServedCall
+from backends.vllm.engine_clients.shared_engine import shared_counters
 from backends.vllm.instance import VllmInstance
 from backends.vllm.metrics import EngineMetrics
 from backends.vllm.opening import engine_metrics, open_engine, tell_ready, watched

@@ -3,16 +3,25 @@
 MessagePack, as vLLM has it between its own processes; both ends are this version of the gateway.
 """
 
-from collections.abc import Mapping
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+import orjson
 
 from backends.vllm.settings import EngineModel
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse, Parameter, Usage
 from gateway.openai_exchange import OpenAiRefusal
+from gateway.processes import frames
 from gateway.tensor import Datatype, Tensor
+
+UNTOLD = frozenset({"args", "exc_info", "exc_text", "stack_info", "msg"})
+"""What cannot be told of a record, or is told in other words."""
+
+_formatter = logging.Formatter()
 
 
 class ClientSettings(msgspec.Struct, array_like=True):
@@ -160,3 +169,51 @@ def _written(tensor: Tensor) -> _Tensor:
 
 def _read(tensor: _Tensor) -> Tensor:
     return Tensor(tensor.name, tensor.datatype, tensor.shape, tensor.data)
+
+
+class Kind(frames.Kind):
+    """A piece of DATA is one response; numbers of calls are the server's."""
+
+    SETTINGS = 16  # to a client, first of all: `ClientSettings`
+    READY = 17  # `Offer`
+    FAILED = 18  # an error: the client cannot serve
+    REQUEST = 19  # a call begins: a request
+    REFUSED = 20  # a call ends: an error
+    WASTED = 21  # so many tokens had been made when nobody waited any more: a number
+    STOPPED = 22  # the engine has stopped: why, as text
+    LOG = 23  # a record of the client's log
+
+
+class Records(logging.Handler):
+    """Tells what is logged in this process, by whichever thread, on its event loop."""
+
+    def __init__(self, tell: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell it; once the loop has ended nobody hears it."""
+        try:
+            told = orjson.dumps(_told(record), default=str, option=orjson.OPT_NON_STR_KEYS)
+        except (TypeError, ValueError):
+            self.handleError(record)
+            return
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._tell, told)
+
+
+def relay(payload: bytes) -> None:
+    """Log here what has been logged there."""
+    record = logging.makeLogRecord(orjson.loads(payload))
+    logger = logging.getLogger(record.name)
+    if logger.isEnabledFor(record.levelno):
+        logger.handle(record)
+
+
+def _told(record: logging.LogRecord) -> Mapping[str, Any]:
+    told = {key: value for key, value in vars(record).items() if key not in UNTOLD}
+    told["msg"] = record.getMessage()
+    if record.exc_info:
+        told["trace"] = _formatter.formatException(record.exc_info)
+    return told

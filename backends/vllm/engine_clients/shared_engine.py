@@ -1,18 +1,20 @@
 """The processes of an engine that has several clients, none of which has started it."""
 
+import mmap
 import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from vllm.v1.engine.admission_control import SharedAdmissionStats
 from vllm.v1.engine.utils import bind_engine_zmq_listeners, launch_core_engines
 from vllm.v1.executor.abstract import Executor
 
 from backends.vllm.engine import own_engine_config
-from backends.vllm.engine_clients.client_process import ClientProcess
-from backends.vllm.engine_clients.counters import write_counters
-from backends.vllm.error_sender import ErrorSender
+from backends.vllm.engine_clients.remote_client import ClientProcess
+from backends.vllm.orphans import ErrorSender
 from backends.vllm.settings import EngineModel
 from gateway.private_folder import PrivateFolder
 
@@ -88,3 +90,15 @@ class SharedEngine:
         self.processes.append(launched.coordinator.proc)
         self._ends.insert(1, launched.coordinator.shutdown)
         return {"stats_update_address": launched.coordinator.get_stats_publish_address()}
+
+
+def write_counters(file: Path, clients: int) -> None:
+    """Make the file: nobody has a request."""
+    size = SharedAdmissionStats.num_counters(clients) * SharedAdmissionStats.COUNTER_BYTES
+    file.write_bytes(bytes(size))
+
+
+def shared_counters(file: Path) -> memoryview:
+    """The counters of a file, for this process and for those that share it."""
+    with file.open("r+b") as opened:
+        return memoryview(mmap.mmap(opened.fileno(), 0)).cast("q")

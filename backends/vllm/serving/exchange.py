@@ -7,9 +7,8 @@ from typing import Any, Self
 
 from vllm.exceptions import GenerationError, VLLMError, VLLMValidationError
 
-from backends.vllm.engine_request import EngineRequest
-from backends.vllm.output import count_tokens
-from backends.vllm.serving.limits import check_count, check_parameters
+from backends.vllm.engine_request import EngineRequest, count_tokens
+from backends.vllm.serving.endpoints import check_count, check_parameters
 from gateway.errors import Code, InferenceError
 from gateway.messages import Usage
 

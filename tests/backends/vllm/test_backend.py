@@ -28,7 +28,7 @@ from gateway.openai_exchange import serves_openai
 LLAMA = ModelConfig(name="llama", backend="vllm")
 RUNTIME = {
     "backends.vllm.opening": "open_instance",
-    "backends.vllm.engine_clients.opening": "open_shared",
+    "backends.vllm.engine_clients.instance": "open_shared",
 }
 """The modules that import all of vLLM, and what each has that starts an engine."""
 

@@ -10,9 +10,8 @@ from itertools import count
 
 import pytest
 
-from backends.vllm.engine_clients.call import EngineCall
-from backends.vllm.engine_clients.kinds import Kind
-from backends.vllm.engine_clients.served_call import ServedCall
+from backends.vllm.engine_clients.call import EngineCall, ServedCall
+from backends.vllm.engine_clients.messages import Kind
 from gateway.backend import Answer, Instance
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, Usage

@@ -20,8 +20,7 @@ from backends.vllm.engine_clients.messages import (
     write_response,
 )
 from backends.vllm.lora import Adapter, Adapters, LoraRefusal
-from backends.vllm.openai_settings import OpenAiSettings
-from backends.vllm.settings import EngineModel
+from backends.vllm.settings import EngineModel, OpenAiSettings
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases, Usage
 from gateway.openai_exchange import OpenAiRefusal

@@ -9,10 +9,8 @@ import orjson
 import pytest
 
 from backends.vllm.engine_clients import remote_client
-from backends.vllm.engine_clients.client_process import ClientProcess
-from backends.vllm.engine_clients.kinds import Kind
-from backends.vllm.engine_clients.messages import Offer, write, write_error
-from backends.vllm.engine_clients.remote_client import RemoteClient
+from backends.vllm.engine_clients.messages import Kind, Offer, write, write_error
+from backends.vllm.engine_clients.remote_client import ClientProcess, RemoteClient
 from gateway.errors import Code, InferenceError
 from gateway.processes.channel import NO_CALL, Channel, Frame, number
 from tests.builders import soon, text_request

@@ -103,7 +103,7 @@ def test_the_setting_for_redirects_exists() -> None:
 
 
 def test_no_address_has_the_domain_that_stands_for_none() -> None:
-    from backends.vllm.openai_settings import NOWHERE
+    from backends.vllm.settings import NOWHERE
 
     connector = found("vllm.multimodal.media.connector:MediaConnector")(
         allowed_media_domains=[NOWHERE]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.vllm.engine_errors import EngineErrors
+from backends.vllm.failures import EngineErrors
 from backends.vllm.settings import EngineModel
 from gateway.errors import Code, InferenceError
 

@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from backends.vllm.engine_clients.records import Records, relay
+from backends.vllm.engine_clients.messages import Records, relay
 from tests.builders import settle
 
 THERE = logging.getLogger("there.engine")
@@ -57,7 +57,7 @@ async def test_a_record_comes_with_its_fields(told: list[bytes], here: Kept) -> 
     passed(payload)
     (record,) = here.records
     assert record.getMessage() == "engine ready"
-    assert (record.levelno, record.filename) == (logging.INFO, "test_records.py")
+    assert (record.levelno, record.filename) == (logging.INFO, "test_messages_log.py")
     assert vars(record)["model"] == "llama"
     assert vars(record)["secs"] == 1.5
 
