@@ -42,7 +42,7 @@ class VllmBackend(Backend):
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
         """Add what the contract has and the config lacks; such a model is decoupled."""
-        _insist_on_one_instance(config)
+        _require_one_instance(config)
         inputs = {each.name for each in config.input}
         outputs = {each.name for each in config.output}
         group = InstanceGroup(kind=InstanceKind.KIND_MODEL, count=1)
@@ -71,7 +71,7 @@ class VllmBackend(Backend):
             return await opened(model, context.wasted)
 
 
-def _insist_on_one_instance(config: ModelConfig) -> None:
+def _require_one_instance(config: ModelConfig) -> None:
     count = sum(group.count for group in config.instance_group)
     if count > 1:
         raise InferenceError(

@@ -56,9 +56,9 @@ class EngineRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.leave()
+        await self.abort_unfinished()
 
-    async def leave(self) -> None:
+    async def abort_unfinished(self) -> None:
         """What the end of the block does, for those who cannot use one."""
         if self._outputs is not None and not self.finished and not self._engine.errored:
             await self._abort()

@@ -14,7 +14,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from backends.vllm.engine import stop_engine
 from backends.vllm.engine_request import EngineRequest, PromptRenderer, read_output
 from backends.vllm.failures import FAILURES, Failures, refusals
-from backends.vllm.lora import PARAMETER, Adapter, Adapters
+from backends.vllm.lora import PARAMETER, LoraAdapter, LoraAdapters
 from backends.vllm.metrics import EngineMetrics
 from backends.vllm.sampling import SamplingRules, casts_of
 from backends.vllm.serving.refusals import Refusals
@@ -47,7 +47,7 @@ class RunningEngine:
     watch: Watch
     tasks: frozenset[str]
     prompts: PromptRenderer
-    adapters: Adapters
+    adapters: LoraAdapters
     handlers: Any
     failures: Failures
     refusals: Refusals
@@ -132,7 +132,7 @@ class VllmInstance(Instance):
     async def _submit(self, asked: GenerationRequest, running: EngineRequest) -> Transcript:
         if asked.embedding is not None:
             return await self._submit_embedding(asked, asked.embedding, running)
-        self._insist_on("generate")
+        self._require_task("generate")
         sampling = dict(asked.sampling)
         adapter = self._adapter(sampling)
         read = self._rules.read(sampling)
@@ -147,7 +147,7 @@ class VllmInstance(Instance):
     async def _submit_embedding(
         self, asked: GenerationRequest, embedding: Mapping[str, Any], running: EngineRequest
     ) -> Transcript:
-        self._insist_on("embed")
+        self._require_task("embed")
         with refusals():
             parameters = PoolingParams(task="embed", **_pooling(embedding))
             prompt = await self._prompts.render_prompt(_embedded(embedding))
@@ -159,7 +159,7 @@ class VllmInstance(Instance):
             return None
         return lora_request(self._engine.adapters.select(sampling.pop(PARAMETER)))
 
-    def _insist_on(self, task: str) -> None:
+    def _require_task(self, task: str) -> None:
         if task not in self._engine.tasks:
             raise invalid(f"Model {self._engine.model} does not support '{task}' request")
 
@@ -167,7 +167,7 @@ class VllmInstance(Instance):
         return f"{self._engine.model}-{next(self._numbers)}"
 
 
-def lora_request(adapter: Adapter) -> LoRARequest:
+def lora_request(adapter: LoraAdapter) -> LoRARequest:
     """What the engine takes as an adapter, the same for requests of every kind."""
     return LoRARequest(adapter.name, adapter.number, adapter.path)
 

@@ -22,7 +22,7 @@ class LoraRefusal(InferenceError):
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class LoraAdapter:
     """One adapter; its number is its place in the file, from 1."""
 
     number: int
@@ -31,12 +31,12 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
-class Adapters:
+class LoraAdapters:
     """The adapters of a model by name; None when the model has LoRA switched off."""
 
-    by_name: Mapping[str, Adapter] | None = None
+    by_name: Mapping[str, LoraAdapter] | None = None
 
-    def select(self, name: Any) -> Adapter:
+    def select(self, name: Any) -> LoraAdapter:
         """The adapter of that name; LoraRefusal if there is none."""
         if self.by_name is None:
             raise LoraRefusal("LoRA feature is not enabled.")
@@ -48,7 +48,7 @@ class Adapters:
         return adapter
 
 
-def read_adapters(folder: Path, *, model: str) -> Adapters:
+def read_adapters(folder: Path, *, model: str) -> LoraAdapters:
     """Read `multi_lora.json` in the version folder; relative paths start there."""
     try:
         content = orjson.loads((folder / FILE).read_bytes())
@@ -59,10 +59,10 @@ def read_adapters(folder: Path, *, model: str) -> Adapters:
     if not isinstance(content, dict) or not all(isinstance(p, str) for p in content.values()):
         raise _invalid(model, f"its {FILE} must be an object of adapter names and their folders")
     adapters = (
-        Adapter(number, name, str(folder / path))
+        LoraAdapter(number, name, str(folder / path))
         for number, (name, path) in enumerate(content.items(), start=1)
     )
-    return Adapters({adapter.name: adapter for adapter in adapters})
+    return LoraAdapters({adapter.name: adapter for adapter in adapters})
 
 
 def _invalid(model: str, message: str) -> InferenceError:

@@ -13,10 +13,10 @@ from backends.vllm.engine import MISTAKES, start_engine, stop_engine
 from backends.vllm.engine_request import EngineRequest, PromptRenderer
 from backends.vllm.failures import REFUSALS, EngineErrors, Failures
 from backends.vllm.instance import RunningEngine, VllmInstance, lora_request
-from backends.vllm.lora import Adapters
+from backends.vllm.lora import LoraAdapters
 from backends.vllm.metrics import EngineMetrics
 from backends.vllm.serving.refusals import Refusals
-from backends.vllm.serving.serving import Served, check_parsers, handlers
+from backends.vllm.serving.serving import ServedModel, check_parsers, open_handlers
 from backends.vllm.settings import EngineModel
 from backends.vllm.watch import Watch
 from gateway.backend import Instance
@@ -42,7 +42,7 @@ async def open_instance(model: EngineModel, wasted: Callable[[int], None]) -> In
                 # The process of a client has one model: vLLM's own counter is right there.
                 served = llm.vllm_config.model_config.served_model_name
                 metrics.count_tool_calls(engine.handlers, served)
-            tell_ready(engine, time.monotonic() - began)
+            log_ready(engine, time.monotonic() - began)
             return VllmInstance(engine, wasted)
 
 
@@ -105,7 +105,7 @@ def engine_metrics(model: EngineModel) -> EngineMetrics | None:
     return EngineMetrics(model.name, model.version, triton_names=model.triton_metrics)
 
 
-def tell_ready(engine: RunningEngine, secs: float) -> None:
+def log_ready(engine: RunningEngine, secs: float) -> None:
     """Log what an engine can do that has started."""
     config = engine.llm.vllm_config
     log.info(
@@ -121,17 +121,17 @@ def tell_ready(engine: RunningEngine, secs: float) -> None:
     )
 
 
-def _served(model: EngineModel) -> Served:
+def _served(model: EngineModel) -> ServedModel:
     offered = model.adapters.by_name or {}
     others = [each for each in model.other_names if each not in offered]
-    return Served(
+    return ServedModel(
         names=(model.name, *others), adapters=tuple(offered.values()), settings=model.openai
     )
 
 
-async def _handlers(llm: Any, served: Served, tasks: Sequence[str], failures: Failures) -> Any:
+async def _handlers(llm: Any, served: ServedModel, tasks: Sequence[str], failures: Failures) -> Any:
     try:
-        return await handlers(llm, served, tasks)
+        return await open_handlers(llm, served, tasks)
     except MISTAKES as error:
         raise InferenceError(
             Code.INVALID_ARG,
@@ -140,7 +140,9 @@ async def _handlers(llm: Any, served: Served, tasks: Sequence[str], failures: Fa
         ) from error
 
 
-async def _load_adapters(llm: Any, watch: Watch, adapters: Adapters, failures: Failures) -> None:
+async def _load_adapters(
+    llm: Any, watch: Watch, adapters: LoraAdapters, failures: Failures
+) -> None:
     """Load each adapter once: a broken one would take the engine down when a request names it."""
     for adapter in (adapters.by_name or {}).values():
         try:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import orjson
 
-from backends.vllm.lora import ENABLED, Adapters, read_adapters
+from backends.vllm.lora import ENABLED, LoraAdapters, read_adapters
 from gateway.backend import ModelContext
 from gateway.config import InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError
@@ -85,7 +85,7 @@ class EngineModel:
     cpu_cores: frozenset[int] = frozenset()
     openai: OpenAiSettings = field(default_factory=OpenAiSettings)
     other_names: tuple[str, ...] = ()
-    adapters: Adapters = field(default_factory=Adapters)
+    adapters: LoraAdapters = field(default_factory=LoraAdapters)
     clients: int = 1
     triton_metrics: bool = False
 
@@ -136,7 +136,9 @@ def read_engine_model(context: ModelContext, clients: int = 1) -> EngineModel:
         cpu_cores=_cores(config.parameters.get(CORES, ""), model=name),
         openai=openai,
         other_names=tuple(further_names(config)),
-        adapters=read_adapters(context.path, model=name) if lora_enabled(arguments) else Adapters(),
+        adapters=read_adapters(context.path, model=name)
+        if lora_enabled(arguments)
+        else LoraAdapters(),
         clients=clients,
         triton_metrics=is_true(config.parameters.get("REPORT_CUSTOM_METRICS", "")),
     )

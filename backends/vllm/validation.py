@@ -33,7 +33,7 @@ _OTHER_TYPE = ("_type", "_parsing")
 Error = Mapping[str, Any]
 
 
-class Mistake(NamedTuple):
+class FieldMistake(NamedTuple):
     """What is wrong with a value, and the names and indices that lead to it ("" for none)."""
 
     message: str
@@ -48,7 +48,7 @@ def first_mistake(error: Exception) -> str:
     return f"{message} (at {place})" if place else message
 
 
-def mistake_of(error: ValidationError) -> Mistake:
+def mistake_of(error: ValidationError) -> FieldMistake:
     """The first mistake, of several types that a value may have in the one that fits it best.
 
     pydantic has mistakes for every type that it has tried.
@@ -56,11 +56,11 @@ def mistake_of(error: ValidationError) -> Mistake:
     return _choose(error.errors(include_url=False, include_input=False), 0)
 
 
-def _choose(errors: Sequence[Error], depth: int) -> Mistake:
+def _choose(errors: Sequence[Error], depth: int) -> FieldMistake:
     """One of the mistakes, whose places are the same up to that depth."""
     first = errors[0]
     if len(errors) == 1 or len(first["loc"]) <= depth:
-        return Mistake(_message(first), _place(first))
+        return FieldMistake(_message(first), _place(first))
     groups: dict[Any, list[Error]] = {}
     for each in errors:
         groups.setdefault(each["loc"][depth : depth + 1], []).append(each)
@@ -77,11 +77,11 @@ def _choose(errors: Sequence[Error], depth: int) -> Mistake:
     return _choose(min(near, key=lambda group: _rank(group, depth)), depth + 1)
 
 
-def _either(errors: Sequence[Error], place: str) -> Mistake:
+def _either(errors: Sequence[Error], place: str) -> FieldMistake:
     """A value that is none of several: each once, and none that another one begins."""
     texts = dict.fromkeys(map(_message, errors))
     kept = [each for each in texts if not any(each.startswith(o) for o in texts if o != each)]
-    return Mistake(" or ".join(kept), place)
+    return FieldMistake(" or ".join(kept), place)
 
 
 def _rank(group: Sequence[Error], depth: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from backends.vllm.engine_clients.messages import (
-    Kind,
+    ClientKind,
     read_error,
     read_request,
     read_response,
@@ -26,7 +26,7 @@ log = logging.getLogger("sluice.vllm")
 
 def tokens(frame: Frame) -> int:
     """How many a frame brings."""
-    usage = read_response(frame.payload).usage if frame.kind == Kind.DATA else None
+    usage = read_response(frame.payload).usage if frame.kind == ClientKind.DATA else None
     return 0 if usage is None else usage.completion_tokens
 
 
@@ -41,20 +41,20 @@ class EngineCall(ChannelCall):
         self._is_over = False
         payload = write_request(request)
         channel.join(call, self)
-        channel.send(Kind.REQUEST, call, payload)
+        channel.send(ClientKind.REQUEST, call, payload)
 
     async def responses(self) -> AsyncGenerator[InferResponse, None]:
         """What comes; InferenceError if the request is refused, or its process ends."""
         while not self._is_over:
             frame = await self._next()
-            if frame.kind == Kind.DATA:
+            if frame.kind == ClientKind.DATA:
                 self._passed_on(len(frame.payload))
                 yield read_response(frame.payload)
                 continue
             self._is_over = True
-            if frame.kind == Kind.REFUSED:
+            if frame.kind == ClientKind.REFUSED:
                 raise read_error(frame.payload)
-            if frame.kind == Kind.ABORT:
+            if frame.kind == ClientKind.ABORT:
                 raise InferenceError(UNEXPECTED.code, UNEXPECTED.message)
 
     def leave(self) -> int:
@@ -62,7 +62,7 @@ class EngineCall(ChannelCall):
         self._channel.leave(self._call)
         if self._is_over or self._is_lost:
             return 0
-        self._channel.send(Kind.GONE, self._call)
+        self._channel.send(ClientKind.GONE, self._call)
         return sum(map(tokens, self._frames))
 
     def lose(self) -> None:
@@ -127,10 +127,10 @@ class ServedCall(CallEnd):
 
     def _end(self, error: InferenceError | None) -> None:
         if error is None:
-            self._channel.send(Kind.END, self._call)
+            self._channel.send(ClientKind.END, self._call)
         else:
-            self._channel.send(Kind.REFUSED, self._call, write_error(error))
+            self._channel.send(ClientKind.REFUSED, self._call, write_error(error))
 
     def _take(self, frame: Frame) -> None:
-        if frame.kind in (Kind.GONE, Kind.ABORT):
+        if frame.kind in (ClientKind.GONE, ClientKind.ABORT):
             self.lose()

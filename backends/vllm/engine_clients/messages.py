@@ -18,7 +18,7 @@ from gateway.openai_exchange import OpenAiRefusal
 from gateway.processes import frames
 from gateway.tensor import Datatype, Tensor
 
-UNTOLD = frozenset({"args", "exc_info", "exc_text", "stack_info", "msg"})
+OMITTED = frozenset({"args", "exc_info", "exc_text", "stack_info", "msg"})
 """What cannot be told of a record, or is told in other words."""
 
 _formatter = logging.Formatter()
@@ -171,7 +171,7 @@ def _read(tensor: _Tensor) -> Tensor:
     return Tensor(tensor.name, tensor.datatype, tensor.shape, tensor.data)
 
 
-class Kind(frames.Kind):
+class ClientKind(frames.Kind):
     """A piece of DATA is one response; numbers of calls are the server's."""
 
     SETTINGS = 16  # to a client, first of all: `ClientSettings`
@@ -184,7 +184,7 @@ class Kind(frames.Kind):
     LOG = 23  # a record of the client's log
 
 
-class Records(logging.Handler):
+class RecordSender(logging.Handler):
     """Tells what is logged in this process, by whichever thread, on its event loop."""
 
     def __init__(self, tell: Callable[[bytes], None]) -> None:
@@ -195,7 +195,7 @@ class Records(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Tell it; once the loop has ended nobody hears it."""
         try:
-            told = orjson.dumps(_told(record), default=str, option=orjson.OPT_NON_STR_KEYS)
+            told = orjson.dumps(_fields(record), default=str, option=orjson.OPT_NON_STR_KEYS)
         except (TypeError, ValueError):
             self.handleError(record)
             return
@@ -211,8 +211,8 @@ def relay(payload: bytes) -> None:
         logger.handle(record)
 
 
-def _told(record: logging.LogRecord) -> Mapping[str, Any]:
-    told = {key: value for key, value in vars(record).items() if key not in UNTOLD}
+def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
+    told = {key: value for key, value in vars(record).items() if key not in OMITTED}
     told["msg"] = record.getMessage()
     if record.exc_info:
         told["trace"] = _formatter.formatException(record.exc_info)

@@ -12,8 +12,8 @@ from typing import Any
 
 from backends.vllm.engine_clients.call import EngineCall, tokens
 from backends.vllm.engine_clients.messages import (
+    ClientKind,
     ClientSettings,
-    Kind,
     Offer,
     read_error,
     read_offer,
@@ -29,10 +29,10 @@ from gateway.python_processes import module_command, module_environment
 
 log = logging.getLogger("sluice.vllm")
 
-PATIENCE_SECS = 60.0
+ANSWER_TIMEOUT_SECS = 60.0
 """A client that has answered nothing for so long hangs, and is killed; texts are long, at times."""
 
-LAST_BREATH_SECS = 0.1
+EXIT_STATUS_SECS = 0.1
 """How long a process may take to end once it has ended its connection: then it is known how."""
 
 MODULE = "backends.vllm.engine_clients"
@@ -85,7 +85,7 @@ class ClientProcess:
         return self._process.poll()
 
     @property
-    def how_it_ended(self) -> str:
+    def exit_text(self) -> str:
         """For messages: its exit status, if that is known."""
         status = self.exitcode
         return "" if status is None else f" (exit code {status})"
@@ -133,9 +133,9 @@ class RemoteClient(Receiver):
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: self._channel, sock=self._process.connection)
         self._channel.join(NO_CALL, self)
-        self._channel.send(Kind.SETTINGS, NO_CALL, self._process.settings)
+        self._channel.send(ClientKind.SETTINGS, NO_CALL, self._process.settings)
         offer = await self._offer
-        self._timer = loop.call_later(PATIENCE_SECS, self._check)
+        self._timer = loop.call_later(ANSWER_TIMEOUT_SECS, self._check)
         return offer
 
     def call(self, request: InferRequest) -> EngineCall:
@@ -160,22 +160,22 @@ class RemoteClient(Receiver):
 
     def hear(self, frame: Frame) -> None:
         self._has_answered = True
-        if frame.kind == Kind.READY:
+        if frame.kind == ClientKind.READY:
             self._offer.set_result(read_offer(frame.payload))
-        elif frame.kind == Kind.FAILED:
+        elif frame.kind == ClientKind.FAILED:
             self._offer.set_exception(read_error(frame.payload))
-        elif frame.kind == Kind.WASTED:
+        elif frame.kind == ClientKind.WASTED:
             self._wasted(read_number(frame.payload))
-        elif frame.kind == Kind.LOG:
+        elif frame.kind == ClientKind.LOG:
             relay(frame.payload)
-        elif frame.kind == Kind.STOPPED:
+        elif frame.kind == ClientKind.STOPPED:
             self._end(frame.payload.decode())
 
     def lose(self) -> None:
-        asyncio.get_running_loop().call_later(LAST_BREATH_SECS, self._lost)
+        asyncio.get_running_loop().call_later(EXIT_STATUS_SECS, self._lost)
 
     def _lost(self) -> None:
-        self._end(f"client {self._process.index} of its engine ended{self._process.how_it_ended}")
+        self._end(f"client {self._process.index} of its engine ended{self._process.exit_text}")
 
     def _end(self, why: str) -> None:
         if not self._offer.done():
@@ -187,10 +187,10 @@ class RemoteClient(Receiver):
         """Ask whether it still answers, and kill it if it has said nothing since the last time."""
         if self._has_answered:
             self._has_answered = False
-            self._channel.send(Kind.PING)
-            self._timer = asyncio.get_running_loop().call_later(PATIENCE_SECS, self._check)
+            self._channel.send(ClientKind.PING)
+            self._timer = asyncio.get_running_loop().call_later(ANSWER_TIMEOUT_SECS, self._check)
             return
-        about = {"model": self._model, "client": self._process.index, "secs": PATIENCE_SECS}
+        about = {"model": self._model, "client": self._process.index, "secs": ANSWER_TIMEOUT_SECS}
         log.error("client of an engine hangs, and is killed", extra=about)
         self._process.kill()
 

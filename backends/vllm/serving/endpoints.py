@@ -51,7 +51,7 @@ GRAMMARS = ("json", "regex", "choice", "grammar", "structural_tag")
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class EndpointService:
     """One endpoint: the type of its bodies, the handler's place in vLLM's state, and its method.
 
     `title` is what vLLM says that a model does not support which has no such handler. `dumped` are
@@ -68,19 +68,19 @@ class Service:
 
 
 SERVICES = {
-    Endpoint.CHAT: Service(
+    Endpoint.CHAT: EndpointService(
         TypeAdapter(ChatCompletionRequest),
         "openai_serving_chat",
         OpenAIServingChat.create_chat_completion,
         "Chat Completions",
     ),
-    Endpoint.COMPLETIONS: Service(
+    Endpoint.COMPLETIONS: EndpointService(
         TypeAdapter(CompletionRequest),
         "openai_serving_completion",
         OpenAIServingCompletion.create_completion,
         "Completions",
     ),
-    Endpoint.RESPONSES: Service(
+    Endpoint.RESPONSES: EndpointService(
         TypeAdapter(ResponsesRequest),
         "openai_serving_responses",
         OpenAIServingResponses.create_responses,
@@ -88,26 +88,26 @@ SERVICES = {
         {"mode": "json", "by_alias": True},
         named=False,
     ),
-    Endpoint.EMBEDDINGS: Service(
+    Endpoint.EMBEDDINGS: EndpointService(
         TypeAdapter(EmbeddingRequest),
         "serving_embedding",
         ServingEmbedding.__call__,
         "Embeddings",
     ),
-    Endpoint.SCORE: Service(
+    Endpoint.SCORE: EndpointService(
         TypeAdapter(ScoreRequest), "serving_scores", ServingScores.__call__, "Score"
     ),
-    Endpoint.RERANK: Service(
+    Endpoint.RERANK: EndpointService(
         TypeAdapter(RerankRequest), "serving_scores", ServingScores.__call__, "Rerank (Score)"
     ),
-    Endpoint.TOKENIZE: Service(
+    Endpoint.TOKENIZE: EndpointService(
         TypeAdapter(TokenizeRequest),
         "serving_tokenization",
         ServingTokenization.create_tokenize,
         "Tokenize",
         named=False,
     ),
-    Endpoint.DETOKENIZE: Service(
+    Endpoint.DETOKENIZE: EndpointService(
         TypeAdapter(DetokenizeRequest),
         "serving_tokenization",
         ServingTokenization.create_detokenize,

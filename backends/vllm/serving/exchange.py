@@ -12,7 +12,7 @@ from backends.vllm.serving.endpoints import check_count, check_parameters
 from gateway.errors import Code, InferenceError
 from gateway.messages import Usage
 
-LEFT = (asyncio.CancelledError, GeneratorExit)
+DISCONNECTS = (asyncio.CancelledError, GeneratorExit)
 
 
 class Exchange:
@@ -50,8 +50,8 @@ class Exchange:
         trace: TracebackType | None,
     ) -> None:
         unfinished = [each.running for each in self._generations if not each.running.finished]
-        await asyncio.gather(*(running.leave() for running in unfinished))
-        if self._completion_tokens and kind is not None and issubclass(kind, LEFT):
+        await asyncio.gather(*(running.abort_unfinished() for running in unfinished))
+        if self._completion_tokens and kind is not None and issubclass(kind, DISCONNECTS):
             self._wasted(self._completion_tokens)
 
     def generate(

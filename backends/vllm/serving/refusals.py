@@ -60,7 +60,7 @@ class Refusals:
         if isinstance(error, InferenceError | VLLMError | ValidationError):
             return self.explain(error)
         reason = f"a member of it has the wrong type, or lacks a part: {first_mistake(error)}"
-        return self.told(create_error_response(f"the request is malformed, {reason}"))
+        return self.written(create_error_response(f"the request is malformed, {reason}"))
 
     def explain(self, error: Exception, *, begun: bool = True) -> InferenceError:
         """For one of `FAILURES`; `begun` says whether the engine had made anything."""
@@ -69,13 +69,13 @@ class Refusals:
         if isinstance(error, InferenceError):
             return error
         if isinstance(error, ValidationError):
-            return self.told(_invalid_body(error))
+            return self.written(_invalid_body(error))
         if isinstance(error, RuntimeError) and not (begun or isinstance(error, STATED)):
             # Before that, it is the request which cannot be prepared.
-            return self.told(create_error_response(str(error)))
-        return self.told(create_error_response(error))
+            return self.written(create_error_response(str(error)))
+        return self.written(create_error_response(error))
 
-    def told(self, answer: ErrorResponse) -> OpenAiRefusal:
+    def written(self, answer: ErrorResponse) -> OpenAiRefusal:
         """For the error that a handler has written."""
         answer.error.message = self._clean(answer.error.message)
         return _refusal(answer.model_dump(), encode(answer.model_dump()))

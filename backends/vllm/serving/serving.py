@@ -19,8 +19,8 @@ from vllm.renderers import ChatParams
 from vllm.tool_parsers.abstract_tool_parser import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from backends.vllm.lora import Adapter
-from backends.vllm.serving.endpoints import SERVICES, Service, check_body, check_size
+from backends.vllm.lora import LoraAdapter
+from backends.vllm.serving.endpoints import SERVICES, EndpointService, check_body, check_size
 from backends.vllm.serving.exchange import Exchange
 from backends.vllm.serving.refusals import FAILURES, UNREADABLE, Refusals, encode
 from backends.vllm.settings import REASONING_PARSER, TOOL_CALL_PARSER, EngineModel, OpenAiSettings
@@ -77,7 +77,7 @@ class OpenAiServing:
             except FAILURES as error:
                 raise self._refusals.explain(error, begun=exchange.begun) from error
 
-    async def _read(self, request: InferRequest) -> tuple[Service, Any]:
+    async def _read(self, request: InferRequest) -> tuple[EndpointService, Any]:
         try:
             if _size(request) > LARGE_BYTES:
                 return await asyncio.to_thread(_read_body, request)
@@ -85,7 +85,7 @@ class OpenAiServing:
         except UNREADABLE as error:
             raise self._refusals.unreadable(error) from error
 
-    async def _call(self, service: Service, body: Any, exchange: Exchange) -> Any:
+    async def _call(self, service: EndpointService, body: Any, exchange: Exchange) -> Any:
         handler = getattr(self._state, service.place, None)
         if handler is None:
             raise NotImplementedError(f"The model does not support {service.title} API")
@@ -97,10 +97,10 @@ class OpenAiServing:
         if task is not None and task.cancelling():
             raise asyncio.CancelledError  # handlers take it for a client's leave, and return
         if hasattr(answer, "error"):
-            raise self._refusals.told(answer)
+            raise self._refusals.written(answer)
         return answer
 
-    def _whole(self, service: Service, answer: Any, exchange: Exchange) -> InferResponse:
+    def _whole(self, service: EndpointService, answer: Any, exchange: Exchange) -> InferResponse:
         """The response to a request without a stream."""
         if hasattr(answer, "model_dump"):
             content = encode(answer.model_dump(**service.dumped))
@@ -160,7 +160,7 @@ def _response(chunk: Chunk, exchange: Exchange, *, final: bool) -> InferResponse
     )
 
 
-def _read_body(request: InferRequest) -> tuple[Service, Any]:
+def _read_body(request: InferRequest) -> tuple[EndpointService, Any]:
     read = read_request(request)
     if read is None:
         raise AssertionError("a request without a body came here")
@@ -182,11 +182,11 @@ def _size(request: InferRequest) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServedModel:
     """What an engine serves: the model's names, the adapters it has loaded, its settings."""
 
     names: Sequence[str]
-    adapters: Sequence[Adapter]
+    adapters: Sequence[LoraAdapter]
     settings: OpenAiSettings
 
 
@@ -208,7 +208,7 @@ def _check(model: str, setting: str, name: str, known: Collection[str]) -> None:
         )
 
 
-async def handlers(engine: Any, served: Served, tasks: Sequence[str]) -> Any:
+async def open_handlers(engine: Any, served: ServedModel, tasks: Sequence[str]) -> Any:
     """The state of vLLM's own server, which has its handlers as attributes.
 
     Its routes and its application are never made.
@@ -223,14 +223,14 @@ async def handlers(engine: Any, served: Served, tasks: Sequence[str]) -> Any:
     return state
 
 
-def _prepare(engine: Any, served: Served) -> Namespace:
+def _prepare(engine: Any, served: ServedModel) -> Namespace:
     """The arguments; what takes long to make for conversations vLLM then finds in its caches."""
     template = served.settings.chat_template
     engine.renderer.warmup(ChatParams(template, chat_template_content_format="auto"))
     return _arguments(engine, served)
 
 
-def _arguments(engine: Any, served: Served) -> Namespace:
+def _arguments(engine: Any, served: ServedModel) -> Namespace:
     """As `vllm serve` would have parsed them."""
     settings = served.settings
     arguments: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])

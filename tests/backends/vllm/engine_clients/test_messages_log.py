@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from backends.vllm.engine_clients.messages import Records, relay
+from backends.vllm.engine_clients.messages import RecordSender, relay
 from tests.builders import settle
 
 THERE = logging.getLogger("there.engine")
@@ -37,7 +37,7 @@ def here() -> Iterator[Kept]:
 @pytest.fixture
 async def told() -> "Iterator[list[bytes]]":
     found: list[bytes] = []
-    handler = Records(found.append)
+    handler = RecordSender(found.append)
     THERE.addHandler(handler)
     THERE.setLevel(logging.DEBUG)
     THERE.propagate = False
