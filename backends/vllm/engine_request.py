@@ -1,4 +1,4 @@
-"""One request while it is in the engine."""
+"""One request in the engine: its prompt, its outputs, and its abort."""
 
 import asyncio
 import binascii
@@ -33,10 +33,9 @@ CANNOT_FOLLOW = (
 class EngineRequest:
     """One request in the engine, from `submit` to its last output; used in an `async with`.
 
-    Leaving the block before the last output aborts the request at once, and tells `wasted` how
-    many tokens the engine had delivered that nobody has read: with streaming those since the last
-    output, else all of them. What it makes until the abort reaches it, about one step, is not
-    known and not counted.
+    Exiting the block before the last output aborts the request immediately, and calls `wasted`
+    with the number of delivered unread tokens: with streaming those since the last output, else
+    all of them. Tokens of the step during which the abort arrives are not counted.
     """
 
     def __init__(self, engine: Any, request_id: str, wasted: Callable[[int], None]) -> None:
@@ -59,12 +58,12 @@ class EngineRequest:
         await self.abort_unfinished()
 
     async def abort_unfinished(self) -> None:
-        """What the end of the block does, for those who cannot use one."""
+        """Abort the request unless it has finished; the exit of the block does this too."""
         if self._outputs is not None and not self.finished and not self._engine.errored:
             await self._abort()
 
     async def submit(self, prompt: Any, parameters: Any, **options: Any) -> None:
-        """Hand the request to the engine, which checks it first and raises what is wrong.
+        """Submit the request to the engine, which checks it and raises its errors.
 
         The options are those of `AsyncLLM.add_request`.
         """
@@ -74,14 +73,14 @@ class EngineRequest:
         try:
             self._outputs = await self._engine.add_request(self._id, prompt, parameters, **options)
         except BaseException:
-            # It may be registered already, and then only the abort by this id forgets it.
+            # It may be registered already; then only an abort by this id removes it.
             await self._abort_within_limit(self._id, internal=False)
             raise
 
     async def next(self) -> Any:
-        """What the engine has made since the last call; waits until there is something.
+        """Wait for the output since the last call.
 
-        Raises InferenceError when the engine has given the request up.
+        Raises InferenceError if the request failed in the engine.
         """
         output = self._outputs.get_nowait() or await self._outputs.get()
         if output.finished:
@@ -91,7 +90,7 @@ class EngineRequest:
         return output
 
     def _failure(self) -> InferenceError:
-        # vLLM's checks let some grammars pass that its engine cannot compile or follow.
+        # vLLM's checks accept some grammars that its engine cannot compile or follow.
         if self._constrained:
             return InferenceError(Code.INVALID_ARG, CANNOT_FOLLOW)
         return InferenceError(Code.INTERNAL, "the engine failed while it worked on the request")
@@ -102,7 +101,7 @@ class EngineRequest:
             self._wasted(count_tokens(self._outputs.get_nowait()))
 
     async def _abort_within_limit(self, request_id: str, *, internal: bool) -> None:
-        """Abort in a task of its own: the caller's may be cancelled, and then has no timeouts."""
+        """Abort in a separate task: a timeout does not work in a cancelled task."""
         abort = asyncio.ensure_future(self._engine.abort(request_id, internal=internal))
         try:
             await asyncio.wait((abort,), timeout=ABORT_TIMEOUT_SECS)
@@ -115,7 +114,7 @@ class EngineRequest:
 
 
 def read_output(output: Any, *, logprobs: bool) -> list[Delta]:
-    """One delta for each sequence of `output`; `logprobs` says whether anybody reads them."""
+    """One delta for each sequence of `output`, with log probabilities if `logprobs`."""
     if isinstance(output, PoolingRequestOutput):
         return [Delta(_embedding(output), 0)]
     return [
@@ -132,14 +131,14 @@ def read_output(output: Any, *, logprobs: bool) -> list[Delta]:
 
 
 def failed(output: Any) -> bool:
-    """Whether the engine has given the request up."""
+    """Whether the request failed in the engine."""
     if isinstance(output, PoolingRequestOutput):
         return output.error is not None
     return any(completion.finish_reason == "error" for completion in output.outputs)
 
 
 def count_tokens(output: Any) -> int:
-    """How many tokens an output holds that nobody has read."""
+    """The number of generated tokens in an output; 0 for None."""
     if output is None or isinstance(output, PoolingRequestOutput):
         return 0
     return sum(len(completion.token_ids) for completion in output.outputs)
@@ -148,7 +147,7 @@ def count_tokens(output: Any) -> int:
 def _logprobs(positions: Any) -> str:
     if positions is None:
         return "null"
-    told = [
+    written = [
         {
             str(token): {
                 "logprob": chance.logprob,
@@ -159,7 +158,7 @@ def _logprobs(positions: Any) -> str:
         }
         for position in positions
     ]
-    return orjson.dumps(told).decode()
+    return orjson.dumps(written).decode()
 
 
 def _embedding(output: PoolingRequestOutput) -> str:
@@ -168,9 +167,9 @@ def _embedding(output: PoolingRequestOutput) -> str:
 
 
 class PromptRenderer:
-    """Renders prompts with vLLM's own renderer; templates and tokenizer run in its threads.
+    """Renders prompts with vLLM's renderer; templates and tokenizer run in its threads.
 
-    `chat` is the renderer of vLLM's handlers: whoever asks, a conversation has one template.
+    `chat` is the renderer of vLLM's handlers, so both APIs use the same chat template.
     """
 
     def __init__(self, engine: Any, chat: Any) -> None:
@@ -179,7 +178,7 @@ class PromptRenderer:
         self._chat = chat
 
     async def render(self, request: GenerationRequest) -> Any:
-        """The engine's input for a request; raises InferenceError, or what vLLM raises."""
+        """The engine's input for a request; raises InferenceError, or an error of vLLM."""
         if request.messages is not None:
             return await self._render_messages(request)
         prompt: Any = request.text
@@ -210,7 +209,7 @@ class PromptRenderer:
         try:
             rendered = await self._chat.render_chat(conversation)
         except RuntimeError as error:
-            # So vLLM refuses an image that lies in a file of this host.
+            # vLLM refuses an image in a file of this host with this error.
             raise invalid(str(error)) from error
         if not isinstance(rendered, tuple):
             raise invalid(rendered.error.message)

@@ -1,4 +1,4 @@
-"""What does a client read when vLLM fails?"""
+"""Errors of vLLM as errors of the gateway."""
 
 import multiprocessing
 import os
@@ -23,7 +23,7 @@ from backends.vllm.validation import first_mistake
 from gateway.errors import Code, InferenceError
 
 PREFIX = "Error generating stream: "
-"""What Triton's backend writes before the reason of a failed request."""
+"""Prefix of Triton's backend before the reason of a failed request."""
 
 REFUSALS = (
     VLLMClientError,
@@ -33,21 +33,21 @@ REFUSALS = (
     TypeError,
     ValueError,
 )
-"""What vLLM raises for a request that it does not take; not all of it is an error of its own."""
+"""Errors that vLLM raises for invalid requests; some are not of its own types."""
 
 MAX_TEXT = 1000
 
 FAILURES = (InferenceError, VLLMError)
-"""What ends a request and has a text for clients. Anything else is a defect."""
+"""Errors of a request with a text for clients; any other error is a defect."""
 
 ENGINE_PROCESS = "EngineCore"
 
 OF_ENGINE = (Code.INTERNAL, Code.UNAVAILABLE)
-"""Codes of loads that failed in the engine; arguments that it cannot use are INVALID_ARG."""
+"""Codes of loads that failed in the engine; unusable arguments are INVALID_ARG."""
 
 
 class Failures:
-    """Turns what goes wrong in one model into what its clients read."""
+    """Translates errors of one model for its clients."""
 
     def __init__(self, model: str, folders: Mapping[str, str]) -> None:
         self.model = model
@@ -65,7 +65,7 @@ class Failures:
         return InferenceError(code_of(error), PREFIX + self.clean(error))
 
     def clean(self, error: Exception) -> str:
-        """What an error says, without paths of the host."""
+        """The text of an error without paths of the host."""
         return hide_folders(_text(error), self._folders)
 
 
@@ -82,7 +82,7 @@ def code_of(error: Exception) -> Code:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Turn what vLLM raises for a request that it does not take into INVALID_ARG."""
+    """Turn errors that vLLM raises for invalid requests into INVALID_ARG."""
     try:
         yield
     except REFUSALS as error:
@@ -90,21 +90,21 @@ def refusals() -> Iterator[None]:
 
 
 def _text(error: Exception) -> str:
-    """What the error says, without the value that vLLM's validation repeats in full."""
+    """The text of an error, without the value that vLLM's validation repeats in full."""
     text = str(error.args[0]) if error.args else first_mistake(error)
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
 
 
 class EngineErrors:
-    """Names the engine's own last error where its load fails; used by `with` around the load.
+    """Adds the engine's own last error to a failed load; used in a `with` around the load.
 
-    `sender` travels to each process that is started with it.
+    `sender` is passed to each process of the engine.
     """
 
     def __init__(self, model: EngineModel) -> None:
         self._model = model
         self._reader, writer = multiprocessing.Pipe(duplex=False)
-        # A process that logs more than a pipe holds goes on, and the rest is dropped.
+        # If the pipe is full, further messages are dropped; the process does not block.
         os.set_blocking(writer.fileno(), False)
         self.sender = ErrorSender(writer)
 
@@ -136,7 +136,7 @@ class EngineErrors:
         return one_line(error)
 
     def _last(self) -> str:
-        """The last error of a worker, which computes, else of the process that waits for it."""
+        """The last error of a worker process, else of the process that waits for it."""
         found = {"": ""}
         while self._reader.poll():
             process, _, text = self._reader.recv_bytes().decode(errors="replace").partition("\n")

@@ -1,8 +1,8 @@
-"""How long may the engine compute what an answer must look like, and how many of these at once?
+"""Limits on the time that grammars take, in the event loop and in the engine.
 
-A short pattern in a schema can take minutes. vLLM gives up on an expression after some seconds, but
-not on a schema, and on small machines computes one after the other: the next request with a schema
-would wait. What is given up goes on computing, since nothing can end it; so there is a bound.
+A short pattern in a schema can take the engine minutes. vLLM has a timeout for expressions, but
+none for schemas, and on small machines compiles one grammar at a time: the next request with a
+schema would wait. A compilation that times out cannot be stopped, so their number is limited.
 """
 
 import re
@@ -19,34 +19,34 @@ from gateway.processors import processors
 
 SECS = 60.0
 AT_ONCE = max(4, (processors() + 1) // 2)
-"""On large machines as many as vLLM has threads for; on small ones it would have fewer."""
+"""The number of vLLM's threads on large machines; on small ones vLLM has fewer."""
 
 T = TypeVar("T")
 
 MAX_REPETITIONS = 1 << 20
-"""The sum of the squares of all repetitions in a schema's patterns, and of the properties that it
-counts. So long does vLLM take to read them, on the event loop: here up to 0.3 s."""
+"""The largest sum of the squares of all repetitions in a schema's patterns, and of its numbers of
+properties. vLLM reads them on the event loop in a time that grows with it: here up to 0.3 s."""
 
 MAX_LENGTHS = 32
-"""Different lengths that a schema gives to texts. For each of them the engine computes for a
-second or more, beside a few other schemas (`grammar_time.py`)."""
+"""The most different lengths that a schema gives to texts. The engine computes for a second or
+more for each, concurrently with a few other schemas."""
 
 QUANTIFIER = re.compile(r"\{(\d+)?(?:,(\d+)?)?\}")
 PROPERTIES = re.compile(r'"(?:min|max)Properties"\s*:\s*(\d+)')
 LENGTH = re.compile(r'"(?:min|max)Length"\s*:\s*(\d+)')
 MOST_DIGITS = 6
-"""Of a number that matters; a longer one is too much anyway."""
+"""The digits of a number that are read; a longer number exceeds the limits anyway."""
 
 
 class TimeLimit:
-    """Computes in threads, so many at once, and waits for each so long; used by any thread."""
+    """Computes in at most `at_once` threads, with a timeout of `secs`; thread-safe."""
 
     def __init__(self, secs: float, at_once: int) -> None:
         self._secs = secs
         self._room = threading.Semaphore(at_once)
 
     def compute(self, work: Callable[[], T]) -> T:
-        """What the work returns or raises; TimeoutError if that, or its turn, takes too long."""
+        """Return or raise the result of `work`; TimeoutError if it, or its turn, takes too long."""
         if not self._room.acquire(timeout=self._secs):
             raise TimeoutError("others have been computed for too long, and still are")
         found: Future[T] = Future()
@@ -59,18 +59,18 @@ class TimeLimit:
     def _run(self, work: Callable[[], T], found: Future[T]) -> None:
         try:
             found.set_result(work())
-        except Exception as error:  # noqa: BLE001 - told to whoever waits
+        except Exception as error:  # noqa: BLE001 - raised by `compute`
             found.set_exception(error)
         finally:
             self._room.release()
 
 
 def limit_grammars() -> None:
-    """Have vLLM's engine keep to the limits, in this process.
+    """Apply the limits to vLLM's engine in this process.
 
-    vLLM calls it in each of its processes, where it is an entry point of the group
-    `vllm.general_plugins`. A request whose grammar takes too long ends as one whose grammar
-    cannot be computed.
+    vLLM calls this in each of its processes: it is an entry point of the group
+    `vllm.general_plugins`. A request whose grammar times out fails like one whose grammar cannot
+    be compiled.
     """
     manager: Any = StructuredOutputManager
     manager.__init__, manager._create_grammar = _set_up, _create  # noqa: SLF001
@@ -93,7 +93,7 @@ def _create(self: Any, request: Any) -> Any:
 
 
 def check_schema(schema: Any) -> None:
-    """Refuse a schema, or what has schemas in it; a text is read as JSON if it is some."""
+    """Refuse a schema, or a value with schemas, that takes too long; a text is read as JSON."""
     written = orjson.dumps(_read(schema)).decode()
     repeated = [_number(each) for pair in QUANTIFIER.findall(written) for each in pair]
     counted = [_number(each) for each in PROPERTIES.findall(written)]
@@ -109,7 +109,7 @@ def check_schema(schema: Any) -> None:
 
 
 def check_constraint(constraint: Any) -> None:
-    """The same for the schemas in vLLM's `StructuredOutputsParams`, None for none."""
+    """Check the schemas in vLLM's `StructuredOutputsParams`; None has no schema."""
     for name in ("json", "structural_tag"):
         if (schema := getattr(constraint, name, None)) is not None:
             check_schema(schema)
@@ -121,7 +121,7 @@ def _read(schema: Any) -> Any:
     try:
         return orjson.loads(schema)
     except orjson.JSONDecodeError:
-        return schema  # vLLM says what is wrong with it
+        return schema  # vLLM refuses it
 
 
 def _number(digits: str) -> int:

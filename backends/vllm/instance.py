@@ -1,4 +1,4 @@
-"""One engine, serving requests."""
+"""The instance: requests executed by one engine."""
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -37,7 +37,7 @@ from gateway.openai_exchange import REQUEST
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningEngine:
-    """A running AsyncLLM, and what belongs to it; `tasks` are those that its model supports.
+    """A running AsyncLLM with its parts; `tasks` are those that its model supports.
 
     `handlers` is the state of vLLM's own server, with its handlers of OpenAI's requests.
     """
@@ -55,7 +55,7 @@ class RunningEngine:
 
 
 class VllmInstance(Instance):
-    """Hands requests to an engine, which batches them in flight itself."""
+    """Submits requests to an engine, which batches them in flight."""
 
     concurrency = None
 
@@ -95,7 +95,7 @@ class VllmInstance(Instance):
                 self._watch.report(STOPPED)
 
     def _serve(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """The responses to a request of OpenAI's."""
+        """The responses to a request with a body of OpenAI's."""
         for name in (TEXT_INPUT, MESSAGES, EMBEDDING_REQUEST):
             if request.input(name) is not None:
                 raise invalid(f"expected one of the inputs '{name}' and '{REQUEST}', got both")
@@ -104,12 +104,12 @@ class VllmInstance(Instance):
     async def _generate(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         """The responses to a text, a conversation, or an embedding request."""
         try:
-            asked = read_generation(request)
+            generation = read_generation(request)
             async with EngineRequest(self._llm, self._new_id(), self._wasted) as running:
-                transcript = await self._submit(asked, running)
+                transcript = await self._submit(generation, running)
                 while not running.finished:
                     output = await running.next()
-                    deltas = read_output(output, logprobs=asked.optional.logprobs)
+                    deltas = read_output(output, logprobs=generation.optional.logprobs)
                     yield transcript.respond(
                         deltas, len(output.prompt_token_ids), final=output.finished
                     )
@@ -129,30 +129,30 @@ class VllmInstance(Instance):
     def metrics(self) -> Iterable[Metric]:
         return () if self._engine.metrics is None else self._engine.metrics.collect()
 
-    async def _submit(self, asked: GenerationRequest, running: EngineRequest) -> Transcript:
-        if asked.embedding is not None:
-            return await self._submit_embedding(asked, asked.embedding, running)
+    async def _submit(self, generation: GenerationRequest, running: EngineRequest) -> Transcript:
+        if generation.embedding is not None:
+            return await self._submit_embedding(generation, generation.embedding, running)
         self._require_task("generate")
-        sampling = dict(asked.sampling)
+        sampling = dict(generation.sampling)
         adapter = self._adapter(sampling)
         read = self._rules.read(sampling)
-        kind = RequestOutputKind.DELTA if asked.stream else RequestOutputKind.FINAL_ONLY
+        kind = RequestOutputKind.DELTA if generation.stream else RequestOutputKind.FINAL_ONLY
         with refusals():
             parameters = SamplingParams(**read, output_kind=kind, skip_clone=True)
-            prompt = await self._prompts.render(asked)
+            prompt = await self._prompts.render(generation)
             await running.submit(prompt, parameters, lora_request=adapter)
-        text = asked.text if asked.text is not None else prompt.get("prompt", "")
-        return Transcript(asked, parameters.n, text)
+        text = generation.text if generation.text is not None else prompt.get("prompt", "")
+        return Transcript(generation, parameters.n, text)
 
     async def _submit_embedding(
-        self, asked: GenerationRequest, embedding: Mapping[str, Any], running: EngineRequest
+        self, generation: GenerationRequest, embedding: Mapping[str, Any], running: EngineRequest
     ) -> Transcript:
         self._require_task("embed")
         with refusals():
             parameters = PoolingParams(task="embed", **_pooling(embedding))
             prompt = await self._prompts.render_prompt(_embedded(embedding))
             await running.submit(prompt, parameters)
-        return Transcript(asked)
+        return Transcript(generation)
 
     def _adapter(self, sampling: dict[str, Any]) -> LoRARequest | None:
         if PARAMETER not in sampling:
@@ -168,12 +168,12 @@ class VllmInstance(Instance):
 
 
 def lora_request(adapter: LoraAdapter) -> LoRARequest:
-    """What the engine takes as an adapter, the same for requests of every kind."""
+    """The adapter as the engine expects it, for all kinds of requests."""
     return LoRARequest(adapter.name, adapter.number, adapter.path)
 
 
 def _embedded(embedding: Mapping[str, Any]) -> str | list[int]:
-    """What is to be embedded; vLLM checks the token ids of a list."""
+    """The text or token ids to embed; vLLM checks the token ids."""
     given = embedding.get("input")
     if not isinstance(given, str | list):
         raise invalid("'input' of an embedding request must be a text or a list of token ids")

@@ -1,4 +1,4 @@
-"""Which LoRA adapters does a model offer, and which one does a request name?"""
+"""LoRA adapters of a model, from `multi_lora.json`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ PARAMETER = "lora_name"
 
 
 class LoraRefusal(InferenceError):
-    """A request names an adapter that it cannot have; the text is Triton's, without a prefix."""
+    """The error of a request with an unknown adapter; its text is Triton's, without a prefix."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Code.INVALID_ARG, message)
@@ -32,12 +32,12 @@ class LoraAdapter:
 
 @dataclass(frozen=True, slots=True)
 class LoraAdapters:
-    """The adapters of a model by name; None when the model has LoRA switched off."""
+    """The adapters of a model by name; None if the model has LoRA disabled."""
 
     by_name: Mapping[str, LoraAdapter] | None = None
 
     def select(self, name: Any) -> LoraAdapter:
-        """The adapter of that name; LoraRefusal if there is none."""
+        """The adapter of that name; raises LoraRefusal if there is none."""
         if self.by_name is None:
             raise LoraRefusal("LoRA feature is not enabled.")
         adapter = self.by_name.get(name) if isinstance(name, str) else None
@@ -49,7 +49,7 @@ class LoraAdapters:
 
 
 def read_adapters(folder: Path, *, model: str) -> LoraAdapters:
-    """Read `multi_lora.json` in the version folder; relative paths start there."""
+    """Read `multi_lora.json` of the version folder; paths are relative to that folder."""
     try:
         content = orjson.loads((folder / FILE).read_bytes())
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""The metrics of one engine, in a registry of their own.
+"""Metrics of one engine, in its own registry.
 
-vLLM registers in the registry of the process and takes out what another engine has put there, so
-that only the engine loaded last would be seen.
+vLLM uses the registry of the process and unregisters the metrics of other engines there, so only
+the engine loaded last would have metrics. Likewise it counts tool calls by the name of that model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,10 +29,10 @@ PARTS = {
     "_ec_connector_cls": loggers.ECConnectorProm,
     "_perf_metrics_cls": loggers.PerfMetricsProm,
 }
-"""Loggers that vLLM's own logger creates, by the attributes that choose them."""
+"""Loggers that vLLM's own logger creates, by the attributes with their classes."""
 
 PARSERS = (("openai_serving_chat", "parser_cls"), ("openai_serving_responses", "parser"))
-"""Handlers that parse tool calls, and where each has the class of its parser."""
+"""Handlers that parse tool calls, each with its attribute for the parser's class."""
 
 NAME = "vllm:tool_call_parser_invocations_total"
 STREAMING, WHOLE = "streaming", "non_streaming"
@@ -42,10 +42,10 @@ OTHER = "other"
 
 
 class EngineMetrics:
-    """vLLM's own series of one engine, with two labels more: `model` and `version`, as Triton's.
+    """vLLM's series of one engine, with Triton's labels `model` and `version` added.
 
-    `triton_names` adds the one series of Triton's backend that vLLM has under another name. Until
-    `begin` nothing is counted: what the engine does before is not for clients.
+    `triton_names` adds the one series of Triton's backend that vLLM has under another name.
+    Counting starts with `begin`, so warm-up requests are not counted.
     """
 
     def __init__(self, model: str, version: str, *, triton_names: bool) -> None:
@@ -55,22 +55,22 @@ class EngineMetrics:
         self._begun = False
 
     def begin(self) -> None:
-        """Count from now on."""
+        """Start counting."""
         self._begun = True
 
     @property
     def begun(self) -> bool:
-        """Whether anything is counted."""
+        """Whether counting has started."""
         return self._begun
 
     def logger(self) -> Any:
-        """The class of the stat logger to give to AsyncLLM."""
+        """The class of the stat logger for AsyncLLM."""
         kinds = _kinds(self._registry)
         parts = {name: _within(part, kinds) for name, part in PARTS.items()}
         latency, metrics = self._latency, self
 
         class Logger(loggers.PrometheusStatLogger):  # type: ignore[misc]  # vllm is not typed
-            """vLLM's logger; also observes for Triton's name."""
+            """vLLM's logger; also observes Triton's series."""
 
             def record(
                 self, scheduler_stats: Any, iteration_stats: Any, *rest: Any, **named: Any
@@ -85,7 +85,7 @@ class EngineMetrics:
         return type("EngineLogger", (Logger,), kinds | parts)
 
     def count_tool_calls(self, state: Any, model_name: str) -> None:
-        """Count what the tool parsers of vLLM's handlers, which `state` has, are asked."""
+        """Count the invocations of the tool parsers of vLLM's handlers in `state`."""
         counter = ToolCallCounter(model_name, self._registry)
         for place, attribute in PARSERS:
             handler = getattr(state, place, None)
@@ -93,7 +93,7 @@ class EngineMetrics:
                 setattr(handler, attribute, counter.counted(getattr(handler, attribute)))
 
     def collect(self) -> Iterator[Metric]:
-        """The families at this moment."""
+        """The current metric families."""
         for family in self._registry.collect():
             yield labelled(family, self._labels)
 
@@ -107,7 +107,7 @@ class EngineMetrics:
 
 
 def _kinds(registry: CollectorRegistry) -> dict[str, Any]:
-    """The attributes with which vLLM's loggers create their series, bound to the registry."""
+    """The attributes of vLLM's loggers that create series, bound to the registry."""
     return {
         f"_{kind.__name__.lower()}_cls": staticmethod(partial(made, registry=registry))
         for kind, made in ((Counter, Counter), (Gauge, _gauge), (Histogram, Histogram))
@@ -115,7 +115,7 @@ def _kinds(registry: CollectorRegistry) -> dict[str, Any]:
 
 
 def _gauge(name: str, documentation: str, multiprocess_mode: str = "all", **named: Any) -> Gauge:
-    """vLLM's one gauge that its clients would add up has a time for its value."""
+    """A gauge; the one of mode `sum` is a time, which is not summed over clients."""
     mode: Any = "max" if multiprocess_mode == "sum" else multiprocess_mode
     return Gauge(name, documentation, multiprocess_mode=mode, **named)
 
@@ -125,7 +125,7 @@ def _within(part: type, kinds: Mapping[str, Any]) -> type:
 
 
 def labelled(family: Metric, labels: Mapping[str, str]) -> Metric:
-    """The family with some labels more."""
+    """The family with further labels."""
     found = Metric(family.name, family.documentation, family.type, family.unit)
     found.samples = [
         Sample(s.name, {**s.labels, **labels}, s.value, s.timestamp, s.exemplar)
@@ -137,7 +137,7 @@ def labelled(family: Metric, labels: Mapping[str, str]) -> Metric:
 class ToolCallCounter:
     """The series `vllm:tool_call_parser_invocations_total` of one model, with vLLM's labels.
 
-    A parser that fails counts as one that found no call, as in vLLM.
+    A failed parser is counted as `no_tool_call`, as in vLLM.
     """
 
     def __init__(self, model_name: str, registry: CollectorRegistry) -> None:
@@ -155,8 +155,8 @@ class ToolCallCounter:
             self._counter.labels(model_name, *labels)
 
     def counted(self, parser: type) -> type:
-        """The class of that parser, whose invocations are counted here as vLLM counts them."""
-        # vLLM counts in the methods of this class alone.
+        """A subclass of the parser whose invocations are counted as vLLM counts them."""
+        # vLLM counts in the methods of DelegatingParser only.
         methods = {
             name: counting
             for name, counting in (
@@ -199,14 +199,14 @@ class ToolCallCounter:
 
 
 class SharedMetrics:
-    """Adds up what the clients have written into the files of a folder, at each moment."""
+    """Metrics of an engine with several clients: the sum of their files in a folder."""
 
     def __init__(self, model: str, version: str, folder: Path) -> None:
         self._labels = {"model": model, "version": version}
         self._folder = folder
 
     def collect(self) -> Iterator[Metric]:
-        """The families at this moment."""
+        """The current metric families."""
         registry = CollectorRegistry()
         MultiProcessCollector(registry, str(self._folder))  # type: ignore[no-untyped-call]
         for family in registry.collect():

@@ -1,4 +1,4 @@
-"""From `model.json` to an instance that serves."""
+"""Loading of a model: engine, adapters, handlers and warm-up."""
 
 import logging
 import time
@@ -29,7 +29,7 @@ ANY_TOKEN = [0]
 
 
 async def open_instance(model: EngineModel, wasted: Callable[[int], None]) -> Instance:
-    """Start the engine of a model and put an instance before it."""
+    """Start the engine of a model and return its instance."""
     check_parsers(model)
     metrics = engine_metrics(model)
     began = time.monotonic()
@@ -39,7 +39,7 @@ async def open_instance(model: EngineModel, wasted: Callable[[int], None]) -> In
         async with watched(llm) as watch:
             engine = await open_engine(model, llm, watch, metrics)
             if metrics is not None and model.openai.tool_call_parser:
-                # The process of a client has one model: vLLM's own counter is right there.
+                # A client process has one model, so vLLM's own counter is correct there.
                 served = llm.vllm_config.model_config.served_model_name
                 metrics.count_tool_calls(engine.handlers, served)
             log_ready(engine, time.monotonic() - began)
@@ -48,13 +48,13 @@ async def open_instance(model: EngineModel, wasted: Callable[[int], None]) -> In
 
 @asynccontextmanager
 async def watched(llm: Any) -> AsyncIterator[Watch]:
-    """The watch of a client of an engine.
+    """The watch of an engine's client.
 
-    An error in the block closes the watch and stops the client, with its engine if it is its own.
+    An error in the block closes the watch and stops the client, and the engine that it started.
     """
     async with AsyncExitStack() as owner:
         owner.push_async_callback(stop_engine, llm)
-        # Actors of Ray are no processes of ours: only what an engine sends tells that they ended.
+        # Actors of Ray are not child processes: only the engine reports their end.
         watch = Watch(getattr(llm.engine_core.resources.engine_manager, "processes", ()))
         owner.callback(watch.close)
         yield watch
@@ -69,12 +69,12 @@ async def open_engine(
     *,
     warms_up: bool = True,
 ) -> RunningEngine:
-    """A client of a running engine, with all that requests need of it.
+    """Load adapters and open handlers of a running engine.
 
-    Of several clients one warms the engine up. InferenceError says why there cannot be one.
+    One of several clients warms the engine up. Raises InferenceError if any of this fails.
     """
     tasks = await watch.unless_ended(llm.get_supported_tasks())
-    # An engine that has lost a worker says so long before its process has ended.
+    # An engine reports a dead worker long before its process exits.
     watch.add_task(llm.engine_core.resources.output_queue_task)
     failures = Failures(model.name, model.folders)
     await _load_adapters(llm, watch, model.adapters, failures)
@@ -99,14 +99,14 @@ async def open_engine(
 
 
 def engine_metrics(model: EngineModel) -> EngineMetrics | None:
-    """The metrics of an engine, unless its model has them switched off."""
+    """The metrics of an engine, unless its model disables them."""
     if model.arguments.get("disable_log_stats", False):
         return None
     return EngineMetrics(model.name, model.version, triton_names=model.triton_metrics)
 
 
 def log_ready(engine: RunningEngine, secs: float) -> None:
-    """Log what an engine can do that has started."""
+    """Log the properties of a started engine."""
     config = engine.llm.vllm_config
     log.info(
         "engine ready",
@@ -143,12 +143,12 @@ async def _handlers(llm: Any, served: ServedModel, tasks: Sequence[str], failure
 async def _load_adapters(
     llm: Any, watch: Watch, adapters: LoraAdapters, failures: Failures
 ) -> None:
-    """Load each adapter once: a broken one would take the engine down when a request names it."""
+    """Load each adapter once: a broken one kills the engine when a request names it."""
     for adapter in (adapters.by_name or {}).values():
         try:
             await watch.unless_ended(llm.add_lora(lora_request(adapter)))
         except Exception as error:
-            # Around a part of one model load: a failed call into the engine has no other type.
+            # Around one model load: a failed call into the engine has no narrower type.
             raise InferenceError(
                 Code.INVALID_ARG,
                 f"model '{failures.model}': its adapter '{adapter.name}' cannot be loaded: "
@@ -165,11 +165,11 @@ async def _warm_up(engine: RunningEngine) -> None:
 
 
 async def warm_up(engine: Any, prompts: PromptRenderer, *, model: str) -> None:
-    """Have an engine that generates make one token with its log probability.
+    """Generate one token with its log probability.
 
-    Ranking log probabilities (`batched_count_greater_than`) is compiled when the first request
-    asks for them: for some seconds, in a step that all requests share. Which token it is does
-    not matter, nor is it a failure if the model takes no such prompt.
+    vLLM compiles the ranking of log probabilities (`batched_count_greater_than`) when the first
+    request asks for them: for some seconds, in a step that all requests share. A model that
+    refuses the prompt is not warmed up.
     """
     parameters = SamplingParams(
         max_tokens=1, logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
@@ -184,4 +184,4 @@ async def warm_up(engine: Any, prompts: PromptRenderer, *, model: str) -> None:
 
 
 def _wasted(tokens: int) -> None:
-    """Nobody has asked for them."""
+    """Tokens of the warm-up are not counted."""

@@ -1,4 +1,4 @@
-"""What does `model.json` ask of the engine, and where is the model that it names?"""
+"""Settings of a model: `model.json`, and parameters of its config."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -18,11 +18,11 @@ from gateway.openai_exchange import further_names
 FILE = "model.json"
 
 CORES = "cpu_cores"
-"""Parameter of a model: the cores of its engine. vLLM binds each engine's threads to the same
-cores, from the first on, so two engines on a CPU should be given different ones."""
+"""The config parameter with the cores of the engine. vLLM binds the threads of every engine to the
+same cores, from the first on, so two engines on one CPU need different cores."""
 
 CLIENTS = "api_server_count"
-"""vLLM's name for how many processes are clients of one engine; no argument of the engine."""
+"""vLLM's name for the number of client processes of an engine; no argument of the engine."""
 
 MAX_CLIENTS = 64
 
@@ -33,18 +33,18 @@ TRUST_TEMPLATE = "trust_request_chat_template"
 MEDIA_DOMAINS = "allowed_media_domains"
 
 NOWHERE = f"none, because the model's parameter '{MEDIA_DOMAINS}' lists none"
-"""A domain that no address has: to vLLM an empty list allows every domain."""
+"""A domain that no address has: an empty list would allow every domain in vLLM."""
 
 TRUTHS = {"true": True, "1": True, "false": False, "0": False, "": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAiSettings:
-    """The settings of one model; conversations in `messages` follow them, too.
+    """Settings of one model for OpenAI's requests and for the input `messages`.
 
     `chat_template` is the text of a template that replaces the model's own. `tool_call_parser`
-    and `reasoning_parser` are names of vLLM's, "" for none. `media_domains` are the hosts from
-    which images and the like may be fetched; None leaves it to `model.json`.
+    and `reasoning_parser` are names of vLLM, "" for none. Media are fetched only from the hosts
+    `media_domains`; with None, from those in `model.json`.
     """
 
     chat_template: str | None = None
@@ -54,7 +54,7 @@ class OpenAiSettings:
     media_domains: tuple[str, ...] | None = None
 
     def engine_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What these settings change in the engine arguments of `model.json`."""
+        """The engine arguments that these settings override in those of `model.json`."""
         domains = self.media_domains
         if domains is None:
             domains = given.get(MEDIA_DOMAINS) or ()
@@ -66,14 +66,14 @@ class OpenAiSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineModel:
-    """What an engine is started with.
+    """The settings of one engine.
 
-    `arguments` go to AsyncEngineArgs. `source` is the model as `model.json` names it; when it is no
-    folder here, `local` is false. `folders` are the host's folders that a message must not show,
-    each with what to show instead. `cpu_cores` are those the engine may use, none for all.
-    `openai` says how it serves requests of OpenAI's, `other_names` are what their clients may call
-    it, too. So many `clients` of the engine there are: one is the server itself, more are processes
-    of their own. `triton_metrics`: it has metrics under Triton's names as well.
+    `arguments` are those of AsyncEngineArgs. `source` is the model as `model.json` names it;
+    `local` is false if it is no folder of this host. `folders` maps folders of the host, which
+    messages must not show, to their replacements. `cpu_cores` are the engine's cores, empty for
+    all. `other_names` are further names of the model for OpenAI's clients. `clients` is the number
+    of clients of the engine: 1 is the server itself, more are processes. `triton_metrics` adds
+    metrics under Triton's names.
     """
 
     name: str
@@ -91,12 +91,12 @@ class EngineModel:
 
     @property
     def log_fields(self) -> dict[str, str]:
-        """What log lines say about it."""
+        """Fields of log lines about the model."""
         return {"model": self.name, "source": self.source}
 
     @property
     def whereabouts(self) -> str:
-        """For messages: where the model has been looked for in vain."""
+        """The places searched for the model, as the start of a message; "" if it was found."""
         if self.local:
             return ""
         fetch = "" if "/" in self.source else f" (run: sluice fetch {self.source})"
@@ -107,10 +107,10 @@ class EngineModel:
 
 
 def read_engine_model(context: ModelContext, clients: int = 1) -> EngineModel:
-    """Read `model.json` of the version folder and look for the model it names.
+    """Read `model.json` of the version folder and find the model that it names.
 
-    `clients` is how many the engine has unless the file says it. Raises InferenceError for a file
-    that is missing or no JSON object, and for settings that the model's instance group contradicts.
+    `clients` is the default number of clients. Raises InferenceError for a file that is missing or
+    no JSON object, and for settings that contradict the model's instance group.
     """
     name, config = context.config.name, context.config
     arguments = _read(context.path, name)
@@ -145,17 +145,17 @@ def read_engine_model(context: ModelContext, clients: int = 1) -> EngineModel:
 
 
 def lora_enabled(arguments: Mapping[str, Any]) -> bool:
-    """Whether these engine arguments switch LoRA on."""
+    """Whether these engine arguments enable LoRA."""
     return is_true(arguments.get(ENABLED, False))
 
 
 def is_true(value: Any) -> bool:
-    """Whether a setting is on: by a boolean, or as Triton by a text."""
+    """Whether a setting is true: a boolean, or a text as in Triton."""
     return value is True or (isinstance(value, str) and value.lower() == "true")
 
 
 def check_names(arguments: Mapping[str, Any], known: Collection[str], *, model: str) -> None:
-    """Refuse a key that AsyncEngineArgs does not have, naming those that look like it."""
+    """Refuse a key that AsyncEngineArgs does not have; the error names similar keys."""
     for name in arguments:
         if name not in known:
             near = get_close_matches(name, known, n=3)
@@ -164,7 +164,7 @@ def check_names(arguments: Mapping[str, Any], known: Collection[str], *, model: 
 
 
 def hide_folders(message: str, folders: Mapping[str, str]) -> str:
-    """The message without the paths of this host: clients read it."""
+    """The message for clients: without paths of this host."""
     for folder, shown in sorted(folders.items(), key=lambda pair: -len(pair[0])):
         message = message.replace(folder, shown)
     return HOST_PATH.sub("<path>", message)
@@ -188,7 +188,7 @@ def _read(folder: Path, model: str) -> dict[str, Any]:
 
 
 def _find(source: str, context: ModelContext) -> str | None:
-    """The folder that `source` names: in the version folder, in the store, or anywhere."""
+    """The folder that `source` names: in the version folder, in the store, or absolute."""
     for folder in (context.path / source, context.store / source):
         if (folder / "config.json").is_file():
             return str(folder)
@@ -196,7 +196,7 @@ def _find(source: str, context: ModelContext) -> str | None:
 
 
 def _device(arguments: Mapping[str, Any], context: ModelContext) -> dict[str, Any]:
-    """The GPU that the instance group chooses; vLLM chooses itself for other kinds."""
+    """The GPU of the instance group; for other kinds vLLM selects it."""
     name = context.config.name
     groups = [g for g in context.config.instance_group if g.kind is InstanceKind.KIND_GPU]
     gpus = [gpu for group in groups for gpu in group.gpus]
@@ -230,8 +230,8 @@ def _cores(text: str, *, model: str) -> frozenset[int]:
 
 
 def _clients(arguments: dict[str, Any], default: int, *, model: str) -> int:
-    """Take how many clients the engine has out of its arguments."""
-    alone = arguments.get("mm_tensor_ipc") == "torch_shm"  # one client hands over the tensors
+    """Remove the number of clients from the engine arguments, and return it."""
+    alone = arguments.get("mm_tensor_ipc") == "torch_shm"  # only one client can pass tensors by it
     count = arguments.pop(CLIENTS, 1 if alone else min(default, MAX_CLIENTS))
     if alone and count != 1:
         _refuse(model, f"its {FILE} has mm_tensor_ipc 'torch_shm', which needs {CLIENTS} 1")
@@ -252,9 +252,9 @@ def _refuse(model: str, message: str) -> NoReturn:
 
 
 def read_openai_settings(config: ModelConfig, folder: Path) -> OpenAiSettings:
-    """Read the parameters of a config; INVALID_ARG if one cannot be used.
+    """Read the parameters of a config; INVALID_ARG if one is unusable.
 
-    `folder` is the version folder, where a file with a chat template lies.
+    `folder` is the version folder, which may have a file with a chat template.
     """
     given = config.parameters
     domains = given.get(MEDIA_DOMAINS)
@@ -268,7 +268,7 @@ def read_openai_settings(config: ModelConfig, folder: Path) -> OpenAiSettings:
 
 
 def _template(config: ModelConfig, folder: Path) -> str | None:
-    """The text of the template: inline, which has braces, or in a file of the version folder."""
+    """The text of the template: an inline one has braces, else it is a file."""
     given = config.parameters.get(CHAT_TEMPLATE, "")
     if not given or "{" in given:
         return given or None

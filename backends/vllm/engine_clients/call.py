@@ -1,4 +1,4 @@
-"""A request while another process answers it: the server's end."""
+"""One request to a client of a shared engine: both ends of the call."""
 
 import asyncio
 import logging
@@ -25,13 +25,16 @@ log = logging.getLogger("sluice.vllm")
 
 
 def tokens(frame: Frame) -> int:
-    """How many a frame brings."""
+    """The number of completion tokens in a frame."""
     usage = read_response(frame.payload).usage if frame.kind == ClientKind.DATA else None
     return 0 if usage is None else usage.completion_tokens
 
 
-class EngineCall(ChannelCall):
-    """Sent when it is made; then one task reads `responses`, and `leave` ends it."""
+class EngineCall(CallEnd):
+    """The server's end: sends the request when it is created.
+
+    One task reads `responses`; then `leave` ends the call.
+    """
 
     def __init__(self, channel: Channel, call: int, request: InferRequest) -> None:
         super().__init__(channel, call)
@@ -44,7 +47,7 @@ class EngineCall(ChannelCall):
         channel.send(ClientKind.REQUEST, call, payload)
 
     async def responses(self) -> AsyncGenerator[InferResponse, None]:
-        """What comes; InferenceError if the request is refused, or its process ends."""
+        """The responses; InferenceError if the request is refused, or the client exits."""
         while not self._is_over:
             frame = await self._next()
             if frame.kind == ClientKind.DATA:
@@ -58,7 +61,7 @@ class EngineCall(ChannelCall):
                 raise InferenceError(UNEXPECTED.code, UNEXPECTED.message)
 
     def leave(self) -> int:
-        """Nothing more is wanted; how many tokens have come that nobody has read."""
+        """End the call; returns the number of received unread tokens."""
         self._channel.leave(self._call)
         if self._is_over or self._is_lost:
             return 0
@@ -85,7 +88,7 @@ class EngineCall(ChannelCall):
 
 
 class ServedCall(CallEnd):
-    """Receives frames from its creation on; `task` runs it, and GONE or ABORT cancels that."""
+    """The client's end: `task` answers the request, and GONE or ABORT cancels it."""
 
     def __init__(self, channel: Channel, call: int, payload: bytes) -> None:
         super().__init__(channel, call)
@@ -95,7 +98,7 @@ class ServedCall(CallEnd):
         channel.join(call, self)
 
     async def run(self, instance: Instance) -> None:
-        """Have an instance answer; however that ends, the server gets the end of the call."""
+        """Answer by an instance; in every case the server gets the end of the call."""
         error: InferenceError | None = UNEXPECTED
         try:
             await self._answer(instance)
@@ -103,7 +106,7 @@ class ServedCall(CallEnd):
         except InferenceError as found:
             error = found
         except Exception:
-            # Around one request: the client learns nothing of what is in the log.
+            # Around one request: the client gets no details.
             log.exception("request failed unexpectedly")
         finally:
             if not self._is_gone:

@@ -1,4 +1,4 @@
-"""A process that is one of the clients of an engine: it answers what the server hands it."""
+"""A client process of a shared engine: it answers requests of the server."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ from gateway.processes.channel import Channel, Frame, number
 
 
 class EngineClient:
-    """Serves until the server ends the connection; made on the event loop."""
+    """Serves until the server closes the connection; created on the event loop."""
 
     def __init__(self) -> None:
         self._channel = Channel(self._on_frame)
@@ -38,7 +38,7 @@ class EngineClient:
         self._instance: Instance | None = None
 
     async def run(self, connection: socket.socket) -> None:
-        """Do all of it; returns when everything has ended."""
+        """Open the instance and serve; returns when all calls have ended."""
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: self._channel, sock=connection)
         if not await self._are_settings_received():
@@ -57,7 +57,7 @@ class EngineClient:
             await self._instance.close()
 
     async def _are_settings_received(self) -> bool:
-        """Wait for the settings; False if the server is gone instead."""
+        """Wait for the settings; False if the server disconnects first."""
         lost = asyncio.ensure_future(self._channel.lost())
         await asyncio.wait((lost, self._settings), return_when=asyncio.FIRST_COMPLETED)
         lost.cancel()
@@ -72,7 +72,7 @@ class EngineClient:
             watching.cancel()
 
     def _on_frame(self, frame: Frame) -> None:
-        """What no call waits for: beginnings, and what the server asks of the process."""
+        """Handle frames that start calls, and frames to the process."""
         if frame.kind == ClientKind.REQUEST and self._instance is not None:
             self._start_call(frame, self._instance)
         elif frame.kind == ClientKind.PING:
@@ -105,7 +105,7 @@ async def _open(settings: ClientSettings, wasted: Any) -> Instance:
 
 
 def _join(settings: ClientSettings, metrics: EngineMetrics | None) -> Any:
-    """Become one of the engine's clients; blocks until it is ready."""
+    """Join the engine as a client; blocks until it is ready."""
     model, index = settings.model, settings.index
     counted = {"_api_process_count": model.clients, "_api_process_rank": index}
     arguments, config = engine_config(model, **counted)
@@ -125,7 +125,7 @@ def _join(settings: ClientSettings, metrics: EngineMetrics | None) -> Any:
 
 
 def _log_to(channel: Channel, *, debug: bool) -> None:
-    """Have the server log what is logged here; vLLM's own log is its own, as in its engine."""
+    """Send log records of the gateway to the server; vLLM keeps its own log."""
     logger = logging.getLogger("sluice")
     logger.addHandler(RecordSender(partial(channel.send, ClientKind.LOG, 0)))
     logger.setLevel(logging.DEBUG if debug else logging.INFO)

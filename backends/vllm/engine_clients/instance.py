@@ -1,4 +1,4 @@
-"""One engine with several clients, serving requests."""
+"""The instance of a shared engine: requests are distributed over its clients."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ log = logging.getLogger("sluice.vllm")
 
 
 class SharedInstance(Instance):
-    """Hands each request to the client that has the fewest."""
+    """Sends each request to the client with the fewest requests."""
 
     concurrency = None
 
@@ -86,7 +86,7 @@ def _calls(client: RemoteClient) -> int:
 
 
 async def open_shared(model: EngineModel, wasted: Callable[[int], None]) -> Instance:
-    """Start the engine of a model and its clients, and put an instance before them."""
+    """Start the engine of a model and its clients, and return its instance."""
     check_parsers(model)
     log.info("starting engine", extra={"model": model.name, "clients": model.clients})
     with EngineErrors(model) as errors:
@@ -97,7 +97,7 @@ async def open_shared(model: EngineModel, wasted: Callable[[int], None]) -> Inst
 async def _instance(
     model: EngineModel, engine: SharedEngine, wasted: Callable[[int], None]
 ) -> Instance:
-    """Wait until its clients are ready; if that fails the engine has been stopped."""
+    """Wait until the clients are ready; a failure stops the engine."""
     async with AsyncExitStack() as owner:
         owner.push_async_callback(_stop, engine)
         watch = Watch(engine.processes)
@@ -113,7 +113,7 @@ async def _instance(
 
 
 async def _offers(clients: Sequence[RemoteClient]) -> Sequence[Offer]:
-    """What each offers; all offer the same."""
+    """The offers of the clients, which are equal."""
     return await asyncio.gather(*(client.offer() for client in clients))
 
 

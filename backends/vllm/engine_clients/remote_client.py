@@ -1,4 +1,4 @@
-"""One client of a shared engine as the server sees it: who answers requests."""
+"""A client of a shared engine as the server sees it: its process, and its calls."""
 
 import asyncio
 import logging
@@ -30,24 +30,24 @@ from gateway.python_processes import module_command, module_environment
 log = logging.getLogger("sluice.vllm")
 
 ANSWER_TIMEOUT_SECS = 60.0
-"""A client that has answered nothing for so long hangs, and is killed; texts are long, at times."""
+"""A client that sends no frame for this time is killed; long texts take a while."""
 
 EXIT_STATUS_SECS = 0.1
-"""How long a process may take to end once it has ended its connection: then it is known how."""
+"""Time from the disconnect of a process to its exit status."""
 
 MODULE = "backends.vllm.engine_clients"
 
 PROMETHEUS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""Where the variable points, values of metrics are kept in files that other processes can read."""
+"""The variable with the folder of metric values that other processes read."""
 
 
 class ClientProcess:
-    """Begun where it is made, in any thread; `settings` are what it is to be told first.
+    """The process of a client, started by the constructor in any thread.
 
-    `ends` are the two listeners of vLLM's where the engine looks for this client: they become its
-    own. `addresses` are what vLLM tells its clients besides; the file `counters` and the
-    `metrics_folder` are theirs in common. `name`, `exitcode` and `sentinel` are for vLLM, which
-    gives a start up when one of them ends.
+    `settings` is its first message. `ends` are vLLM's two listeners for this client, which it
+    takes over; `addresses` are vLLM's further addresses. The file `counters` and the
+    `metrics_folder` are shared by all clients. vLLM reads `name`, `exitcode` and `sentinel`, and
+    aborts a start if a client exits.
     """
 
     def __init__(
@@ -62,18 +62,24 @@ class ClientProcess:
         self.index = index
         self.name = f"client {index}"
         self.connection, theirs = socket.socketpair()
-        self.sentinel = self.connection.fileno()  # it has something to read when the client ends
+        self.sentinel = self.connection.fileno()  # readable when the client exits
         listening = (ends[0].socket.fileno(), ends[1].socket.fileno())
-        told = {"input_address": ends[0].address, "output_address": ends[1].address, **addresses}
+        reachable = {
+            "input_address": ends[0].address,
+            "output_address": ends[1].address,
+            **addresses,
+        }
         debug = log.isEnabledFor(logging.DEBUG)
-        self.settings = write(ClientSettings(model, index, told, *listening, str(counters), debug))
+        self.settings = write(
+            ClientSettings(model, index, reachable, *listening, str(counters), debug)
+        )
         arguments = (str(theirs.fileno()), str(os.getpid()))
         with theirs:
             self._process = subprocess.Popen(
                 module_command(MODULE, *arguments),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), *listening),
-                start_new_session=True,  # signals of the terminal are the server's
+                start_new_session=True,  # signals of the terminal reach the server only
                 env=module_environment(**{PROMETHEUS_FOLDER: str(metrics_folder)}),
             )
         for end in ends:
@@ -81,21 +87,21 @@ class ClientProcess:
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs."""
+        """The exit code; None while the process runs."""
         return self._process.poll()
 
     @property
     def exit_text(self) -> str:
-        """For messages: its exit status, if that is known."""
+        """The exit status for messages, if it is known."""
         status = self.exitcode
         return "" if status is None else f" (exit code {status})"
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self._process.kill()
 
     def end(self, within: float) -> None:
-        """Wait until it has ended; one that goes on without a connection is killed. Blocks."""
+        """Close the connection, and kill the process if it does not exit in time; blocks."""
         self.connection.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(within)
@@ -104,9 +110,10 @@ class ClientProcess:
 
 
 class RemoteClient(Receiver):
-    """Talks to a process, on one event loop; it has so many `calls` at this moment.
+    """The connection to a client, on one event loop; `calls` is its number of open calls.
 
-    `wasted` is told tokens that were made for nobody, `stopped` why there will be no more answers.
+    `wasted` is called with numbers of tokens of cancelled requests, `stopped` with the reason when
+    the client or the engine stops.
     """
 
     def __init__(
@@ -129,7 +136,7 @@ class RemoteClient(Receiver):
         self._timer: asyncio.TimerHandle | None = None
 
     async def offer(self) -> Offer:
-        """Connect, and wait until it serves; what it offers. InferenceError says why it cannot."""
+        """Connect, and wait until the client is ready; InferenceError if it fails."""
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: self._channel, sock=self._process.connection)
         self._channel.join(NO_CALL, self)
@@ -139,19 +146,19 @@ class RemoteClient(Receiver):
         return offer
 
     def call(self, request: InferRequest) -> EngineCall:
-        """Hand it a request; `returned` must follow."""
+        """Send a request; `returned` must follow."""
         call = EngineCall(self._channel, next(self._numbers), request)
         self.calls += 1
         return call
 
     def returned(self, call: EngineCall) -> None:
-        """Nobody waits for what is left of a call."""
+        """End a call."""
         self.calls -= 1
         if unread := call.leave():
             self._wasted(unread)
 
     def close(self) -> None:
-        """End the connection, and so the process; nobody waits for an offer any more."""
+        """Close the connection, so that the process exits."""
         self._offer.cancel()
         if self._timer is not None:
             self._timer.cancel()
@@ -184,17 +191,17 @@ class RemoteClient(Receiver):
         self._stopped(why)
 
     def _check(self) -> None:
-        """Ask whether it still answers, and kill it if it has said nothing since the last time."""
+        """Send a PING; kill the client if it has sent no frame since the last check."""
         if self._has_answered:
             self._has_answered = False
             self._channel.send(ClientKind.PING)
             self._timer = asyncio.get_running_loop().call_later(ANSWER_TIMEOUT_SECS, self._check)
             return
         about = {"model": self._model, "client": self._process.index, "secs": ANSWER_TIMEOUT_SECS}
-        log.error("client of an engine hangs, and is killed", extra=about)
+        log.error("engine client killed: no answer", extra=about)
         self._process.kill()
 
     def _waste(self, frame: Frame) -> None:
-        """What still comes of a call that has been left."""
+        """Count the tokens of a late frame of an ended call."""
         if late := tokens(frame):
             self._wasted(late)

@@ -1,4 +1,4 @@
-"""Which of vLLM's handlers serves which endpoint, and what does it take?"""
+"""Endpoints of OpenAI's API: the body, limits, and vLLM's handler of each."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,32 +31,31 @@ from backends.vllm.sampling import (
 from gateway.openai_exchange import Endpoint
 
 MAX_GRAMMAR_BYTES = 1 << 16
-"""The engine compiles a grammar in a time that may grow with its square: here about 15 s for a
-schema of this size with nothing but properties, though a short pattern can take longer."""
+"""The time to compile a grammar may grow with the square of its size: here about 15 s for a schema
+of this size that has only properties; a short pattern can take longer."""
 
 MAX_PROMPTS = 2048
-"""As many as OpenAI takes in one request for embeddings."""
+"""OpenAI's limit of one request for embeddings."""
 
 MAX_TOKENIZED_BYTES = 1 << 20
-"""All texts of all requests are tokenized one after the other, this much in about a second."""
+"""The tokenizer processes one text at a time, this size in about a second."""
 
 TOKENIZERS = frozenset({Endpoint.TOKENIZE, Endpoint.DETOKENIZE})
-"""Endpoints for which no context of a model is a limit."""
+"""Endpoints that the context of the model does not limit."""
 
 CONSTRAINTS = ("response_format", "structured_outputs", "tools", "text")
 """Members of a body that may become a grammar."""
 
 GRAMMARS = ("json", "regex", "choice", "grammar", "structural_tag")
-"""What a constraint of vLLM's holds, one of them."""
+"""The members of a constraint of vLLM, one of which is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointService:
     """One endpoint: the type of its bodies, the handler's place in vLLM's state, and its method.
 
-    `title` is what vLLM says that a model does not support which has no such handler. `dumped` are
-    the arguments with which vLLM's own route writes an answer. `named` if the header X-Request-Id
-    becomes the id in the answer.
+    `title` is vLLM's name of the endpoint in errors. `dumped` are the arguments of `model_dump`
+    in vLLM's own route. `named` is true if the header X-Request-Id becomes the id of the answer.
     """
 
     body: TypeAdapter[Any]
@@ -115,15 +114,15 @@ SERVICES = {
         named=False,
     ),
 }
-"""Every endpoint. The handlers' methods are those of vLLM: one that has moved fails the import."""
+"""The service of each endpoint; if a release of vLLM moves a method, the import fails."""
 
 
 def check_body(body: Mapping[str, Any]) -> None:
-    """Refuse what takes longer to read than others can wait."""
+    """Refuse members that would block the event loop for too long."""
     for name in CONSTRAINTS:
         if body.get(name) and len(orjson.dumps(body[name])) > MAX_OBJECT_BYTES:
             _refuse(name, f"{name} is larger than the {MAX_OBJECT_BYTES} bytes of JSON allowed")
-    # With tools beside them vLLM reads these before it asks the engine for anything.
+    # If the request has tools, vLLM reads these before it calls the engine.
     for name in ("response_format", "text"):
         check_schema(body.get(name))
     constraint = body.get("structured_outputs")
@@ -132,19 +131,19 @@ def check_body(body: Mapping[str, Any]) -> None:
 
 
 def check_size(endpoint: Endpoint, size: int) -> None:
-    """Refuse a body of so many bytes if others would have to wait for it too long."""
+    """Refuse a body of `size` bytes that would block the tokenizer for too long."""
     if endpoint in TOKENIZERS and size > MAX_TOKENIZED_BYTES:
         _refuse("", f"{endpoint} takes at most {MAX_TOKENIZED_BYTES} bytes of JSON, got {size}")
 
 
 def check_count(prompts: int) -> None:
-    """Refuse more prompts than one request may hold."""
+    """Refuse more prompts than the limit of one request."""
     if prompts > MAX_PROMPTS:
         _refuse("prompt", f"more than the {MAX_PROMPTS} prompts that one request may have")
 
 
 def check_parameters(parameters: Any) -> None:
-    """Refuse sampling parameters that would keep the gateway busy; vLLM checks the rest."""
+    """Refuse sampling parameters that would block the event loop; vLLM checks the others."""
     _check("n", parameters.n, MAX_SEQUENCES)
     for name in ("stop", "bad_words"):
         strings = getattr(parameters, name) or ()
@@ -159,7 +158,7 @@ def check_parameters(parameters: Any) -> None:
 
 
 def _check_grammar(constraint: Any) -> None:
-    """Whichever part of the request it comes from: a schema, an expression, or the tools."""
+    """Check the size of a grammar, from a schema, an expression, or the tools."""
     given = (getattr(constraint, name) for name in GRAMMARS)
     size = sum(len(orjson.dumps(each)) for each in given if each is not None)
     _check("the size of the grammar in bytes", size, MAX_GRAMMAR_BYTES, "structured_outputs")

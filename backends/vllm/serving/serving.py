@@ -1,4 +1,4 @@
-"""OpenAI's requests, served by vLLM's own handlers over one engine."""
+"""OpenAI's requests, answered by vLLM's own handlers over one engine."""
 
 import asyncio
 from argparse import Namespace
@@ -30,7 +30,7 @@ from gateway.openai_exchange import EVENT, REQUEST, RESPONSE, read_request
 from gateway.tensor import Datatype, Tensor
 
 LARGE_BYTES = 1 << 16
-"""A body from which on reading it would hold up others."""
+"""Bodies above this size are read in a thread."""
 
 DATA, END = "data: ", "\n\n"
 DONE = f"{DATA}[DONE]{END}"
@@ -41,7 +41,7 @@ Chunk = tuple[bytes, str]
 
 
 class OpenAiServing:
-    """Answers requests with what vLLM's handlers, which `state` has, make of them."""
+    """Answers requests by vLLM's handlers, which are attributes of `state`."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class OpenAiServing:
         self._wasted = wasted
 
     async def answer(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """The responses to a request that has a body in `openai_request`; the last is final.
+        """The responses to a request with a body in `openai_request`; the last one is final.
 
-        Raises InferenceError, also after responses.
+        Raises InferenceError, possibly after responses.
         """
         service, body = await self._read(request)
         async with Exchange(self._engine, self._new_id, self._wasted) as exchange:
@@ -95,7 +95,7 @@ class OpenAiServing:
         answer = await service.method(handler, body, None)
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            raise asyncio.CancelledError  # handlers take it for a client's leave, and return
+            raise asyncio.CancelledError  # handlers treat it as a disconnect, and return
         if hasattr(answer, "error"):
             raise self._refusals.written(answer)
         return answer
@@ -112,7 +112,7 @@ class OpenAiServing:
         return _response((bytes(answer.body), ""), exchange, final=True)
 
     async def _chunks(self, answer: Any, exchange: Exchange) -> AsyncGenerator[Chunk, None]:
-        """What a handler's stream says, without the frames of its events."""
+        """The JSON texts of a handler's stream, without their SSE frames."""
         async with aclosing(answer) as parts:
             async for part in parts:
                 if not isinstance(part, str):
@@ -123,21 +123,21 @@ class OpenAiServing:
                     yield part[len(DATA) : -len(END)].encode(), ""
 
     def _failed(self, part: str, exchange: Exchange) -> InferenceError:
-        """For the error that ends a stream, in vLLM's words unless the engine has died."""
-        told = self._refusals.streamed(part[len(DATA) : -len(END)])
+        """The error that ends a stream; vLLM's own unless the engine has died."""
+        written = self._refusals.streamed(part[len(DATA) : -len(END)])
         if exchange.failure is None:
-            return told
+            return written
         explained = self._refusals.explain(exchange.failure)
-        return told if explained.code is told.code else explained
+        return written if explained.code is written.code else explained
 
 
 async def _responses(
     chunks: AsyncIterator[Chunk], exchange: Exchange
 ) -> AsyncGenerator[InferResponse, None]:
-    """One response for each chunk.
+    """One response per chunk.
 
-    Before the engine has made anything they wait, so that its refusal comes first. Once it has
-    made all, each waits for the next, which is there already: the last one is final.
+    Chunks wait for the first output of the engine, so that its refusal comes before them. After
+    the last output each chunk waits for the next one: the last chunk is the final response.
     """
     waiting: deque[Chunk] = deque()
     async for chunk in chunks:
@@ -163,7 +163,7 @@ def _response(chunk: Chunk, exchange: Exchange, *, final: bool) -> InferResponse
 def _read_body(request: InferRequest) -> tuple[EndpointService, Any]:
     read = read_request(request)
     if read is None:
-        raise AssertionError("a request without a body came here")
+        raise AssertionError("the request has no body")
     endpoint, body = read
     service = SERVICES[endpoint]
     check_size(endpoint, _size(request))
@@ -183,7 +183,7 @@ def _size(request: InferRequest) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What an engine serves: the model's names, the adapters it has loaded, its settings."""
+    """A model as its handlers serve it: its names, loaded adapters, and settings."""
 
     names: Sequence[str]
     adapters: Sequence[LoraAdapter]
@@ -191,7 +191,7 @@ class ServedModel:
 
 
 def check_parsers(model: EngineModel) -> None:
-    """Refuse parsers that vLLM does not have, before its engine starts."""
+    """Refuse parsers that vLLM does not have, before the engine starts."""
     tools = model.openai.tool_call_parser
     _check(model.name, TOOL_CALL_PARSER, tools, ToolParserManager.list_registered())
     reasoning = str(model.arguments.get(REASONING_PARSER) or "")
@@ -209,36 +209,36 @@ def _check(model: str, setting: str, name: str, known: Collection[str]) -> None:
 
 
 async def open_handlers(engine: Any, served: ServedModel, tasks: Sequence[str]) -> Any:
-    """The state of vLLM's own server, which has its handlers as attributes.
+    """The state of vLLM's own server, with its handlers as attributes.
 
-    Its routes and its application are never made.
+    Its routes and its application are not created.
     """
     state = SimpleNamespace()
     arguments = await asyncio.to_thread(_prepare, engine, served)
     await init_app_state(engine, state, arguments, tuple(tasks))
     responses = getattr(state, "openai_serving_responses", None)
     if responses is not None:
-        # It never forgets what it stores.
+        # Stored responses would never expire.
         responses.enable_store = False
     return state
 
 
 def _prepare(engine: Any, served: ServedModel) -> Namespace:
-    """The arguments; what takes long to make for conversations vLLM then finds in its caches."""
+    """The arguments; also fills vLLM's caches for conversations, which takes long."""
     template = served.settings.chat_template
     engine.renderer.warmup(ChatParams(template, chat_template_content_format="auto"))
     return _arguments(engine, served)
 
 
 def _arguments(engine: Any, served: ServedModel) -> Namespace:
-    """As `vllm serve` would have parsed them."""
+    """The arguments as `vllm serve` parses them."""
     settings = served.settings
     arguments: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])
     arguments.model = served.names[0]
     arguments.served_model_name = list(served.names)
     arguments.enable_log_requests = engine.log_requests
     arguments.structured_outputs_config = engine.vllm_config.structured_outputs_config
-    # In the order of their numbers, so that vLLM gives each the number it is loaded with.
+    # In the order of their numbers: vLLM numbers them in this order.
     arguments.lora_modules = [LoRAModulePath(each.name, each.path) for each in served.adapters]
     arguments.chat_template = settings.chat_template
     arguments.trust_request_chat_template = settings.trust_request_chat_template
