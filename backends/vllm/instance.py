@@ -31,7 +31,7 @@ from gateway.generation import (
     invalid,
     read_generation,
 )
-from gateway.messages import InferRequest, InferResponse
+from gateway.messages import InferRequest
 from gateway.openai_exchange import REQUEST
 
 
@@ -79,30 +79,28 @@ class VllmInstance(Instance):
     def alive(self) -> bool:  # type: ignore[override]  # most need no property
         return not self._watch.over
 
-    async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
+    def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         (request,) = requests  # without a limit of executions, each execution has one request
-        openai = request.input(REQUEST) is not None
+        if request.input(REQUEST) is None:
+            return self._generate(request)
+        return self._serve(request)
+
+    async def _serve(self, request: InferRequest) -> AsyncGenerator[Answer, None]:
+        """Answer a request with a body of OpenAI's."""
         try:
-            async with aclosing(
-                self._serve(request) if openai else self._generate(request)
-            ) as responses:
+            for name in (TEXT_INPUT, MESSAGES, EMBEDDING_REQUEST):
+                if request.input(name) is not None:
+                    raise invalid(f"expected one of the inputs '{name}' and '{REQUEST}', got both")
+            async with aclosing(self._serving.answer(request)) as responses:
                 async for response in responses:
                     yield 0, response
         except InferenceError as error:
             yield 0, error
         finally:
-            if self._llm.errored:
-                self._watch.report(STOPPED)
+            self._report_dead()
 
-    def _serve(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """The responses to a request with a body of OpenAI's."""
-        for name in (TEXT_INPUT, MESSAGES, EMBEDDING_REQUEST):
-            if request.input(name) is not None:
-                raise invalid(f"expected one of the inputs '{name}' and '{REQUEST}', got both")
-        return self._serving.answer(request)
-
-    async def _generate(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """The responses to a text, a conversation, or an embedding request."""
+    async def _generate(self, request: InferRequest) -> AsyncGenerator[Answer, None]:
+        """Answer a request with a text, a conversation, or an embedding request."""
         try:
             generation = read_generation(request)
             async with EngineRequest(self._llm, self._new_id(), self._wasted) as running:
@@ -110,11 +108,16 @@ class VllmInstance(Instance):
                 while not running.finished:
                     output = await running.next()
                     deltas = read_output(output, logprobs=generation.optional.logprobs)
-                    yield transcript.respond(
-                        deltas, len(output.prompt_token_ids), final=output.finished
-                    )
+                    count = len(output.prompt_token_ids)
+                    yield 0, transcript.respond(deltas, count, final=output.finished)
         except FAILURES as error:
-            raise self._engine.failures.explain(error) from error
+            yield 0, self._engine.failures.explain(error)
+        finally:
+            self._report_dead()
+
+    def _report_dead(self) -> None:
+        if self._llm.errored:
+            self._watch.report(STOPPED)
 
     async def close(self) -> None:
         self._watch.close()

@@ -3,7 +3,7 @@
 import asyncio
 from argparse import Namespace
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from copy import copy
 from dataclasses import dataclass
@@ -71,9 +71,19 @@ class OpenAiServing:
                     yield self._whole(service, answer, exchange)
                     return
                 await exchange.begin()
-                async with aclosing(self._chunks(answer, exchange)) as chunks:
-                    async for response in _responses(chunks, exchange):
-                        yield response
+                # Chunks wait for the first output of the engine: its refusal must come first.
+                # After the last output each waits for the next one: the last chunk is final.
+                waiting: deque[Chunk] = deque()
+                async with aclosing(answer) as parts:
+                    async for part in parts:
+                        if part == DONE:
+                            continue
+                        waiting.append(self._chunk(part, exchange))
+                        while exchange.begun and len(waiting) > exchange.finished:
+                            yield _response(waiting.popleft(), exchange, final=False)
+                while waiting:
+                    chunk = waiting.popleft()
+                    yield _response(chunk, exchange, final=not waiting)
             except FAILURES as error:
                 raise self._refusals.explain(error, begun=exchange.begun) from error
 
@@ -111,16 +121,13 @@ class OpenAiServing:
             )
         return _response((bytes(answer.body), ""), exchange, final=True)
 
-    async def _chunks(self, answer: Any, exchange: Exchange) -> AsyncGenerator[Chunk, None]:
-        """The JSON texts of a handler's stream, without their SSE frames."""
-        async with aclosing(answer) as parts:
-            async for part in parts:
-                if not isinstance(part, str):
-                    yield part.model_dump_json(indent=None, by_alias=True).encode(), part.type
-                elif part.startswith(ERROR):
-                    raise self._failed(part, exchange)
-                elif part != DONE:
-                    yield part[len(DATA) : -len(END)].encode(), ""
+    def _chunk(self, part: Any, exchange: Exchange) -> Chunk:
+        """The JSON text in a part of a handler's stream; raises the error that ends the stream."""
+        if not isinstance(part, str):
+            return part.model_dump_json(indent=None, by_alias=True).encode(), part.type
+        if part.startswith(ERROR):
+            raise self._failed(part, exchange)
+        return part[len(DATA) : -len(END)].encode(), ""
 
     def _failed(self, part: str, exchange: Exchange) -> InferenceError:
         """The error that ends a stream; vLLM's own unless the engine has died."""
@@ -129,24 +136,6 @@ class OpenAiServing:
             return written
         explained = self._refusals.explain(exchange.failure)
         return written if explained.code is written.code else explained
-
-
-async def _responses(
-    chunks: AsyncIterator[Chunk], exchange: Exchange
-) -> AsyncGenerator[InferResponse, None]:
-    """One response per chunk.
-
-    Chunks wait for the first output of the engine, so that its refusal comes before them. After
-    the last output each chunk waits for the next one: the last chunk is the final response.
-    """
-    waiting: deque[Chunk] = deque()
-    async for chunk in chunks:
-        waiting.append(chunk)
-        while exchange.begun and len(waiting) > exchange.finished:
-            yield _response(waiting.popleft(), exchange, final=False)
-    while waiting:
-        chunk = waiting.popleft()
-        yield _response(chunk, exchange, final=not waiting)
 
 
 def _response(chunk: Chunk, exchange: Exchange, *, final: bool) -> InferResponse:
