@@ -16,7 +16,7 @@ from backends.vllm.instance import RunningEngine, VllmInstance, lora_request
 from backends.vllm.lora import LoraAdapters
 from backends.vllm.metrics import EngineMetrics
 from backends.vllm.serving.refusals import Refusals
-from backends.vllm.serving.serving import ServedModel, check_parsers, open_handlers
+from backends.vllm.serving.serving import check_parsers, open_handlers
 from backends.vllm.settings import EngineModel
 from backends.vllm.watch import Watch
 from gateway.backend import Instance
@@ -78,7 +78,7 @@ async def open_engine(
     watch.add_task(llm.engine_core.resources.output_queue_task)
     failures = Failures(model.name, model.folders)
     await _load_adapters(llm, watch, model.adapters, failures)
-    state = await watch.unless_ended(_handlers(llm, _served(model), tasks, failures))
+    state = await watch.unless_ended(_handlers(llm, model, tasks, failures))
     engine = RunningEngine(
         model=model.name,
         llm=llm,
@@ -121,21 +121,13 @@ def log_ready(engine: RunningEngine, secs: float) -> None:
     )
 
 
-def _served(model: EngineModel) -> ServedModel:
-    offered = model.adapters.by_name or {}
-    others = [each for each in model.other_names if each not in offered]
-    return ServedModel(
-        names=(model.name, *others), adapters=tuple(offered.values()), settings=model.openai
-    )
-
-
-async def _handlers(llm: Any, served: ServedModel, tasks: Sequence[str], failures: Failures) -> Any:
+async def _handlers(llm: Any, model: EngineModel, tasks: Sequence[str], failures: Failures) -> Any:
     try:
-        return await open_handlers(llm, served, tasks)
+        return await open_handlers(llm, model, tasks)
     except MISTAKES as error:
         raise InferenceError(
             Code.INVALID_ARG,
-            f"model '{served.names[0]}': its settings for OpenAI's requests cannot be used: "
+            f"model '{model.name}': its settings for OpenAI's requests cannot be used: "
             f"{failures.clean(error)}",
         ) from error
 

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from copy import copy
-from dataclasses import dataclass
 from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +18,10 @@ from vllm.renderers import ChatParams
 from vllm.tool_parsers.abstract_tool_parser import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from backends.vllm.lora import LoraAdapter
 from backends.vllm.serving.endpoints import SERVICES, EndpointService, check_body, check_size
 from backends.vllm.serving.exchange import Exchange
 from backends.vllm.serving.refusals import FAILURES, UNREADABLE, Refusals, encode
-from backends.vllm.settings import REASONING_PARSER, TOOL_CALL_PARSER, EngineModel, OpenAiSettings
+from backends.vllm.settings import REASONING_PARSER, TOOL_CALL_PARSER, EngineModel
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Parameter
 from gateway.openai_exchange import EVENT, REQUEST, RESPONSE, read_request
@@ -170,15 +168,6 @@ def _size(request: InferRequest) -> int:
     return sum(map(len, given.data)) if isinstance(given.data, tuple) else len(given.data)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """A model as its handlers serve it: its names, loaded adapters, and settings."""
-
-    names: Sequence[str]
-    adapters: Sequence[LoraAdapter]
-    settings: OpenAiSettings
-
-
 def check_parsers(model: EngineModel) -> None:
     """Refuse parsers that vLLM does not have, before the engine starts."""
     tools = model.openai.tool_call_parser
@@ -197,13 +186,13 @@ def _check(model: str, setting: str, name: str, known: Collection[str]) -> None:
         )
 
 
-async def open_handlers(engine: Any, served: ServedModel, tasks: Sequence[str]) -> Any:
+async def open_handlers(engine: Any, model: EngineModel, tasks: Sequence[str]) -> Any:
     """The state of vLLM's own server, with its handlers as attributes.
 
     Its routes and its application are not created.
     """
     state = SimpleNamespace()
-    arguments = await asyncio.to_thread(_prepare, engine, served)
+    arguments = await asyncio.to_thread(_prepare, engine, model)
     await init_app_state(engine, state, arguments, tuple(tasks))
     responses = getattr(state, "openai_serving_responses", None)
     if responses is not None:
@@ -212,23 +201,24 @@ async def open_handlers(engine: Any, served: ServedModel, tasks: Sequence[str]) 
     return state
 
 
-def _prepare(engine: Any, served: ServedModel) -> Namespace:
+def _prepare(engine: Any, model: EngineModel) -> Namespace:
     """The arguments; also fills vLLM's caches for conversations, which takes long."""
-    template = served.settings.chat_template
+    template = model.openai.chat_template
     engine.renderer.warmup(ChatParams(template, chat_template_content_format="auto"))
-    return _arguments(engine, served)
+    return _arguments(engine, model)
 
 
-def _arguments(engine: Any, served: ServedModel) -> Namespace:
+def _arguments(engine: Any, model: EngineModel) -> Namespace:
     """The arguments as `vllm serve` parses them."""
-    settings = served.settings
+    settings, offered = model.openai, model.adapters.by_name or {}
     arguments: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])
-    arguments.model = served.names[0]
-    arguments.served_model_name = list(served.names)
+    arguments.model = model.name
+    others = [each for each in model.other_names if each not in offered]
+    arguments.served_model_name = [model.name, *others]
     arguments.enable_log_requests = engine.log_requests
     arguments.structured_outputs_config = engine.vllm_config.structured_outputs_config
     # In the order of their numbers: vLLM numbers them in this order.
-    arguments.lora_modules = [LoRAModulePath(each.name, each.path) for each in served.adapters]
+    arguments.lora_modules = [LoRAModulePath(each.name, each.path) for each in offered.values()]
     arguments.chat_template = settings.chat_template
     arguments.trust_request_chat_template = settings.trust_request_chat_template
     arguments.tool_call_parser = settings.tool_call_parser or None
