@@ -30,7 +30,7 @@ def tokens(frame: Frame) -> int:
     return 0 if usage is None else usage.completion_tokens
 
 
-class EngineCall(CallEnd):
+class EngineCall(ChannelCall):
     """The server's end: sends the request when it is created.
 
     One task reads `responses`; then `leave` ends the call.
@@ -87,7 +87,7 @@ class EngineCall(CallEnd):
         return self._frames.popleft()
 
 
-class ServedCall(CallEnd):
+class ServedCall(ChannelCall):
     """The client's end: `task` answers the request, and GONE or ABORT cancels it."""
 
     def __init__(self, channel: Channel, call: int, payload: bytes) -> None:

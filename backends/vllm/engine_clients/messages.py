@@ -15,7 +15,7 @@ from backends.vllm.settings import EngineModel
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse, Parameter, Usage
 from gateway.openai_exchange import OpenAiRefusal
-from gateway.processes import frames
+from gateway.processes.channel import FrameKind
 from gateway.tensor import Datatype, Tensor
 
 OMITTED = frozenset({"args", "exc_info", "exc_text", "stack_info", "msg"})
@@ -171,7 +171,7 @@ def _read(tensor: _Tensor) -> Tensor:
     return Tensor(tensor.name, tensor.datatype, tensor.shape, tensor.data)
 
 
-class ClientKind(frames.Kind):
+class ClientKind(FrameKind):
     """Kinds of frames between the server and a client.
 
     A frame of DATA is one response; the server numbers the calls.

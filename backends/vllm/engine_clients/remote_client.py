@@ -23,8 +23,7 @@ from backends.vllm.engine_clients.messages import (
 from backends.vllm.settings import EngineModel
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
-from gateway.processes.channel import Channel, Receiver
-from gateway.processes.frames import NO_CALL, Frame, call_numbers, read_number
+from gateway.processes.channel import NO_CALL, Channel, Frame, Receiver, call_numbers, read_number
 from gateway.python_processes import module_command, module_environment
 
 log = logging.getLogger("sluice.vllm")

@@ -64,8 +64,17 @@ async def test_an_engine_whose_instance_cannot_be_made_is_stopped(
 async def test_nothing_is_left_of_an_engine_whose_instance_cannot_be_made(
     ended_embedder: Llama, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backends.vllm.engine_clients.instance.SharedMetrics", fail)
-    await leaves_nothing(write(api_server_count=2), Defect)
+    gc.collect()
+    threads = zmq_threads()
+    died = asyncio.create_task(ended_embedder.instance.died())
+    monkeypatch.setattr("backends.vllm.metrics.EngineMetrics.begin", fail)
+    with pytest.raises(Defect):
+        await loaded_before(ended_embedder, write("embedder", runner="pooling", convert="embed"))
+    assert await soon(died)
+    ended_embedder.closed = True
+    _, alive = await asyncio.to_thread(psutil.wait_procs, ended_embedder.processes, timeout=5)
+    assert alive == []
+    assert threads - zmq_threads() >= THREADS_OF_A_CLIENT
 
 
 async def test_an_engine_that_does_not_start_leaves_no_threads(write: Write) -> None:
