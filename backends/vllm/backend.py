@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from backends.vllm.model_json import EngineModel, read_engine_model
+from backends.vllm.settings import EngineModel, read_engine_model
 from gateway.backend import Backend, Fact, Instance, ModelContext
 from gateway.config import (
     InstanceGroup,
@@ -24,25 +24,25 @@ log = logging.getLogger("sluice.vllm")
 Open = Callable[[EngineModel, Callable[[int], None]], Awaitable[Instance]]
 
 FRONTENDS = "frontends"
-"""A setting for all backends: so many processes have the connections of clients."""
+"""The backend setting with the number of frontend processes."""
 
 
 class VllmBackend(Backend):
-    """Starts one vLLM engine per instance, one after the other, each in processes of its own."""
+    """Starts one vLLM engine per instance, one at a time, each in its own processes."""
 
     def __init__(self) -> None:
         self._open, self._open_shared = _import_vllm()
         self._starting = asyncio.Lock()
 
     def facts(self) -> Sequence[Fact]:
-        """Whether Torch can compile, and the data type of models that leave it open."""
+        """Whether Torch can compile, and the data type of models whose `model.json` names none."""
         from backends.vllm.machine import facts
 
         return facts()
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
-        """Add what the contract has and the config lacks; such a model is decoupled."""
-        _insist_on_one_instance(config)
+        """Add the missing inputs and outputs of the contract; the model is decoupled."""
+        _require_one_instance(config)
         inputs = {each.name for each in config.input}
         outputs = {each.name for each in config.output}
         group = InstanceGroup(kind=InstanceKind.KIND_MODEL, count=1)
@@ -64,14 +64,14 @@ class VllmBackend(Backend):
             )
         clients = max(1, int(self.settings.get(FRONTENDS, "1")))
         model = await apart(read_engine_model, context, clients)
-        log.info("read model.json", extra=model.log_fields)
-        # vLLM measures free memory while it starts, and a second start would disturb it.
+        log.info("model.json read", extra=model.log_fields)
+        # vLLM measures free memory while it starts; a concurrent start would falsify that.
         async with self._starting:
             opened = self._open if model.clients == 1 else self._open_shared
             return await opened(model, context.wasted)
 
 
-def _insist_on_one_instance(config: ModelConfig) -> None:
+def _require_one_instance(config: ModelConfig) -> None:
     count = sum(group.count for group in config.instance_group)
     if count > 1:
         raise InferenceError(
@@ -82,15 +82,16 @@ def _insist_on_one_instance(config: ModelConfig) -> None:
 
 
 def _import_vllm() -> tuple[Open, Open]:
-    """Everything of this backend that needs vLLM, whose first import takes seconds.
+    """Import the parts that need vLLM, whose first import takes seconds.
 
-    What starts an engine with one client, which is this process, and with several.
+    Returns the function that opens an engine whose client is this process, and the one for an
+    engine with several client processes.
     """
     if "vllm" not in sys.modules:
         log.info("importing vllm")
         if not log.isEnabledFor(logging.DEBUG):
             logging.getLogger("vllm").setLevel(logging.WARNING)
-    from backends.vllm.engine_clients.opening import open_shared
+    from backends.vllm.engine_clients.instance import open_shared
     from backends.vllm.opening import open_instance
 
     return open_instance, open_shared

@@ -1,17 +1,27 @@
-"""One request while it is in the engine."""
+"""One request in the engine: its prompt, its outputs, and its abort."""
 
 import asyncio
-from collections.abc import Callable
+import binascii
+from base64 import b64decode
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from io import BytesIO
 from types import TracebackType
 from typing import Any, Self
 
+import orjson
+from PIL import Image, UnidentifiedImageError
+from pydantic import ValidationError
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.exceptions import VLLMError
+from vllm.outputs import EmbeddingRequestOutput, PoolingRequestOutput
+from vllm.renderers.inputs.preprocess import parse_model_prompt
 
 from backends.vllm.grammar_time import SECS as GRAMMAR_SECS
-from backends.vllm.grammars import check_constraint
-from backends.vllm.output import count_tokens, failed
+from backends.vllm.grammar_time import check_constraint
+from backends.vllm.validation import first_mistake
 from gateway.errors import Code, InferenceError
+from gateway.generation import IMAGE, MESSAGES, TEXT_INPUT, Delta, GenerationRequest, invalid
 
 ABORT_TIMEOUT_SECS = 2.0
 CANNOT_FOLLOW = (
@@ -23,10 +33,9 @@ CANNOT_FOLLOW = (
 class EngineRequest:
     """One request in the engine, from `submit` to its last output; used in an `async with`.
 
-    Leaving the block before the last output aborts the request at once, and tells `wasted` how
-    many tokens the engine had delivered that nobody has read: with streaming those since the last
-    output, else all of them. What it makes until the abort reaches it, about one step, is not
-    known and not counted.
+    Exiting the block before the last output aborts the request immediately, and calls `wasted`
+    with the number of delivered unread tokens: with streaming those since the last output, else
+    all of them. Tokens of the step during which the abort arrives are not counted.
     """
 
     def __init__(self, engine: Any, request_id: str, wasted: Callable[[int], None]) -> None:
@@ -46,15 +55,15 @@ class EngineRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.leave()
+        await self.abort_unfinished()
 
-    async def leave(self) -> None:
-        """What the end of the block does, for those who cannot use one."""
+    async def abort_unfinished(self) -> None:
+        """Abort the request unless it has finished; the exit of the block does this too."""
         if self._outputs is not None and not self.finished and not self._engine.errored:
             await self._abort()
 
     async def submit(self, prompt: Any, parameters: Any, **options: Any) -> None:
-        """Hand the request to the engine, which checks it first and raises what is wrong.
+        """Submit the request to the engine, which checks it and raises its errors.
 
         The options are those of `AsyncLLM.add_request`.
         """
@@ -64,14 +73,14 @@ class EngineRequest:
         try:
             self._outputs = await self._engine.add_request(self._id, prompt, parameters, **options)
         except BaseException:
-            # It may be registered already, and then only the abort by this id forgets it.
+            # It may be registered already; then only an abort by this id removes it.
             await self._abort_within_limit(self._id, internal=False)
             raise
 
     async def next(self) -> Any:
-        """What the engine has made since the last call; waits until there is something.
+        """Wait for the output since the last call.
 
-        Raises InferenceError when the engine has given the request up.
+        Raises InferenceError if the request failed in the engine.
         """
         output = self._outputs.get_nowait() or await self._outputs.get()
         if output.finished:
@@ -81,7 +90,7 @@ class EngineRequest:
         return output
 
     def _failure(self) -> InferenceError:
-        # vLLM's checks let some grammars pass that its engine cannot compile or follow.
+        # vLLM's checks accept some grammars that its engine cannot compile or follow.
         if self._constrained:
             return InferenceError(Code.INVALID_ARG, CANNOT_FOLLOW)
         return InferenceError(Code.INTERNAL, "the engine failed while it worked on the request")
@@ -92,7 +101,7 @@ class EngineRequest:
             self._wasted(count_tokens(self._outputs.get_nowait()))
 
     async def _abort_within_limit(self, request_id: str, *, internal: bool) -> None:
-        """Abort in a task of its own: the caller's may be cancelled, and then has no timeouts."""
+        """Abort in a separate task: a timeout does not work in a cancelled task."""
         abort = asyncio.ensure_future(self._engine.abort(request_id, internal=internal))
         try:
             await asyncio.wait((abort,), timeout=ABORT_TIMEOUT_SECS)
@@ -102,3 +111,124 @@ class EngineRequest:
                 await asyncio.wait((abort,))
         if not abort.cancelled() and not isinstance(abort.exception(), VLLMError):
             abort.result()
+
+
+def read_output(output: Any, *, logprobs: bool) -> list[Delta]:
+    """One delta for each sequence of `output`, with log probabilities if `logprobs`."""
+    if isinstance(output, PoolingRequestOutput):
+        return [Delta(_embedding(output), 0)]
+    return [
+        Delta(
+            completion.text,
+            len(completion.token_ids),
+            completion.index,
+            completion.finish_reason,
+            completion.cumulative_logprob,
+            _logprobs(completion.logprobs) if logprobs else "null",
+        )
+        for completion in output.outputs
+    ]
+
+
+def failed(output: Any) -> bool:
+    """Whether the request failed in the engine."""
+    if isinstance(output, PoolingRequestOutput):
+        return output.error is not None
+    return any(completion.finish_reason == "error" for completion in output.outputs)
+
+
+def count_tokens(output: Any) -> int:
+    """The number of generated tokens in an output; 0 for None."""
+    if output is None or isinstance(output, PoolingRequestOutput):
+        return 0
+    return sum(len(completion.token_ids) for completion in output.outputs)
+
+
+def _logprobs(positions: Any) -> str:
+    if positions is None:
+        return "null"
+    written = [
+        {
+            str(token): {
+                "logprob": chance.logprob,
+                "rank": chance.rank,
+                "decoded_token": chance.decoded_token,
+            }
+            for token, chance in position.items()
+        }
+        for position in positions
+    ]
+    return orjson.dumps(written).decode()
+
+
+def _embedding(output: PoolingRequestOutput) -> str:
+    vector = EmbeddingRequestOutput.from_base(output).outputs.embedding
+    return orjson.dumps(vector).decode()
+
+
+class PromptRenderer:
+    """Renders prompts with vLLM's renderer; templates and tokenizer run in its threads.
+
+    `chat` is the renderer of vLLM's handlers, so both APIs use the same chat template.
+    """
+
+    def __init__(self, engine: Any, chat: Any) -> None:
+        self._model_config = engine.model_config
+        self._renderer = engine.renderer
+        self._chat = chat
+
+    async def render(self, request: GenerationRequest) -> Any:
+        """The engine's input for a request; raises InferenceError, or an error of vLLM."""
+        if request.messages is not None:
+            return await self._render_messages(request)
+        prompt: Any = request.text
+        if request.images:
+            images = await asyncio.to_thread(_decode_images, request.images)
+            prompt = {"prompt": request.text, "multi_modal_data": {"image": images}}
+        return await self.render_prompt(prompt)
+
+    async def render_prompt(self, prompt: Any) -> Any:
+        """The engine's input for a text, a dict with images, or a list of token ids."""
+        parsed = parse_model_prompt(self._model_config, prompt)
+        parameters = self._renderer.default_cmpl_tok_params
+        (rendered,) = await self._renderer.render_cmpl_async([parsed], parameters)
+        return rendered
+
+    async def _render_messages(self, request: GenerationRequest) -> Any:
+        if request.images:
+            raise invalid(
+                f"the input '{IMAGE}' goes with '{TEXT_INPUT}'; in '{MESSAGES}' an "
+                "image is a part of a message"
+            )
+        try:
+            conversation = ChatCompletionRequest(messages=request.messages)
+        except ValidationError as error:
+            raise invalid(
+                f"the input '{MESSAGES}' is no conversation: {first_mistake(error)}"
+            ) from None
+        try:
+            rendered = await self._chat.render_chat(conversation)
+        except RuntimeError as error:
+            # vLLM refuses an image in a file of this host with this error.
+            raise invalid(str(error)) from error
+        if not isinstance(rendered, tuple):
+            raise invalid(rendered.error.message)
+        (prompt,) = rendered[1]
+        return prompt
+
+
+def _decode_images(encoded: Sequence[bytes]) -> list[Image.Image]:
+    return [_decode_image(number, text) for number, text in enumerate(encoded)]
+
+
+def _decode_image(number: int, text: bytes) -> Image.Image:
+    try:
+        with Image.open(BytesIO(b64decode(text, validate=True))) as image:
+            return image.convert("RGB")
+    except binascii.Error as error:
+        raise invalid(f"element {number} of the input '{IMAGE}' is not base64: {error}") from None
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
+        reason = (
+            "no image of a known format" if isinstance(error, UnidentifiedImageError) else error
+        )
+        raise invalid(f"element {number} of the input '{IMAGE}': {reason}") from None

@@ -1,4 +1,4 @@
-"""One engine, serving requests."""
+"""The instance: requests executed by one engine."""
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -11,16 +11,14 @@ from vllm.lora.request import LoRARequest
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from backends.vllm.engine_request import EngineRequest
+from backends.vllm.engine import stop_engine
+from backends.vllm.engine_request import EngineRequest, PromptRenderer, read_output
 from backends.vllm.failures import FAILURES, Failures, refusals
-from backends.vllm.lora import PARAMETER, Adapter, Adapters
+from backends.vllm.lora import PARAMETER, LoraAdapter, LoraAdapters
 from backends.vllm.metrics import EngineMetrics
-from backends.vllm.output import read_output
-from backends.vllm.prompt import PromptRenderer
 from backends.vllm.sampling import SamplingRules, casts_of
 from backends.vllm.serving.refusals import Refusals
 from backends.vllm.serving.serving import OpenAiServing
-from backends.vllm.startup import stop_engine
 from backends.vllm.watch import STOPPED, Watch
 from gateway.backend import Answer, Instance
 from gateway.errors import InferenceError
@@ -33,13 +31,13 @@ from gateway.generation import (
     invalid,
     read_generation,
 )
-from gateway.messages import InferRequest, InferResponse
+from gateway.messages import InferRequest
 from gateway.openai_contract import REQUEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningEngine:
-    """A running AsyncLLM, and what belongs to it; `tasks` are those that its model supports.
+    """A running AsyncLLM with its parts; `tasks` are those that its model supports.
 
     `handlers` is the state of vLLM's own server, with its handlers of OpenAI's requests.
     """
@@ -49,7 +47,7 @@ class RunningEngine:
     watch: Watch
     tasks: frozenset[str]
     prompts: PromptRenderer
-    adapters: Adapters
+    adapters: LoraAdapters
     handlers: Any
     failures: Failures
     refusals: Refusals
@@ -57,7 +55,7 @@ class RunningEngine:
 
 
 class VllmInstance(Instance):
-    """Hands requests to an engine, which batches them in flight itself."""
+    """Submits requests to an engine, which batches them in flight."""
 
     concurrency = None
 
@@ -81,42 +79,45 @@ class VllmInstance(Instance):
     def alive(self) -> bool:  # type: ignore[override]  # most need no property
         return not self._watch.over
 
-    async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
+    def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         (request,) = requests  # without a limit of executions, each execution has one request
-        openai = request.input(REQUEST) is not None
+        if request.input(REQUEST) is None:
+            return self._generate(request)
+        return self._serve(request)
+
+    async def _serve(self, request: InferRequest) -> AsyncGenerator[Answer, None]:
+        """Answer a request with a body of OpenAI's."""
         try:
-            async with aclosing(
-                self._serve(request) if openai else self._generate(request)
-            ) as responses:
+            for name in (TEXT_INPUT, MESSAGES, EMBEDDING_REQUEST):
+                if request.input(name) is not None:
+                    raise invalid(f"expected one of the inputs '{name}' and '{REQUEST}', got both")
+            async with aclosing(self._serving.answer(request)) as responses:
                 async for response in responses:
                     yield 0, response
         except InferenceError as error:
             yield 0, error
         finally:
-            if self._llm.errored:
-                self._watch.report(STOPPED)
+            self._report_dead()
 
-    def _serve(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """The responses to a request of OpenAI's."""
-        for name in (TEXT_INPUT, MESSAGES, EMBEDDING_REQUEST):
-            if request.input(name) is not None:
-                raise invalid(f"expected one of the inputs '{name}' and '{REQUEST}', got both")
-        return self._serving.answer(request)
-
-    async def _generate(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """The responses to a text, a conversation, or an embedding request."""
+    async def _generate(self, request: InferRequest) -> AsyncGenerator[Answer, None]:
+        """Answer a request with a text, a conversation, or an embedding request."""
         try:
-            asked = read_generation(request)
+            generation = read_generation(request)
             async with EngineRequest(self._llm, self._new_id(), self._wasted) as running:
-                transcript = await self._submit(asked, running)
+                transcript = await self._submit(generation, running)
                 while not running.finished:
                     output = await running.next()
-                    deltas = read_output(output, logprobs=asked.optional.logprobs)
-                    yield transcript.respond(
-                        deltas, len(output.prompt_token_ids), final=output.finished
-                    )
+                    deltas = read_output(output, logprobs=generation.optional.logprobs)
+                    count = len(output.prompt_token_ids)
+                    yield 0, transcript.respond(deltas, count, final=output.finished)
         except FAILURES as error:
-            raise self._engine.failures.explain(error) from error
+            yield 0, self._engine.failures.explain(error)
+        finally:
+            self._report_dead()
+
+    def _report_dead(self) -> None:
+        if self._llm.errored:
+            self._watch.report(STOPPED)
 
     async def close(self) -> None:
         self._watch.close()
@@ -131,37 +132,37 @@ class VllmInstance(Instance):
     def metrics(self) -> Iterable[Metric]:
         return () if self._engine.metrics is None else self._engine.metrics.collect()
 
-    async def _submit(self, asked: GenerationRequest, running: EngineRequest) -> Transcript:
-        if asked.embedding is not None:
-            return await self._submit_embedding(asked, asked.embedding, running)
-        self._insist_on("generate")
-        sampling = dict(asked.sampling)
+    async def _submit(self, generation: GenerationRequest, running: EngineRequest) -> Transcript:
+        if generation.embedding is not None:
+            return await self._submit_embedding(generation, generation.embedding, running)
+        self._require_task("generate")
+        sampling = dict(generation.sampling)
         adapter = self._adapter(sampling)
         read = self._rules.read(sampling)
-        kind = RequestOutputKind.DELTA if asked.stream else RequestOutputKind.FINAL_ONLY
+        kind = RequestOutputKind.DELTA if generation.stream else RequestOutputKind.FINAL_ONLY
         with refusals():
             parameters = SamplingParams(**read, output_kind=kind, skip_clone=True)
-            prompt = await self._prompts.render(asked)
+            prompt = await self._prompts.render(generation)
             await running.submit(prompt, parameters, lora_request=adapter)
-        text = asked.text if asked.text is not None else prompt.get("prompt", "")
-        return Transcript(asked, parameters.n, text)
+        text = generation.text if generation.text is not None else prompt.get("prompt", "")
+        return Transcript(generation, parameters.n, text)
 
     async def _submit_embedding(
-        self, asked: GenerationRequest, embedding: Mapping[str, Any], running: EngineRequest
+        self, generation: GenerationRequest, embedding: Mapping[str, Any], running: EngineRequest
     ) -> Transcript:
-        self._insist_on("embed")
+        self._require_task("embed")
         with refusals():
             parameters = PoolingParams(task="embed", **_pooling(embedding))
             prompt = await self._prompts.render_prompt(_embedded(embedding))
             await running.submit(prompt, parameters)
-        return Transcript(asked)
+        return Transcript(generation)
 
     def _adapter(self, sampling: dict[str, Any]) -> LoRARequest | None:
         if PARAMETER not in sampling:
             return None
         return lora_request(self._engine.adapters.select(sampling.pop(PARAMETER)))
 
-    def _insist_on(self, task: str) -> None:
+    def _require_task(self, task: str) -> None:
         if task not in self._engine.tasks:
             raise invalid(f"Model {self._engine.model} does not support '{task}' request")
 
@@ -169,13 +170,13 @@ class VllmInstance(Instance):
         return f"{self._engine.model}-{next(self._numbers)}"
 
 
-def lora_request(adapter: Adapter) -> LoRARequest:
-    """What the engine takes as an adapter, the same for requests of every kind."""
+def lora_request(adapter: LoraAdapter) -> LoRARequest:
+    """The adapter as the engine expects it, for all kinds of requests."""
     return LoRARequest(adapter.name, adapter.number, adapter.path)
 
 
 def _embedded(embedding: Mapping[str, Any]) -> str | list[int]:
-    """What is to be embedded; vLLM checks the token ids of a list."""
+    """The text or token ids to embed; vLLM checks the token ids."""
     given = embedding.get("input")
     if not isinstance(given, str | list):
         raise invalid("'input' of an embedding request must be a text or a list of token ids")

@@ -1,4 +1,4 @@
-"""Which LoRA adapters does a model offer, and which one does a request name?"""
+"""LoRA adapters of a model, from `multi_lora.json`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ PARAMETER = "lora_name"
 
 
 class LoraRefusal(InferenceError):
-    """A request names an adapter that it cannot have; the text is Triton's, without a prefix."""
+    """The error of a request with an unknown adapter; its text is Triton's, without a prefix."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Code.INVALID_ARG, message)
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class LoraAdapter:
     """One adapter; its number is its place in the file, from 1."""
 
     number: int
@@ -31,13 +31,13 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
-class Adapters:
-    """The adapters of a model by name; None when the model has LoRA switched off."""
+class LoraAdapters:
+    """The adapters of a model by name; None if the model has LoRA disabled."""
 
-    by_name: Mapping[str, Adapter] | None = None
+    by_name: Mapping[str, LoraAdapter] | None = None
 
-    def select(self, name: Any) -> Adapter:
-        """The adapter of that name; LoraRefusal if there is none."""
+    def select(self, name: Any) -> LoraAdapter:
+        """The adapter of that name; raises LoraRefusal if there is none."""
         if self.by_name is None:
             raise LoraRefusal("LoRA feature is not enabled.")
         adapter = self.by_name.get(name) if isinstance(name, str) else None
@@ -48,8 +48,8 @@ class Adapters:
         return adapter
 
 
-def read_adapters(folder: Path, *, model: str) -> Adapters:
-    """Read `multi_lora.json` in the version folder; relative paths start there."""
+def read_adapters(folder: Path, *, model: str) -> LoraAdapters:
+    """Read `multi_lora.json` of the version folder; paths are relative to that folder."""
     try:
         content = orjson.loads((folder / FILE).read_bytes())
     except FileNotFoundError:
@@ -59,10 +59,10 @@ def read_adapters(folder: Path, *, model: str) -> Adapters:
     if not isinstance(content, dict) or not all(isinstance(p, str) for p in content.values()):
         raise _invalid(model, f"its {FILE} must be an object of adapter names and their folders")
     adapters = (
-        Adapter(number, name, str(folder / path))
+        LoraAdapter(number, name, str(folder / path))
         for number, (name, path) in enumerate(content.items(), start=1)
     )
-    return Adapters({adapter.name: adapter for adapter in adapters})
+    return LoraAdapters({adapter.name: adapter for adapter in adapters})
 
 
 def _invalid(model: str, message: str) -> InferenceError:

@@ -15,26 +15,26 @@ from gateway.backend import Fact
 
 HEADER = "Python.h"
 BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
-"""Instructions for bfloat16 as `torch.cpu.get_capabilities` names them; the last is ARM's."""
+"""Instructions for bfloat16, by the names of `torch.cpu.get_capabilities`; the last is ARM's."""
 
 WITHOUT_BFLOAT16 = "float32"
 """The data type for a CPU without such instructions, which is several times slower in bfloat16."""
 
 
 def avoid_compilation() -> None:
-    """Switch torch.compile off in this process where a CPU serves and C++ cannot be compiled.
+    """Disable torch.compile in this process if vLLM runs on a CPU and C++ cannot be compiled.
 
-    vLLM calls this in each of its processes, where it is an entry point of the group
-    `vllm.general_plugins`: its sampler is compiled even if `enforce_eager` is true.
+    vLLM calls this in each of its processes: it is an entry point of the group
+    `vllm.general_plugins`. vLLM compiles its sampler even if `enforce_eager` is true.
     """
     if _serves_on_cpu() and missing_build_tools():
         torch.compiler.set_stance("force_eager")
 
 
 def fit(arguments: Any, given: Collection[str]) -> Mapping[str, str]:
-    """Change engine arguments to those that this machine can serve; returns fields for a log line.
+    """Change engine arguments that this machine does not support; returns fields for a log line.
 
-    A data type that is `given` stays.
+    A data type in `given` is kept.
     """
     if not _serves_on_cpu():
         return {}
@@ -49,21 +49,21 @@ def fit(arguments: Any, given: Collection[str]) -> Mapping[str, str]:
 
 
 def engine_defaults() -> Mapping[str, str]:
-    """Arguments of an engine whose model is not quantized, where `model.json` leaves them open."""
+    """Default arguments for a model that is not quantized."""
     if _serves_on_cpu() and not bfloat16_instructions():
         return {"dtype": WITHOUT_BFLOAT16}
     return {}
 
 
 def facts() -> Sequence[Fact]:
-    """What `sluice doctor` shows; nothing where a GPU serves, whose Triton has its own compiler."""
+    """Facts for `sluice doctor`; none on a GPU, where the Triton language has its own compiler."""
     if not _serves_on_cpu():
         return ()
     return (_compilation(missing_build_tools()), _data_type(bfloat16_instructions()))
 
 
 def missing_build_tools() -> Mapping[str, str]:
-    """What Torch lacks to compile C++, and the Debian package of each."""
+    """The tools missing to compile C++, each with its Debian package."""
     missing = {}
     if not _has_compiler():
         names = [each for each in inductor.cpp.cxx if each]
@@ -90,7 +90,10 @@ def _has_compiler() -> bool:
 
 
 def _needs_float32(arguments: Any) -> bool:
-    """Whether vLLM would choose bfloat16 in vain; kernels of quantized models need their own."""
+    """Whether vLLM would choose bfloat16 without instructions for it.
+
+    Quantized models keep the data type that their kernels need.
+    """
     if bfloat16_instructions():
         return False
     model = arguments.create_model_config()
@@ -98,18 +101,18 @@ def _needs_float32(arguments: Any) -> bool:
 
 
 def _serves_on_cpu() -> bool:
-    # Imported here: the entry point is loaded while vllm itself is being imported.
+    # Imported here: the entry point is loaded during the import of vllm.
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
 
 
 def _compilation(missing: Mapping[str, str]) -> Fact:
-    what = "torch.compile"
+    subject = "torch.compile"
     if not missing:
-        return Fact(what, f"compiles with {get_cpp_compiler()}")
+        return Fact(subject, f"compiles with {get_cpp_compiler()}")
     fix = f"apt-get install {' '.join(missing.values())} (Debian, Ubuntu), then restart the server"
-    return Fact(what, f"off: {_missing(missing)}", f"for more tokens per second: {fix}")
+    return Fact(subject, f"off: {_missing(missing)}", f"for more tokens per second: {fix}")
 
 
 def _data_type(instructions: Sequence[str]) -> Fact:

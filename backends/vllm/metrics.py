@@ -1,19 +1,23 @@
-"""The metrics of one engine, in a registry of their own.
+"""Metrics of one engine, in its own registry.
 
-vLLM registers in the registry of the process and takes out what another engine has put there, so
-that only the engine loaded last would be seen.
+vLLM uses the registry of the process and unregisters the metrics of other engines there, so only
+the engine loaded last would have metrics. Likewise it counts tool calls by the name of that model.
 """
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.samples import Sample
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.parser.abstract_parser import DelegatingParser
 from vllm.v1.metrics import loggers
-
-from backends.vllm.tool_call_counter import ToolCallCounter
 
 TIME_PER_OUTPUT_TOKEN = "vllm:time_per_output_token_seconds"
 """Triton's name for what vLLM calls `vllm:inter_token_latency_seconds`, with Triton's buckets."""
@@ -25,17 +29,23 @@ PARTS = {
     "_ec_connector_cls": loggers.ECConnectorProm,
     "_perf_metrics_cls": loggers.PerfMetricsProm,
 }
-"""Loggers that vLLM's own logger creates, by the attributes that choose them."""
+"""Loggers that vLLM's own logger creates, by the attributes with their classes."""
 
 PARSERS = (("openai_serving_chat", "parser_cls"), ("openai_serving_responses", "parser"))
-"""Handlers that parse tool calls, and where each has the class of its parser."""
+"""Handlers that parse tool calls, each with its attribute for the parser's class."""
+
+NAME = "vllm:tool_call_parser_invocations_total"
+STREAMING, WHOLE = "streaming", "non_streaming"
+CALLED, NOT_CALLED = "tool_call", "no_tool_call"
+REQUESTS = {ChatCompletionRequest: "chat_completions", ResponsesRequest: "responses"}
+OTHER = "other"
 
 
 class EngineMetrics:
-    """vLLM's own series of one engine, with two labels more: `model` and `version`, as Triton's.
+    """vLLM's series of one engine, with Triton's labels `model` and `version` added.
 
-    `triton_names` adds the one series of Triton's backend that vLLM has under another name. Until
-    `begin` nothing is counted: what the engine does before is not for clients.
+    `triton_names` adds the one series of Triton's backend that vLLM has under another name.
+    Counting starts with `begin`, so warm-up requests are not counted.
     """
 
     def __init__(self, model: str, version: str, *, triton_names: bool) -> None:
@@ -45,22 +55,22 @@ class EngineMetrics:
         self._begun = False
 
     def begin(self) -> None:
-        """Count from now on."""
+        """Start counting."""
         self._begun = True
 
     @property
     def begun(self) -> bool:
-        """Whether anything is counted."""
+        """Whether counting has started."""
         return self._begun
 
     def logger(self) -> Any:
-        """The class of the stat logger to give to AsyncLLM."""
+        """The class of the stat logger for AsyncLLM."""
         kinds = _kinds(self._registry)
         parts = {name: _within(part, kinds) for name, part in PARTS.items()}
         latency, metrics = self._latency, self
 
         class Logger(loggers.PrometheusStatLogger):  # type: ignore[misc]  # vllm is not typed
-            """vLLM's logger; also observes for Triton's name."""
+            """vLLM's logger; also observes Triton's series."""
 
             def record(
                 self, scheduler_stats: Any, iteration_stats: Any, *rest: Any, **named: Any
@@ -75,7 +85,7 @@ class EngineMetrics:
         return type("EngineLogger", (Logger,), kinds | parts)
 
     def count_tool_calls(self, state: Any, model_name: str) -> None:
-        """Count what the tool parsers of vLLM's handlers, which `state` has, are asked."""
+        """Count the invocations of the tool parsers of vLLM's handlers in `state`."""
         counter = ToolCallCounter(model_name, self._registry)
         for place, attribute in PARSERS:
             handler = getattr(state, place, None)
@@ -83,7 +93,7 @@ class EngineMetrics:
                 setattr(handler, attribute, counter.counted(getattr(handler, attribute)))
 
     def collect(self) -> Iterator[Metric]:
-        """The families at this moment."""
+        """The current metric families."""
         for family in self._registry.collect():
             yield labelled(family, self._labels)
 
@@ -97,7 +107,7 @@ class EngineMetrics:
 
 
 def _kinds(registry: CollectorRegistry) -> dict[str, Any]:
-    """The attributes with which vLLM's loggers create their series, bound to the registry."""
+    """The attributes of vLLM's loggers that create series, bound to the registry."""
     return {
         f"_{kind.__name__.lower()}_cls": staticmethod(partial(made, registry=registry))
         for kind, made in ((Counter, Counter), (Gauge, _gauge), (Histogram, Histogram))
@@ -105,7 +115,7 @@ def _kinds(registry: CollectorRegistry) -> dict[str, Any]:
 
 
 def _gauge(name: str, documentation: str, multiprocess_mode: str = "all", **named: Any) -> Gauge:
-    """vLLM's one gauge that its clients would add up has a time for its value."""
+    """A gauge; the one of mode `sum` is a time, which is not summed over clients."""
     mode: Any = "max" if multiprocess_mode == "sum" else multiprocess_mode
     return Gauge(name, documentation, multiprocess_mode=mode, **named)
 
@@ -115,10 +125,89 @@ def _within(part: type, kinds: Mapping[str, Any]) -> type:
 
 
 def labelled(family: Metric, labels: Mapping[str, str]) -> Metric:
-    """The family with some labels more."""
+    """The family with further labels."""
     found = Metric(family.name, family.documentation, family.type, family.unit)
     found.samples = [
         Sample(s.name, {**s.labels, **labels}, s.value, s.timestamp, s.exemplar)
         for s in family.samples
     ]
     return found
+
+
+class ToolCallCounter:
+    """The series `vllm:tool_call_parser_invocations_total` of one model, with vLLM's labels.
+
+    A failed parser is counted as `no_tool_call`, as in vLLM.
+    """
+
+    def __init__(self, model_name: str, registry: CollectorRegistry) -> None:
+        self._model_name = model_name
+        self._counter = Counter(
+            NAME,
+            "Total number of ToolParser invocations. Non-streaming increments once per choice; "
+            "streaming increments once per delta.",
+            ["model_name", "mode", "outcome", "request_type"],
+            registry=registry,
+        )
+        for labels in product(
+            (STREAMING, WHOLE), (CALLED, NOT_CALLED), (*REQUESTS.values(), OTHER)
+        ):
+            self._counter.labels(model_name, *labels)
+
+    def counted(self, parser: type) -> type:
+        """A subclass of the parser whose invocations are counted as vLLM counts them."""
+        # vLLM counts in the methods of DelegatingParser only.
+        methods = {
+            name: counting
+            for name, counting in (
+                ("extract_tool_calls", self._whole(parser)),
+                ("extract_tool_calls_streaming", self._streaming(parser)),
+            )
+            if getattr(parser, name, None) is getattr(DelegatingParser, name)
+        }
+        return type(parser.__name__, (parser,), methods)
+
+    def _whole(self, parser: Any) -> Any:
+        def extract_tool_calls(own: Any, model_output: str, request: Any) -> Any:
+            called = False
+            try:
+                found = parser.extract_tool_calls(own, model_output, request)
+                called = bool(found.tools_called)
+            finally:
+                self._count(WHOLE, own, request, called=called)
+            return found
+
+        return extract_tool_calls
+
+    def _streaming(self, parser: Any) -> Any:
+        def extract_tool_calls_streaming(own: Any, *texts_and_request: Any) -> Any:
+            called = False
+            try:
+                found = parser.extract_tool_calls_streaming(own, *texts_and_request)
+                called = bool(found and found.tool_calls)
+            finally:
+                self._count(STREAMING, own, texts_and_request[-1], called=called)
+            return found
+
+        return extract_tool_calls_streaming
+
+    def _count(self, mode: str, parser: Any, request: object, *, called: bool) -> None:
+        if parser.tool_parser is None:
+            return
+        kind = REQUESTS.get(type(request), OTHER)
+        self._counter.labels(self._model_name, mode, CALLED if called else NOT_CALLED, kind).inc()
+
+
+class SharedMetrics:
+    """Metrics of an engine with several clients: the sum of their files in a folder."""
+
+    def __init__(self, model: str, version: str, folder: Path) -> None:
+        self._labels = {"model": model, "version": version}
+        self._folder = folder
+
+    def collect(self) -> Iterator[Metric]:
+        """The current metric families."""
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, str(self._folder))  # type: ignore[no-untyped-call]
+        for family in registry.collect():
+            yield labelled(family, self._labels)

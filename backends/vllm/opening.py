@@ -1,4 +1,4 @@
-"""From `model.json` to an instance that serves."""
+"""Loading of a model: engine, adapters, handlers and warm-up."""
 
 import logging
 import time
@@ -7,27 +7,29 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from vllm.exceptions import VLLMError
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from backends.vllm.engine_errors import EngineErrors
-from backends.vllm.failures import Failures
+from backends.vllm.engine import MISTAKES, start_engine, stop_engine
+from backends.vllm.engine_request import EngineRequest, PromptRenderer
+from backends.vllm.failures import REFUSALS, EngineErrors, Failures
 from backends.vllm.instance import RunningEngine, VllmInstance, lora_request
-from backends.vllm.lora import Adapters
+from backends.vllm.lora import LoraAdapters
 from backends.vllm.metrics import EngineMetrics
-from backends.vllm.model_json import EngineModel
-from backends.vllm.prompt import PromptRenderer
 from backends.vllm.serving.refusals import Refusals
-from backends.vllm.serving.state import Served, check_parsers, handlers
-from backends.vllm.startup import MISTAKES, start_engine, stop_engine
-from backends.vllm.warm_up import GENERATE, warm_up
+from backends.vllm.serving.serving import check_parsers, open_handlers
+from backends.vllm.settings import EngineModel
 from backends.vllm.watch import Watch
 from gateway.backend import Instance
 from gateway.errors import Code, InferenceError
 
 log = logging.getLogger("sluice.vllm")
 
+GENERATE = "generate"
+ANY_TOKEN = [0]
+
 
 async def open_instance(model: EngineModel, wasted: Callable[[int], None]) -> Instance:
-    """Start the engine of a model and put an instance before it."""
+    """Start the engine of a model and return its instance."""
     check_parsers(model)
     metrics = engine_metrics(model)
     began = time.monotonic()
@@ -37,22 +39,22 @@ async def open_instance(model: EngineModel, wasted: Callable[[int], None]) -> In
         async with watched(llm) as watch:
             engine = await open_engine(model, llm, watch, metrics)
             if metrics is not None and model.openai.tool_call_parser:
-                # The process of a client has one model: vLLM's own counter is right there.
+                # A client process has one model, so vLLM's own counter is correct there.
                 served = llm.vllm_config.model_config.served_model_name
                 metrics.count_tool_calls(engine.handlers, served)
-            tell_ready(engine, time.monotonic() - began)
+            log_ready(engine, time.monotonic() - began)
             return VllmInstance(engine, wasted)
 
 
 @asynccontextmanager
 async def watched(llm: Any) -> AsyncIterator[Watch]:
-    """The watch of a client of an engine.
+    """The watch of an engine's client.
 
-    An error in the block closes the watch and stops the client, with its engine if it is its own.
+    An error in the block closes the watch and stops the client, and the engine that it started.
     """
     async with AsyncExitStack() as owner:
         owner.push_async_callback(stop_engine, llm)
-        # Actors of Ray are no processes of ours: only what an engine sends tells that they ended.
+        # Actors of Ray are not child processes: only the engine reports their end.
         watch = Watch(getattr(llm.engine_core.resources.engine_manager, "processes", ()))
         owner.callback(watch.close)
         yield watch
@@ -67,16 +69,16 @@ async def open_engine(
     *,
     warms_up: bool = True,
 ) -> RunningEngine:
-    """A client of a running engine, with all that requests need of it.
+    """Load adapters and open handlers of a running engine.
 
-    Of several clients one warms the engine up. InferenceError says why there cannot be one.
+    One of several clients warms the engine up. Raises InferenceError if any of this fails.
     """
     tasks = await watch.unless_ended(llm.get_supported_tasks())
-    # An engine that has lost a worker says so long before its process has ended.
+    # An engine reports a dead worker long before its process exits.
     watch.add_task(llm.engine_core.resources.output_queue_task)
     failures = Failures(model.name, model.folders)
     await _load_adapters(llm, watch, model.adapters, failures)
-    state = await watch.unless_ended(_handlers(llm, _served(model), tasks, failures))
+    state = await watch.unless_ended(_handlers(llm, model, tasks, failures))
     engine = RunningEngine(
         model=model.name,
         llm=llm,
@@ -97,14 +99,14 @@ async def open_engine(
 
 
 def engine_metrics(model: EngineModel) -> EngineMetrics | None:
-    """The metrics of an engine, unless its model has them switched off."""
+    """The metrics of an engine, unless its model disables them."""
     if model.arguments.get("disable_log_stats", False):
         return None
     return EngineMetrics(model.name, model.version, triton_names=model.triton_metrics)
 
 
-def tell_ready(engine: RunningEngine, secs: float) -> None:
-    """Log what an engine can do that has started."""
+def log_ready(engine: RunningEngine, secs: float) -> None:
+    """Log the properties of a started engine."""
     config = engine.llm.vllm_config
     log.info(
         "engine ready",
@@ -119,32 +121,26 @@ def tell_ready(engine: RunningEngine, secs: float) -> None:
     )
 
 
-def _served(model: EngineModel) -> Served:
-    offered = model.adapters.by_name or {}
-    others = [each for each in model.other_names if each not in offered]
-    return Served(
-        names=(model.name, *others), adapters=tuple(offered.values()), settings=model.openai
-    )
-
-
-async def _handlers(llm: Any, served: Served, tasks: Sequence[str], failures: Failures) -> Any:
+async def _handlers(llm: Any, model: EngineModel, tasks: Sequence[str], failures: Failures) -> Any:
     try:
-        return await handlers(llm, served, tasks)
+        return await open_handlers(llm, model, tasks)
     except MISTAKES as error:
         raise InferenceError(
             Code.INVALID_ARG,
-            f"model '{served.names[0]}': its settings for OpenAI's requests cannot be used: "
+            f"model '{model.name}': its settings for OpenAI's requests cannot be used: "
             f"{failures.clean(error)}",
         ) from error
 
 
-async def _load_adapters(llm: Any, watch: Watch, adapters: Adapters, failures: Failures) -> None:
-    """Load each adapter once: a broken one would take the engine down when a request names it."""
+async def _load_adapters(
+    llm: Any, watch: Watch, adapters: LoraAdapters, failures: Failures
+) -> None:
+    """Load each adapter once: a broken one kills the engine when a request names it."""
     for adapter in (adapters.by_name or {}).values():
         try:
             await watch.unless_ended(llm.add_lora(lora_request(adapter)))
         except Exception as error:
-            # Around a part of one model load: a failed call into the engine has no other type.
+            # Around one model load: a failed call into the engine has no narrower type.
             raise InferenceError(
                 Code.INVALID_ARG,
                 f"model '{failures.model}': its adapter '{adapter.name}' cannot be loaded: "
@@ -158,3 +154,26 @@ async def _warm_up(engine: RunningEngine) -> None:
         await engine.watch.unless_ended(warming)
     except VLLMError as error:
         raise engine.failures.explain(error) from error
+
+
+async def warm_up(engine: Any, prompts: PromptRenderer, *, model: str) -> None:
+    """Generate one token with its log probability.
+
+    vLLM compiles the ranking of log probabilities (`batched_count_greater_than`) when the first
+    request asks for them: for some seconds, in a step that all requests share. A model that
+    refuses the prompt is not warmed up.
+    """
+    parameters = SamplingParams(
+        max_tokens=1, logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+    )
+    try:
+        async with EngineRequest(engine, f"{model}-warm-up", _wasted) as running:
+            await running.submit(await prompts.render_prompt(ANY_TOKEN), parameters)
+            while not running.finished:
+                await running.next()
+    except REFUSALS as error:
+        log.warning("engine not warmed up", extra={"model": model, "reason": str(error)[:200]})
+
+
+def _wasted(tokens: int) -> None:
+    """Tokens of the warm-up are not counted."""

@@ -1,4 +1,4 @@
-"""How does what a client says about sampling become vLLM's SamplingParams?"""
+"""Sampling parameters of requests as arguments of vLLM's SamplingParams."""
 
 import math
 from collections.abc import Callable, Mapping, Sized
@@ -17,12 +17,12 @@ MAX_STRINGS = 64
 MAX_STRING_LENGTH = 1024
 MAX_OBJECT_BYTES = 1 << 20
 MAX_ELEMENTS = 1 << 18
-"""No vocabulary has as many tokens."""
+"""More than the tokens of any vocabulary."""
 
 INT64 = range(-(2**63), 2**63)
 
 INTERNAL_FIELDS = frozenset({"output_kind", "skip_clone", "output_text_buffer_length"})
-"""Fields of SamplingParams that are the engine's own business, besides those with a `_`."""
+"""Fields of SamplingParams that only the engine sets, besides those with a `_`."""
 
 IGNORED_IF_EMPTY = ("bad_words", "stop_words")
 """LiteLLM sends these with one empty string to every Triton server."""
@@ -31,14 +31,14 @@ Cast = Callable[[Any], Any]
 
 
 class NotOfType(ValueError):
-    """A value cannot be read as what its field holds; the text says what that is."""
+    """A value does not have the type of its field; the text names that type."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRules:
-    """The sampling parameters there are, each with the function that reads its value.
+    """The sampling parameters by name, each with the function that reads its value.
 
-    `context` is the most tokens a sequence may have, prompt included.
+    `context` is the maximum number of tokens of a sequence, prompt included.
     """
 
     casts: Mapping[str, Cast]
@@ -47,8 +47,8 @@ class SamplingRules:
     def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters with the types of their fields.
 
-        Raises InferenceError INVALID_ARG for a name that does not exist, a value of another type,
-        and a number beyond what one request may ask for.
+        Raises InferenceError INVALID_ARG for an unknown name, a value of another type, and a
+        number above the limit of one request.
         """
         read = {name: self._read(name, value) for name, value in _without_empty(given).items()}
         _check_size("n", read.get("n"), MAX_SEQUENCES)
@@ -80,7 +80,7 @@ class SamplingRules:
         return f"'{name}' is neither an input of the model nor a sampling parameter{hint}"
 
     def _check_max_tokens(self, value: int | None) -> None:
-        # As vLLM's own server: what cannot fit any prompt is refused, the rest ends at the context.
+        # As vLLM's own server: more than the context is refused; generation ends at the context.
         if value is not None and value > self.context:
             raise _invalid(
                 f"max_tokens={value} is more than the model's context of {self.context} tokens"
@@ -160,7 +160,7 @@ def _built_by(type_: type) -> Cast:
         members = _object(value)
         if not members.keys() <= known:
             raise NotOfType(f"an object with no other keys than {', '.join(sorted(known))}")
-        # Compiling a grammar takes the engine far longer than reading it takes us.
+        # The engine compiles a grammar for much longer than it is read here.
         _limit_bytes(members)
         try:
             return type_(**members)
@@ -235,7 +235,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """A list or an object inside a string: the v2 protocol has no other way to send one."""
+    """A list or an object in a string: the v2 protocol has no other form for them."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -243,7 +243,7 @@ def _parsed(text: str) -> Any:
 
 
 def _limit_elements(found: Sized) -> None:
-    """Refuse what would keep the event loop busy for longer than other requests can wait."""
+    """Refuse a value that would block the event loop for too long."""
     if len(found) > MAX_ELEMENTS:
         raise NotOfType(f"at most {MAX_ELEMENTS} elements")
 
@@ -254,7 +254,7 @@ def _limit_bytes(value: Any) -> None:
 
 
 def _without_empty(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the empty word lists of LiteLLM; words in `stop_words` become `stop`."""
+    """The parameters without LiteLLM's empty word lists; `stop_words` becomes `stop`."""
     kept = dict(given)
     for name in IGNORED_IF_EMPTY:
         if kept.get(name) in ([""], [], ""):
@@ -277,7 +277,7 @@ def _check_strings(name: str, value: str | list[str] | None) -> None:
 
 
 def _check_transfers(extra: Mapping[str, Any] | None) -> None:
-    # vLLM reads these two without a check of its own.
+    # vLLM does not check the type of these two.
     for name in ("kv_transfer_params", "ec_transfer_params"):
         if not isinstance((extra or {}).get(name) or {}, dict):
             raise _invalid(f"'{name}' in 'extra_args' must be an object")

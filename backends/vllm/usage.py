@@ -1,4 +1,4 @@
-"""Does vLLM report to its makers how it is used? Not from here, unless somebody wants it to.
+"""The plugin of vLLM that disables its usage reports.
 
 vLLM calls `keep_usage_private` in each of its processes: it is an entry point of the group
 `vllm.general_plugins`.
@@ -8,8 +8,8 @@ SETTING = "VLLM_NO_USAGE_STATS"
 
 
 def keep_usage_private() -> None:
-    """Switch vLLM's usage reports off in this process, unless the environment decides on them."""
-    # Imported here: the entry point is loaded while vllm itself is being imported.
+    """Disable vLLM's usage reports in this process, unless the environment variable is set."""
+    # Imported here: the entry point is loaded during the import of vllm.
     from vllm import envs
 
     if not envs.is_set(SETTING):

@@ -1,4 +1,4 @@
-"""One line for what pydantic refuses: the mistake that says most, and its place."""
+"""Validation errors of pydantic as one line: the most specific mistake, and its place."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,42 +25,42 @@ _TYPES = frozenset(
         "call",
     ]
 )
-"""What stands in a place beside names and indices without being one."""
+"""Parts of a place that are neither names nor indices."""
 
 _OTHER_TYPE = ("_type", "_parsing")
-"""How the kind of a mistake ends where a value is not of the type at all."""
+"""Suffixes of the kinds of mistakes of values that do not have the type at all."""
 
 Error = Mapping[str, Any]
 
 
-class Mistake(NamedTuple):
-    """What is wrong with a value, and the names and indices that lead to it ("" for none)."""
+class FieldMistake(NamedTuple):
+    """The mistake of a value, and the names and indices of its place, "" for none."""
 
     message: str
     place: str
 
 
 def first_mistake(error: Exception) -> str:
-    """The first thing that is wrong and where; the text of any other error as it is."""
+    """The first mistake and its place; any other error's own text."""
     if not isinstance(error, ValidationError):
         return str(error) or type(error).__name__
     message, place = mistake_of(error)
     return f"{message} (at {place})" if place else message
 
 
-def mistake_of(error: ValidationError) -> Mistake:
-    """The first mistake, of several types that a value may have in the one that fits it best.
+def mistake_of(error: ValidationError) -> FieldMistake:
+    """The first mistake; for a union of types, that of the type which fits best.
 
-    pydantic has mistakes for every type that it has tried.
+    pydantic lists mistakes for each type that it tried.
     """
     return _choose(error.errors(include_url=False, include_input=False), 0)
 
 
-def _choose(errors: Sequence[Error], depth: int) -> Mistake:
-    """One of the mistakes, whose places are the same up to that depth."""
+def _choose(errors: Sequence[Error], depth: int) -> FieldMistake:
+    """One of the mistakes, whose places are equal up to that depth."""
     first = errors[0]
     if len(errors) == 1 or len(first["loc"]) <= depth:
-        return Mistake(_message(first), _place(first))
+        return FieldMistake(_message(first), _place(first))
     groups: dict[Any, list[Error]] = {}
     for each in errors:
         groups.setdefault(each["loc"][depth : depth + 1], []).append(each)
@@ -77,15 +77,15 @@ def _choose(errors: Sequence[Error], depth: int) -> Mistake:
     return _choose(min(near, key=lambda group: _rank(group, depth)), depth + 1)
 
 
-def _either(errors: Sequence[Error], place: str) -> Mistake:
-    """A value that is none of several: each once, and none that another one begins."""
+def _either(errors: Sequence[Error], place: str) -> FieldMistake:
+    """A value of none of several types: distinct texts, without those that extend another."""
     texts = dict.fromkeys(map(_message, errors))
     kept = [each for each in texts if not any(each.startswith(o) for o in texts if o != each)]
-    return Mistake(" or ".join(kept), place)
+    return FieldMistake(" or ".join(kept), place)
 
 
 def _rank(group: Sequence[Error], depth: int) -> tuple[int, int]:
-    """Small for few mistakes, and for such that come late."""
+    """Small for few mistakes, and for late ones."""
     behind = group[0]["loc"][depth + 1 : depth + 2]
     index = behind[0] if behind and isinstance(behind[0], int) else 0
     return len(group), -index

@@ -1,4 +1,4 @@
-"""When does an engine stop on its own? Its processes are watched by the event loop."""
+"""Detection of engines that stop: the event loop watches their processes."""
 
 import asyncio
 import os
@@ -15,9 +15,9 @@ STOPPED = "its engine has stopped"
 
 
 class Watch:
-    """Knows when one of an engine's processes has ended; nobody polls.
+    """Detects the exit of an engine's processes, without polling.
 
-    Made on the event loop while the processes run, and to be closed before they are stopped.
+    Created on the event loop while the processes run; closed before they are stopped.
     """
 
     def __init__(self, processes: Sequence[BaseProcess]) -> None:
@@ -36,11 +36,11 @@ class Watch:
         return self._ended.done()
 
     async def ended(self) -> str:
-        """Wait until the engine has stopped, and return why."""
+        """Wait until the engine has stopped, and return the reason."""
         return await asyncio.shield(self._ended)
 
     async def unless_ended(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of `work` in the engine; InferenceError if that stops before."""
+        """The result of `work` in the engine; InferenceError if the engine stops first."""
         working, ended = asyncio.ensure_future(work), asyncio.ensure_future(self.ended())
         try:
             await asyncio.wait((working, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -52,23 +52,23 @@ class Watch:
             ended.cancel()
 
     def add_task(self, task: asyncio.Future[Any]) -> None:
-        """Take the end of a task for that of the engine: the one that reads what it sends."""
+        """Report the engine as stopped when a task ends: the reader of its messages."""
         task.add_done_callback(lambda _: self.report(STOPPED))
 
     def report(self, reason: str) -> None:
-        """Say that the engine has stopped, for whoever notices it otherwise."""
+        """Report that the engine has stopped."""
         if not self._closed and not self._ended.done():
             self._ended.set_result(reason)
 
     def kill(self, reason: str) -> None:
-        """Kill the processes; the engine has stopped for that reason."""
+        """Kill the processes, and report the reason."""
         self.report(f"{STOPPED}: {reason}")
         for process in self._processes:
-            with suppress(ValueError):  # vLLM has closed it already
+            with suppress(ValueError):  # already closed by vLLM
                 process.kill()
 
     def close(self) -> None:
-        """Stop watching: from now on the engine may stop."""
+        """Stop watching; the engine may be stopped then."""
         self._closed = True
         while self._descriptors:
             descriptor = self._descriptors.pop()
@@ -92,10 +92,10 @@ class Watch:
 
 
 def exit_descriptor(process: BaseProcess) -> int:
-    """A descriptor that becomes readable when the process ends; ours to close."""
+    """A descriptor that becomes readable when the process exits; the caller closes it."""
     try:
         return os.pidfd_open(process.pid or 0)
     except ProcessLookupError:
         raise
-    except (AttributeError, OSError):  # no such call here, or not allowed
+    except (AttributeError, OSError):  # not available, or not permitted
         return os.dup(process.sentinel)

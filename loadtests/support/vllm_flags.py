@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from backends.vllm.openai_settings import OpenAiSettings, read_openai_settings
+from backends.vllm.settings import OpenAiSettings, read_openai_settings
 from gateway.config.pbtxt import parse
 from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root

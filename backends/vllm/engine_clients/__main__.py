@@ -1,6 +1,6 @@
 """python -m backends.vllm.engine_clients FD SERVER: one client of an engine.
 
-SERVER is the process that starts it: it may be gone before this one can ask for its parent.
+SERVER is the id of its parent, which may exit before this process can ask for it.
 """
 
 import os
@@ -14,19 +14,19 @@ from backends.vllm.orphans import follow
 
 
 async def _run(descriptor: int) -> None:
-    # It takes seconds to import all of vLLM, and the server may end meanwhile.
+    # The import of vLLM takes seconds, in which the server may exit.
     from backends.vllm.engine_clients.client import EngineClient
 
     await EngineClient().run(socket.socket(fileno=descriptor))
 
 
 if __name__ == "__main__":
-    # Whoever ends all processes at once means the server: it lets requests end first.
+    # A signal to the whole process group is for the server, which drains requests first.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     follow(int(sys.argv[2]))
     uvloop.run(_run(int(sys.argv[1])))
     sys.stdout.flush()
     sys.stderr.flush()
-    # All has ended; to take vLLM's modules apart would take the interpreter seconds.
+    # The interpreter would need seconds to finalize vLLM's modules.
     os._exit(0)

@@ -1,24 +1,40 @@
-"""A request while another process answers it: the server's end."""
+"""One request to a client of a shared engine: both ends of the call."""
 
+import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
-from backends.vllm.engine_clients.kinds import Kind
-from backends.vllm.engine_clients.values import read_error, read_response, write_request
+from backends.vllm.engine_clients.messages import (
+    ClientKind,
+    read_error,
+    read_request,
+    read_response,
+    write_error,
+    write_request,
+    write_response,
+)
+from gateway.backend import Instance
 from gateway.errors import UNEXPECTED, Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.processes.call import ChannelCall
 from gateway.processes.channel import Channel, Frame
 
+log = logging.getLogger("sluice.vllm")
+
 
 def tokens(frame: Frame) -> int:
-    """How many a frame brings."""
-    usage = read_response(frame.payload).usage if frame.kind == Kind.DATA else None
+    """The number of completion tokens in a frame."""
+    usage = read_response(frame.payload).usage if frame.kind == ClientKind.DATA else None
     return 0 if usage is None else usage.completion_tokens
 
 
 class EngineCall(ChannelCall):
-    """Sent when it is made; then one task reads `responses`, and `leave` ends it."""
+    """The server's end: sends the request when it is created.
+
+    One task reads `responses`; then `leave` ends the call.
+    """
 
     def __init__(self, channel: Channel, call: int, request: InferRequest) -> None:
         super().__init__(channel, call)
@@ -28,28 +44,28 @@ class EngineCall(ChannelCall):
         self._is_over = False
         payload = write_request(request)
         channel.join(call, self)
-        channel.send(Kind.REQUEST, call, payload)
+        channel.send(ClientKind.REQUEST, call, payload)
 
     async def responses(self) -> AsyncGenerator[InferResponse, None]:
-        """What comes; InferenceError if the request is refused, or its process ends."""
+        """The responses; InferenceError if the request is refused, or the client exits."""
         while not self._is_over:
             frame = await self._next()
-            if frame.kind == Kind.DATA:
+            if frame.kind == ClientKind.DATA:
                 self._passed_on(len(frame.payload))
                 yield read_response(frame.payload)
                 continue
             self._is_over = True
-            if frame.kind == Kind.REFUSED:
+            if frame.kind == ClientKind.REFUSED:
                 raise read_error(frame.payload)
-            if frame.kind == Kind.ABORT:
+            if frame.kind == ClientKind.ABORT:
                 raise InferenceError(UNEXPECTED.code, UNEXPECTED.message)
 
     def leave(self) -> int:
-        """Nothing more is wanted; how many tokens have come that nobody has read."""
+        """End the call; returns the number of received unread tokens."""
         self._channel.leave(self._call)
         if self._is_over or self._is_lost:
             return 0
-        self._channel.send(Kind.GONE, self._call)
+        self._channel.send(ClientKind.GONE, self._call)
         return sum(map(tokens, self._frames))
 
     def lose(self) -> None:
@@ -69,3 +85,55 @@ class EngineCall(ChannelCall):
                 )
             await self._news()
         return self._frames.popleft()
+
+
+class ServedCall(ChannelCall):
+    """The client's end: `task` answers the request, and GONE or ABORT cancels it."""
+
+    def __init__(self, channel: Channel, call: int, payload: bytes) -> None:
+        super().__init__(channel, call)
+        self.task: asyncio.Task[None] | None = None
+        self._payload = payload
+        self._is_gone = False
+        channel.join(call, self)
+
+    async def run(self, instance: Instance) -> None:
+        """Answer by an instance; in every case the server gets the end of the call."""
+        error: InferenceError | None = UNEXPECTED
+        try:
+            await self._answer(instance)
+            error = None
+        except InferenceError as found:
+            error = found
+        except Exception:
+            # Around one request: the client gets no details.
+            log.exception("request failed unexpectedly")
+        finally:
+            if not self._is_gone:
+                self._end(error)
+
+    def lose(self) -> None:
+        self._is_gone = True
+        if self.task is not None:
+            self.task.cancel()
+
+    async def _answer(self, instance: Instance) -> None:
+        request = read_request(self._payload)
+        async with aclosing(instance.execute((request,))) as answers:
+            async for _, answer in answers:
+                if isinstance(answer, InferenceError):
+                    raise answer
+                if isinstance(answer, InferResponse):
+                    self._send_data(write_response(answer))
+                    if not self._window.has_room:
+                        await self._window.room()
+
+    def _end(self, error: InferenceError | None) -> None:
+        if error is None:
+            self._channel.send(ClientKind.END, self._call)
+        else:
+            self._channel.send(ClientKind.REFUSED, self._call, write_error(error))
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind in (ClientKind.GONE, ClientKind.ABORT):
+            self.lose()

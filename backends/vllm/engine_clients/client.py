@@ -1,4 +1,4 @@
-"""A process that is one of the clients of an engine: it answers what the server hands it."""
+"""A client process of a shared engine: it answers requests of the server."""
 
 import asyncio
 import logging
@@ -8,47 +8,47 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backends.vllm.engine_clients.counters import shared_counters
-from backends.vllm.engine_clients.kinds import Kind
-from backends.vllm.engine_clients.records import Records
-from backends.vllm.engine_clients.served_call import ServedCall
-from backends.vllm.engine_clients.values import (
+from backends.vllm.engine import engine_config, new_client, started, stop_engine
+from backends.vllm.engine_clients.call import ServedCall
+from backends.vllm.engine_clients.messages import (
+    ClientKind,
     ClientSettings,
     Offer,
+    RecordSender,
     read_settings,
     write,
     write_error,
 )
+from backends.vllm.engine_clients.shared_engine import shared_counters
 from backends.vllm.instance import VllmInstance
 from backends.vllm.metrics import EngineMetrics
-from backends.vllm.opening import engine_metrics, open_engine, tell_ready, watched
-from backends.vllm.startup import engine_config, new_client, started, stop_engine
+from backends.vllm.opening import engine_metrics, log_ready, open_engine, watched
 from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.processes.channel import Channel, Frame, number
 
 
 class EngineClient:
-    """Serves until the server ends the connection; made on the event loop."""
+    """Serves until the server closes the connection; created on the event loop."""
 
     def __init__(self) -> None:
-        self._channel = Channel(self._hear)
+        self._channel = Channel(self._on_frame)
         self._settings: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._tasks = asyncio.TaskGroup()
         self._instance: Instance | None = None
 
     async def run(self, connection: socket.socket) -> None:
-        """Do all of it; returns when everything has ended."""
+        """Open the instance and serve; returns when all calls have ended."""
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: self._channel, sock=connection)
-        if not await self._is_told():
+        if not await self._are_settings_received():
             return
         settings = read_settings(self._settings.result())
         _log_to(self._channel, debug=settings.debug)
         try:
-            self._instance = await _open(settings, self._tell_wasted)
+            self._instance = await _open(settings, self._send_wasted)
         except InferenceError as error:
-            self._channel.send(Kind.FAILED, payload=write_error(error))
+            self._channel.send(ClientKind.FAILED, payload=write_error(error))
             self._channel.close()
             return
         try:
@@ -56,8 +56,8 @@ class EngineClient:
         finally:
             await self._instance.close()
 
-    async def _is_told(self) -> bool:
-        """Wait for the settings; False if the server is gone instead."""
+    async def _are_settings_received(self) -> bool:
+        """Wait for the settings; False if the server disconnects first."""
         lost = asyncio.ensure_future(self._channel.lost())
         await asyncio.wait((lost, self._settings), return_when=asyncio.FIRST_COMPLETED)
         lost.cancel()
@@ -65,31 +65,31 @@ class EngineClient:
 
     async def _serve(self, instance: Instance) -> None:
         async with self._tasks as tasks:
-            watching = tasks.create_task(self._tell_stop(instance))
+            watching = tasks.create_task(self._send_stopped(instance))
             offer = Offer(tuple(instance.adapters), instance.max_model_len or 0)
-            self._channel.send(Kind.READY, payload=write(offer))
+            self._channel.send(ClientKind.READY, payload=write(offer))
             await self._channel.lost()
             watching.cancel()
 
-    def _hear(self, frame: Frame) -> None:
-        """What no call waits for: beginnings, and what the server asks of the process."""
-        if frame.kind == Kind.REQUEST and self._instance is not None:
-            self._begin(frame, self._instance)
-        elif frame.kind == Kind.PING:
-            self._channel.send(Kind.PONG)
-        elif frame.kind == Kind.SETTINGS:
+    def _on_frame(self, frame: Frame) -> None:
+        """Handle frames that start calls, and frames to the process."""
+        if frame.kind == ClientKind.REQUEST and self._instance is not None:
+            self._start_call(frame, self._instance)
+        elif frame.kind == ClientKind.PING:
+            self._channel.send(ClientKind.PONG)
+        elif frame.kind == ClientKind.SETTINGS:
             self._settings.set_result(frame.payload)
 
-    def _begin(self, frame: Frame, instance: Instance) -> None:
+    def _start_call(self, frame: Frame, instance: Instance) -> None:
         call = ServedCall(self._channel, frame.call, frame.payload)
         call.task = self._tasks.create_task(call.run(instance))
         call.task.add_done_callback(lambda _: self._channel.leave(frame.call))
 
-    def _tell_wasted(self, tokens: int) -> None:
-        self._channel.send(Kind.WASTED, payload=number(tokens))
+    def _send_wasted(self, tokens: int) -> None:
+        self._channel.send(ClientKind.WASTED, payload=number(tokens))
 
-    async def _tell_stop(self, instance: Instance) -> None:
-        self._channel.send(Kind.STOPPED, payload=(await instance.died()).encode())
+    async def _send_stopped(self, instance: Instance) -> None:
+        self._channel.send(ClientKind.STOPPED, payload=(await instance.died()).encode())
 
 
 async def _open(settings: ClientSettings, wasted: Any) -> Instance:
@@ -100,12 +100,12 @@ async def _open(settings: ClientSettings, wasted: Any) -> Instance:
     async with watched(llm) as watch:
         engine = await open_engine(model, llm, watch, metrics, warms_up=is_first)
         if is_first:
-            tell_ready(engine, time.monotonic() - began)
+            log_ready(engine, time.monotonic() - began)
         return VllmInstance(engine, wasted)
 
 
 def _join(settings: ClientSettings, metrics: EngineMetrics | None) -> Any:
-    """Become one of the engine's clients; blocks until it is ready."""
+    """Join the engine as a client; blocks until it is ready."""
     model, index = settings.model, settings.index
     counted = {"_api_process_count": model.clients, "_api_process_rank": index}
     arguments, config = engine_config(model, **counted)
@@ -125,9 +125,9 @@ def _join(settings: ClientSettings, metrics: EngineMetrics | None) -> Any:
 
 
 def _log_to(channel: Channel, *, debug: bool) -> None:
-    """Have the server log what is logged here; vLLM's own log is its own, as in its engine."""
+    """Send log records of the gateway to the server; vLLM keeps its own log."""
     logger = logging.getLogger("sluice")
-    logger.addHandler(Records(partial(channel.send, Kind.LOG, 0)))
+    logger.addHandler(RecordSender(partial(channel.send, ClientKind.LOG, 0)))
     logger.setLevel(logging.DEBUG if debug else logging.INFO)
     logger.propagate = False
     if not debug:

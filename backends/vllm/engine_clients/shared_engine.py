@@ -1,33 +1,34 @@
-"""The processes of an engine that has several clients, none of which has started it."""
+"""The processes of an engine with several clients, which the server starts."""
 
+import mmap
 import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from vllm.v1.engine.admission_control import SharedAdmissionStats
 from vllm.v1.engine.utils import bind_engine_zmq_listeners, launch_core_engines
 from vllm.v1.executor.abstract import Executor
 
-from backends.vllm.engine_clients.client_process import ClientProcess
-from backends.vllm.engine_clients.counters import write_counters
-from backends.vllm.error_sender import ErrorSender
-from backends.vllm.model_json import EngineModel
-from backends.vllm.startup import own_engine_config
+from backends.vllm.engine import own_engine_config
+from backends.vllm.engine_clients.remote_client import ClientProcess
+from backends.vllm.orphans import ErrorSender
+from backends.vllm.settings import EngineModel
 from gateway.private_folder import PrivateFolder
 
 EXIT_SECS = 5.0
-"""So long clients may take to end when their connections have ended, before they are killed."""
+"""Time for clients to exit after their connections are closed; then they are killed."""
 
 SUPERVISOR = -1
-"""The rank of a process that starts an engine and is none of its clients."""
+"""The rank of a process that starts an engine and is not its client."""
 
 
 class SharedEngine:
-    """An engine, and the processes that are its clients; made in a thread, for it blocks.
+    """An engine and its client processes; the constructor blocks, so it runs in a thread.
 
-    `processes` are the engine's. `metrics_folder` is where the clients keep the values of their
-    metrics, for whoever adds them up.
+    `processes` are the engine's. `metrics_folder` has the metric values of the clients.
     """
 
     def __init__(self, model: EngineModel, errors: ErrorSender) -> None:
@@ -45,7 +46,7 @@ class SharedEngine:
             raise
 
     def stop(self) -> None:
-        """End the engine, and wait for its clients, whose connections have ended; blocks."""
+        """Stop the clients and the engine; blocks."""
         ends_at = time.monotonic() + EXIT_SECS
         for client in self.clients:
             client.end(max(0.0, ends_at - time.monotonic()))
@@ -55,7 +56,7 @@ class SharedEngine:
         self._folder.remove()
 
     def _launch(self, model: EngineModel, errors: ErrorSender) -> None:
-        """Start all, and wait until the engine is ready, as `vllm serve` does it for its own."""
+        """Start all processes, and wait until the engine is ready, as `vllm serve` does."""
         counters = self.metrics_folder / "requests"
         write_counters(counters, model.clients)
         all_cores = os.sched_getaffinity(0) if model.cpu_cores else set()
@@ -69,17 +70,17 @@ class SharedEngine:
             not arguments.disable_log_stats,
             listeners.addresses,
         ) as launched:
-            told = self._keep(launched)
+            addresses = self._keep(launched)
             if all_cores:
-                # The engine's processes have been started: its cores are for them alone.
+                # The engine's processes are started: only they stay on its cores.
                 os.sched_setaffinity(0, all_cores)
             launched.watched_frontend_processes = self.clients
             for index, ends in enumerate(zip(listeners.inputs, listeners.outputs, strict=True)):
-                client = ClientProcess(model, index, ends, told, counters, self.metrics_folder)
+                client = ClientProcess(model, index, ends, addresses, counters, self.metrics_folder)
                 self.clients.append(client)
 
     def _keep(self, launched: Any) -> dict[str, str]:
-        """Remember what is to be ended; what the clients are to be told of it."""
+        """Keep the launched processes for `stop`; returns further addresses for the clients."""
         self.processes = list(getattr(launched.engine_manager, "processes", ()))
         if launched.engine_manager is not None:
             self._ends.insert(0, launched.engine_manager.shutdown)
@@ -88,3 +89,19 @@ class SharedEngine:
         self.processes.append(launched.coordinator.proc)
         self._ends.insert(1, launched.coordinator.shutdown)
         return {"stats_update_address": launched.coordinator.get_stats_publish_address()}
+
+
+def write_counters(file: Path, clients: int) -> None:
+    """Write the file with zeros.
+
+    vLLM's limit of waiting requests (`max_num_queued_reqs`) applies to all clients together, so
+    they share their counters.
+    """
+    size = SharedAdmissionStats.num_counters(clients) * SharedAdmissionStats.COUNTER_BYTES
+    file.write_bytes(bytes(size))
+
+
+def shared_counters(file: Path) -> memoryview:
+    """The counters in the file, shared with other processes."""
+    with file.open("r+b") as opened:
+        return memoryview(mmap.mmap(opened.fileno(), 0)).cast("q")

@@ -1,4 +1,4 @@
-"""The engine as vLLM's handlers see it while they serve one request of a client."""
+"""The engine as vLLM's handlers see it during one request of a client."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,22 +7,20 @@ from typing import Any, Self
 
 from vllm.exceptions import GenerationError, VLLMError, VLLMValidationError
 
-from backends.vllm.engine_request import EngineRequest
-from backends.vllm.output import count_tokens
-from backends.vllm.serving.limits import check_count, check_parameters
+from backends.vllm.engine_request import EngineRequest, count_tokens
+from backends.vllm.serving.endpoints import check_count, check_parameters
 from gateway.errors import Code, InferenceError
 from gateway.messages import Usage
 
-LEFT = (asyncio.CancelledError, GeneratorExit)
+DISCONNECTS = (asyncio.CancelledError, GeneratorExit)
 
 
 class Exchange:
-    """Passes on what the handlers ask of the engine, and counts what it makes for them.
+    """Passes requests of the handlers to the engine, and counts their tokens.
 
-    Used in an `async with`: leaving it aborts what is not finished, as `EngineRequest` does, and
-    tells `wasted` what no response could carry any more. Everything but `generate` and `encode` is
-    the engine's own. `failure` is what has gone wrong in the engine, for the handlers of streams
-    swallow it.
+    Used in an `async with`: its exit aborts unfinished requests, as `EngineRequest` does, and
+    calls `wasted` with the tokens that no response carried. Attributes other than `generate` and
+    `encode` are the engine's. `failure` is the engine's error, which handlers of streams swallow.
     """
 
     def __init__(
@@ -51,27 +49,27 @@ class Exchange:
         trace: TracebackType | None,
     ) -> None:
         unfinished = [each.running for each in self._generations if not each.running.finished]
-        await asyncio.gather(*(running.leave() for running in unfinished))
-        if self._completion_tokens and kind is not None and issubclass(kind, LEFT):
+        await asyncio.gather(*(running.abort_unfinished() for running in unfinished))
+        if self._completion_tokens and kind is not None and issubclass(kind, DISCONNECTS):
             self._wasted(self._completion_tokens)
 
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
     ) -> "Generation":
-        """As `EngineClient.generate`; raises at once if too much is asked for."""
+        """As `EngineClient.generate`; raises immediately if the request exceeds a limit."""
         check_parameters(sampling_params)
         return self._generation(prompt, sampling_params, options)
 
     def encode(
         self, prompt: Any, pooling_params: Any, request_id: str, **options: Any
     ) -> "Generation":
-        """As `EngineClient.encode`; raises at once if too much is asked for."""
+        """As `EngineClient.encode`; raises immediately if the request exceeds a limit."""
         return self._generation(prompt, pooling_params, options)
 
     async def begin(self) -> None:
-        """Hand over what has been asked for so far, so that a refusal is raised here.
+        """Submit the prompts so far, so that the engine's refusals are raised here.
 
-        A stream of one prompt also waits for its first output: the engine refuses some late.
+        A stream of one prompt also waits for its first output: some refusals come late.
         """
         for generation in self._generations:
             await generation.submit()
@@ -80,7 +78,7 @@ class Exchange:
 
     @property
     def finished(self) -> bool:
-        """Whether the engine has nothing more to make for what has been asked for so far."""
+        """Whether all generations so far have their last output."""
         return self.begun and all(each.running.finished for each in self._generations)
 
     def usage(self, *, final: bool) -> Usage:
@@ -94,7 +92,7 @@ class Exchange:
         return usage
 
     def count(self, output: Any, *, first: bool) -> None:
-        """Take note of an output; `first` of a prompt that the client has sent."""
+        """Count the tokens of an output; `first` for the first one of a prompt of the client."""
         self.begun = True
         if first:
             self._prompt_tokens += len(output.prompt_token_ids or ())
@@ -108,29 +106,29 @@ class Exchange:
             self._generations = [each for each in self._generations if not each.spent]
         check_count(len(self._generations) + 1)
         running = EngineRequest(self._engine, self._new_id(), self._wasted)
-        # What is asked for once there are outputs continues a prompt, as a search of beams does.
+        # A generation after the first output continues a prompt, as in a beam search.
         generation = Generation(self, running, (prompt, parameters, options), own=not self.begun)
         self._generations.append(generation)
         return generation
 
 
 class Generation:
-    """What the engine makes of one prompt, as the handlers iterate it.
+    """The outputs of one prompt, as the handlers iterate them.
 
-    Unlike vLLM's own it does not end with its iterator but with the exchange.
+    Unlike vLLM's own generator it ends with the exchange, not with its iterator.
     """
 
     def __init__(
         self,
         exchange: Exchange,
         running: EngineRequest,
-        asked: tuple[Any, Any, dict[str, Any]],
+        arguments: tuple[Any, Any, dict[str, Any]],
         *,
         own: bool,
     ) -> None:
         self.running = running
         self._exchange = exchange
-        self._asked = asked
+        self._arguments = arguments
         self._first = own
         self._fetched: Any = None
         self._submitted = False
@@ -143,22 +141,22 @@ class Generation:
         return await self._next() if output is None else output
 
     async def aclose(self) -> None:
-        """Nothing ends here; the exchange does it."""
+        """No effect: the exchange ends the generation."""
 
     @property
     def spent(self) -> bool:
-        """Whether there is nothing left to read or to abort."""
+        """Whether all outputs have been read."""
         return self.running.finished and self._fetched is None
 
     async def submit(self) -> None:
-        """Hand the prompt to the engine, once; raises what vLLM raises."""
+        """Submit the prompt to the engine, once; raises errors of vLLM."""
         if not self._submitted:
             self._submitted = True
-            prompt, parameters, options = self._asked
+            prompt, parameters, options = self._arguments
             await self._watched(self.running.submit(prompt, parameters, **options))
 
     async def fetch(self) -> None:
-        """Wait for the first output, which is read later."""
+        """Wait for the first output, and keep it for `__anext__`."""
         self._fetched = await self._next()
 
     async def _next(self) -> Any:
@@ -182,7 +180,7 @@ class Generation:
 
 
 def _as_vllms(error: InferenceError) -> VLLMError:
-    """The engine's refusal in the form that the handlers know."""
+    """The engine's refusal as an error that the handlers handle."""
     if error.code is Code.INVALID_ARG:
         return VLLMValidationError(error.message)
     return GenerationError(error.message)

@@ -1,4 +1,4 @@
-"""What does a client of OpenAI's read when vLLM refuses or fails?"""
+"""Errors of vLLM in OpenAI's form."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from backends.vllm.failures import MAX_TEXT, Failures
-from backends.vllm.model_json import hide_folders
+from backends.vllm.settings import hide_folders
 from backends.vllm.validation import first_mistake, mistake_of
 from gateway.errors import Code, InferenceError
 from gateway.openai_contract import OpenAiRefusal
@@ -29,13 +29,13 @@ FAILURES = (
     ValueError,
     RuntimeError,
 )
-"""What a handler raises for a request that it does not serve; anything else is a defect."""
+"""Errors that a handler raises for a request; any other error is a defect."""
 
 STATED = (VLLMError, NotImplementedError)
-"""Errors whose type has a status of its own at vLLM."""
+"""Errors whose type has its own status in vLLM."""
 
 UNREADABLE = (*FAILURES, LookupError, AttributeError)
-"""What reading a body raises: vLLM's validators trust more of it than they should."""
+"""Errors of reading a body: vLLM's validators do not check all types first."""
 
 CODES = {
     HTTPStatus.BAD_REQUEST: Code.INVALID_ARG,
@@ -45,43 +45,43 @@ CODES = {
     HTTPStatus.NOT_IMPLEMENTED: Code.UNSUPPORTED,
     HTTPStatus.SERVICE_UNAVAILABLE: Code.UNAVAILABLE,
 }
-"""The code of each status that vLLM answers with; INTERNAL for all others."""
+"""The code of each HTTP status of vLLM; INTERNAL for all others."""
 
 
 class Refusals:
-    """Turns what goes wrong in one model into OpenAI's errors, without paths of the host."""
+    """Translates errors of one model into OpenAI's form, without paths of the host."""
 
     def __init__(self, failures: Failures, folders: Mapping[str, str]) -> None:
         self._failures = failures
         self._folders = folders
 
     def unreadable(self, error: Exception) -> InferenceError:
-        """For one of `UNREADABLE`: what is wrong with a body, and where, as vLLM's server says."""
+        """For one of `UNREADABLE`: the mistake of a body and its place, as in vLLM's server."""
         if isinstance(error, InferenceError | VLLMError | ValidationError):
             return self.explain(error)
         reason = f"a member of it has the wrong type, or lacks a part: {first_mistake(error)}"
-        return self.told(create_error_response(f"the request is malformed, {reason}"))
+        return self.written(create_error_response(f"the request is malformed, {reason}"))
 
     def explain(self, error: Exception, *, begun: bool = True) -> InferenceError:
-        """For one of `FAILURES`; `begun` says whether the engine had made anything."""
+        """For one of `FAILURES`; `begun` is true if the engine has made an output."""
         if isinstance(error, EngineDeadError):
             return self._failures.explain(error)
         if isinstance(error, InferenceError):
             return error
         if isinstance(error, ValidationError):
-            return self.told(_invalid_body(error))
+            return self.written(_invalid_body(error))
         if isinstance(error, RuntimeError) and not (begun or isinstance(error, STATED)):
-            # Before that, it is the request which cannot be prepared.
-            return self.told(create_error_response(str(error)))
-        return self.told(create_error_response(error))
+            # Before the first output the request could not be prepared.
+            return self.written(create_error_response(str(error)))
+        return self.written(create_error_response(error))
 
-    def told(self, answer: ErrorResponse) -> OpenAiRefusal:
-        """For the error that a handler has written."""
+    def written(self, answer: ErrorResponse) -> OpenAiRefusal:
+        """For an error in the answer of a handler."""
         answer.error.message = self._clean(answer.error.message)
         return _refusal(answer.model_dump(), encode(answer.model_dump()))
 
     def streamed(self, chunk: str) -> OpenAiRefusal:
-        """For the error in a chunk of a stream, which keeps its bytes."""
+        """For an error in a chunk of a stream; its bytes are kept."""
         cleaned = hide_folders(chunk, self._folders)
         return _refusal(orjson.loads(cleaned), cleaned.encode())
 
@@ -91,7 +91,7 @@ class Refusals:
 
 
 def encode(answer: Any) -> bytes:
-    """JSON, byte by byte as vLLM's server writes it."""
+    """JSON with the bytes of vLLM's server."""
     return json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 

@@ -283,7 +283,7 @@ def stops_kept() -> Iterator[list[Any]]:
 
 
 def _noted(started: list[Any]) -> Callable[..., Awaitable[Any]]:
-    from backends.vllm.startup import start_engine
+    from backends.vllm.engine import start_engine
 
     async def start(*arguments: Any) -> Any:
         started.append(await start_engine(*arguments))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backends.vllm.backend import VllmBackend
-from backends.vllm.model_json import EngineModel
+from backends.vllm.settings import EngineModel
 from gateway.backend import ModelContext
 from gateway.backend_loader import BackendLoader
 from gateway.config import (
@@ -28,7 +28,7 @@ from gateway.openai_contract import serves_openai
 LLAMA = ModelConfig(name="llama", backend="vllm")
 RUNTIME = {
     "backends.vllm.opening": "open_instance",
-    "backends.vllm.engine_clients.opening": "open_shared",
+    "backends.vllm.engine_clients.instance": "open_shared",
 }
 """The modules that import all of vLLM, and what each has that starts an engine."""
 

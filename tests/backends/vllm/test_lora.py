@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backends.vllm.lora import Adapter, Adapters, LoraRefusal, read_adapters
+from backends.vllm.lora import LoraAdapter, LoraAdapters, LoraRefusal, read_adapters
 from gateway.errors import Code, InferenceError
 
 
@@ -18,8 +18,8 @@ def written(folder: Path, content: Any) -> Path:
 
 def test_adapters_are_numbered_in_the_order_of_the_file(tmp_path: Path) -> None:
     adapters = read_adapters(written(tmp_path, {"b": "/loras/b", "a": "own/a"}), model="llama")
-    assert adapters.select("b") == Adapter(1, "b", "/loras/b")
-    assert adapters.select("a") == Adapter(2, "a", str(tmp_path / "own" / "a"))
+    assert adapters.select("b") == LoraAdapter(1, "b", "/loras/b")
+    assert adapters.select("a") == LoraAdapter(2, "a", str(tmp_path / "own" / "a"))
 
 
 @pytest.mark.parametrize("name", ["c", 5, None, ["a"]])
@@ -35,7 +35,7 @@ def test_an_unknown_adapter_is_refused_with_tritons_text(tmp_path: Path, name: A
 
 def test_a_model_without_lora_says_so() -> None:
     with pytest.raises(LoraRefusal, match=r"^LoRA feature is not enabled\.$"):
-        Adapters().select("a")
+        LoraAdapters().select("a")
 
 
 @pytest.mark.parametrize("content", [["a"], {"a": 1}, "{"])

@@ -10,15 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from backends.vllm.error_sender import ErrorSender
-from backends.vllm.orphans import FollowingSettings, follow_parent, wait_for_exit
+from backends.vllm.orphans import ErrorSender, FollowingSettings, follow_parent, wait_for_exit
 
 GONE_SECS = 10.0
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 PARENT = """
 import multiprocessing, sys, time
-from backends.vllm.error_sender import ErrorSender
+from backends.vllm.orphans import ErrorSender
 from backends.vllm.orphans import FollowingSettings, follow_parent
 
 def told(_):

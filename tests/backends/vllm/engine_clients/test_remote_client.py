@@ -9,10 +9,8 @@ import orjson
 import pytest
 
 from backends.vllm.engine_clients import remote_client
-from backends.vllm.engine_clients.client_process import ClientProcess
-from backends.vllm.engine_clients.kinds import Kind
-from backends.vllm.engine_clients.remote_client import RemoteClient
-from backends.vllm.engine_clients.values import Offer, write, write_error
+from backends.vllm.engine_clients.messages import ClientKind, Offer, write, write_error
+from backends.vllm.engine_clients.remote_client import ClientProcess, RemoteClient
 from gateway.errors import Code, InferenceError
 from gateway.processes.channel import NO_CALL, Channel, Frame, number
 from tests.builders import soon, text_request
@@ -28,7 +26,7 @@ class Process(ClientProcess):
         self.killed = asyncio.Event()
 
     @property
-    def how_it_ended(self) -> str:
+    def exit_text(self) -> str:
         return " (exit code -9)"
 
     def kill(self) -> None:
@@ -56,7 +54,7 @@ class Situation:
         """Have the client be ready."""
         offering = asyncio.create_task(self.client.offer())
         assert (await soon(self.heard.get())).payload == b"settings"
-        self.far.send(Kind.READY, NO_CALL, write(Offer(("pirate",), 512)))
+        self.far.send(ClientKind.READY, NO_CALL, write(Offer(("pirate",), 512)))
         return await soon(offering)
 
 
@@ -77,7 +75,7 @@ async def test_a_client_that_is_ready_says_what_it_offers(situation: Situation) 
 async def test_a_client_that_cannot_serve_says_why(situation: Situation) -> None:
     offering = asyncio.create_task(situation.client.offer())
     error = InferenceError(Code.INVALID_ARG, "no such template")
-    situation.far.send(Kind.FAILED, NO_CALL, write_error(error))
+    situation.far.send(ClientKind.FAILED, NO_CALL, write_error(error))
     with pytest.raises(InferenceError, match="no such template") as caught:
         await soon(offering)
     assert caught.value.code is Code.INVALID_ARG
@@ -109,7 +107,7 @@ async def test_the_end_of_a_client_is_told_with_its_exit_code(situation: Situati
 
 async def test_what_a_client_says_of_its_engine_is_told(situation: Situation) -> None:
     await situation.offered()
-    situation.far.send(Kind.STOPPED, NO_CALL, b"its engine has stopped")
+    situation.far.send(ClientKind.STOPPED, NO_CALL, b"its engine has stopped")
     assert await soon(situation.stopped.get()) == "its engine has stopped"
 
 
@@ -117,7 +115,7 @@ async def test_nothing_is_told_of_a_client_that_was_closed(situation: Situation)
     await situation.offered()
     situation.client.close()
     await soon(situation.far.lost())
-    await asyncio.sleep(2 * remote_client.LAST_BREATH_SECS)
+    await asyncio.sleep(2 * remote_client.EXIT_STATUS_SECS)
     assert situation.stopped.empty()
 
 
@@ -126,8 +124,8 @@ async def test_wasted_tokens_and_lines_of_the_log_come_through(
 ) -> None:
     await situation.offered()
     line = {"name": "sluice.vllm", "levelno": logging.WARNING, "msg": "a line"}
-    situation.far.send(Kind.LOG, NO_CALL, orjson.dumps(line))
-    situation.far.send(Kind.WASTED, NO_CALL, number(7))
+    situation.far.send(ClientKind.LOG, NO_CALL, orjson.dumps(line))
+    situation.far.send(ClientKind.WASTED, NO_CALL, number(7))
     assert await soon(situation.wasted.get()) == 7
     assert "a line" in caplog.text
 
@@ -140,7 +138,7 @@ async def test_calls_are_counted_until_they_return(situation: Situation) -> None
         situation.client.returned(call)
     assert situation.client.calls == 0
     kinds = [(await soon(situation.heard.get())).kind for _ in range(4)]
-    assert kinds == [Kind.REQUEST, Kind.REQUEST, Kind.GONE, Kind.GONE]
+    assert kinds == [ClientKind.REQUEST, ClientKind.REQUEST, ClientKind.GONE, ClientKind.GONE]
 
 
 async def test_a_request_that_cannot_be_written_is_no_call(situation: Situation) -> None:
@@ -153,10 +151,10 @@ async def test_a_request_that_cannot_be_written_is_no_call(situation: Situation)
 async def test_a_client_that_answers_is_left_alone_and_one_that_hangs_is_killed(
     situation: Situation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_client, "PATIENCE_SECS", 0.05)
+    monkeypatch.setattr(remote_client, "ANSWER_TIMEOUT_SECS", 0.05)
     await situation.offered()
     for _ in range(3):
-        assert (await soon(situation.heard.get())).kind == Kind.PING
-        situation.far.send(Kind.PONG)
+        assert (await soon(situation.heard.get())).kind == ClientKind.PING
+        situation.far.send(ClientKind.PONG)
     assert not situation.process.killed.is_set()
     await soon(situation.process.killed.wait())

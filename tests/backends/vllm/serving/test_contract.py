@@ -97,13 +97,13 @@ def test_the_store_of_responses_can_be_switched_off() -> None:
 
 
 def test_the_setting_for_redirects_exists() -> None:
-    from backends.vllm.startup import REDIRECTS
+    from backends.vllm.engine import REDIRECTS
 
     assert found(f"vllm.envs:{REDIRECTS}") in (True, False)
 
 
 def test_no_address_has_the_domain_that_stands_for_none() -> None:
-    from backends.vllm.openai_settings import NOWHERE
+    from backends.vllm.settings import NOWHERE
 
     connector = found("vllm.multimodal.media.connector:MediaConnector")(
         allowed_media_domains=[NOWHERE]

@@ -23,7 +23,7 @@ class Prompts:
 
 
 async def warm_up(engine: ScriptedEngine) -> None:
-    from backends.vllm.warm_up import warm_up
+    from backends.vllm.opening import warm_up
 
     await warm_up(engine, Prompts(), model="llama")  # type: ignore[arg-type] # all it uses
 

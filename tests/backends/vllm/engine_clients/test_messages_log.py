@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from backends.vllm.engine_clients.records import Records, relay
+from backends.vllm.engine_clients.messages import RecordSender, relay
 from tests.builders import settle
 
 THERE = logging.getLogger("there.engine")
@@ -37,7 +37,7 @@ def here() -> Iterator[Kept]:
 @pytest.fixture
 async def told() -> "Iterator[list[bytes]]":
     found: list[bytes] = []
-    handler = Records(found.append)
+    handler = RecordSender(found.append)
     THERE.addHandler(handler)
     THERE.setLevel(logging.DEBUG)
     THERE.propagate = False
@@ -57,7 +57,7 @@ async def test_a_record_comes_with_its_fields(told: list[bytes], here: Kept) -> 
     passed(payload)
     (record,) = here.records
     assert record.getMessage() == "engine ready"
-    assert (record.levelno, record.filename) == (logging.INFO, "test_records.py")
+    assert (record.levelno, record.filename) == (logging.INFO, "test_messages_log.py")
     assert vars(record)["model"] == "llama"
     assert vars(record)["secs"] == 1.5
 

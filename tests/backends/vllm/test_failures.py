@@ -2,8 +2,8 @@
 
 import pytest
 
-from backends.vllm.engine_errors import EngineErrors
-from backends.vllm.model_json import EngineModel
+from backends.vllm.failures import EngineErrors
+from backends.vllm.settings import EngineModel
 from gateway.errors import Code, InferenceError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]

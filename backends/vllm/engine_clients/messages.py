@@ -1,25 +1,34 @@
-"""Requests, responses and errors as bytes, and what a client is told and tells at its start.
+"""Messages between the server and the clients of a shared engine.
 
-MessagePack, as vLLM has it between its own processes; both ends are this version of the gateway.
+The encoding is MessagePack, as between vLLM's own processes; both ends have the same version.
 """
 
-from collections.abc import Mapping
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+import orjson
 
-from backends.vllm.model_json import EngineModel
+from backends.vllm.settings import EngineModel
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse, Parameter, Usage
 from gateway.openai_contract import OpenAiRefusal
+from gateway.processes.channel import FrameKind
 from gateway.tensor import Datatype, Tensor
+
+OMITTED = frozenset({"args", "exc_info", "exc_text", "stack_info", "msg"})
+"""Attributes of a log record that are not sent, or sent in another form."""
+
+_formatter = logging.Formatter()
 
 
 class ClientSettings(msgspec.Struct, array_like=True):
-    """What a client must know: the model, which client it is, and how it reaches the engine.
+    """Settings of a client: the model, its index, and the engine's addresses.
 
-    `addresses` are vLLM's, by its names; `input_fd` and `output_fd` listen at two of them already.
-    `counters` is the file where all clients of the engine count the requests that each has.
+    `addresses` has vLLM's names as keys; `input_fd` and `output_fd` already listen at two of them.
+    `counters` is the file with the numbers of requests of all clients.
     """
 
     model: EngineModel
@@ -32,7 +41,7 @@ class ClientSettings(msgspec.Struct, array_like=True):
 
 
 class Offer(msgspec.Struct, array_like=True):
-    """What a client that is ready has to tell of its instance."""
+    """Properties of the instance of a ready client."""
 
     adapters: tuple[str, ...]
     max_model_len: int
@@ -81,17 +90,17 @@ def write(value: ClientSettings | Offer) -> bytes:
 
 
 def read_settings(payload: bytes) -> ClientSettings:
-    """What `write` made of settings."""
+    """The settings that `write` encoded."""
     return _settings(payload)
 
 
 def read_offer(payload: bytes) -> Offer:
-    """What `write` made of an offer."""
+    """The offer that `write` encoded."""
     return _offer(payload)
 
 
 def write_request(request: InferRequest) -> bytes:
-    """What an engine reads of a request; INVALID_ARG if a number in it is too large."""
+    """The parts of a request that an engine reads; INVALID_ARG if a number is too large."""
     inputs = tuple(map(_written, request.inputs))
     parameters = dict(request.parameters)
     try:
@@ -104,7 +113,7 @@ def write_request(request: InferRequest) -> bytes:
 
 
 def read_request(payload: bytes) -> InferRequest:
-    """The request that `write_request` was given, as far as an engine reads it."""
+    """The request that `write_request` encoded."""
     found = _request(payload)
     return InferRequest(
         model=found.model,
@@ -116,18 +125,18 @@ def read_request(payload: bytes) -> InferRequest:
 
 
 def write_response(response: InferResponse) -> bytes:
-    """A response; its phases are not told, an engine has none."""
+    """A response without its phases, which an engine does not have."""
     outputs = tuple(map(_written, response.outputs))
     parameters = dict(response.parameters) if response.parameters else None
     used = response.usage
-    told = None
+    usage = None
     if used is not None:
-        told = used.prompt_tokens, used.completion_tokens, used.finish_reason
-    return _encode(_Response(response.final, outputs, parameters, told))
+        usage = used.prompt_tokens, used.completion_tokens, used.finish_reason
+    return _encode(_Response(response.final, outputs, parameters, usage))
 
 
 def read_response(payload: bytes) -> InferResponse:
-    """The response that `write_response` was given."""
+    """The response that `write_response` encoded."""
     found = _response(payload)
     parameters: Mapping[str, Parameter] = found.parameters or NO_PARAMETERS
     return InferResponse(
@@ -139,14 +148,14 @@ def read_response(payload: bytes) -> InferResponse:
 
 
 def write_error(error: InferenceError) -> bytes:
-    """An error, with OpenAI's form of it if it has one."""
+    """An error, with its OpenAI form if it has one."""
     if isinstance(error, OpenAiRefusal):
         return _encode(_Refusal(error.code, error.message, error.status, error.body))
     return _encode(_Refusal(error.code, error.message))
 
 
 def read_error(payload: bytes) -> InferenceError:
-    """The error that `write_error` was given."""
+    """The error that `write_error` encoded."""
     found = _refusal(payload)
     if found.status:
         return OpenAiRefusal(found.code, found.message, status=found.status, body=found.body)
@@ -160,3 +169,54 @@ def _written(tensor: Tensor) -> _Tensor:
 
 def _read(tensor: _Tensor) -> Tensor:
     return Tensor(tensor.name, tensor.datatype, tensor.shape, tensor.data)
+
+
+class ClientKind(FrameKind):
+    """Kinds of frames between the server and a client.
+
+    A frame of DATA is one response; the server numbers the calls.
+    """
+
+    SETTINGS = 16  # `ClientSettings`: the first frame to a client
+    READY = 17  # `Offer`
+    FAILED = 18  # an error: the client cannot serve
+    REQUEST = 19  # starts a call: a request
+    REFUSED = 20  # ends a call: an error
+    WASTED = 21  # the number of tokens made for a cancelled request
+    STOPPED = 22  # the reason, as text: the engine has stopped
+    LOG = 23  # a log record of the client
+
+
+class RecordSender(logging.Handler):
+    """Sends log records of all threads of this process, on its event loop."""
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a record; dropped if the event loop is closed."""
+        try:
+            payload = orjson.dumps(_fields(record), default=str, option=orjson.OPT_NON_STR_KEYS)
+        except (TypeError, ValueError):
+            self.handleError(record)
+            return
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._send, payload)
+
+
+def relay(payload: bytes) -> None:
+    """Log a received record in this process."""
+    record = logging.makeLogRecord(orjson.loads(payload))
+    logger = logging.getLogger(record.name)
+    if logger.isEnabledFor(record.levelno):
+        logger.handle(record)
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
+    fields = {key: value for key, value in vars(record).items() if key not in OMITTED}
+    fields["msg"] = record.getMessage()
+    if record.exc_info:
+        fields["trace"] = _formatter.formatException(record.exc_info)
+    return fields

@@ -10,9 +10,8 @@ from itertools import count
 
 import pytest
 
-from backends.vllm.engine_clients.call import EngineCall
-from backends.vllm.engine_clients.kinds import Kind
-from backends.vllm.engine_clients.served_call import ServedCall
+from backends.vllm.engine_clients.call import EngineCall, ServedCall
+from backends.vllm.engine_clients.messages import ClientKind
 from gateway.backend import Answer, Instance
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, Usage
@@ -49,7 +48,7 @@ class Far:
         self.instance = Scripted(echo)
 
     def _hear(self, frame: Frame) -> None:
-        if frame.kind == Kind.REQUEST:
+        if frame.kind == ClientKind.REQUEST:
             call = ServedCall(self.channel, frame.call, frame.payload)
             call.task = asyncio.create_task(call.run(self.instance))
             call.task.add_done_callback(lambda _: self.channel.leave(frame.call))
@@ -182,7 +181,7 @@ async def test_who_leaves_ends_the_work_and_hears_no_more(near: Near, far: Far) 
     call.leave()
     await soon(closed.wait())
     await far.ended()
-    assert Kind.REFUSED not in [frame.kind for frame in near.strays]
+    assert ClientKind.REFUSED not in [frame.kind for frame in near.strays]
 
 
 async def test_what_came_and_was_not_read_is_told(near: Near, far: Far) -> None:

@@ -19,7 +19,7 @@ def refusal(schema: Any) -> str:
     """Why a schema is refused, "" if it is not."""
     from vllm.exceptions import VLLMValidationError
 
-    from backends.vllm.grammars import check_schema
+    from backends.vllm.grammar_time import check_schema
 
     try:
         check_schema(schema)
@@ -81,7 +81,7 @@ def test_what_is_served_is_read_in_a_moment() -> None:
 
 
 def test_expressions_and_grammars_have_limits_of_vllms_own() -> None:
-    from backends.vllm.grammars import check_constraint
+    from backends.vllm.grammar_time import check_constraint
 
     check_constraint(SimpleNamespace(json=None, regex="a{1,100000}", structural_tag=None))
     check_constraint(None)

@@ -33,12 +33,11 @@ class Engine:
 
 async def be_ready(process: Process) -> Channel:
     """The other end of the connection: a client that offers what an engine has."""
-    from backends.vllm.engine_clients.kinds import Kind
-    from backends.vllm.engine_clients.values import Offer, write
+    from backends.vllm.engine_clients.messages import ClientKind, Offer, write
 
     channel = Channel(lambda _: None)
     await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=process.theirs)
-    channel.send(Kind.READY, NO_CALL, write(Offer((), 512)))
+    channel.send(ClientKind.READY, NO_CALL, write(Offer((), 512)))
     return channel
 
 
@@ -49,9 +48,9 @@ async def test_an_engine_with_clients_whose_instance_cannot_be_made_is_stopped(
         raise Defect
 
     engine = Engine(tmp_path)
-    opening = "backends.vllm.engine_clients.opening"
-    monkeypatch.setattr(f"{opening}.SharedEngine", lambda *_: engine)
-    monkeypatch.setattr(f"{opening}.SharedMetrics", fail)
+    module = "backends.vllm.engine_clients.instance"
+    monkeypatch.setattr(f"{module}.SharedEngine", lambda *_: engine)
+    monkeypatch.setattr(f"{module}.SharedMetrics", fail)
     loading = asyncio.create_task(backend.load(write(api_server_count=2)))
     client = await be_ready(engine.process)
     with pytest.raises(Defect):

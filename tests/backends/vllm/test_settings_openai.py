@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.vllm.openai_settings import NOWHERE, OpenAiSettings, read_openai_settings
+from backends.vllm.settings import NOWHERE, OpenAiSettings, read_openai_settings
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 

@@ -1,4 +1,4 @@
-"""What does `model.json` ask of the engine, and where is the model that it names?"""
+"""Settings of a model: `model.json`, and parameters of its config."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -9,35 +9,71 @@ from typing import Any, NoReturn
 
 import orjson
 
-from backends.vllm.lora import ENABLED, Adapters, read_adapters
-from backends.vllm.openai_settings import OpenAiSettings, read_openai_settings
+from backends.vllm.lora import ENABLED, LoraAdapters, read_adapters
 from gateway.backend import ModelContext
-from gateway.config import InstanceKind
+from gateway.config import InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.openai_contract import further_names
 
 FILE = "model.json"
 
 CORES = "cpu_cores"
-"""Parameter of a model: the cores of its engine. vLLM binds each engine's threads to the same
-cores, from the first on, so two engines on a CPU should be given different ones."""
+"""The config parameter with the cores of the engine. vLLM binds the threads of every engine to the
+same cores, from the first on, so two engines on one CPU need different cores."""
 
 CLIENTS = "api_server_count"
-"""vLLM's name for how many processes are clients of one engine; no argument of the engine."""
+"""vLLM's name for the number of client processes of an engine; no argument of the engine."""
 
 MAX_CLIENTS = 64
+
+CHAT_TEMPLATE = "chat_template"
+TOOL_CALL_PARSER = "tool_call_parser"
+REASONING_PARSER = "reasoning_parser"
+TRUST_TEMPLATE = "trust_request_chat_template"
+MEDIA_DOMAINS = "allowed_media_domains"
+
+NOWHERE = f"none, because the model's parameter '{MEDIA_DOMAINS}' lists none"
+"""A domain that no address has: an empty list would allow every domain in vLLM."""
+
+TRUTHS = {"true": True, "1": True, "false": False, "0": False, "": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAiSettings:
+    """Settings of one model for OpenAI's requests and for the input `messages`.
+
+    `chat_template` is the text of a template that replaces the model's own. `tool_call_parser`
+    and `reasoning_parser` are names of vLLM, "" for none. Media are fetched only from the hosts
+    `media_domains`; with None, from those in `model.json`.
+    """
+
+    chat_template: str | None = None
+    tool_call_parser: str = ""
+    reasoning_parser: str = ""
+    trust_request_chat_template: bool = False
+    media_domains: tuple[str, ...] | None = None
+
+    def engine_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The engine arguments that these settings override in those of `model.json`."""
+        domains = self.media_domains
+        if domains is None:
+            domains = given.get(MEDIA_DOMAINS) or ()
+        arguments: dict[str, Any] = {MEDIA_DOMAINS: list(domains) or [NOWHERE]}
+        if self.reasoning_parser:
+            arguments[REASONING_PARSER] = self.reasoning_parser
+        return arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineModel:
-    """What an engine is started with.
+    """The settings of one engine.
 
-    `arguments` go to AsyncEngineArgs. `source` is the model as `model.json` names it; when it is no
-    folder here, `local` is false. `folders` are the host's folders that a message must not show,
-    each with what to show instead. `cpu_cores` are those the engine may use, none for all.
-    `openai` says how it serves requests of OpenAI's, `other_names` are what their clients may call
-    it, too. So many `clients` of the engine there are: one is the server itself, more are processes
-    of their own. `triton_metrics`: it has metrics under Triton's names as well.
+    `arguments` are those of AsyncEngineArgs. `source` is the model as `model.json` names it;
+    `local` is false if it is no folder of this host. `folders` maps folders of the host, which
+    messages must not show, to their replacements. `cpu_cores` are the engine's cores, empty for
+    all. `other_names` are further names of the model for OpenAI's clients. `clients` is the number
+    of clients of the engine: 1 is the server itself, more are processes. `triton_metrics` adds
+    metrics under Triton's names.
     """
 
     name: str
@@ -49,18 +85,18 @@ class EngineModel:
     cpu_cores: frozenset[int] = frozenset()
     openai: OpenAiSettings = field(default_factory=OpenAiSettings)
     other_names: tuple[str, ...] = ()
-    adapters: Adapters = field(default_factory=Adapters)
+    adapters: LoraAdapters = field(default_factory=LoraAdapters)
     clients: int = 1
     triton_metrics: bool = False
 
     @property
     def log_fields(self) -> dict[str, str]:
-        """What log lines say about it."""
+        """Fields of log lines about the model."""
         return {"model": self.name, "source": self.source}
 
     @property
     def whereabouts(self) -> str:
-        """For messages: where the model has been looked for in vain."""
+        """The places searched for the model, as the start of a message; "" if it was found."""
         if self.local:
             return ""
         fetch = "" if "/" in self.source else f" (run: sluice fetch {self.source})"
@@ -71,10 +107,10 @@ class EngineModel:
 
 
 def read_engine_model(context: ModelContext, clients: int = 1) -> EngineModel:
-    """Read `model.json` of the version folder and look for the model it names.
+    """Read `model.json` of the version folder and find the model that it names.
 
-    `clients` is how many the engine has unless the file says it. Raises InferenceError for a file
-    that is missing or no JSON object, and for settings that the model's instance group contradicts.
+    `clients` is the default number of clients. Raises InferenceError for a file that is missing or
+    no JSON object, and for settings that contradict the model's instance group.
     """
     name, config = context.config.name, context.config
     arguments = _read(context.path, name)
@@ -100,24 +136,26 @@ def read_engine_model(context: ModelContext, clients: int = 1) -> EngineModel:
         cpu_cores=_cores(config.parameters.get(CORES, ""), model=name),
         openai=openai,
         other_names=tuple(further_names(config)),
-        adapters=read_adapters(context.path, model=name) if lora_enabled(arguments) else Adapters(),
+        adapters=read_adapters(context.path, model=name)
+        if lora_enabled(arguments)
+        else LoraAdapters(),
         clients=clients,
         triton_metrics=is_true(config.parameters.get("REPORT_CUSTOM_METRICS", "")),
     )
 
 
 def lora_enabled(arguments: Mapping[str, Any]) -> bool:
-    """Whether these engine arguments switch LoRA on."""
+    """Whether these engine arguments enable LoRA."""
     return is_true(arguments.get(ENABLED, False))
 
 
 def is_true(value: Any) -> bool:
-    """Whether a setting is on: by a boolean, or as Triton by a text."""
+    """Whether a setting is true: a boolean, or a text as in Triton."""
     return value is True or (isinstance(value, str) and value.lower() == "true")
 
 
 def check_names(arguments: Mapping[str, Any], known: Collection[str], *, model: str) -> None:
-    """Refuse a key that AsyncEngineArgs does not have, naming those that look like it."""
+    """Refuse a key that AsyncEngineArgs does not have; the error names similar keys."""
     for name in arguments:
         if name not in known:
             near = get_close_matches(name, known, n=3)
@@ -126,7 +164,7 @@ def check_names(arguments: Mapping[str, Any], known: Collection[str], *, model: 
 
 
 def hide_folders(message: str, folders: Mapping[str, str]) -> str:
-    """The message without the paths of this host: clients read it."""
+    """The message for clients: without paths of this host."""
     for folder, shown in sorted(folders.items(), key=lambda pair: -len(pair[0])):
         message = message.replace(folder, shown)
     return HOST_PATH.sub("<path>", message)
@@ -150,7 +188,7 @@ def _read(folder: Path, model: str) -> dict[str, Any]:
 
 
 def _find(source: str, context: ModelContext) -> str | None:
-    """The folder that `source` names: in the version folder, in the store, or anywhere."""
+    """The folder that `source` names: in the version folder, in the store, or absolute."""
     for folder in (context.path / source, context.store / source):
         if (folder / "config.json").is_file():
             return str(folder)
@@ -158,7 +196,7 @@ def _find(source: str, context: ModelContext) -> str | None:
 
 
 def _device(arguments: Mapping[str, Any], context: ModelContext) -> dict[str, Any]:
-    """The GPU that the instance group chooses; vLLM chooses itself for other kinds."""
+    """The GPU of the instance group; for other kinds vLLM selects it."""
     name = context.config.name
     groups = [g for g in context.config.instance_group if g.kind is InstanceKind.KIND_GPU]
     gpus = [gpu for group in groups for gpu in group.gpus]
@@ -192,8 +230,8 @@ def _cores(text: str, *, model: str) -> frozenset[int]:
 
 
 def _clients(arguments: dict[str, Any], default: int, *, model: str) -> int:
-    """Take how many clients the engine has out of its arguments."""
-    alone = arguments.get("mm_tensor_ipc") == "torch_shm"  # one client hands over the tensors
+    """Remove the number of clients from the engine arguments, and return it."""
+    alone = arguments.get("mm_tensor_ipc") == "torch_shm"  # only one client can pass tensors by it
     count = arguments.pop(CLIENTS, 1 if alone else min(default, MAX_CLIENTS))
     if alone and count != 1:
         _refuse(model, f"its {FILE} has mm_tensor_ipc 'torch_shm', which needs {CLIENTS} 1")
@@ -211,3 +249,53 @@ def _size(arguments: Mapping[str, Any], key: str) -> int:
 
 def _refuse(model: str, message: str) -> NoReturn:
     raise InferenceError(Code.INVALID_ARG, f"model '{model}': {message}")
+
+
+def read_openai_settings(config: ModelConfig, folder: Path) -> OpenAiSettings:
+    """Read the parameters of a config; INVALID_ARG if one is unusable.
+
+    `folder` is the version folder, which may have a file with a chat template.
+    """
+    given = config.parameters
+    domains = given.get(MEDIA_DOMAINS)
+    return OpenAiSettings(
+        chat_template=_template(config, folder),
+        tool_call_parser=given.get(TOOL_CALL_PARSER, ""),
+        reasoning_parser=given.get(REASONING_PARSER, ""),
+        trust_request_chat_template=_truth(config, TRUST_TEMPLATE),
+        media_domains=None if domains is None else tuple(_listed(domains)),
+    )
+
+
+def _template(config: ModelConfig, folder: Path) -> str | None:
+    """The text of the template: an inline one has braces, else it is a file."""
+    given = config.parameters.get(CHAT_TEMPLATE, "")
+    if not given or "{" in given:
+        return given or None
+    file = (folder / given).resolve()
+    if not file.is_relative_to(folder.resolve()) or not file.is_file():
+        _refuse(
+            config.name,
+            f"its parameter '{CHAT_TEMPLATE}' is '{given}', expected a template or the name of a "
+            "file in its version folder",
+        )
+    try:
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        _refuse(config.name, f"its {CHAT_TEMPLATE} '{given}' cannot be read: {_reason(error)}")
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return error.reason if isinstance(error, UnicodeDecodeError) else str(error.strerror)
+
+
+def _truth(config: ModelConfig, name: str) -> bool:
+    given = config.parameters.get(name, "")
+    truth = TRUTHS.get(given.lower())
+    if truth is None:
+        _refuse(config.name, f"its parameter '{name}' is '{given}', expected true or false")
+    return truth
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip().lower() for part in text.split(",") if part.strip()]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.vllm.engine_clients.values import (
+from backends.vllm.engine_clients.messages import (
     ClientSettings,
     Offer,
     read_error,
@@ -19,9 +19,8 @@ from backends.vllm.engine_clients.values import (
     write_request,
     write_response,
 )
-from backends.vllm.lora import Adapter, Adapters, LoraRefusal
-from backends.vllm.model_json import EngineModel
-from backends.vllm.openai_settings import OpenAiSettings
+from backends.vllm.lora import LoraAdapter, LoraAdapters, LoraRefusal
+from backends.vllm.settings import EngineModel, OpenAiSettings
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases, Usage
 from gateway.openai_contract import OpenAiRefusal
@@ -37,7 +36,7 @@ MODEL = EngineModel(
     cpu_cores=frozenset({0, 3}),
     openai=OpenAiSettings(chat_template="{{ 1 }}", media_domains=("a.org",)),
     other_names=("other",),
-    adapters=Adapters({"pirate": Adapter(1, "pirate", "/adapters/pirate")}),
+    adapters=LoraAdapters({"pirate": LoraAdapter(1, "pirate", "/adapters/pirate")}),
     clients=4,
     triton_metrics=True,
 )

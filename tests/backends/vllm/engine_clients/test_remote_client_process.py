@@ -5,7 +5,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from backends.vllm.engine_clients.client_process import MODULE
+from backends.vllm.engine_clients.remote_client import MODULE
 from backends.vllm.orphans import EXIT_CODE
 from gateway.python_processes import module_command, module_environment
 

@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from backends.vllm.model_json import EngineModel, check_names, hide_folders, read_engine_model
-from backends.vllm.openai_settings import NOWHERE
+from backends.vllm.settings import (
+    NOWHERE,
+    EngineModel,
+    check_names,
+    hide_folders,
+    read_engine_model,
+)
 from gateway.backend import ModelContext
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError

@@ -1,4 +1,4 @@
-"""How does a model become a running engine, and how does that end?"""
+"""Start and stop of vLLM's engines."""
 
 import asyncio
 import logging
@@ -21,12 +21,11 @@ from vllm.exceptions import VLLMError
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from backends.vllm.engine_errors import ENGINE_PROCESS
-from backends.vllm.error_sender import ErrorSender, one_line
+from backends.vllm.failures import ENGINE_PROCESS
 from backends.vllm.machine import fit
 from backends.vllm.metrics import EngineMetrics
-from backends.vllm.model_json import EngineModel, check_names, hide_folders
-from backends.vllm.orphans import FollowingSettings
+from backends.vllm.orphans import ErrorSender, FollowingSettings, one_line
+from backends.vllm.settings import EngineModel, check_names, hide_folders
 from backends.vllm.validation import first_mistake
 from gateway.errors import Code, InferenceError
 
@@ -40,34 +39,34 @@ LOG_ARGUMENTS = frozenset({"log_level", "log_config_file", "logging_config"})
 REDIRECTS = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
 
 CONTEXT = UsageContext.OPENAI_API_SERVER
-"""Decides the default limits of a batch: those of a server."""
+"""Selects vLLM's default batch limits for servers."""
 
 MISTAKES = (ValueError, TypeError, OSError, NotImplementedError, AssertionError)
-"""What vLLM raises for arguments that it cannot use."""
+"""Errors that vLLM raises for unusable arguments."""
 
 FAILURES = (*MISTAKES, RuntimeError, ImportError, VLLMError)
-"""What it raises when it does not start."""
+"""Errors that vLLM raises if it does not start."""
 
 
 async def start_engine(
     model: EngineModel, metrics: EngineMetrics | None, errors: ErrorSender
 ) -> Any:
-    """A running AsyncLLM; the event loop stays free while it starts.
+    """Start an AsyncLLM in a thread.
 
-    InferenceError says why it does not start. When cancelled, it kills what it has started.
+    Raises InferenceError if it does not start. Cancelling kills the started processes.
     """
     if model.whereabouts:
-        log.warning("model is not on this host, vLLM looks for it", extra=model.log_fields)
+        log.warning("model not found on this host", extra=model.log_fields)
     return await started(model, partial(_start, model, metrics, errors), stop_engine)
 
 
 async def started(
     model: EngineModel, start: Callable[[], Engine], stop: Callable[[Engine], Awaitable[None]]
 ) -> Engine:
-    """What `start` returns, called in a thread; the event loop stays free meanwhile.
+    """Call `start` in a thread and return its result.
 
-    InferenceError says why it does not start. When cancelled, it kills the processes of an engine
-    that were started, and has `stop` end what came of it.
+    Raises InferenceError if the engine does not start. Cancelling kills the engine's processes
+    started so far, and calls `stop` with the result, if there is one.
     """
     before = set(multiprocessing.active_children())
     thread = ThreadPoolExecutor(1, "vllm-startup")
@@ -79,12 +78,12 @@ async def started(
         await _abandon(starting, before, stop)
         raise
     except FAILURES as error:
-        log.debug("engine did not start", exc_info=error, extra=model.log_fields)
+        log.debug("engine not started", exc_info=error, extra=model.log_fields)
         raise _explain(error, model) from error
 
 
 async def stop_engine(engine: Any) -> None:
-    """End an engine, dead or alive, and whatever belongs to it in this process."""
+    """Stop an engine, dead or alive, and release its resources in this process."""
     if engine.output_handler is not None:
         engine.output_handler.cancel()
     await asyncio.to_thread(engine.shutdown)
@@ -92,7 +91,7 @@ async def stop_engine(engine: Any) -> None:
 
 
 def _close_sockets(resources: Any) -> None:
-    """Close what vLLM talks to an engine with; it would leave two threads behind for each."""
+    """Close the sockets to the engine: vLLM leaks two threads of ZeroMQ per engine."""
     for socket in (
         resources.input_socket,
         resources.output_socket,
@@ -106,7 +105,7 @@ def _close_sockets(resources: Any) -> None:
 
 
 def engine_arguments(model: EngineModel) -> dict[str, Any]:
-    """What AsyncEngineArgs gets: `model.json`, and defaults for names and logs it leaves open."""
+    """Arguments of AsyncEngineArgs: `model.json`, with our defaults for name and log level."""
     check_names(model.arguments, KNOWN_ARGUMENTS, model=model.name)
     defaults: dict[str, Any] = {"served_model_name": model.name}
     chosen = LOG_ARGUMENTS.isdisjoint(model.arguments) and not envs.is_set("VLLM_LOGGING_LEVEL")
@@ -116,7 +115,7 @@ def engine_arguments(model: EngineModel) -> dict[str, Any]:
 
 
 def engine_config(model: EngineModel, **more: Any) -> tuple[AsyncEngineArgs, Any]:
-    """The arguments of an engine, with some of vLLM's own more, and its configuration."""
+    """The arguments of an engine, and its configuration; `more` are further arguments."""
     arguments, _ = _arguments(model, **more)
     return arguments, arguments.create_engine_config(usage_context=CONTEXT)
 
@@ -124,16 +123,16 @@ def engine_config(model: EngineModel, **more: Any) -> tuple[AsyncEngineArgs, Any
 def own_engine_config(
     model: EngineModel, errors: ErrorSender, **more: Any
 ) -> tuple[AsyncEngineArgs, Any]:
-    """The same for who starts the engine, in a thread of its own.
+    """The same for the process that starts the engine, in a thread of its own.
 
-    Its processes will stay on the model's cores, end with this one, and send their errors.
+    The engine's processes stay on the model's cores, exit with this one, and send their errors.
     """
     if model.cpu_cores:
-        # Of this thread alone; the processes it starts inherit it, and vLLM stays within.
+        # Of this thread alone; its child processes inherit the affinity, and vLLM respects it.
         os.sched_setaffinity(0, model.cpu_cores)
     arguments, changed = _arguments(model, **more)
     if changed:
-        log.warning("engine fitted to this machine", extra={"model": model.name, **changed})
+        log.warning("engine arguments changed", extra={"model": model.name, **changed})
     config = arguments.create_engine_config(usage_context=CONTEXT)
     if not config.parallel_config.use_ray and isinstance(config.additional_config, dict):
         config.additional_config = FollowingSettings(config.additional_config, errors)
@@ -141,9 +140,9 @@ def own_engine_config(
 
 
 def _arguments(model: EngineModel, **more: Any) -> tuple[AsyncEngineArgs, Mapping[str, str]]:
-    """The arguments, and those that this machine changed."""
+    """The arguments, and those changed for this machine."""
     _refuse_redirects()
-    cli_env_setup()  # as `vllm serve`: processes are started afresh, not forked from this one
+    cli_env_setup()  # as `vllm serve`: processes are spawned, not forked
     arguments = AsyncEngineArgs(**engine_arguments(model), **more)
     return arguments, fit(arguments, model.arguments)
 
@@ -151,7 +150,7 @@ def _arguments(model: EngineModel, **more: Any) -> tuple[AsyncEngineArgs, Mappin
 def new_client(
     arguments: AsyncEngineArgs, config: Any, metrics: EngineMetrics | None, **more: Any
 ) -> Any:
-    """An AsyncLLM; unless told more it starts the engine. Blocks until that is ready."""
+    """An AsyncLLM; without `more` it starts the engine. Blocks until the engine is ready."""
     try:
         return AsyncLLM.from_vllm_config(
             config,
@@ -167,9 +166,9 @@ def new_client(
 
 
 def _close_contexts(error: BaseException) -> None:
-    """End the threads of ZeroMQ that a failed AsyncLLM has started.
+    """Stop the threads of ZeroMQ that a failed AsyncLLM started.
 
-    vLLM closes the sockets; only the frames of its constructors refer to their context.
+    vLLM closes the sockets; only frames of its constructors refer to their context.
     """
     for frame, _ in walk_tb(error.__traceback__):
         for value in tuple(frame.f_locals.values()):
@@ -183,7 +182,7 @@ def _start(model: EngineModel, metrics: EngineMetrics | None, errors: ErrorSende
 
 
 def _refuse_redirects() -> None:
-    """An image comes from a host that is allowed, or not at all."""
+    """Images are fetched from allowed hosts only: a redirect could name another one."""
     if not envs.is_set(REDIRECTS):
         setattr(envs, REDIRECTS, False)
 
@@ -193,7 +192,7 @@ async def _abandon(
     before: Collection[BaseProcess],
     stop: Callable[[Engine], Awaitable[None]],
 ) -> None:
-    """End a start-up that nobody waits for any more; it fails as soon as its process is gone."""
+    """Abort a cancelled start-up, which fails as soon as its process exits."""
     for process in set(multiprocessing.active_children()) - set(before):
         if process.name.startswith(ENGINE_PROCESS):
             process.kill()
