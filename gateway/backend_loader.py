@@ -17,6 +17,14 @@ PYTHON = "python"
 IN_PYTHON = "model.py"
 """The file of a backend written in Python, and the `runtime` in configs that selects it."""
 
+MOVED_MODULES = {
+    "gateway.data_type": "gateway.config",
+    "gateway.openai_exchange": "gateway.openai_contract",
+    "gateway.optimization": "gateway.config.optimization",
+    "gateway.scheduling": "gateway.config.scheduling",
+}
+"""Modules of release 0.1 that plug-in backends may import, and their present names."""
+
 
 class BackendLoader:
     """The installed backends, found by the entry-point group `sluice.backends`.
@@ -137,9 +145,10 @@ def _import(point: EntryPoint) -> Backend:
     try:
         backend = point.load()()
     except ImportError as error:
+        moved = MOVED_MODULES.get(error.name or "")
+        fix = f"import '{moved}' instead" if moved else "install what it needs"
         raise InferenceError(
-            Code.UNAVAILABLE,
-            f"backend '{point.name}' cannot be imported: {error}; install what it needs",
+            Code.UNAVAILABLE, f"backend '{point.name}' cannot be imported: {error}; {fix}"
         ) from error
     if not isinstance(backend, Backend):
         raise InferenceError(

@@ -17,6 +17,10 @@ from gateway.errors import Code
 from gateway.observability.metrics import DOCUMENTED
 
 ROOT = Path(__file__).parent.parent
+EXAMPLE_TESTS = {"test_shout.py"}
+"""The example of backends/README.md is a package with its own test."""
+FOLDERS = ("gateway", "backends", "loadtests")
+TEST_NAME = re.compile(r"\btest_\w+\.py\b")
 LINE_LIMIT = 400
 FORBIDDEN_MODULES = {"utils", "util", "common", "misc", "base", "helpers"}
 FORBIDDEN_WORDS = re.compile(
@@ -343,3 +347,15 @@ def test_forbidden_words_become_fewer() -> None:
 
 def test_the_first_line_of_a_module_is_no_question() -> None:
     assert ratchet("ALLOWED_RIDDLES", riddles(), ALLOWED_RIDDLES) == ""
+
+
+def test_every_test_that_a_page_names_exists() -> None:
+    existing = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    pages = [
+        ROOT / "README.md",
+        *(each for top in FOLDERS for each in (ROOT / top).rglob("README.md")),
+    ]
+    named_tests = {
+        (named(page), name) for page in pages for name in TEST_NAME.findall(page.read_text())
+    }
+    assert {each for each in named_tests if each[1] not in existing | EXAMPLE_TESTS} == set()

@@ -5,6 +5,9 @@ it), `fields` (the fields of the dataclasses and of a text), `pbtxt` (text to va
 `platforms` (the backend of a model).
 """
 
+from gateway.config.data_type import (
+    DataType,
+)
 from gateway.config.model import (
     WRAPPED,
     Agent,
@@ -38,6 +41,14 @@ from gateway.config.model import (
     VersionPolicy,
     WarmupInput,
 )
+from gateway.config.optimization import (
+    OptimizationPolicy,
+)
+from gateway.config.scheduling import (
+    DynamicBatching,
+    EnsembleScheduling,
+    SequenceBatching,
+)
 
 __all__ = [
     "WRAPPED",
@@ -47,6 +58,9 @@ __all__ = [
     "BatchInputKind",
     "BatchOutput",
     "BatchOutputKind",
+    "DataType",
+    "DynamicBatching",
+    "EnsembleScheduling",
     "HistogramOptions",
     "InputFormat",
     "InstanceGroup",
@@ -61,11 +75,13 @@ __all__ = [
     "ModelOutput",
     "ModelResponseCache",
     "ModelWarmup",
+    "OptimizationPolicy",
     "RateLimiter",
     "RepositoryAgents",
     "Resource",
     "SecondaryDevice",
     "SecondaryDeviceKind",
+    "SequenceBatching",
     "SpecificVersions",
     "TensorReshape",
     "TransactionPolicy",

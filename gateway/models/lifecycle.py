@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -118,9 +119,17 @@ class Lifecycle:
                 source = await self._read(known.id, seen=known.seen)
             except InferenceError as error:
                 log.error("model unreadable", extra=_extra(known.id, error))
+                if not scan:
+                    await self._forget_missing(known)
                 self._note_unreadable(known, error)
                 raise
             await self._apply(known, source, changed, again=again)
+
+    async def _forget_missing(self, known: KnownModel) -> None:
+        """A folder that is missing since the poll is new to the poll that finds it again."""
+        with suppress(InferenceError):
+            if not await self._scan(known.id):
+                known.seen = {}
 
     async def _then_ripple(self, load: Callable[[list[ModelId]], Awaitable[None]]) -> None:
         """Load a model, then reload the ensembles that call the changed models."""

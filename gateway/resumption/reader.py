@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Self
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse
@@ -33,7 +33,7 @@ class EventId:
         return cls(token, int(number))
 
 
-class RecordingReader(AbstractContextManager["RecordingReader"]):
+class RecordingReader:
     """Reads a recording from a position; used by one task inside `with`, as a ResponseStream.
 
     `position` is the number of the last response read. `replayed`: it joined an earlier request
@@ -49,6 +49,9 @@ class RecordingReader(AbstractContextManager["RecordingReader"]):
         self._cancelled = False
         self._waiting: asyncio.Future[None] | None = None
         recording.follow(self)
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.cancel()

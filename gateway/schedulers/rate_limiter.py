@@ -15,7 +15,7 @@ from gateway.settings import ResourceLimit
 
 
 class ResourcePool(NamedTuple):
-    """A resource of one device; None for a resource that all devices registration."""
+    """A resource of one device; None for a resource that all devices share."""
 
     name: str
     device: int | None

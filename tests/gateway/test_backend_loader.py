@@ -140,6 +140,15 @@ def test_a_creation_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) 
     assert loader.get("late") is point.created[0]
 
 
+def test_a_backend_that_imports_a_moved_module_fails_with_its_present_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = EntryPoint("old", "gateway.data_type:DataType", GROUP)
+    loader = loader_of(monkeypatch, old)
+    with pytest.raises(InferenceError, match=r"; import 'gateway\.config' instead$"):
+        loader.get("old")
+
+
 @pytest.mark.parametrize(
     ("name", "code", "text"),
     [

@@ -20,7 +20,7 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             try:
                 for answer in _answers(_text(request, "openai_endpoint"), _body(request)):
-                    if request.is_cancelled():  # the client has gone: the rest would be for nobody
+                    if request.is_cancelled():  # every client has disconnected
                         break
                     sender.send(_response(answer))
             except ValueError as error:
@@ -46,7 +46,7 @@ def _answers(endpoint, body):
     for delta in (*deltas, *({"content": word} for word in words)):
         yield _object(body, chat, ".chunk", _choice(chat, "delta", delta, None))
     yield _object(body, chat, ".chunk", _choice(chat, "delta", {}, "stop"))
-    # Only who asks for it gets a chunk with the usage: other clients expect a choice in each.
+    # Only a request for usage gets a chunk without a choice: other clients read a choice in each.
     if (body.get("stream_options") or {}).get("include_usage"):
         yield _object(body, chat, ".chunk", [], usage=usage)
 

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from gateway.errors import InferenceError
 from gateway.models import repository as repository_module
 from gateway.models.lifecycle import Lifecycle
 from gateway.models.model_folder import Snapshot, take_snapshot
+from gateway.models.repository import ModelRepository
 from gateway.settings import ControlMode
 from tests.builders import soon
 from tests.registries import Start, write
@@ -156,3 +158,23 @@ async def test_an_unforeseen_error_of_an_operation_does_not_end_the_registry(
     assert [vars(each)["model"] for each in caplog.records if each.exc_info] == ["a"]
     await soon(registry.poll() if mode is ControlMode.POLL else registry.load("a"))
     assert registry.find("a", "").ready
+
+
+async def test_a_folder_that_was_missing_during_its_load_is_loaded_by_a_later_poll(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = await start(**POLL)
+    write(tmp_path, "moved", 1)
+    away = tmp_path.parent / "away"
+    read = ModelRepository.source
+
+    def missing(repository: ModelRepository, *arguments: Any, **options: Any) -> Any:
+        (tmp_path / "moved").rename(away)
+        return read(repository, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ModelRepository, "source", missing)
+        await soon(registry.poll())
+    away.rename(tmp_path / "moved")
+    await soon(registry.poll())
+    assert registry.find("moved", "").ready

@@ -16,7 +16,7 @@ from .aborts import AbortWatch
 from .engine import choose_gpu, import_library, opened
 from .errors import Refusal
 from .metrics import TrtLlmMetrics
-from .model_file import LlmModelFile, LoraAdapters, read_model_file
+from .model_file import AdapterRequests, LlmModelFile, read_model_file
 from .parsers import load_parsers
 from .service import ModelContract, RequestService
 
@@ -92,7 +92,7 @@ class TritonPythonModel:
             self._llm,
             library,
             contract,
-            LoraAdapters(file, library.LoRARequest),
+            AdapterRequests(file, library.LoRARequest),
             AbortWatch(file.check_secs),
             metrics,
         )

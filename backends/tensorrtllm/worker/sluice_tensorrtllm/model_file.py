@@ -127,7 +127,7 @@ def _adapters(folder: Path) -> Mapping[str, str]:
 LORA_NAME = "lora_name"
 
 
-class LoraAdapters:
+class AdapterRequests:
     """The LoRA adapters of `multi_lora.json`, by name or by number from 1 on (`lora_task_id`)."""
 
     def __init__(self, file: LlmModelFile, request_class: Any) -> None:

@@ -16,7 +16,7 @@ from .engine import LlmLibrary
 from .errors import Refusal, clean
 from .messages import readable
 from .metrics import TrtLlmMetrics
-from .model_file import LoraAdapters
+from .model_file import AdapterRequests
 from .openai_response import ENDPOINT, REQUEST, OpenAiCall, read_call
 from .outputs import TensorResponses
 from .parsers import Parsers
@@ -57,7 +57,7 @@ class RequestService:
         llm: Any,
         library: LlmLibrary,
         contract: ModelContract,
-        adapters: LoraAdapters,
+        adapters: AdapterRequests,
         live: AbortWatch,
         metrics: TrtLlmMetrics,
     ) -> None:

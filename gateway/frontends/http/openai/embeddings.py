@@ -8,11 +8,10 @@ import base64
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import orjson
@@ -110,7 +109,7 @@ def _invalid(param: str, message: str) -> InferenceError:
     return refusal(Code.INVALID_ARG, message, param)
 
 
-class RequestWindow(AbstractContextManager["RequestWindow"]):
+class RequestWindow:
     """Requests submitted a limited number at a time; their responses are taken in order.
 
     Used inside `with`, whose exit cancels the rest, and by one task. When the model is full, the
@@ -127,6 +126,9 @@ class RequestWindow(AbstractContextManager["RequestWindow"]):
         self._requests = deque(requests)
         self._limit = limit
         self._streams: deque[ResponseStream] = deque()
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.cancel()

@@ -1,0 +1,205 @@
+"""Limits for the source files that a request enters on the event loop.
+
+Each walk runs once to warm up, then again under a profile of the loop's thread. The files of the
+last run are in the message of a failure.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.in_process.server import Server
+from tests import onnx_models
+from tests.conformance.models import REPEAT
+from tests.conformance.openai_models import contract, piece
+from tests.raw import Connection, post
+from tests.rpc import connected, infer_request, streaming
+from tests.scripted import installed
+from tests.serving import ROOT, write_model
+
+SOURCES = (f"{ROOT}/gateway/", f"{ROOT}/backends/")
+POLL_SECS = 0.2
+INFER_FILES = 30
+TOKEN_FILES = 12
+CANCEL_FILES = 23
+POLL_FILES = 13
+CHAT_FILES = 40
+"""These limits may fall, and not rise."""
+CANCEL_SECS = 0.4
+"""Less than the delay between two responses of the cancelled request."""
+ADD_SUB = """backend: "onnxruntime"
+max_batch_size: 8
+dynamic_batching { }
+"""
+
+
+PAUSE = {"pause": 0.02}
+TOKENS = (*(each for _ in range(6) for each in (piece("a"), PAUSE)), {"final": True})
+
+
+class Walk:
+    """Inside `with`, the source files that this thread enters are noted."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+
+    def __enter__(self) -> "Walk":
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(SOURCES):
+            self.files.add(name.removeprefix(f"{ROOT}/"))
+
+
+@pytest.fixture
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
+    """A server on this event loop, so that its code runs in the thread of the test."""
+    installed(tmp_path / "installed")
+    monkeypatch.syspath_prepend(str(tmp_path / "installed"))
+    tmp_path = tmp_path / "models"
+    write_model(tmp_path, "tokens", contract(*TOKENS))
+    onnx_models.write(tmp_path, "add_sub", onnx_models.add_sub(), ADD_SUB)
+    write_model(tmp_path, "repeat", REPEAT)
+    shutil.copytree(ROOT / "model_repository" / "openai_python", tmp_path / "openai_python")
+    options: dict[str, Any] = {"allow_http": True, "http_port": 0, "allow_grpc": True}
+    options |= {"grpc_port": 0, "http_address": "127.0.0.1", "grpc_address": "127.0.0.1"}
+    options |= {"model_control_mode": "poll", "repository_poll_secs": POLL_SECS}
+    async with Server(model_repository=str(tmp_path), exit_on_error=False, **options) as started:
+        yield started
+
+
+async def walked(send: Callable[[], object]) -> set[str]:
+    """The files that the second of two blocking requests enters."""
+    await asyncio.to_thread(send)
+    with Walk() as walk:
+        await asyncio.to_thread(send)
+    return walk.files
+
+
+async def test_an_infer_in_a_batch_of_onnx_runtime(server: Server) -> None:
+    values = np.arange(16, dtype=np.float32).tobytes()
+    inputs = [
+        {
+            "name": name,
+            "shape": [1, 16],
+            "datatype": "FP32",
+            "parameters": {"binary_data_size": len(values)},
+        }
+        for name in ("INPUT0", "INPUT1")
+    ]
+    head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+    length = f"Inference-Header-Content-Length: {len(head)}"
+    with Connection(server.ports["http"]) as connection:
+
+        def send() -> None:
+            connection.send(post("/v2/models/add_sub/infer", head + 2 * values, length))
+            assert connection.answer().status == 200
+
+        files = await walked(send)
+    assert len(files) <= INFER_FILES, "\n".join(sorted(files))
+
+
+async def test_a_further_token_of_a_chat(server: Server) -> None:
+    files = await tokens_of(server, "/v1/chat/completions", chat("tokens", stream=True))
+    assert len(files) <= TOKEN_FILES, "\n".join(sorted(files))
+
+
+async def test_a_further_event_of_generate_stream(server: Server) -> None:
+    body = {"text_input": "x", "n": 8, "delay_us": 20_000}
+    files = await tokens_of(server, "/v2/models/repeat/generate_stream", body)
+    assert len(files) <= TOKEN_FILES, "\n".join(sorted(files))
+
+
+async def tokens_of(server: Server, path: str, body: Any) -> set[str]:
+    """The files that the third and fourth chunk of an answer enter."""
+
+    def send(during: Callable[[Connection], None]) -> Callable[[], None]:
+        def sent() -> None:
+            with Connection(server.ports["http"]) as connection:
+                connection.ask(path, body)
+                assert connection.head().status == 200
+                during(connection)
+
+        return sent
+
+    loop, reached, read_on = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    def to_the_middle(connection: Connection) -> None:
+        read_events(connection, 2)
+        loop.call_soon_threadsafe(reached.set)
+        read_events(connection, 2)
+        loop.call_soon_threadsafe(read_on.set)
+        while connection.chunk():
+            pass
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(asyncio.to_thread(send(to_the_middle)))
+        await reached.wait()
+        with Walk() as walk:
+            await read_on.wait()
+    return walk.files
+
+
+def read_events(connection: Connection, count: int) -> None:
+    """Read chunks until that many events are read."""
+    while count > 0:
+        count -= connection.chunk().count(b"data: ")
+
+
+async def test_a_cancelled_model_stream_infer(server: Server) -> None:
+    request = infer_request("repeat", "a", text_input="x", n=100, delay_us=500_000)
+    with connected(f"127.0.0.1:{server.ports['grpc']}") as stub, streaming(stub) as rpc:
+        await asyncio.to_thread(rpc.ask, request)
+        await asyncio.to_thread(rpc.answer)
+        with Walk() as walk:
+            await asyncio.to_thread(rpc.cancel)
+            await asyncio.sleep(CANCEL_SECS)
+    assert failures(server) == 1
+    assert len(walk.files) <= CANCEL_FILES, "\n".join(sorted(walk.files))
+
+
+def failures(server: Server) -> int:
+    """Requests of the model that failed or were cancelled."""
+    (rows,) = server.model("repeat").statistics()["model_stats"]
+    return int(rows["inference_stats"]["fail"]["count"])
+
+
+async def test_a_poll_that_replaces_a_model(server: Server, tmp_path: Path) -> None:
+    with Walk() as walk:
+        os.utime(tmp_path / "models" / "repeat" / "config.pbtxt")
+        await asyncio.sleep(5 * POLL_SECS)
+    files = {each for each in walk.files if each.startswith("gateway/models/")}
+    assert "gateway/models/loading.py" in files
+    assert len(files) <= POLL_FILES, "\n".join(sorted(files))
+
+
+async def test_a_chat_with_tools(server: Server) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    with Connection(server.ports["http"]) as connection:
+
+        def send() -> None:
+            connection.ask("/v1/chat/completions", chat("openai_python", tools=tools))
+            assert connection.answer().status == 200
+
+        files = await walked(send)
+    assert len(files) <= CHAT_FILES, "\n".join(sorted(files))
+
+
+def chat(model: str, **more: object) -> Any:
+    """A chat request to a model of OpenAI's contract."""
+    messages = [{"role": "user", "content": "a b c d e"}]
+    return {"model": model, "messages": messages, **more}
