@@ -189,7 +189,7 @@ class _Bits:
 
 
 def gpu_place(context: ModelContext, signature: OnnxSignature) -> GpuPlace | None:
-    """Where an instance computes; None on the host, and for strings, which cannot be bound."""
+    """The device of an instance; None on the host, and for strings, which cannot be bound."""
     every = (*signature.inputs.values(), *signature.initializers.values())
     if context.group.kind is not InstanceKind.KIND_GPU or any(
         each.kind == STRINGS for each in (*every, *signature.outputs.values())

@@ -36,7 +36,7 @@ FATAL_ONLY = 4
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """How to open a session; `threads` None means that it shares the pool of the process."""
+    """Options of a session to open; `threads` None means that it shares the pool of the process."""
 
     name: str
     threads: SessionThreads | None

@@ -99,7 +99,7 @@ class Staging:
     def send(self, data: npt.NDArray[Any], size: int) -> int:
         """Have these bytes copied to the GPU, and return where; the data is free at once.
 
-        Zeros follow up to `size`: whatever lay there could be an index that leads out of a table.
+        Zeros follow up to `size`: old contents could be an index outside of a table.
         """
         memory = self._device.reserve(size)
         if size:

@@ -15,7 +15,7 @@ from gateway.config import WRAPPED
 
 
 class Cardinality(Enum):
-    """How often a field's value occurs."""
+    """The number of values of a field."""
 
     ONE = "one"
     OPTIONAL = "optional"

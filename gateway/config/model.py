@@ -272,7 +272,7 @@ class ModelOperations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionPolicy:
-    """How many responses a request has: decoupled is any number, else exactly one."""
+    """The number of responses of a request: decoupled is any number, else exactly one."""
 
     decoupled: bool = False
 

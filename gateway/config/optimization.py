@@ -18,7 +18,7 @@ class OptimizationPriority(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphOptimization:
-    """How hard to optimize the model's graph; each backend gives the levels its own meaning."""
+    """The optimization level of the model's graph; its meaning is the backend's."""
 
     level: int = 0
 

@@ -188,7 +188,7 @@ class Model:
         return self._cache is not None
 
     def use_cache(self, cache: ResponseCache, load: bytes, threads: Threads) -> None:
-        """Cache responses from now on; `load` tells them from those of other loads.
+        """Cache responses from now on; `load` is part of their keys.
 
         Large requests are hashed in `threads`.
         """

@@ -38,7 +38,7 @@ class Entry:
 
 
 class SequenceCall(NamedTuple):
-    """How an execution of sequences differs from others.
+    """The differences of an execution of sequences from others.
 
     `execute` is called instead of the instance's, with the same arguments. `padding_rows` are rows
     without a request. `runs_to_end`: it continues after every reader has disconnected, because it

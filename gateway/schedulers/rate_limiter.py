@@ -22,7 +22,7 @@ class ResourcePool(NamedTuple):
 
 
 ResourceNeeds = Mapping[ResourcePool, int]
-"""How much of each pool an execution holds."""
+"""The amount of each pool that an execution holds."""
 
 
 class Claim(NamedTuple):

@@ -74,7 +74,7 @@ class ControlSocket:
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        # Without the gateway the process ends, whatever model.py is doing.
+        # Without the gateway the process ends, also during a call of model.py.
         try:
             reader = FrameSplitter()
             while data := self._connection.receive_control():

@@ -75,7 +75,7 @@ def _completion(body: Mapping[str, Any], stream: bool, sampling: Mapping[str, An
 
 
 def top_logprobs(body: Mapping[str, Any], *, chat: bool) -> int | None:
-    """How many of the likeliest tokens are wanted in each place; None: no log probabilities."""
+    """The number of likeliest tokens to return in each place; None: no log probabilities."""
     if not chat:
         return _top(body, "logprobs")
     wanted = _typed(body, "logprobs", bool, "true or false")
