@@ -195,7 +195,7 @@ def test_a_raise_inside_except_star_is_found() -> None:
 
 
 SHARED_NAMES = {"ModelConfig", "Server", "Tensor"}
-"""`Server` is the server, and the one that programs import; the others are names of model.py's API."""
+"""`Server` is the server, and the one that programs import; the others are model.py's API."""
 
 
 def public_classes(paths: Iterable[Path]) -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ CONTINUED = "\\"
 """A line that ends with it is continued on the next line."""
 
 KEYS = (
-    f"A line that ends with {CONTINUED} goes on in the next; {2 * SIGN} begins a question with "
+    f"A line that ends with {CONTINUED} continues in the next; {2 * SIGN} begins a question with "
     f"{SIGN}.",
     "Ctrl-C stops an answer, what there is of it stays; at the prompt, twice, it leaves, as does "
     "Ctrl-D.",

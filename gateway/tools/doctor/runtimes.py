@@ -100,7 +100,12 @@ def _gpu(index: int, told: Mapping[str, Any]) -> Finding:
     text = f"{told['name']}, compute capability {_dotted(told['capability'])}, "
     text += f"{size(free)} of {size(told['total'])} free"
     if free < SCARCE * told["total"]:
-        return Finding(f"GPU {index}", text, Health.WARNING, "nvidia-smi shows who has its memory")
+        return Finding(
+            f"GPU {index}",
+            text,
+            Health.WARNING,
+            "nvidia-smi shows the processes that hold its memory",
+        )
     return Finding(f"GPU {index}", text)
 
 
