@@ -151,7 +151,9 @@ def test_a_client_that_takes_little_by_little_gets_all(server: Serving) -> None:
     assert time.monotonic() - began > SEND_TIMEOUT_SECS
 
 
-def test_a_grpc_client_that_took_nothing_is_told_that_it_counts_as_gone(server: Serving) -> None:
+def test_a_grpc_client_that_reads_nothing_gets_an_error_after_the_send_timeout(
+    server: Serving,
+) -> None:
     with connected(server.grpc) as stub, streaming(stub) as rpc:
         with accepted(server, "repeat"):
             rpc.ask(repeated(FLOODING).message)

@@ -142,7 +142,7 @@ def test_the_answer_says_where_in_its_sequence_the_request_is(http: httpx.Client
     assert "parameters" not in ask(http, "cached")[1]
 
 
-def test_steps_for_outputs_that_nobody_asked_for_do_not_run(http: httpx.Client) -> None:
+def test_steps_for_outputs_that_are_not_requested_do_not_run(http: httpx.Client) -> None:
     before = [counts(http, model)["executions"] for model in ("b", "any")]
     status, answer = ask(http, "two_out", **body(outputs=[{"name": "Z"}]))
     assert (status, outputs(answer)) == (200, {"Z": ([2], [1, 2])})
@@ -151,7 +151,7 @@ def test_steps_for_outputs_that_nobody_asked_for_do_not_run(http: httpx.Client) 
     assert list(outputs(ask(http, "two_out")[1])) == ["Y", "Z"]
 
 
-def test_an_output_that_nobody_made_is_left_out(http: httpx.Client) -> None:
+def test_an_output_that_no_step_produced_is_omitted(http: httpx.Client) -> None:
     status, answer = ask(http, "out_unmade")
     assert (status, outputs(answer)) == (200, {"Y": ([2], [1, 2])})
 

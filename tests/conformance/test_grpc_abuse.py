@@ -140,7 +140,7 @@ def test_a_flood_of_what_is_allowed_takes_no_memory_and_its_turn_only(
     assert met.sent > 0
 
 
-def test_who_does_not_read_what_it_is_told_is_not_read_either(port: int) -> None:
+def test_the_server_stops_reading_a_client_that_does_not_read(port: int) -> None:
     data = abuses.repeated(abuses.setting(abuses.INITIAL_WINDOW, 65535), 1_000_000)
     with Connection(port, receive_buffer=4096) as connection:
         met = flood(connection.socket, data, reads=False)
@@ -284,7 +284,7 @@ def test_of_messages_that_announce_much_only_what_came_is_held(server: Serving, 
         assert server.resident_bytes - before < 2 * met.sent + MEMORY_BYTES
 
 
-def test_answers_that_nobody_takes_hold_their_own_client_only(
+def test_unread_answers_block_only_their_own_client(
     server: Serving, port: int, beside: Neighbour
 ) -> None:
     size, count, before = 16 * 1024, times(1000), server.resident_bytes

@@ -80,7 +80,7 @@ def test_an_empty_message_is_answered(server: Serving) -> None:
 
 
 @pytest.mark.parametrize("gzip", [False, True], ids=["plain", "gzip"])
-def test_tensors_of_many_bytes_come_back(server: Serving, gzip: bool) -> None:
+def test_tensors_of_many_bytes_are_echoed(server: Serving, gzip: bool) -> None:
     data = bytes(range(256)) * (8 * MIB // 256)
 
     found = call(server.grpc, "ModelInfer", floats(data), gzip=gzip)

@@ -255,7 +255,7 @@ def test_what_is_no_message_is_refused(server: Serving, method: str, junk: bytes
 
 
 @pytest.mark.parametrize("size", [16384, 2**20, 2**20 + 1])
-def test_large_tensors_come_back_whole(stub: Any, size: int) -> None:
+def test_large_tensors_are_echoed_whole(stub: Any, size: int) -> None:
     data = np.random.default_rng(size).bytes(size - size % 4)
     request = echo(len(data) // 4, raw=data)
     assert stub.ModelInfer(request, timeout=WAIT_SECS).raw_output_contents == [data]

@@ -123,7 +123,9 @@ def left(client: Client) -> tuple[int, bytes]:
     return found.error_code, found.additional_data
 
 
-def test_who_pings_too_often_is_told_and_left(models: Path, transport: str) -> None:
+def test_a_client_that_pings_too_often_gets_a_goaway_and_is_dropped(
+    models: Path, transport: str
+) -> None:
     with (
         kept(models, transport) as server,
         connected(server.grpc) as neighbour,
@@ -209,7 +211,7 @@ def test_only_clients_with_an_rpc_are_pinged_unless_others_are_permitted(
         assert client.pinged(5) == 5
 
 
-def test_so_many_pings_go_to_who_is_sent_nothing_else(models: Path) -> None:
+def test_an_idle_client_gets_at_most_the_configured_number_of_pings(models: Path) -> None:
     flags = (PERMITTED, "--grpc-keepalive-time=50", f"{PINGS}=3")
     with kept(models, "--grpc-transport=hyper", *flags) as server, Client(server) as client:
         assert client.pinged(SOME_PINGS, within=0.5) == 3
@@ -252,7 +254,7 @@ def test_an_old_connection_is_cut_off_when_its_grace_is_over(models: Path, trans
         assert answer.raw_output_contents
 
 
-def test_the_end_waits_for_rpcs_and_for_nobody_else(models: Path, transport: str) -> None:
+def test_shutdown_waits_for_rpcs_and_for_no_idle_connection(models: Path, transport: str) -> None:
     with (
         kept(models, transport) as server,
         connected(server.grpc) as stub,

@@ -120,7 +120,7 @@ def test_what_is_no_socket_is_refused_and_stays(models: Path, path: Path, transp
     ("name", "why"),
     [("absent/grpc.sock", "No such file or directory"), ("x" * 120, "AF_UNIX path too long")],
 )
-def test_a_path_that_cannot_be_had_is_one_clear_line(
+def test_an_unusable_path_fails_with_one_clear_line(
     models: Path, tmp_path: Path, transport: str, name: str, why: str
 ) -> None:
     path = tmp_path / name

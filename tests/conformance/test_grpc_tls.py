@@ -151,7 +151,7 @@ def test_the_protocol_that_is_agreed_on_is_http_2(
 
 
 @pytest.mark.parametrize("offered", [[], ["http/1.1"]])
-def test_who_does_not_agree_to_http_2_is_left(
+def test_a_client_that_does_not_negotiate_http_2_is_dropped(
     server: Serving, authority: Authority, offered: list[str]
 ) -> None:
     context = ssl.create_default_context(cafile=str(authority.root))
@@ -162,7 +162,7 @@ def test_who_does_not_agree_to_http_2_is_left(
         assert ended(found)
 
 
-def test_a_client_of_another_authority_trusts_nobody_here(
+def test_a_client_of_another_authority_refuses_the_server(
     server: Serving, authority: Authority, stranger: Authority
 ) -> None:
     with neighbour(server, authority), client(server, stranger) as found:

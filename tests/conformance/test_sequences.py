@@ -435,7 +435,7 @@ async def test_an_id_of_the_wrong_type(client: Client) -> None:
     assert await told(client, name, "x", "start end") == [1, 1, 1, 1, b"x"]
 
 
-def test_a_stream_lives_on_after_a_request_without_start(server: Serving, stub: Any) -> None:
+def test_a_stream_continues_after_a_request_without_start(server: Serving, stub: Any) -> None:
     with streaming(stub) as rpc:
         rpc.ask(
             message("adding", 5, 1, "a"),
@@ -553,7 +553,7 @@ async def test_a_model_whose_sequences_cannot_be_is_not_loaded(client: Client, n
 # Backlog, timeouts, and who leaves.
 
 
-async def test_who_waits_for_a_slot_begins_when_a_sequence_ends(
+async def test_a_sequence_that_waits_for_a_slot_begins_when_another_ends(
     server: Serving, client: Client
 ) -> None:
     name = f"slow_{client.wire}"
@@ -703,7 +703,7 @@ async def test_a_sequence_that_has_begun_may_end_while_the_server_drains(tmp_pat
     assert not any("drain over" in line for line in server.log)
 
 
-async def test_a_sequence_that_nobody_ends_holds_the_server_until_the_limit(tmp_path: Path) -> None:
+async def test_a_sequence_without_an_end_blocks_shutdown_until_the_limit(tmp_path: Path) -> None:
     write(tmp_path, "adding", adding(), adding_config(ZERO))
     with serving(tmp_path, "--exit-timeout-secs=1") as server:
         async with connect(server, "grpc.aio") as client:

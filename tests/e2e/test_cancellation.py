@@ -77,7 +77,9 @@ def test_leaving_while_a_whole_answer_is_made(server: Serving, llama: Llama) -> 
         wait_until(lambda: figures(server)[GENERATED] > before, "tokens are made")
 
 
-def test_one_of_two_who_leaves_does_not_disturb_the_other(server: Serving, llama: Llama) -> None:
+def test_the_disconnect_of_one_of_two_clients_does_not_disturb_the_other(
+    server: Serving, llama: Llama
+) -> None:
     rambling = {**FRANCE, "max_tokens": 64, "ignore_eos": True}
     with (
         forgotten(server, llama),

@@ -114,7 +114,7 @@ def test_other_models_are_served_while_an_engine_is_away(incident: Incident) -> 
     assert incident.meanwhile == {"live": 200, "echo": 200}
 
 
-def test_an_engine_that_is_back_answers_as_ever(incident: Incident) -> None:
+def test_a_restarted_engine_gives_the_same_answer(incident: Incident) -> None:
     assert incident.answer == ANSWER
 
 

@@ -144,7 +144,7 @@ def test_completions_and_responses_answer_too(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_who_closes_a_stream_stops_the_engine_and_every_token_is_counted(
+def test_closing_a_stream_stops_the_engine_and_every_token_is_counted(
     server: Serving, client: openai.OpenAI, llama: Llama, n: int
 ) -> None:
     with changes(server) as change:

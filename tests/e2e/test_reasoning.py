@@ -49,7 +49,7 @@ def client(other_server: Serving) -> Iterator[openai.OpenAI]:
         yield found
 
 
-def test_thoughts_are_told_apart_from_the_answer(client: openai.OpenAI) -> None:
+def test_the_answer_is_separate_from_the_reasoning(client: openai.OpenAI) -> None:
     (choice,) = client.chat.completions.create(**ASKED).choices
     found = choice.message.model_dump()
     assert THOUGHT.fullmatch(found["reasoning"])

@@ -182,7 +182,7 @@ def vain(gathering: WaitHistory) -> None:
     gathering.waited(1, 1, MOST)
 
 
-def test_at_first_and_after_a_vain_wait_one_batch_in_so_many_waits() -> None:
+def test_at_first_and_after_a_vain_wait_one_batch_in_several_waits() -> None:
     gathering = WaitHistory()
     for _ in range(3):
         assert batches_until_worthwhile(gathering) == TRY_EVERY
@@ -257,7 +257,7 @@ def turns(arrivals: dict[int, int], enough: int = 1000, turn_ns: int = 1000) -> 
     return turn
 
 
-def test_a_wait_ends_after_so_many_quiet_turns() -> None:
+def test_a_wait_ends_after_a_number_of_quiet_turns() -> None:
     assert turns({}) == PATIENCE
     assert turns({5: 2}) == 5 + PATIENCE
     assert turns({5: 2, 10: 4}) == 10 + PATIENCE

@@ -142,7 +142,7 @@ async def test_a_refusal_is_that_of_one_client(llama: Llama) -> None:
     assert caught.value.code is Code.INVALID_ARG
 
 
-async def test_who_leaves_is_aborted_and_what_was_made_is_wasted(llama: Llama) -> None:
+async def test_a_cancelled_request_is_aborted_and_its_tokens_are_wasted(llama: Llama) -> None:
     leaving = [asyncio.create_task(llama.answers(ask(**ENDLESS))) for _ in range(CLIENTS)]
     await llama.running(CLIENTS)
     for task in leaving:
@@ -151,7 +151,7 @@ async def test_who_leaves_is_aborted_and_what_was_made_is_wasted(llama: Llama) -
     await llama.running(0)
 
 
-async def test_tokens_that_came_for_somebody_who_left_are_wasted(llama: Llama) -> None:
+async def test_unread_tokens_of_a_cancelled_request_are_wasted(llama: Llama) -> None:
     del llama.wasted[:]
     before = llama.metric("vllm:generation_tokens_total")
     async with aclosing(llama.instance.execute([ask(**ENDLESS)])) as answers:
