@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Hand the option to the servers, and have processes under test begin as a terminal's do.
 
-    A shell has its background jobs ignore SIGINT, and whatever they start inherits that.
+    A shell has its background jobs ignore SIGINT, and their child processes inherit that.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     transport = config.getoption("--grpc-transport")
@@ -115,7 +115,7 @@ async def serve() -> AsyncIterator[Serve]:
 
 
 def tasks_left() -> list[asyncio.Task[object]]:
-    """Everybody but the task that asks."""
+    """All tasks but the one that asks."""
     mine = asyncio.current_task()
     return [task for task in asyncio.all_tasks() if task is not mine]
 

@@ -329,7 +329,7 @@ def test_a_head_at_the_limit_is_accepted(server: Serving, shape: str) -> None:
 
 
 def head_of(shape: str, size: int) -> bytes:
-    """A GET whose head has exactly so many bytes."""
+    """A GET whose head has exactly `size` bytes."""
     start, end = b"GET /v2/health/live", b" HTTP/1.1\r\n\r\n"
     if shape == "request line":
         return start + b"?" + b"x" * (size - len(start) - len(end) - 1) + end

@@ -1,4 +1,4 @@
-"""However a client leaves, its request ends within a second, and nobody else is disturbed."""
+"""Every disconnect ends its own request within a second, and no other."""
 
 import json
 import time
@@ -105,7 +105,7 @@ def test_a_client_that_takes_nothing_holds_back_its_model_and_is_dropped(server:
 
 
 def floats(server: Serving, count: int) -> Connection:
-    """A client that has asked for so many bytes back from a binary infer, and reads none."""
+    """A client that has asked for `count` bytes from a binary infer, and reads none."""
     connection = Connection(server.ports["http"], receive_buffer=SMALL_BUFFER)
     header = json.dumps(
         {

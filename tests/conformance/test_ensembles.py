@@ -1,6 +1,6 @@
 """Ensembles over both wires; what is expected was recorded from Triton 2.51 with python models.
 
-Where Triton only logs a reason, it is told here, behind Triton's own text.
+Where Triton only logs a reason, our error has it behind Triton's own text.
 """
 
 import asyncio
@@ -337,7 +337,7 @@ def test_a_failure_behind_a_decoupled_step_ends_the_stream(http: httpx.Client) -
     assert found.text == 'data: {"error":"in ensemble \'dec_fails\', no way"}\n\n'
 
 
-# What is told of an ensemble.
+# Metadata, statistics and metrics of an ensemble.
 
 
 async def test_metadata_and_config_are_those_of_the_platform_ensemble(client: Client) -> None:
@@ -370,7 +370,7 @@ def fresh(repository: Path, environment: dict[str, str], tmp_path: Path) -> Iter
 
 
 def every(count: int, **others: Any) -> dict[str, Any]:
-    """Counts of a model that has served so many requests, one by one."""
+    """Counts of a model that has served `count` requests, one by one."""
     served = dict.fromkeys(
         ("success", "queue", "compute_input", "compute_infer", "compute_output"), count
     )

@@ -17,7 +17,7 @@ from tests.serving import Serving, http_get, serving, wait_until, write_model
 
 COUNT = 2
 STREAMS = 16
-"""So many that both processes surely have some: the system spreads connections at random."""
+"""Enough that both processes surely have some: the system spreads connections at random."""
 
 TICKING = {"text_input": "x", "n": 100_000, "delay_us": 20_000}
 PATH = "/v2/models/repeat/generate_stream"

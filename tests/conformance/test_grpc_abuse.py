@@ -1,4 +1,4 @@
-"""Clients that do harm to the gRPC port, each beside one that does not: who is served, who not?
+"""Clients that do harm to the gRPC port: each is dropped, and its neighbour is served.
 
 The numbers are small; ABUSE_SCALE=50 in the environment makes them what is named in the README.
 """
@@ -41,7 +41,7 @@ def beside(server: Serving) -> Iterator[Neighbour]:
 
 @pytest.fixture(autouse=True)
 def _harmless(server: Serving, beside: Neighbour) -> Iterator[None]:
-    """Whatever a test does: the neighbour is served, and the server forgets it when it is over."""
+    """In every test the neighbour is served, and after it the server holds nothing."""
     beside.served()
     files, lines, memory = server.open_files, len(server.log), server.resident_bytes
     yield
@@ -63,7 +63,7 @@ def port(server: Serving) -> int:
 
 
 def times(full: int) -> int:
-    """So many on the full scale, and a fiftieth of it else."""
+    """A number on the full scale, or a fiftieth of it by default."""
     return full * SCALE // 50
 
 

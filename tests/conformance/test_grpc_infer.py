@@ -1,4 +1,4 @@
-"""What only gRPC's infer has: forwarded metadata, classification, and requests nobody sends."""
+"""Cases of gRPC's infer alone: forwarded metadata, classification, and malformed requests."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -149,7 +149,7 @@ def test_a_stream_classifies(stub: Any) -> None:
     assert list(answer.infer_response.outputs[0].shape) == [1, 2]
 
 
-# Requests nobody sends. The texts are those of a real Triton 2.51 where it has the check.
+# Malformed requests. The texts are those of a real Triton 2.51 where it has the check.
 
 
 def echo(*shape: int, raw: bytes = b"12345678", **fields: Any) -> Any:

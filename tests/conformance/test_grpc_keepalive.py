@@ -101,7 +101,7 @@ class Client(Connection):
         return self.answer(stream)
 
     def begin_stream(self) -> int:
-        """A stream that has had an answer, and goes on."""
+        """A stream that has had an answer, and stays open."""
         stream = next(self._streams)
         body = message(infer_request("single", INPUT="x").SerializeToString())
         self.send(self.headers(stream, request(STREAM)), DataFrame(stream, body))
@@ -110,7 +110,7 @@ class Client(Connection):
 
 
 def refuses(port: int) -> bool:
-    """Whether nobody listens at a port."""
+    """Whether a port refuses connections."""
     with socket.socket() as found:
         return found.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
 
@@ -196,7 +196,7 @@ def test_a_client_that_answers_no_ping_is_cut_off(models: Path, transport: str) 
         began = time.monotonic()
         client.closed()
         assert time.monotonic() - began < SOON_SECS
-        # Who answers is pinged, too, and stays.
+        # A client that answers is pinged, too, and stays connected.
         for _ in range(30):
             assert rpc.answer().infer_response.id == "a"
 

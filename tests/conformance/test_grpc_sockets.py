@@ -1,4 +1,4 @@
-"""Where gRPC listens: IPv6, Unix sockets, ports that are shared or taken; and how it is told."""
+"""Addresses of gRPC: IPv6, Unix sockets, shared and taken ports, and their log lines."""
 
 import os
 import signal
@@ -227,7 +227,7 @@ def test_the_chat_finds_what_is_announced(
 
 
 def name(target: str) -> str:
-    """Who answers a new connection."""
+    """The name of the server that answers a new connection."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     with InferenceServerClient(target, channel_args=options) as client:
         return str(client.get_server_metadata().name)

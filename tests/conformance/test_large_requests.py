@@ -1,4 +1,4 @@
-"""The largest requests of each route block no other client: probes are answered beside them."""
+"""The largest requests of each route block no other client: probes are answered meanwhile."""
 
 import http.client
 import json
@@ -88,7 +88,7 @@ def over_grpc(
 def probing(server: Serving) -> Iterator[Callable[[Callable[[], object]], None]]:
     """Checks that a call delays no probe by more than LIMIT_SECS.
 
-    Of a slower answer the part is taken off that the machine adds: twice the worst probe beside
+    Of a slower answer the part is taken off that the machine adds: twice the worst probe among
     small requests, which keep the server as busy and block it for a moment each.
     """
     probes = Probes(server.ports["http"])
@@ -125,7 +125,7 @@ def post(server: Serving, path: str, body: bytes, **headers: str) -> tuple[int, 
 
 
 def filled(piece: bytes, size: int = LARGEST) -> bytes:
-    """So many bytes of values, each followed by a comma but the last."""
+    """Values of about `size` bytes in all, each followed by a comma but the last."""
     return piece * (size // len(piece)) + piece[:-1]
 
 
@@ -226,7 +226,7 @@ def answered(found: tuple[int, bytes], status: int) -> None:
 
 
 def refused(found: tuple[int, bytes]) -> None:
-    """Whatever it is answered with, it is answered."""
+    """The request is answered, with any status."""
     assert 200 <= found[0] < 600
 
 

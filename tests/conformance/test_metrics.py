@@ -28,7 +28,7 @@ HISTOGRAM = "nv_inference_first_response_histogram_ms"
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models whose metrics are told in several ways."""
+    """Models whose metrics differ in form."""
     folder = tmp_path_factory.mktemp("models")
     batched = identity("FP32", "4") + "max_batch_size: 8\n"
     write_model(folder, "tagged", batched + TAGS + BUCKETS)

@@ -1,4 +1,4 @@
-"""Models that need the same resource, as clients meet them; limits are told as a Triton does."""
+"""Models that need the same resource, as clients meet them; errors of limits are Triton's."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

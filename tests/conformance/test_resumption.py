@@ -1,4 +1,4 @@
-"""Streams that are cut and gone on with, and requests that are made twice, on both wires."""
+"""Streams that are cut and resumed, and requests that are made twice, on both wires."""
 
 import asyncio
 import re
@@ -45,7 +45,7 @@ def asked(connection: Connection, question: Mapping[str, Any] = ASK) -> str:
 
 
 def take(connection: Connection, count: int) -> bytes:
-    """Read so many events; what comes with the last of them is lost."""
+    """Read `count` events; bytes that arrive with the last of them are dropped."""
     body = b""
     while len(EVENT.findall(body)) < count:
         body += connection.chunk()

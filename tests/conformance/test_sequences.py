@@ -235,7 +235,7 @@ BROKEN = {
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of each kind for each wire, so that nobody sees the other's statistics."""
+    """A model of each kind for each wire, so that no test sees the statistics of another."""
     folder = tmp_path_factory.mktemp("sequences")
     for wire in WIRES:
         write(folder, f"direct_{wire}", telling(), telling_config("direct { }"))
@@ -336,7 +336,7 @@ async def added(client: Client, name: str, sequence: int, value: int, flags: str
 
 
 async def reached(server: Serving, name: str, in_flight: int, pending: int) -> None:
-    """Wait until the model has so many requests."""
+    """Wait until the model has these numbers of requests."""
     wanted = (in_flight, pending)
 
     def is_so() -> bool:
@@ -346,7 +346,7 @@ async def reached(server: Serving, name: str, in_flight: int, pending: int) -> N
     await asyncio.to_thread(wait_until, is_so, f"{in_flight} in flight and {pending} pending")
 
 
-# What the model is told.
+# Inputs of the model.
 
 
 async def test_a_sequence_from_its_start_to_its_end(client: Client) -> None:
@@ -550,7 +550,7 @@ async def test_a_model_whose_sequences_cannot_be_is_not_loaded(client: Client, n
     assert "/tmp" not in found[1]
 
 
-# Backlog, timeouts, and who leaves.
+# Backlog, timeouts, and disconnects.
 
 
 async def test_a_sequence_that_waits_for_a_slot_begins_when_another_ends(

@@ -1,4 +1,4 @@
-"""A chat with the real model: every way to ask, and what comes back."""
+"""A chat with the real model: every way to ask, and its answers."""
 
 import asyncio
 import json
@@ -194,7 +194,7 @@ def test_every_response_separates_two_sequences(llama: Llama) -> None:
     assert ["".join(parts) for parts in zip(*deltas, strict=True)] == whole
 
 
-# What is told besides the text.
+# Fields besides the text.
 
 
 def test_an_answer_without_flags_is_its_text_only(llama: Llama) -> None:

@@ -1,6 +1,6 @@
 """A model that thinks before it answers, by the real engine and a parser of vLLM's.
 
-The model that is here does not think, but goes on as its earlier answers in a conversation did.
+The model that is here does not think, but continues as its earlier answers in a conversation did.
 The parser is one that reads text, and so needs no tokens that this model does not have. Of a
 conversation it takes tokens `</`, `think` and `>` for the end of thoughts; hence `></`.
 """

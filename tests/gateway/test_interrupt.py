@@ -1,4 +1,4 @@
-"""Stopping one request from outside: its reader stays, and is told."""
+"""Stopping one request from outside: its reader stays, and gets an error."""
 
 import pytest
 

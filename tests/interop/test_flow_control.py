@@ -1,4 +1,4 @@
-"""Who does not read holds back its own stream, and no other of the same connection."""
+"""A client that does not read blocks its own stream, and no other of the same connection."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -79,7 +79,7 @@ class Server:
         return replace(found, subject=BY_NAME[self.subject.needs[0]])
 
     def questions(self, count: int) -> list[Question]:
-        """So many requests; of one sequence if the model is asked so."""
+        """Requests, `count` of them; of one sequence if the model is asked so."""
         found = [self.question() for _ in range(count)]
         if self.subject.endless:
             return [self.question_beside(), *found[:1], self.question_beside()][-count:]

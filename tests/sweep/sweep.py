@@ -18,12 +18,12 @@ REHEARSALS = 3
 ENDLESS_STEPS = 70
 """A request without an end has been executed for a while by this step."""
 UNFIRED = 3
-"""A sweep of every step ends once so many requests in a row were answered before the event."""
+"""A sweep of every step ends once this many requests in a row were answered before the event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What happens beside the request; `crowded`: one request is before it, and one behind it.
+    """Events around the request; `crowded`: one request is before it, and one behind it.
 
     After the event the loop stalls if it is `stalled`.
     """
@@ -132,7 +132,7 @@ class Ground:
     """What a server held before a sweep, the steps of a request, and the requests since then.
 
     A request whose client left may be counted late, or never have been read: of all that were
-    made at `least` and at `most` so many are counted.
+    made at `least` and at `most` these are counted.
     """
 
     held: Holdings

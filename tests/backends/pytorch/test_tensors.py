@@ -1,4 +1,4 @@
-"""Tensors become PyTorch's over the same memory, and come back over it."""
+"""Tensors become PyTorch's over the same memory, and are returned over it."""
 
 from typing import Any
 

@@ -210,7 +210,7 @@ async def test_sizes_that_depend_on_values_are_not_captured(
     assert await ask(instance, request(x=[0, 1, 0, 1])) == [{"y": [1, 3]}]
 
 
-# Captures beside others.
+# Captures at the same time as other calls.
 
 
 @pytest.fixture

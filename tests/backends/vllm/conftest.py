@@ -46,7 +46,7 @@ engine_marks = [
     pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:ORJSONResponse is deprecated"),
 ]
-"""Marks of tests of a shared engine, which lives on the event loop of the session."""
+"""Marks of tests of a shared engine, which runs on the event loop of the session."""
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,4 +1,4 @@
-"""What a config says about requests of OpenAI's, and what the engine is told of it."""
+"""Settings in a config for OpenAI's requests, and the engine's arguments for them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Whoever watches processes hears at once that one has ended, and from nobody else."""
+"""A watch of processes reports at once that one has ended, and reports it once."""
 
 import asyncio
 import multiprocessing

@@ -220,7 +220,7 @@ def test_no_more_are_waited_for_than_came_the_last_time() -> None:
     gathering.waited(2, 7, 5)  # the last turn brought three at once
     assert gathering.enough(MOST) == 7
     vain(gathering)
-    assert gathering.enough(MOST) == MOST  # nobody came: the next wait looks for anybody
+    assert gathering.enough(MOST) == MOST  # no request arrived: the next wait is for any number
 
 
 def test_after_a_useless_wait_the_next_wait_is_not_cut_short() -> None:
@@ -249,7 +249,7 @@ def test_to_find_all_there_at_once_says_nothing_against_waiting() -> None:
 
 
 def turns(arrivals: dict[int, int], enough: int = 1000, turn_ns: int = 1000) -> int:
-    """For how many turns a wait goes on, with so many rows from those turns on."""
+    """The turns that a wait lasts, with these rows from these turns on."""
     wait, rows, turn = BatchWait(1, began_ns=7), 1, 0
     while not wait.over(rows, enough, 7 + turn * turn_ns):
         turn += 1
@@ -275,7 +275,7 @@ def test_a_wait_ends_in_time_though_requests_keep_coming() -> None:
 
 
 async def after_batches(start: Start, count: int) -> tuple[Queue, ScriptedInstance]:
-    """A queue that has had so many batches of one request each."""
+    """A queue that has had `count` batches of one request each."""
     queue = start(dynamic(8))
     instance = queue.employ(concurrency=1)
     for _ in range(count):

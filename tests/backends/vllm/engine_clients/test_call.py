@@ -39,7 +39,7 @@ class Scripted(Instance):
 
 
 class Far:
-    """The other process: it has an instance answer whatever comes."""
+    """The other process: its instance answers every call."""
 
     def __init__(self) -> None:
         self.channel = Channel(self._hear)

@@ -1,4 +1,4 @@
-"""The real engine with two clients: as one engine to whoever asks it, and at its end."""
+"""The real engine with two clients: as one engine to every request, and at its end."""
 
 import asyncio
 import os
@@ -194,7 +194,7 @@ async def test_a_client_that_ends_while_the_engine_starts_ends_the_start(write: 
     others, engines, threads = set(clients()), set(engine_processes()), zmq_threads()
     loading = asyncio.create_task(VllmBackend().load(write(api_server_count=CLIENTS)))
     async with asyncio.timeout(60):
-        while not (mine := set(clients()) - others):  # noqa: ASYNC110 - nobody tells
+        while not (mine := set(clients()) - others):  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
         mine.pop().kill()
         with pytest.raises(InferenceError, match=r"client [01]"):
@@ -202,7 +202,7 @@ async def test_a_client_that_ends_while_the_engine_starts_ends_the_start(write: 
     assert set(clients()) == others
     # The engine has been killed; the system may take a moment to end so large a process.
     async with asyncio.timeout(20):
-        while set(engine_processes()) != engines:  # noqa: ASYNC110 - nobody tells
+        while set(engine_processes()) != engines:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.05)
     assert zmq_threads() == threads
 
