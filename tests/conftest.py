@@ -100,7 +100,7 @@ async def serve() -> AsyncIterator[Serve]:
             InstanceSlot(load or _nothing_to_load, instance=instance) for instance in instances
         ]
         model = Model(config, 1, ModelStatistics(), slots)
-        running.append((model, asyncio.create_task(model.run(on_change or _nobody_listens))))
+        running.append((model, asyncio.create_task(model.run(on_change or _ignore_change))))
         return model
 
     yield start
@@ -124,5 +124,5 @@ async def _nothing_to_load() -> Instance:
     raise AssertionError("the test has nothing to load")
 
 
-def _nobody_listens() -> None:
+def _ignore_change() -> None:
     """Called when what is ready may have changed."""

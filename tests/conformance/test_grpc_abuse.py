@@ -33,19 +33,19 @@ UNEXPECTED = ("Traceback", "ERROR", "CRITICAL", "unexpectedly", "never retrieved
 
 
 @pytest.fixture(scope="module")
-def beside(server: Serving) -> Iterator[Neighbour]:
+def bystander(server: Serving) -> Iterator[Neighbour]:
     """The neighbour of every client in this module."""
     with neighbour(server.grpc) as found:
         yield found
 
 
 @pytest.fixture(autouse=True)
-def _harmless(server: Serving, beside: Neighbour) -> Iterator[None]:
+def _harmless(server: Serving, bystander: Neighbour) -> Iterator[None]:
     """In every test the neighbour is served, and after it the server holds nothing."""
-    beside.served()
+    bystander.served()
     files, lines, memory = server.open_files, len(server.log), server.resident_bytes
     yield
-    served = beside.served()
+    served = bystander.served()
     assert served.errors == []
     assert served.answers > 0
     assert served.p99_secs < P99_SECS
@@ -243,14 +243,14 @@ def test_a_connection_that_ends_within_a_frame_is_forgotten(port: int, cut: int)
 
 @pytest.mark.parametrize("first", [b"", PREFACE[:12], BEGIN, BEGIN + OPEN])
 def test_thousands_of_idle_connections_are_borne(
-    server: Serving, port: int, beside: Neighbour, first: bytes
+    server: Serving, port: int, bystander: Neighbour, first: bytes
 ) -> None:
     count, before = times(2000), server.open_files
     with ExitStack() as stack:
         for _ in range(count):
             stack.enter_context(opened(port, first))
         wait_until(lambda: server.open_files >= before + count, "all are there")
-        assert beside.served().errors == []
+        assert bystander.served().errors == []
 
 
 def test_a_byte_at_a_time_is_read(port: int) -> None:
@@ -285,11 +285,11 @@ def test_of_messages_that_announce_much_only_what_came_is_held(server: Serving, 
 
 
 def test_unread_answers_block_only_their_own_client(
-    server: Serving, port: int, beside: Neighbour
+    server: Serving, port: int, bystander: Neighbour
 ) -> None:
     size, count, before = 16 * 1024, times(1000), server.resident_bytes
     asked = abuses.asking(count, abuses.infer("echo_fp32", size))
     with opened(port) as client:
         flood(client, asked)
         assert server.resident_bytes - before < 4 * size * count + MEMORY_BYTES
-        assert beside.served().errors == []
+        assert bystander.served().errors == []

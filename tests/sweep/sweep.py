@@ -104,10 +104,10 @@ async def play(
             time.sleep(STALL_SECS)
 
     *before, asked, behind = server.questions(3) if scene.crowded else (*server.questions(1), None)
-    neighbours = [(server.ask_beside(way, question), question) for question in before]
+    neighbours = [(server.ask_in_process(way, question), question) for question in before]
     clients.append(server.ask(way, asked))
     if behind is not None:
-        neighbours.append((server.ask_beside(way, behind), behind))
+        neighbours.append((server.ask_in_process(way, behind), behind))
     loop.arm(scene.step, happen)
     if server.subject.endless:
         loop.beat()
@@ -120,8 +120,8 @@ async def play(
 
 async def check_another(server: Server, way: Way) -> None:
     """A second request is answered."""
-    question = server.question_beside()
-    client = server.ask_beside(way, question)
+    question = server.neighbour_question()
+    client = server.ask_in_process(way, question)
     await soon(client.answered, "the answer of a second request")
     found, expected = client.outcome(), question.expected
     assert found == expected, f"the answer of a second request: {found}, expected {expected}"

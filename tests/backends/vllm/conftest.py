@@ -207,14 +207,14 @@ def write(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Write:
             config=VllmBackend().complete(config, folder),
             path=folder,
             store=store,
-            infer=_ask_nobody,
+            infer=_ask_no_model,
             wasted=wasted,
         )
 
     return written
 
 
-def _ask_nobody(request: InferRequest) -> Any:
+def _ask_no_model(request: InferRequest) -> Any:
     raise AssertionError("an engine asks no other model")
 
 

@@ -97,7 +97,7 @@ def context(folder: Path, text: str = '{"model": "anywhere/anything"}') -> Model
         config=complete(LLAMA),
         path=folder,
         store=folder,
-        infer=_ask_nobody,
+        infer=_ask_no_model,
         wasted=lambda tokens: None,
     )
 
@@ -153,5 +153,5 @@ def test_without_vllm_the_backend_cannot_be_imported(monkeypatch: pytest.MonkeyP
         BackendLoader().get("vllm")
 
 
-def _ask_nobody(request: Any) -> Any:
+def _ask_no_model(request: Any) -> Any:
     raise AssertionError("an engine asks no other model")
