@@ -25,7 +25,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Counts until it is cancelled, or repeats the message."""
+    """Counts until nobody listens any more, or says what it was told."""
 
     def execute(self, requests):
         for request in requests:
