@@ -201,7 +201,7 @@ class LoadedModels:
             await model.sequences_ended()
 
     def notify(self) -> None:
-        """Nobody waits for changes here."""
+        """No task waits for changes here."""
 
 
 @dataclass

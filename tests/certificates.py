@@ -17,7 +17,7 @@ class Certificate:
 
 
 class Authority:
-    """Who signs certificates: for this machine, and for its clients."""
+    """An authority that signs certificates: for this machine, and for its clients."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)

@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Hand the option to the servers, and have processes under test begin as a terminal's do.
 
-    A shell has its background jobs ignore SIGINT, and whatever they start inherits that.
+    A shell has its background jobs ignore SIGINT, and their child processes inherit that.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     transport = config.getoption("--grpc-transport")
@@ -100,7 +100,7 @@ async def serve() -> AsyncIterator[Serve]:
             InstanceSlot(load or _nothing_to_load, instance=instance) for instance in instances
         ]
         model = Model(config, 1, ModelStatistics(), slots)
-        running.append((model, asyncio.create_task(model.run(on_change or _nobody_listens))))
+        running.append((model, asyncio.create_task(model.run(on_change or _ignore_change))))
         return model
 
     yield start
@@ -115,7 +115,7 @@ async def serve() -> AsyncIterator[Serve]:
 
 
 def tasks_left() -> list[asyncio.Task[object]]:
-    """Everybody but the task that asks."""
+    """All tasks but the one that asks."""
     mine = asyncio.current_task()
     return [task for task in asyncio.all_tasks() if task is not mine]
 
@@ -124,5 +124,5 @@ async def _nothing_to_load() -> Instance:
     raise AssertionError("the test has nothing to load")
 
 
-def _nobody_listens() -> None:
+def _ignore_change() -> None:
     """Called when what is ready may have changed."""

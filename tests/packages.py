@@ -24,7 +24,7 @@ class Site:
             self.write(path, content)
 
     def write(self, path: str, content: bytes) -> Path:
-        """Put a file there, whatever is recorded of it."""
+        """Put a file there, with or without a record of it."""
         file = self.folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)

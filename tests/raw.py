@@ -67,7 +67,7 @@ class Connection:
         return self._file.readline()
 
     def read(self, count: int) -> bytes:
-        """So many bytes, or what there is before the end of the connection."""
+        """The next `count` bytes, or all before the end of the connection."""
         return self._file.read(count)
 
     def head(self) -> Answer:

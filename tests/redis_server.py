@@ -1,4 +1,4 @@
-"""A Redis server on loopback, and a relay before it that a test stops, cuts, and lets go on."""
+"""A Redis server on loopback, and a relay before it that a test stops, cuts, and restarts."""
 
 import asyncio
 import threading

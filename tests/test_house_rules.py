@@ -251,20 +251,45 @@ def comments(text: str) -> Iterator[str]:
     yield " ".join(lines)
 
 
+def prose_files() -> list[Path]:
+    """Every module but this one, which holds the words."""
+    return [path for path in python_files() if path != Path(__file__)]
+
+
 def offences_of_prose() -> Iterator[str]:
     """The module or page and the text of each forbidden form in docstrings, comments and pages."""
-    for path in sources():
+    for path in prose_files():
         text = path.read_text()
         for prose in (*docstrings(text), *comments(text)):
             for found in FORBIDDEN_PROSE.finditer(CODE.sub("", " ".join(prose.split()))):
                 yield f"{named(path)}: {found[0]}"
-        for docstring in docstrings(text):
-            if found := RIDDLE.match(docstring):
-                yield f"{named(path)}: {found[0]} ..."
-    for root in ("gateway", "backends"):
+    for root in ("gateway", "backends", "loadtests", "tests"):
         for path in sorted((ROOT / root).rglob("*.md")):
             for found in FORBIDDEN_PROSE.finditer(CODE.sub("", path.read_text())):
                 yield f"{named(path)}: {found[0]}"
+
+
+def asking_docstrings() -> Iterator[str]:
+    """The module and the first word of each docstring of the server that asks."""
+    for path in sources():
+        for docstring in docstrings(path.read_text()):
+            if found := RIDDLE.match(docstring):
+                yield f"{named(path)}: {found[0]} ..."
+
+
+def names_of_tests(text: str) -> Iterator[str]:
+    """The names of the test functions of a module."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, Function) and node.name.startswith("test_"):
+            yield node.name
+
+
+def offences_of_names() -> Iterator[str]:
+    """The module and the name of each test that has a forbidden form, with `_` as a space."""
+    for path in prose_files():
+        for name in names_of_tests(path.read_text()):
+            if FORBIDDEN_PROSE.search(name.replace("_", " ")):
+                yield f"{named(path)}: {name}"
 
 
 def riddles() -> Iterator[str]:
@@ -277,6 +302,14 @@ def riddles() -> Iterator[str]:
 
 def test_prose_has_no_forbidden_words() -> None:
     assert list(offences_of_prose()) == []
+
+
+def test_no_docstring_of_the_server_asks() -> None:
+    assert list(asking_docstrings()) == []
+
+
+def test_names_of_tests_have_no_forbidden_words() -> None:
+    assert list(offences_of_names()) == []
 
 
 def test_the_first_line_of_a_module_is_no_question() -> None:

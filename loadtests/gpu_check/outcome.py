@@ -27,7 +27,7 @@ class Skipped(Exception):
 class Row:
     """One figure, by the gateway and, where there is such a thing, by the runtime alone.
 
-    A row without a promise is `ok` whatever its figure is; `expected` is the promise in words.
+    A row without a promise is `ok` with any figure; `expected` is the promise in words.
     """
 
     name: str

@@ -69,7 +69,7 @@ def run_part(
 
 
 def adopt_orphans() -> None:
-    """Whatever a part leaves behind becomes a child of this process, which ends it."""
+    """Every process that a part leaves behind becomes a child of this one, which ends it."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

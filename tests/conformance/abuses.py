@@ -60,7 +60,7 @@ def _sized(text: bytes) -> bytes:
 
 
 def infer(model: str, size: int) -> bytes:
-    """The message that asks a model of FP32 with so many bytes."""
+    """The message that asks a model of FP32 with `size` bytes."""
     found = service_pb2.ModelInferRequest(model_name=model, raw_input_contents=[bytes(size)])
     found.inputs.add(name="INPUT", datatype="FP32", shape=[size // 4])
     return bytes(found.SerializeToString())
@@ -81,14 +81,14 @@ def rapid_resets(count: int) -> bytes:
 
 
 def continuations(count: int, size: int = 0, *, ends: bool = False) -> bytes:
-    """A header block in so many frames (CVE-2024-27316)."""
+    """A header block in `count` CONTINUATION frames and one of HEADERS (CVE-2024-27316)."""
     block = field("x", b"y" * size) if size else b""
     last = frame(CONTINUATION, END_HEADERS, 1) if ends else b""
     return BEGIN + frame(HEADERS, 0, 1, HEAD) + frame(CONTINUATION, 0, 1, block) * count + last
 
 
 def header_bombs(count: int, times: int) -> bytes:
-    """A header of 4,000 bytes, which each of `count` requests then has so many times, in a byte."""
+    """A header of 4,000 bytes, which each of `count` requests repeats `times` times in a byte."""
     table = field("a", b"b" * 4000, b"\x40")
     return _streams(
         count,
@@ -99,7 +99,7 @@ def header_bombs(count: int, times: int) -> bytes:
 
 
 def large_headers(size: int) -> bytes:
-    """A request with so many bytes of headers, in frames of a usual size."""
+    """A request with `size` bytes of headers, in frames of a usual size."""
     block = HEAD + b"".join(field(f"x-{number}", b"v" * 1000) for number in range(size // 1000))
     pieces = [block[at : at + FRAME_BYTES] for at in range(0, len(block), FRAME_BYTES)]
     kinds = [HEADERS] + [CONTINUATION] * (len(pieces) - 1)
@@ -137,7 +137,7 @@ def requests(count: int, block: bytes) -> bytes:
 
 
 def announced(count: int, size: int, sent: int) -> bytes:
-    """RPCs of whose message of `size` bytes only so many come, in turn."""
+    """RPCs that send only `sent` bytes of a message of `size` bytes, in turn."""
     opened = _streams(
         count,
         lambda id_: (

@@ -167,7 +167,7 @@ class Gate:
         self.config = f'parameters {{ key: "gate" value {{ string_value: "{path}" }} }}\n'
 
     def reached(self, count: int = 1) -> None:
-        """Wait until so many executions are held."""
+        """Wait until `count` executions are held."""
         wait_until(lambda: self.count >= count, f"{count} executions are held")
 
     @property
@@ -176,7 +176,7 @@ class Gate:
         return len(list(self._path.parent.glob(f"{self._path.name}-*")))
 
     def open(self) -> None:
-        """Let all go on."""
+        """Release all held executions."""
         self._path.touch()
 
 

@@ -126,5 +126,5 @@ CATALOGUE = {
 
 
 def texts(count: int) -> Sequence[str]:
-    """So many different texts."""
+    """Different texts, `count` of them."""
     return [f"text {number}" for number in range(count)]

@@ -1,4 +1,4 @@
-"""A client beside one that does harm, in a process of its own: how long does it wait?"""
+"""The waits of a client next to one that does harm, measured in a process of its own."""
 
 import json
 import queue
@@ -47,7 +47,7 @@ class Neighbour:
 
 @contextmanager
 def neighbour(target: str) -> Iterator[Neighbour]:
-    """A neighbour for the length of the block, who has been answered once."""
+    """A neighbour for the length of the block, which has been answered once."""
     command = [sys.executable, "-m", "tests.conformance.neighbour", target]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:

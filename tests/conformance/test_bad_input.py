@@ -261,7 +261,7 @@ def test_a_body_that_announces_too_much_is_refused_before_it_is_read(
     assert server.resident_bytes - before < ALLOWED_GROWTH
 
 
-def test_a_connection_goes_on_after_a_body_that_was_too_large(server: Serving) -> None:
+def test_a_connection_serves_requests_after_a_body_that_was_too_large(server: Serving) -> None:
     with Connection(server.ports["http"]) as connection:
         connection.send(post(GENERATE, b" " * (4 * MAX_BODY)))
         assert connection.answer().status == 400
@@ -329,7 +329,7 @@ def test_a_head_at_the_limit_is_accepted(server: Serving, shape: str) -> None:
 
 
 def head_of(shape: str, size: int) -> bytes:
-    """A GET whose head has exactly so many bytes."""
+    """A GET whose head has exactly `size` bytes."""
     start, end = b"GET /v2/health/live", b" HTTP/1.1\r\n\r\n"
     if shape == "request line":
         return start + b"?" + b"x" * (size - len(start) - len(end) - 1) + end
@@ -459,7 +459,7 @@ def test_half_a_request_is_forgotten_when_its_client_leaves(
         wait_until(lambda: server.open_files <= open_before, "the connection is closed")
 
 
-def test_two_hundred_connections_that_say_nothing_harm_nobody(
+def test_two_hundred_silent_connections_block_no_other_client(
     server: Serving, http: httpx.Client
 ) -> None:
     assert http.post(GENERATE, json=GOOD).status_code == 200  # its connection stays open

@@ -23,7 +23,7 @@ ROW_US = 400_000
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of each kind for each wire, so that nobody sees the other's statistics."""
+    """A model of each kind for each wire, so that no test sees the statistics of another."""
     folder = tmp_path_factory.mktemp("batching")
     for wire in WIRES:
         slow = identity("INT32", "1", delay_us=ROW_US)
@@ -70,7 +70,7 @@ async def busy(server: Serving, client: Client, model: str) -> "asyncio.Task[int
 async def leaving(
     server: Serving, client: Client, model: str
 ) -> AsyncIterator["list[asyncio.Task[int]]"]:
-    """In this block the model's instance is busy; at its end all who were added leave."""
+    """In this block the model's instance is busy; at its end all added requests are cancelled."""
     tasks = [await busy(server, client, model)]
     yield tasks
     for task in tasks:
@@ -80,7 +80,7 @@ async def leaving(
 
 
 async def reached(server: Serving, model: str, in_flight: int, pending: int) -> None:
-    """Wait until the model has so many requests."""
+    """Wait until the model has these numbers of requests."""
 
     def is_so() -> bool:
         page = server.metrics()

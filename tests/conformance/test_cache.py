@@ -191,7 +191,7 @@ def test_a_reloaded_model_does_not_answer_with_what_the_old_one_said(http: httpx
     assert post(http, "reloaded", [1]).json() == {"error": "changed"}
 
 
-def test_the_metrics_tell_of_the_cache(server: Serving, http: httpx.Client) -> None:
+def test_the_metrics_show_the_cache(server: Serving, http: httpx.Client) -> None:
     for _ in range(3):
         assert post(http, "batched", [42], shape=[1, 1]).status_code == 200
     page = server.metrics()
@@ -251,7 +251,7 @@ def test_servers_share_a_redis(models: Path, redis_port: int) -> None:
     assert found == [misses_then_hits(1, 0), misses_then_hits(1, 1)]
 
 
-async def test_requests_go_on_when_redis_hangs_and_when_it_is_gone(
+async def test_requests_are_answered_while_redis_hangs_and_after_it_exits(
     models: Path, line: Relay
 ) -> None:
     server = Serving(models, redis_flags(line.port, socket_timeout=50))

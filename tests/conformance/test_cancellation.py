@@ -1,4 +1,4 @@
-"""However a client leaves, its request ends within a second, and nobody else is disturbed."""
+"""Every disconnect ends its own request within a second, and no other."""
 
 import json
 import time
@@ -105,7 +105,7 @@ def test_a_client_that_takes_nothing_holds_back_its_model_and_is_dropped(server:
 
 
 def floats(server: Serving, count: int) -> Connection:
-    """A client that has asked for so many bytes back from a binary infer, and reads none."""
+    """A client that has asked for `count` bytes from a binary infer, and reads none."""
     connection = Connection(server.ports["http"], receive_buffer=SMALL_BUFFER)
     header = json.dumps(
         {
@@ -151,7 +151,9 @@ def test_a_client_that_takes_little_by_little_gets_all(server: Serving) -> None:
     assert time.monotonic() - began > SEND_TIMEOUT_SECS
 
 
-def test_a_grpc_client_that_took_nothing_is_told_that_it_counts_as_gone(server: Serving) -> None:
+def test_a_grpc_client_that_reads_nothing_gets_an_error_after_the_send_timeout(
+    server: Serving,
+) -> None:
     with connected(server.grpc) as stub, streaming(stub) as rpc:
         with accepted(server, "repeat"):
             rpc.ask(repeated(FLOODING).message)

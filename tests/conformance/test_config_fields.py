@@ -557,7 +557,7 @@ def _warmup(world: World) -> None:
 def queued(
     world: World, config: str, *asked: dict[str, Any], wait_secs: float = 0.0
 ) -> list[object]:
-    """What requests that waited together behind a held one are told, or their errors."""
+    """The answers of requests that waited together behind a held one, or their errors."""
     gate = world.gate()
     found = world.probe(config + gate.config)
     first = ask(found, x(*HELD))
@@ -857,7 +857,7 @@ def _ensemble(world: World) -> None:
 
 @shows("ensemble_scheduling.max_inflight_requests")
 def _in_flight(world: World) -> None:
-    """A decoupled step gives four responses; the next step executes at most so many at once."""
+    """A decoupled step gives four responses; the field limits executions of the next step."""
     source = world.load(
         IDENTITY.replace("-1", "1")
         + "max_batch_size: 8\n"

@@ -73,7 +73,7 @@ def test_turns_wait_for_those_before_them_and_other_conversations_do_not(rpc: St
     assert order.count("a1") == 21
 
 
-def test_interrupting_one_turn_lets_the_client_go_on_talking(rpc: StreamRpc) -> None:
+def test_the_client_continues_a_conversation_after_interrupting_one_turn(rpc: StreamRpc) -> None:
     rpc.ask(ask(LONG, "a", 21, start=True), ask("enough", "b", 21))
     heard = said(rpc.answer()) + said(rpc.answer())
     assert heard == "1 2 "
@@ -359,7 +359,7 @@ def test_a_cancelled_request_counts_as_one(server: Serving, rpc: StreamRpc) -> N
         rpc.ask(stop("a"))
 
 
-def test_a_late_cancel_does_not_reach_the_request_of_somebody_else(stub: Any) -> None:
+def test_a_late_cancel_does_not_reach_the_request_of_another_client(stub: Any) -> None:
     with streaming(stub) as mine, streaming(stub) as others:
         others.ask(ask(LONG, "a"))
         others.answer()
@@ -370,7 +370,7 @@ def test_a_late_cancel_does_not_reach_the_request_of_somebody_else(stub: Any) ->
         assert said(others.answer())
 
 
-def test_a_cancel_of_a_refused_request_does_not_reach_somebody_else_s(stub: Any) -> None:
+def test_a_cancel_of_a_refused_request_does_not_reach_that_of_another_client(stub: Any) -> None:
     with streaming(stub) as mine, streaming(stub) as others:
         others.ask(ask(LONG, "a"))
         others.answer()
@@ -444,7 +444,7 @@ def test_what_cannot_be_cancelled_over_http(http: httpx.Client, path: str, statu
 
 
 @pytest.mark.parametrize("endpoint", ["generate", "infer"])
-def test_a_plain_request_that_is_cancelled_is_an_error(
+def test_a_cancelled_request_without_a_conversation_is_an_error(
     server: Serving, http: httpx.Client, endpoint: str
 ) -> None:
     tensor = {"name": "INPUT", "datatype": "BYTES", "shape": [1], "data": ["x"]}

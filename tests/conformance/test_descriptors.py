@@ -1,4 +1,4 @@
-"""Connections that take every descriptor, or say nothing: what else is served goes on."""
+"""Connections that take every descriptor, or say nothing: all else is still served."""
 
 import os
 import resource
@@ -26,7 +26,7 @@ LIMIT = 256
 """Descriptors of each process, of which it needs a few dozen for itself."""
 
 FREE = 16
-"""At least so many are left for other things than connections."""
+"""The descriptors that remain for other things than connections, at least."""
 
 SILENT = 10_000
 OWN_FILES = 1_000
@@ -54,7 +54,7 @@ def acceptors(server: Serving) -> Sequence[int]:
 
 @contextmanager
 def limited(pids: Sequence[int], limit: int) -> Iterator[None]:
-    """Inside, each process may have so many descriptors, or as many as the system allows."""
+    """Inside, each process may have `limit` descriptors, or as many as the system allows."""
     before = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in pids}
     for pid, (_, hard) in before.items():
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(limit, hard), hard))
@@ -67,7 +67,7 @@ def limited(pids: Sequence[int], limit: int) -> Iterator[None]:
 
 @contextmanager
 def silent(ports: Sequence[int], count: int) -> Iterator[None]:
-    """Inside there are so many connections that send nothing, by turns to each port."""
+    """Inside there are `count` connections that send nothing, by turns to each port."""
     with ExitStack() as stack:
         for number in range(count):
             address = ("127.0.0.1", ports[number % len(ports)])

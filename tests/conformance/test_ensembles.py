@@ -1,6 +1,6 @@
 """Ensembles over both wires; what is expected was recorded from Triton 2.51 with python models.
 
-Where Triton only logs a reason, it is told here, behind Triton's own text.
+Where Triton only logs a reason, our error has it behind Triton's own text.
 """
 
 import asyncio
@@ -142,7 +142,7 @@ def test_the_answer_says_where_in_its_sequence_the_request_is(http: httpx.Client
     assert "parameters" not in ask(http, "cached")[1]
 
 
-def test_steps_for_outputs_that_nobody_asked_for_do_not_run(http: httpx.Client) -> None:
+def test_steps_for_outputs_that_are_not_requested_do_not_run(http: httpx.Client) -> None:
     before = [counts(http, model)["executions"] for model in ("b", "any")]
     status, answer = ask(http, "two_out", **body(outputs=[{"name": "Z"}]))
     assert (status, outputs(answer)) == (200, {"Z": ([2], [1, 2])})
@@ -151,7 +151,7 @@ def test_steps_for_outputs_that_nobody_asked_for_do_not_run(http: httpx.Client) 
     assert list(outputs(ask(http, "two_out")[1])) == ["Y", "Z"]
 
 
-def test_an_output_that_nobody_made_is_left_out(http: httpx.Client) -> None:
+def test_an_output_that_no_step_produced_is_omitted(http: httpx.Client) -> None:
     status, answer = ask(http, "out_unmade")
     assert (status, outputs(answer)) == (200, {"Y": ([2], [1, 2])})
 
@@ -337,7 +337,7 @@ def test_a_failure_behind_a_decoupled_step_ends_the_stream(http: httpx.Client) -
     assert found.text == 'data: {"error":"in ensemble \'dec_fails\', no way"}\n\n'
 
 
-# What is told of an ensemble.
+# Metadata, statistics and metrics of an ensemble.
 
 
 async def test_metadata_and_config_are_those_of_the_platform_ensemble(client: Client) -> None:
@@ -370,7 +370,7 @@ def fresh(repository: Path, environment: dict[str, str], tmp_path: Path) -> Iter
 
 
 def every(count: int, **others: Any) -> dict[str, Any]:
-    """Counts of a model that has served so many requests, one by one."""
+    """Counts of a model that has served `count` requests, one by one."""
     served = dict.fromkeys(
         ("success", "queue", "compute_input", "compute_infer", "compute_output"), count
     )

@@ -17,7 +17,7 @@ from tests.serving import Serving, http_get, serving, wait_until, write_model
 
 COUNT = 2
 STREAMS = 16
-"""So many that both processes surely have some: the system spreads connections at random."""
+"""Enough that both processes surely have some: the system spreads connections at random."""
 
 TICKING = {"text_input": "x", "n": 100_000, "delay_us": 20_000}
 PATH = "/v2/models/repeat/generate_stream"
@@ -51,7 +51,7 @@ def counted(server: Serving) -> tuple[float, float]:
     return found["gateway_frontends"], found["gateway_frontend_restarts_total"]
 
 
-def test_there_are_so_many_processes_and_the_server_itself_listens_at_neither_port(
+def test_the_configured_number_of_processes_listens_and_the_server_itself_does_not(
     server: Serving,
 ) -> None:
     wait_until(lambda: len(frontends(server)) == COUNT, "all are there")
@@ -61,7 +61,7 @@ def test_there_are_so_many_processes_and_the_server_itself_listens_at_neither_po
         assert stub.ModelInfer(infer_request("single", INPUT="x")).model_name == "single"
 
 
-def test_a_process_that_is_killed_takes_its_own_clients_with_it_and_comes_back(
+def test_a_killed_process_drops_only_its_own_clients_and_is_started_again(
     server: Serving,
 ) -> None:
     wait_until(lambda: len(frontends(server)) == COUNT, "all are there")

@@ -220,7 +220,7 @@ def test_a_batch_that_is_too_large_is_refused(http: httpx.Client) -> None:
         ("BYTES", ["", 'ä\n"\\'], ["", 'ä\n"\\']),
     ],
 )
-def test_every_datatype_of_json_comes_back_as_it_went(
+def test_every_datatype_of_json_is_echoed_unchanged(
     http: httpx.Client, datatype: str, values: list[Any], shown: list[Any]
 ) -> None:
     answer = http.post(

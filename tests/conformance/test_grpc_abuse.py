@@ -1,4 +1,4 @@
-"""Clients that do harm to the gRPC port, each beside one that does not: who is served, who not?
+"""Clients that do harm to the gRPC port: each is dropped, and its neighbour is served.
 
 The numbers are small; ABUSE_SCALE=50 in the environment makes them what is named in the README.
 """
@@ -33,19 +33,19 @@ UNEXPECTED = ("Traceback", "ERROR", "CRITICAL", "unexpectedly", "never retrieved
 
 
 @pytest.fixture(scope="module")
-def beside(server: Serving) -> Iterator[Neighbour]:
+def bystander(server: Serving) -> Iterator[Neighbour]:
     """The neighbour of every client in this module."""
     with neighbour(server.grpc) as found:
         yield found
 
 
 @pytest.fixture(autouse=True)
-def _harmless(server: Serving, beside: Neighbour) -> Iterator[None]:
-    """Whatever a test does: the neighbour is served, and the server forgets it when it is over."""
-    beside.served()
+def _harmless(server: Serving, bystander: Neighbour) -> Iterator[None]:
+    """In every test the neighbour is served, and after it the server holds nothing."""
+    bystander.served()
     files, lines, memory = server.open_files, len(server.log), server.resident_bytes
     yield
-    served = beside.served()
+    served = bystander.served()
     assert served.errors == []
     assert served.answers > 0
     assert served.p99_secs < P99_SECS
@@ -63,7 +63,7 @@ def port(server: Serving) -> int:
 
 
 def times(full: int) -> int:
-    """So many on the full scale, and a fiftieth of it else."""
+    """A number on the full scale, or a fiftieth of it by default."""
     return full * SCALE // 50
 
 
@@ -140,7 +140,7 @@ def test_a_flood_of_what_is_allowed_takes_no_memory_and_its_turn_only(
     assert met.sent > 0
 
 
-def test_who_does_not_read_what_it_is_told_is_not_read_either(port: int) -> None:
+def test_the_server_stops_reading_a_client_that_does_not_read(port: int) -> None:
     data = abuses.repeated(abuses.setting(abuses.INITIAL_WINDOW, 65535), 1_000_000)
     with Connection(port, receive_buffer=4096) as connection:
         met = flood(connection.socket, data, reads=False)
@@ -243,14 +243,14 @@ def test_a_connection_that_ends_within_a_frame_is_forgotten(port: int, cut: int)
 
 @pytest.mark.parametrize("first", [b"", PREFACE[:12], BEGIN, BEGIN + OPEN])
 def test_thousands_of_idle_connections_are_borne(
-    server: Serving, port: int, beside: Neighbour, first: bytes
+    server: Serving, port: int, bystander: Neighbour, first: bytes
 ) -> None:
     count, before = times(2000), server.open_files
     with ExitStack() as stack:
         for _ in range(count):
             stack.enter_context(opened(port, first))
         wait_until(lambda: server.open_files >= before + count, "all are there")
-        assert beside.served().errors == []
+        assert bystander.served().errors == []
 
 
 def test_a_byte_at_a_time_is_read(port: int) -> None:
@@ -284,12 +284,12 @@ def test_of_messages_that_announce_much_only_what_came_is_held(server: Serving, 
         assert server.resident_bytes - before < 2 * met.sent + MEMORY_BYTES
 
 
-def test_answers_that_nobody_takes_hold_their_own_client_only(
-    server: Serving, port: int, beside: Neighbour
+def test_unread_answers_block_only_their_own_client(
+    server: Serving, port: int, bystander: Neighbour
 ) -> None:
     size, count, before = 16 * 1024, times(1000), server.resident_bytes
     asked = abuses.asking(count, abuses.infer("echo_fp32", size))
     with opened(port) as client:
         flood(client, asked)
         assert server.resident_bytes - before < 4 * size * count + MEMORY_BYTES
-        assert beside.served().errors == []
+        assert bystander.served().errors == []

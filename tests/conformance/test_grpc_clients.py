@@ -56,7 +56,7 @@ def infer(model: str, **texts: str) -> dict[str, Any]:
 
 
 def repeat(count: int, delay_us: int = 0) -> dict[str, Any]:
-    """A request with so many responses."""
+    """A request with `count` responses."""
     request = infer("repeat", text_input="x")
     numbers = {"n": count, "delay_us": delay_us}
     for name, number in numbers.items():
@@ -68,7 +68,7 @@ def repeat(count: int, delay_us: int = 0) -> dict[str, Any]:
 
 
 def floats(data: bytes) -> dict[str, Any]:
-    """A request whose input comes back."""
+    """A request whose input is echoed."""
     tensor = {"name": "INPUT", "datatype": "FP32", "shape": [len(data) // 4]}
     return {"model_name": "echo_fp32", "inputs": [tensor], "raw_input_contents": [encoded(data)]}
 
@@ -80,7 +80,7 @@ def test_an_empty_message_is_answered(server: Serving) -> None:
 
 
 @pytest.mark.parametrize("gzip", [False, True], ids=["plain", "gzip"])
-def test_tensors_of_many_bytes_come_back(server: Serving, gzip: bool) -> None:
+def test_tensors_of_many_bytes_are_echoed(server: Serving, gzip: bool) -> None:
     data = bytes(range(256)) * (8 * MIB // 256)
 
     found = call(server.grpc, "ModelInfer", floats(data), gzip=gzip)

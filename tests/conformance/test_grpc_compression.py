@@ -150,14 +150,14 @@ def test_what_management_answers_is_not_compressed(server: Serving) -> None:
     assert (flag, ZEROS.encode() in data) == (PLAIN, True)
 
 
-def test_an_error_is_told_whatever_the_level(server: Serving) -> None:
+def test_an_error_is_sent_at_every_level(server: Serving) -> None:
     answer = asked(server, "ModelInfer", BOTH, infer_request("absent", INPUT="x"))
     assert answer.grpc_status == 5
     assert "absent" in answer.grpc_message
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_compressed_and_plain_requests_may_be_mixed_on_a_stream(
+def test_compressed_and_uncompressed_requests_may_be_mixed_on_a_stream(
     server: Serving, encoding: str
 ) -> None:
     data = [

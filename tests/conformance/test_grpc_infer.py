@@ -1,4 +1,4 @@
-"""What only gRPC's infer has: forwarded metadata, classification, and requests nobody sends."""
+"""Cases of gRPC's infer alone: forwarded metadata, classification, and malformed requests."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -149,7 +149,7 @@ def test_a_stream_classifies(stub: Any) -> None:
     assert list(answer.infer_response.outputs[0].shape) == [1, 2]
 
 
-# Requests nobody sends. The texts are those of a real Triton 2.51 where it has the check.
+# Malformed requests. The texts are those of a real Triton 2.51 where it has the check.
 
 
 def echo(*shape: int, raw: bytes = b"12345678", **fields: Any) -> Any:
@@ -255,7 +255,7 @@ def test_what_is_no_message_is_refused(server: Serving, method: str, junk: bytes
 
 
 @pytest.mark.parametrize("size", [16384, 2**20, 2**20 + 1])
-def test_large_tensors_come_back_whole(stub: Any, size: int) -> None:
+def test_large_tensors_are_echoed_whole(stub: Any, size: int) -> None:
     data = np.random.default_rng(size).bytes(size - size % 4)
     request = echo(len(data) // 4, raw=data)
     assert stub.ModelInfer(request, timeout=WAIT_SECS).raw_output_contents == [data]

@@ -101,7 +101,7 @@ class Client(Connection):
         return self.answer(stream)
 
     def begin_stream(self) -> int:
-        """A stream that has had an answer, and goes on."""
+        """A stream that has had an answer, and stays open."""
         stream = next(self._streams)
         body = message(infer_request("single", INPUT="x").SerializeToString())
         self.send(self.headers(stream, request(STREAM)), DataFrame(stream, body))
@@ -110,7 +110,7 @@ class Client(Connection):
 
 
 def refuses(port: int) -> bool:
-    """Whether nobody listens at a port."""
+    """Whether a port refuses connections."""
     with socket.socket() as found:
         return found.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
 
@@ -123,7 +123,9 @@ def left(client: Client) -> tuple[int, bytes]:
     return found.error_code, found.additional_data
 
 
-def test_who_pings_too_often_is_told_and_left(models: Path, transport: str) -> None:
+def test_a_client_that_pings_too_often_gets_a_goaway_and_is_dropped(
+    models: Path, transport: str
+) -> None:
     with (
         kept(models, transport) as server,
         connected(server.grpc) as neighbour,
@@ -194,7 +196,7 @@ def test_a_client_that_answers_no_ping_is_cut_off(models: Path, transport: str) 
         began = time.monotonic()
         client.closed()
         assert time.monotonic() - began < SOON_SECS
-        # Who answers is pinged, too, and stays.
+        # A client that answers is pinged, too, and stays connected.
         for _ in range(30):
             assert rpc.answer().infer_response.id == "a"
 
@@ -209,7 +211,7 @@ def test_only_clients_with_an_rpc_are_pinged_unless_others_are_permitted(
         assert client.pinged(5) == 5
 
 
-def test_so_many_pings_go_to_who_is_sent_nothing_else(models: Path) -> None:
+def test_an_idle_client_gets_at_most_the_configured_number_of_pings(models: Path) -> None:
     flags = (PERMITTED, "--grpc-keepalive-time=50", f"{PINGS}=3")
     with kept(models, "--grpc-transport=hyper", *flags) as server, Client(server) as client:
         assert client.pinged(SOME_PINGS, within=0.5) == 3
@@ -252,7 +254,7 @@ def test_an_old_connection_is_cut_off_when_its_grace_is_over(models: Path, trans
         assert answer.raw_output_contents
 
 
-def test_the_end_waits_for_rpcs_and_for_nobody_else(models: Path, transport: str) -> None:
+def test_shutdown_waits_for_rpcs_and_for_no_idle_connection(models: Path, transport: str) -> None:
     with (
         kept(models, transport) as server,
         connected(server.grpc) as stub,

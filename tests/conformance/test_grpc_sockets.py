@@ -1,4 +1,4 @@
-"""Where gRPC listens: IPv6, Unix sockets, ports that are shared or taken; and how it is told."""
+"""Addresses of gRPC: IPv6, Unix sockets, shared and taken ports, and their log lines."""
 
 import os
 import signal
@@ -120,7 +120,7 @@ def test_what_is_no_socket_is_refused_and_stays(models: Path, path: Path, transp
     ("name", "why"),
     [("absent/grpc.sock", "No such file or directory"), ("x" * 120, "AF_UNIX path too long")],
 )
-def test_a_path_that_cannot_be_had_is_one_clear_line(
+def test_an_unusable_path_fails_with_one_clear_line(
     models: Path, tmp_path: Path, transport: str, name: str, why: str
 ) -> None:
     path = tmp_path / name
@@ -227,7 +227,7 @@ def test_the_chat_finds_what_is_announced(
 
 
 def name(target: str) -> str:
-    """Who answers a new connection."""
+    """The name of the server that answers a new connection."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     with InferenceServerClient(target, channel_args=options) as client:
         return str(client.get_server_metadata().name)

@@ -1,4 +1,4 @@
-"""gRPC over TLS, with and without certificates of the clients; who may not come in harms nobody."""
+"""gRPC over TLS, with and without certificates of the clients; a refused client harms no other."""
 
 import socket
 import ssl
@@ -69,7 +69,7 @@ def server(request: pytest.FixtureRequest, models: Path, own: Certificate) -> It
 def mutual(
     request: pytest.FixtureRequest, models: Path, own: Certificate, authority: Authority
 ) -> Iterator[Serving]:
-    """Lets in who has a certificate of the authority."""
+    """A server that accepts clients with a certificate of the authority."""
     transport = f"--grpc-transport={request.param}"
     asked = ("--grpc-use-ssl-mutual=true", f"--grpc-root-cert={authority.root}")
     with ending_well(models, transport, *flags(own, *asked)) as found:
@@ -118,7 +118,7 @@ def refused(client: InferenceServerClient) -> bool:
 def neighbour(
     server: Serving, authority: Authority, mine: Certificate | None = None
 ) -> Iterator[None]:
-    """Who has a stream before something happens, and is served on after it."""
+    """A client with a stream from before the block, which is still served after it."""
     with stub(server, authority, mine) as found, streaming(found) as rpc:
         rpc.ask(infer_request("single", "before", INPUT="x"))
         assert rpc.answer().infer_response.id == "before"
@@ -151,7 +151,7 @@ def test_the_protocol_that_is_agreed_on_is_http_2(
 
 
 @pytest.mark.parametrize("offered", [[], ["http/1.1"]])
-def test_who_does_not_agree_to_http_2_is_left(
+def test_a_client_that_does_not_negotiate_http_2_is_dropped(
     server: Serving, authority: Authority, offered: list[str]
 ) -> None:
     context = ssl.create_default_context(cafile=str(authority.root))
@@ -162,7 +162,7 @@ def test_who_does_not_agree_to_http_2_is_left(
         assert ended(found)
 
 
-def test_a_client_of_another_authority_trusts_nobody_here(
+def test_a_client_of_another_authority_refuses_the_server(
     server: Serving, authority: Authority, stranger: Authority
 ) -> None:
     with neighbour(server, authority), client(server, stranger) as found:
@@ -274,7 +274,7 @@ def session(server: Serving, context: ssl.SSLContext) -> Iterator[ssl.SSLSocket]
 
 
 def ended(found: socket.socket) -> bool:
-    """Whether the server ends the connection, whatever it says before."""
+    """Whether the server ends the connection, possibly after some bytes."""
     try:
         while found.recv(65536):
             pass

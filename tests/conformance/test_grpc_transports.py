@@ -250,7 +250,7 @@ def test_content_types_of_grpc_are_served(port: int, content_type: str) -> None:
     assert answer(port, unary(("content-type", content_type))).client_status == "OK"
 
 
-def test_an_answer_that_is_an_error_ends_a_request_that_goes_on(port: int) -> None:
+def test_an_error_ends_a_request_whose_body_is_still_being_sent(port: int) -> None:
     with Connection(port) as connection:
         connection.begin()
         Sent(request(f"{SERVICE}/No"), b"", half_closed=False).send(connection)

@@ -75,7 +75,7 @@ async def infer(client: Client, model: str, *inputs: Any, **options: Any) -> Any
 
 
 @pytest.mark.parametrize("datatype", DATATYPES)
-async def test_every_datatype_comes_back_as_binary(official: Client, datatype: str) -> None:
+async def test_every_datatype_is_echoed_as_binary(official: Client, datatype: str) -> None:
     array = values(datatype).reshape(-1)
     model = f"echo_{datatype.lower()}"
     for outputs in (None, [triton.InferRequestedOutput("OUTPUT", binary_data=True)]):
@@ -90,7 +90,7 @@ async def test_every_datatype_comes_back_as_binary(official: Client, datatype: s
 @pytest.mark.parametrize(
     ("binary_in", "binary_out"), [(False, False), (True, False), (False, True)]
 )
-async def test_every_datatype_but_half_precision_comes_back_as_json(
+async def test_every_datatype_but_half_precision_is_echoed_as_json(
     official: Client, datatype: str, binary_in: bool, binary_out: bool
 ) -> None:
     array = values(datatype).reshape(-1)
@@ -108,7 +108,7 @@ async def test_every_datatype_but_half_precision_comes_back_as_json(
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-async def test_half_precision_does_not_come_back_as_json(official: Client, datatype: str) -> None:
+async def test_half_precision_is_not_sent_as_json(official: Client, datatype: str) -> None:
     outputs = [triton.InferRequestedOutput("OUTPUT", binary_data=False)]
     tensor = sent(datatype, values(datatype), binary=True)
     code, text = await official.refusal(
@@ -154,7 +154,7 @@ async def test_bodies_may_be_compressed_both_ways(
     np.testing.assert_array_equal(found.as_numpy("OUTPUT"), array)
 
 
-async def test_an_id_comes_back(official: Client) -> None:
+async def test_the_response_has_the_id_of_its_request(official: Client) -> None:
     tensor = sent("FP32", values("FP32"), binary=True)
     named = await infer(official, "echo_fp32", tensor, request_id="r 1")
     assert named.get_response()["id"] == "r 1"

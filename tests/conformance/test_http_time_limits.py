@@ -21,7 +21,7 @@ LIMITS = (
 )
 NO_LIMITS = tuple(flag.partition("=")[0] + "=0" for flag in LIMITS)
 EARLY_SECS = 0.1
-"""A loop's clock may be so much behind the client's."""
+"""A loop's clock may be behind the client's by this."""
 
 PATH = "/v2/models/repeat/generate_stream"
 ONE = {"text_input": "x", "n": 1}

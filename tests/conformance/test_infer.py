@@ -77,7 +77,7 @@ def echo(values: list[float], **fields: Any) -> Any:
 
 @pytest.mark.parametrize("client", ["grpc", "grpc.aio"], indirect=True)
 @pytest.mark.parametrize("datatype", NUMPY)
-async def test_a_raw_tensor_comes_back_as_it_went(client: Client, datatype: str) -> None:
+async def test_a_raw_tensor_is_echoed_unchanged(client: Client, datatype: str) -> None:
     values = np.array([0, 1, 100], dtype=NUMPY[datatype])
     inputs = [tensor("INPUT", datatype, values)]
     answer = await client.call("infer", f"echo_{datatype.lower()}", inputs, request_id="7")
@@ -95,7 +95,7 @@ async def test_a_raw_tensor_comes_back_as_it_went(client: Client, datatype: str)
 
 
 @pytest.mark.parametrize("client", ["grpc", "grpc.aio"], indirect=True)
-async def test_raw_text_comes_back_as_it_went(client: Client) -> None:
+async def test_raw_text_is_echoed_unchanged(client: Client) -> None:
     inputs = [text("INPUT", "", "ä", b"\x00\xff")]
     answer = await client.call("infer", "echo_bytes", inputs)
     assert list(answer.as_numpy("OUTPUT")) == [b"", "ä".encode(), b"\x00\xff"]

@@ -1,4 +1,4 @@
-"""The largest requests of each route block no other client: probes are answered beside them."""
+"""The largest requests of each route block no other client: probes are answered meanwhile."""
 
 import http.client
 import json
@@ -88,7 +88,7 @@ def over_grpc(
 def probing(server: Serving) -> Iterator[Callable[[Callable[[], object]], None]]:
     """Checks that a call delays no probe by more than LIMIT_SECS.
 
-    Of a slower answer the part is taken off that the machine adds: twice the worst probe beside
+    Of a slower answer the part is taken off that the machine adds: twice the worst probe among
     small requests, which keep the server as busy and block it for a moment each.
     """
     probes = Probes(server.ports["http"])
@@ -125,7 +125,7 @@ def post(server: Serving, path: str, body: bytes, **headers: str) -> tuple[int, 
 
 
 def filled(piece: bytes, size: int = LARGEST) -> bytes:
-    """So many bytes of values, each followed by a comma but the last."""
+    """Values of about `size` bytes in all, each followed by a comma but the last."""
     return piece * (size // len(piece)) + piece[:-1]
 
 
@@ -144,7 +144,7 @@ def infer_body(datatype: str, data: bytes, count: int) -> bytes:
         ("BYTES", b'"a:b",'),
     ],
 )
-def test_json_of_the_largest_size_blocks_nobody(
+def test_json_of_the_largest_size_blocks_no_other_client(
     server: Serving, datatype: str, piece: bytes
 ) -> None:
     data = filled(piece, LARGEST // 4)
@@ -156,19 +156,19 @@ def test_json_of_the_largest_size_blocks_nobody(
 
 
 @pytest.mark.parametrize("path", ["generate", "generate_stream"])
-def test_large_answers_of_generate_block_nobody(server: Serving, path: str) -> None:
+def test_large_answers_of_generate_block_no_other_client(server: Serving, path: str) -> None:
     numbers = b'{"INPUT":[%b]}' % filled(b"1.5,", 4 * (1 << 20) - 4)
     with probing(server) as check:
         check(lambda: answered(post(server, f"/v2/models/echo_fp32/{path}", numbers), 200))
 
 
-def test_json_that_is_refused_for_its_count_blocks_nobody(server: Serving) -> None:
+def test_json_that_is_refused_for_its_count_blocks_no_other_client(server: Serving) -> None:
     body = infer_body("FP32", filled(b"1,"), 5)
     with probing(server) as check:
         check(lambda: answered(post(server, "/v2/models/echo_fp32/infer", body), 500))
 
 
-def test_one_string_of_the_largest_size_blocks_nobody(server: Serving) -> None:
+def test_one_string_of_the_largest_size_blocks_no_other_client(server: Serving) -> None:
     body = b'{"text_input":"%b","n":1}' % (b"\\u00e4:" * (LARGEST // 7))
     with probing(server) as check:
         check(lambda: answered(post(server, "/v2/models/repeat/generate", body), 200))
@@ -188,20 +188,20 @@ def test_one_string_of_the_largest_size_blocks_nobody(server: Serving) -> None:
         "/v1/embeddings",
     ],
 )
-def test_numbers_for_any_route_block_nobody(server: Serving, path: str) -> None:
+def test_numbers_for_any_route_block_no_other_client(server: Serving, path: str) -> None:
     body = b'{"none":[%b]}' % filled(b"1,", LARGEST // 4)
     with probing(server) as check:
         check(lambda: refused(post(server, path, body)))
 
 
-def test_files_of_a_load_block_nobody(server: Serving) -> None:
+def test_files_of_a_load_block_no_other_client(server: Serving) -> None:
     files = b"QUJD" * (LARGEST // 4)
     body = b'{"parameters":{"config":"{}","file:1/x":"%b"}}' % files
     with probing(server) as check:
         check(lambda: refused(post(server, "/v2/repository/models/new/load", body)))
 
 
-def test_binary_strings_block_nobody(server: Serving) -> None:
+def test_binary_strings_block_no_other_client(server: Serving) -> None:
     count = LARGEST // 5
     head = json.dumps(
         {
@@ -226,7 +226,7 @@ def answered(found: tuple[int, bytes], status: int) -> None:
 
 
 def refused(found: tuple[int, bytes]) -> None:
-    """Whatever it is answered with, it is answered."""
+    """The request is answered, with any status."""
     assert 200 <= found[0] < 600
 
 
@@ -257,7 +257,7 @@ def stub(server: Serving) -> Any:
         ("BYTES", "bytes_contents", [b""] * (2 << 20)),
     ],
 )
-def test_typed_contents_block_nobody(
+def test_typed_contents_block_no_other_client(
     over_grpc: Serving, datatype: str, field: str, values: Any
 ) -> None:
     # In bytes: to write and read messages would hold up the probes of this process.

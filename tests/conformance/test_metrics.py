@@ -28,7 +28,7 @@ HISTOGRAM = "nv_inference_first_response_histogram_ms"
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models whose metrics are told in several ways."""
+    """Models whose metrics differ in form."""
     folder = tmp_path_factory.mktemp("models")
     batched = identity("FP32", "4") + "max_batch_size: 8\n"
     write_model(folder, "tagged", batched + TAGS + BUCKETS)
@@ -103,12 +103,12 @@ def test_a_summary_has_the_quantiles_that_were_asked_for(page: list[str]) -> Non
     assert found == ["0.5"]
 
 
-def test_the_time_of_a_load_is_told(page: list[str]) -> None:
+def test_the_time_of_a_load_is_a_metric(page: list[str]) -> None:
     (line,) = [line for line in page if line.startswith(f"nv_model_load_duration_secs{{{OWN}")]
     assert 0 < float(line.rpartition(" ")[2]) < 60
 
 
-def test_the_machine_is_told(page: list[str]) -> None:
+def test_the_metrics_show_the_processor_and_memory_of_the_machine(page: list[str]) -> None:
     values = dict(line.split() for line in page if line.startswith("nv_cpu_"))
     assert 0 <= float(values["nv_cpu_utilization"]) <= 1
     total, used = (float(values[f"nv_cpu_memory_{name}_bytes"]) for name in ("total", "used"))
@@ -139,7 +139,7 @@ async def test_statistics_agree_with_the_page(server: Serving, asked: None, wire
 
 
 @pytest.mark.parametrize("wire", ["http", "grpc"])
-async def test_responses_of_a_decoupled_model_are_told_apart(
+async def test_responses_of_a_decoupled_model_are_counted_by_their_index(
     server: Serving, asked: None, wire: str
 ) -> None:
     async with connect(server, wire) as client:

@@ -130,7 +130,7 @@ def value(number: int) -> str:
         ("eef", 400, events('"error":"bad 0"', '"error":"bad 1"')),
     ],
 )
-def test_generate_stream_goes_on_after_an_error(
+def test_generate_stream_continues_after_an_error(
     http: httpx.Client, plan: str, status: int, expected: str
 ) -> None:
     answer = http.post("/v2/models/plan/generate_stream", json={"P": plan})
@@ -191,7 +191,7 @@ def shown(message: Any) -> tuple[str, str, bool]:
     ],
 )
 @pytest.mark.parametrize("empty_final", [True, False])
-def test_a_stream_rpc_goes_on_after_an_error(
+def test_a_stream_rpc_continues_after_an_error(
     server: Serving, plan: str, expected: list[tuple[str, bool]], empty_final: bool
 ) -> None:
     with connected(address(server)) as stub, streaming(stub) as rpc:

@@ -155,20 +155,20 @@ async def test_sums_and_differences(client: Client, name: str, rows: int) -> Non
 
 
 @pytest.mark.parametrize("datatype", FLOATS)
-async def test_every_datatype_comes_back(client: Client, datatype: str) -> None:
+async def test_every_datatype_is_echoed(client: Client, datatype: str) -> None:
     sent = np.array([[0, 1, 1]], dtype=FLOATS[datatype])
     found = await infer(client, f"echo_{datatype.lower()}", datatype, x=sent)
     np.testing.assert_array_equal(found["y"], sent)
     assert found["y"].dtype == sent.dtype
 
 
-async def test_strings_come_back(client: Client) -> None:
+async def test_strings_are_echoed(client: Client) -> None:
     sent = np.array([[b"a", "\u20ac".encode(), b""]], dtype=object)
     found = await infer(client, "echo_bytes", "BYTES", x=sent)
     assert found["y"].tolist() == sent.tolist()
 
 
-async def test_a_tensor_without_elements_comes_back(client: Client) -> None:
+async def test_a_tensor_without_elements_is_echoed(client: Client) -> None:
     found = await infer(client, "echo_fp32", x=fp32(2, 0))
     assert found["y"].shape == (2, 0)
 
@@ -190,7 +190,7 @@ async def test_a_client_sees_the_shape_of_the_config(client: Client) -> None:
     assert found["y"].tolist() == [[1, 3, 2, 4]]
 
 
-async def test_a_failure_of_the_model_is_told_and_the_next_request_is_answered(
+async def test_a_failure_of_the_model_is_sent_and_the_next_request_is_answered(
     client: Client,
 ) -> None:
     over = tritonclient.http if client.over_http else tritonclient.grpc

@@ -90,7 +90,7 @@ def test_a_streamed_chat_completion_is_the_same_text(client: openai.OpenAI) -> N
     assert (found.choices[0].finish_reason, kinds.count("content.delta")) == ("stop", 4)
 
 
-def test_usage_comes_in_a_chunk_of_its_own_for_who_asks(client: openai.OpenAI) -> None:
+def test_usage_is_sent_in_a_chunk_of_its_own_on_request(client: openai.OpenAI) -> None:
     asked: Any = {"model": "openai_python", "messages": says("a b"), "stream": True}
     plain = list(client.chat.completions.create(**asked))
     assert [chunk.usage for chunk in plain] == [None] * 4
@@ -287,7 +287,7 @@ def test_a_refusal_is_the_error_that_the_client_knows(client: openai.OpenAI, nam
     assert error.request_id
 
 
-def test_who_comes_too_early_is_told_when_to_come_again(http: httpx.Client) -> None:
+def test_a_busy_model_answers_with_retry_after(http: httpx.Client) -> None:
     answer = http.post(CHAT, json=asking("x", model="busy"))
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 
@@ -363,7 +363,7 @@ def test_headers_do_not_wait_for_a_slow_model(server: Serving) -> None:
     assert body.endswith(DONE)
 
 
-def test_a_request_id_comes_back(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_the_response_has_the_id_of_its_request(client: openai.OpenAI, http: httpx.Client) -> None:
     ask = client.chat.completions.with_raw_response.create
     asked: Any = {"model": "openai_python", "messages": says("x")}
     assert ask(**asked, extra_headers={"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
@@ -372,9 +372,7 @@ def test_a_request_id_comes_back(client: openai.OpenAI, http: httpx.Client) -> N
     assert answer.headers["x-request-id"] == "mine"
 
 
-def test_a_stream_with_a_key_is_gone_on_with_where_it_was_cut(
-    server: Serving, http: httpx.Client
-) -> None:
+def test_a_cut_stream_with_a_key_resumes_at_the_cut(server: Serving, http: httpx.Client) -> None:
     asked = asking("a b c d", stream=True)
     headers = {"Idempotency-Key": "cut"}
     whole = http.post(CHAT, json=asked, headers=headers)

@@ -1,4 +1,4 @@
-"""Workers that crash, hang, flood and fork, over both wires: nobody else notices."""
+"""Workers that crash, hang, flood and fork, over both wires: no other model is affected."""
 
 import asyncio
 import os
@@ -174,7 +174,7 @@ def ask_neighbour(server: Serving, over: threading.Event, found: list[object]) -
         while not found or not over.wait(0.05):
             client.infer("neighbour", [deed])
             found.append("answered")
-    except Exception as error:  # noqa: BLE001 - whatever it is, the test shows it
+    except Exception as error:  # noqa: BLE001 - the test shows every error
         found.append(error)
     finally:
         client.close()

@@ -27,7 +27,7 @@ both_wires = pytest.mark.parametrize("client", ["http", "grpc"], indirect=True)
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The models of this folder; probes have what they share beside their model.py."""
+    """The models of this folder; each probe has their shared module next to its model.py."""
     folder = tmp_path_factory.mktemp("python") / "models"
     shutil.copytree(MODELS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     shared = folder / "probing.py"

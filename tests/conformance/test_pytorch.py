@@ -113,7 +113,9 @@ async def test_text_goes_in_and_out(client: Client) -> None:
     assert list(answer.as_numpy("shouted")) == [b"A", "B€".encode()]
 
 
-async def test_a_model_that_raises_says_why_and_goes_on(client: Client) -> None:
+async def test_a_model_that_raises_returns_the_reason_and_serves_the_next_request(
+    client: Client,
+) -> None:
     good, bad = np.array([-1], dtype=np.float32), np.array([1], dtype=np.float32)
     code, text = await client.refusal("infer", "raising", [tensor(client, "x", "FP32", bad)])
     assert code == client.code("INTERNAL")

@@ -1,4 +1,4 @@
-"""Models that need the same resource, as clients meet them; limits are told as a Triton does."""
+"""Models that need the same resource, as clients meet them; errors of limits are Triton's."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -86,7 +86,9 @@ async def test_a_model_waits_for_the_resource_that_another_holds(
     await reached(server, f"stuck_{kind}", in_flight=0, pending=0)
 
 
-async def test_who_leaves_while_waiting_is_never_executed(server: Serving, client: Client) -> None:
+async def test_a_request_cancelled_while_it_waits_is_never_executed(
+    server: Serving, client: Client
+) -> None:
     executed = series("nv_inference_exec_count", "quick_plain")
     before = server.metrics()[executed]
     holding = asyncio.create_task(ask(client, "stuck_plain", 0))
@@ -101,7 +103,7 @@ async def test_who_leaves_while_waiting_is_never_executed(server: Serving, clien
     assert await ask(client, "quick_plain", 2) == 2
 
 
-async def test_who_could_never_execute_is_not_loaded(client: Client) -> None:
+async def test_a_model_that_could_never_execute_is_not_loaded(client: Client) -> None:
     found = await client.call("get_model_repository_index")
     rows = (
         {each["name"]: each.get("reason", "") for each in found}

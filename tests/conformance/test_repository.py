@@ -156,7 +156,7 @@ async def test_a_backend_that_is_not_there_is_named(client: Client) -> None:
     assert row["reason"].startswith("Invalid argument: unable to find backend 'absent'")
 
 
-async def test_what_failed_to_load_is_told_from_what_was_never_seen(client: Client) -> None:
+async def test_a_failed_load_has_another_error_than_an_unknown_model(client: Client) -> None:
     await client.refusal("load_model", "fails")
     await client.refusal("load_model", "bad_text")
     await client.refusal("load_model", "zeros")
@@ -533,7 +533,7 @@ def test_no_request_fails_while_its_model_is_reloaded_again_and_again(tmp_path: 
         assert failures == []
 
 
-def test_sigterm_during_a_load_ends_the_server_and_tells_who_waits(
+def test_sigterm_during_a_load_ends_the_server_and_answers_waiting_requests(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     write_model(tmp_path, "add", ADD)

@@ -1,4 +1,4 @@
-"""Streams that are cut and gone on with, and requests that are made twice, on both wires."""
+"""Streams that are cut and resumed, and requests that are made twice, on both wires."""
 
 import asyncio
 import re
@@ -45,7 +45,7 @@ def asked(connection: Connection, question: Mapping[str, Any] = ASK) -> str:
 
 
 def take(connection: Connection, count: int) -> bytes:
-    """Read so many events; what comes with the last of them is lost."""
+    """Read `count` events; bytes that arrive with the last of them are dropped."""
     body = b""
     while len(EVENT.findall(body)) < count:
         body += connection.chunk()
@@ -89,7 +89,7 @@ def test_several_may_follow_and_each_gets_everything(server: Serving) -> None:
     assert [numbers(body) for body in found] == [list(range(1, 101))] * 4
 
 
-def test_nobody_comes_back(models: Path) -> None:
+def test_streams_without_a_client_expire(models: Path) -> None:
     with serving(models, f"--resumable-grace-secs={GRACE_SECS}") as server:
         tokens = []
         for _ in range(5):
@@ -105,7 +105,7 @@ def test_nobody_comes_back(models: Path) -> None:
         assert "it has expired" in answer.json()["error"]
 
 
-def test_a_stream_that_nobody_reads_takes_no_more_than_its_buffer(models: Path) -> None:
+def test_an_unread_stream_takes_no_more_than_its_buffer(models: Path) -> None:
     size, flood = 50_000, {"text_input": "x" * 1_000, "n": 100_000}
     with serving(models, f"--resumable-buffer-size={size}") as server:
         with Connection(server.ports["http"], receive_buffer=4096) as connection:
@@ -221,7 +221,7 @@ def test_streams_that_did_not_ask_have_no_marks_and_stop(server: Serving) -> Non
         ({"resume": "x" * 32, "model": "single"}, "there is no such stream"),
     ],
 )
-def test_a_message_that_is_wrong_is_refused_and_the_stream_goes_on(
+def test_a_wrong_message_is_refused_and_the_stream_continues(
     server: Serving, parameters: dict[str, Any], error: str
 ) -> None:
     with connected(server.grpc) as stub, streaming(stub) as rpc:
@@ -249,7 +249,7 @@ def test_a_recorded_request_is_cancelled_as_any_other(server: Serving) -> None:
         assert other.rest()[-1].infer_response.parameters["cancelled"].bool_param
 
 
-def test_a_stream_that_was_come_back_to_is_cancelled_by_its_new_id(server: Serving) -> None:
+def test_a_resumed_stream_is_cancelled_by_its_new_id(server: Serving) -> None:
     with connected(server.grpc) as stub, streaming(stub) as others:
         others.ask(long("b"))
         others.answer()
@@ -270,7 +270,7 @@ def test_a_stream_that_was_come_back_to_is_cancelled_by_its_new_id(server: Servi
         assert others.answer().error_message == ""
 
 
-def test_a_stream_is_come_back_to_while_its_model_is_being_unloaded(models: Path) -> None:
+def test_a_stream_is_resumed_while_its_model_is_being_unloaded(models: Path) -> None:
     with serving(models, *EXPLICIT) as server, connected(server.grpc) as stub:
         with streaming(stub) as rpc:
             rpc.ask(long("a", n=50, resumable=True))
@@ -296,7 +296,7 @@ def test_a_stream_is_only_for_its_own_model_and_wire(server: Serving) -> None:
         assert http.get(PATH, headers={"Last-Event-ID": f"{token}.0"}).status_code == 404
 
 
-async def test_the_official_client_comes_back(server: Serving) -> None:
+async def test_the_official_client_resumes_a_stream(server: Serving) -> None:
     inputs = [_input("text_input", "BYTES", np.array(["x"], dtype=object))]
     inputs += [_input(name, "INT32", np.array([ASK[name]], np.int32)) for name in ("n", "delay_us")]
 
@@ -336,7 +336,9 @@ def _input(name: str, datatype: str, values: Any) -> Any:
 # The end of the server.
 
 
-def test_at_the_end_those_who_read_are_served_and_nobody_is_waited_for(models: Path) -> None:
+def test_shutdown_serves_connected_readers_and_waits_for_no_disconnected_client(
+    models: Path,
+) -> None:
     with serving(models) as server:
         with Connection(server.ports["http"]) as gone, accepted(server, "repeat"):
             asked(gone, LONG)

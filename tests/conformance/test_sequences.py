@@ -235,7 +235,7 @@ BROKEN = {
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of each kind for each wire, so that nobody sees the other's statistics."""
+    """A model of each kind for each wire, so that no test sees the statistics of another."""
     folder = tmp_path_factory.mktemp("sequences")
     for wire in WIRES:
         write(folder, f"direct_{wire}", telling(), telling_config("direct { }"))
@@ -336,7 +336,7 @@ async def added(client: Client, name: str, sequence: int, value: int, flags: str
 
 
 async def reached(server: Serving, name: str, in_flight: int, pending: int) -> None:
-    """Wait until the model has so many requests."""
+    """Wait until the model has these numbers of requests."""
     wanted = (in_flight, pending)
 
     def is_so() -> bool:
@@ -346,7 +346,7 @@ async def reached(server: Serving, name: str, in_flight: int, pending: int) -> N
     await asyncio.to_thread(wait_until, is_so, f"{in_flight} in flight and {pending} pending")
 
 
-# What the model is told.
+# Inputs of the model.
 
 
 async def test_a_sequence_from_its_start_to_its_end(client: Client) -> None:
@@ -435,7 +435,7 @@ async def test_an_id_of_the_wrong_type(client: Client) -> None:
     assert await told(client, name, "x", "start end") == [1, 1, 1, 1, b"x"]
 
 
-def test_a_stream_lives_on_after_a_request_without_start(server: Serving, stub: Any) -> None:
+def test_a_stream_continues_after_a_request_without_start(server: Serving, stub: Any) -> None:
     with streaming(stub) as rpc:
         rpc.ask(
             message("adding", 5, 1, "a"),
@@ -550,10 +550,10 @@ async def test_a_model_whose_sequences_cannot_be_is_not_loaded(client: Client, n
     assert "/tmp" not in found[1]
 
 
-# Backlog, timeouts, and who leaves.
+# Backlog, timeouts, and disconnects.
 
 
-async def test_who_waits_for_a_slot_begins_when_a_sequence_ends(
+async def test_a_sequence_that_waits_for_a_slot_begins_when_another_ends(
     server: Serving, client: Client
 ) -> None:
     name = f"slow_{client.wire}"
@@ -703,7 +703,7 @@ async def test_a_sequence_that_has_begun_may_end_while_the_server_drains(tmp_pat
     assert not any("drain over" in line for line in server.log)
 
 
-async def test_a_sequence_that_nobody_ends_holds_the_server_until_the_limit(tmp_path: Path) -> None:
+async def test_a_sequence_without_an_end_blocks_shutdown_until_the_limit(tmp_path: Path) -> None:
     write(tmp_path, "adding", adding(), adding_config(ZERO))
     with serving(tmp_path, "--exit-timeout-secs=1") as server:
         async with connect(server, "grpc.aio") as client:

@@ -85,7 +85,7 @@ async def log_settings(client: Client, **settings: Any) -> dict[str, Any]:
     return dict(await client.call("update_log_settings", settings))
 
 
-async def test_log_settings_are_told_and_changed(client: Client) -> None:
+async def test_log_settings_are_returned_and_changed(client: Client) -> None:
     assert await log_settings(client) == LOGGING
     changed = {"log_info": False, "log_verbose_level": 2, "log_format": "ISO8601"}
     assert await log_settings(client, **changed) == LOGGING | changed

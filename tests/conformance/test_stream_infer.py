@@ -320,7 +320,7 @@ def test_the_official_client_sees_the_end_by_the_empty_final_response(server: Se
             assert callback.until_final() == ["x"] * count
 
 
-def test_the_official_client_is_told_errors_and_may_go_on(server: Serving) -> None:
+def test_the_official_client_gets_errors_and_continues_its_stream(server: Serving) -> None:
     with official(server) as (client, callback):
         client.async_stream_infer("failing", [text("INPUT", "x")], request_id="a")
         result, error = callback.next()

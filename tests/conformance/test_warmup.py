@@ -75,12 +75,12 @@ async def index(client: Client) -> dict[str, tuple[str, str]]:
     return {each.name: (each.state, each.reason) for each in found.models}
 
 
-async def test_whoever_is_warm_is_ready(client: Client) -> None:
+async def test_a_warm_model_is_ready(client: Client) -> None:
     found = await index(client)
     assert {name for name, (state, _) in found.items() if state == "READY"} == WARM.keys()
 
 
-async def test_whoever_is_not_says_why(client: Client) -> None:
+async def test_a_model_whose_warmup_failed_has_a_reason(client: Client) -> None:
     found = await index(client)
     anonymous = "Invalid argument: [request id: <id_unknown>] "
     assert {name: found[name][1] for name in COLD if name != "huge"} == {

@@ -45,7 +45,7 @@ def under_way(server: Serving) -> dict[str, float]:
 
 
 def wait_at_rest(server: Serving, within: float) -> None:
-    """Wait until nobody has a request."""
+    """Wait until no request is in flight."""
     try:
         wait_until(lambda: not under_way(server), "nothing is under way", within)
     except AssertionError as error:

@@ -65,7 +65,7 @@ class Llama:
         self._client.close()
 
     def post(self, path: str, members: Any) -> httpx.Response:
-        """Whatever is answered to this JSON."""
+        """The answer to this JSON, with any status."""
         return self._client.post(path, json=members)
 
     def generate(self, **members: Any) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Llama:
         return events(answer.text)
 
     def expect_answer(self) -> None:
-        """Ask the good request, which must be answered as ever."""
+        """Ask the good request, which must have its usual answer."""
         assert self.generate(**FRANCE)["text_output"] == ANSWER
 
     def serves_on(self) -> None:

@@ -85,7 +85,7 @@ class Crowd:
 
 @contextmanager
 def crowd(server: Serving, question: Question, count: int) -> Iterator[Crowd]:
-    """So many clients on both wires, whose requests the server has; they leave after the block."""
+    """Clients on both wires, whose requests the server has; they disconnect after the block."""
     found = Crowd()
     with ExitStack() as stack:
         stack.callback(found.leave)

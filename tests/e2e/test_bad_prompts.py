@@ -1,4 +1,4 @@
-"""Whatever a client sends, the real engine lives on: the client reads what is wrong, and where."""
+"""No bad prompt ends the real engine: the client reads what is wrong, and where."""
 
 import json
 import math

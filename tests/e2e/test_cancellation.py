@@ -1,4 +1,4 @@
-"""However a client leaves, the real engine stops working for it, and for nobody else."""
+"""Every disconnect stops the work of the real engine for its client, and for no other."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,7 +30,7 @@ GENERATED = "vllm:generation_tokens_total"
 DROPPED_SECS = 1.0
 STALLED_SECS = 30.0
 A_FEW_TOKENS = 32
-"""What the engine may make for somebody before it has heard that nobody waits."""
+"""The tokens that the engine may make for a client before it notices the disconnect."""
 
 STORY = streamed("Once upon a time", **ENDLESS)
 
@@ -77,7 +77,9 @@ def test_leaving_while_a_whole_answer_is_made(server: Serving, llama: Llama) -> 
         wait_until(lambda: figures(server)[GENERATED] > before, "tokens are made")
 
 
-def test_one_of_two_who_leaves_does_not_disturb_the_other(server: Serving, llama: Llama) -> None:
+def test_the_disconnect_of_one_of_two_clients_does_not_disturb_the_other(
+    server: Serving, llama: Llama
+) -> None:
     rambling = {**FRANCE, "max_tokens": 64, "ignore_eos": True}
     with (
         forgotten(server, llama),
@@ -119,7 +121,7 @@ def test_a_hundred_clients_leave_at_once(server: Serving, llama: Llama) -> None:
 
 @contextmanager
 def forgotten(server: Serving, llama: Llama, clients: int = 1) -> Iterator[None]:
-    """In this block so many clients leave; soon after it nothing but their count is left."""
+    """In this block `clients` clients disconnect; soon after it only their count remains."""
     with changes(server) as change:
         with noticed(server, "llama", DROPPED_SECS, canceled=clients):
             yield

@@ -1,4 +1,4 @@
-"""A chat with the real model: every way to ask, and what comes back."""
+"""A chat with the real model: every way to ask, and its answers."""
 
 import asyncio
 import json
@@ -186,7 +186,7 @@ def test_a_seed_makes_a_random_answer_the_same_again(llama: Llama) -> None:
     assert first != other
 
 
-def test_two_sequences_are_told_apart_in_every_response(llama: Llama) -> None:
+def test_every_response_separates_two_sequences(llama: Llama) -> None:
     asked = {"messages": QUESTION, "max_tokens": 12, "temperature": 1.0, "seed": 1, "n": 2}
     whole = llama.generate(**asked)["text_output"]
     deltas = [event["text_output"] for event in llama.stream(**asked)]
@@ -194,7 +194,7 @@ def test_two_sequences_are_told_apart_in_every_response(llama: Llama) -> None:
     assert ["".join(parts) for parts in zip(*deltas, strict=True)] == whole
 
 
-# What is told besides the text.
+# Fields besides the text.
 
 
 def test_an_answer_without_flags_is_its_text_only(llama: Llama) -> None:
@@ -202,7 +202,7 @@ def test_an_answer_without_flags_is_its_text_only(llama: Llama) -> None:
     assert shown == {frozenset({"model_name", "model_version", "text_output"})}
 
 
-def test_flags_tell_of_the_whole_answer(llama: Llama) -> None:
+def test_flags_describe_the_whole_answer(llama: Llama) -> None:
     whole = llama.generate(**FRANCE, **FLAGS, logprobs=1)
     assert whole["finish_reason"] == "stop"
     assert whole["cumulative_logprob"] < 0
@@ -210,7 +210,7 @@ def test_flags_tell_of_the_whole_answer(llama: Llama) -> None:
     assert whole["num_input_tokens"] > len(QUESTION[0]["content"].split())
 
 
-def test_flags_tell_of_each_response_of_a_stream(llama: Llama) -> None:
+def test_flags_describe_each_response_of_a_stream(llama: Llama) -> None:
     whole = llama.generate(**FRANCE, **FLAGS, logprobs=1)
     streamed = llama.stream(**FRANCE, **FLAGS, logprobs=1)
     *before, last = (event["finish_reason"] for event in streamed)
@@ -222,13 +222,13 @@ def test_flags_tell_of_each_response_of_a_stream(llama: Llama) -> None:
     assert streamed[-1]["cumulative_logprob"] == whole["cumulative_logprob"]
 
 
-def test_the_limit_of_tokens_is_told_as_the_reason_to_finish(llama: Llama) -> None:
+def test_the_limit_of_tokens_is_the_finish_reason(llama: Llama) -> None:
     asked = {"messages": QUESTION, "max_tokens": 5, "temperature": 0, **FLAGS}
     whole = llama.generate(**asked)
     assert (whole["finish_reason"], whole["num_output_tokens"]) == ("length", 5)
 
 
-def test_an_id_comes_back_with_every_response(server: Serving, llama: Llama) -> None:
+def test_every_response_has_the_id_of_its_request(server: Serving, llama: Llama) -> None:
     assert llama.generate(**FRANCE, id="x-1")["id"] == "x-1"
     assert {event["id"] for event in llama.stream(**FRANCE, id="x-2")} == {"x-2"}
     heard = hear(server, CONVERSATION, STREAM, request_id="x-3", parameters=GREEDY)

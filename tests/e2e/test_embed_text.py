@@ -41,7 +41,7 @@ def stored() -> Path:
 
 @pytest.fixture(scope="module")
 def server(stored: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """A server with the ensemble and its steps; whatever it is sent, it ends well."""
+    """A server with the ensemble and its steps, which ends well after every test."""
     repository = tmp_path_factory.mktemp("repository")
     for name in (ENSEMBLE, *STEPS):
         shutil.copytree(ROOT / "model_repository" / name, repository / name)

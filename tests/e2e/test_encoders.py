@@ -57,7 +57,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(store: ModelStore, repository: Path) -> Iterator[Serving]:
-    """A server with them; whatever it is sent, it ends well."""
+    """A server with them, which ends well after every test."""
     with serving(repository) as started:
         yield started
     assert started.process.returncode == 0, started.text

@@ -1,4 +1,4 @@
-"""When an engine dies: its requests fail at once, it is started again, and the rest goes on."""
+"""Death of an engine: its requests fail at once, it is restarted, all else is still served."""
 
 import json
 import os
@@ -114,7 +114,7 @@ def test_other_models_are_served_while_an_engine_is_away(incident: Incident) -> 
     assert incident.meanwhile == {"live": 200, "echo": 200}
 
 
-def test_an_engine_that_is_back_answers_as_ever(incident: Incident) -> None:
+def test_a_restarted_engine_gives_the_same_answer(incident: Incident) -> None:
     assert incident.answer == ANSWER
 
 
@@ -215,7 +215,7 @@ def two_models(repository: Path) -> Iterator[Serving]:
 
 @contextmanager
 def two_streams(server: Serving) -> Iterator[tuple[Connection, StreamRpc]]:
-    """Two clients who have read the beginning of an endless answer."""
+    """Two clients that have read the beginning of an endless answer."""
     with (
         Connection(server.ports["http"]) as connection,
         connected(server.grpc) as stub,
@@ -243,7 +243,7 @@ def last_error(connection: Connection) -> str:
 
 
 def last_message(rpc: StreamRpc) -> str:
-    """The error of a request on a gRPC stream, which goes on itself."""
+    """The error of a request on a gRPC stream, which stays open."""
     while not (message := rpc.answer().error_message):
         assert not rpc.ended
     return str(message)

@@ -29,7 +29,7 @@ FIGURES = ("return_finish_reason", "return_num_input_tokens", "return_num_output
 
 
 class Answer(NamedTuple):
-    """What somebody who asked got."""
+    """The parts of an answer that every door must give."""
 
     text: str
     finish_reason: str

@@ -144,7 +144,7 @@ def test_completions_and_responses_answer_too(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_who_closes_a_stream_stops_the_engine_and_every_token_is_counted(
+def test_closing_a_stream_stops_the_engine_and_every_token_is_counted(
     server: Serving, client: openai.OpenAI, llama: Llama, n: int
 ) -> None:
     with changes(server) as change:
@@ -154,7 +154,7 @@ def test_who_closes_a_stream_stops_the_engine_and_every_token_is_counted(
         wait_at_rest(server, DROPPED_SECS)
     made = change["vllm:generation_tokens_total"]
     counted = change["gateway_completion_tokens_total"]
-    # Of what has been sent some has not been read; what an abort finds half made is nobody's.
+    # Some sent tokens are unread; tokens that an abort finds half made count nowhere.
     assert counted <= made <= counted + change["gateway_wasted_tokens_total"] + 2 * n
     assert change["nv_inference_request_failure"] == change["CANCELED"] == 1
     llama.expect_answer()

@@ -120,7 +120,7 @@ def test_refusals_are_v2s_own_errors_with_vllms_words(
     llama.expect_answer()
 
 
-def test_who_leaves_stops_the_engine_and_others_read_on(server: Serving, llama: Llama) -> None:
+def test_a_disconnect_stops_its_own_request_and_no_other(server: Serving, llama: Llama) -> None:
     with Connection(server.ports["http"]) as leaving, Connection(server.ports["http"]) as staying:
         for client in (leaving, staying):
             client.ask(GENERATE_STREAM, {"openai_request": ENDLESS})
@@ -132,7 +132,7 @@ def test_who_leaves_stops_the_engine_and_others_read_on(server: Serving, llama: 
     llama.expect_answer()
 
 
-def test_who_leaves_before_the_whole_answer_stops_the_engine_too(
+def test_a_disconnect_before_the_whole_answer_stops_the_engine(
     server: Serving, llama: Llama
 ) -> None:
     with changes(server) as change:

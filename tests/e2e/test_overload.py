@@ -17,7 +17,7 @@ AT_ONCE_SECS = 1.0
 STORY = streamed("Once upon a time", **ENDLESS)
 
 
-def test_beyond_its_limit_a_model_refuses_at_once_and_goes_on(
+def test_a_model_refuses_requests_beyond_its_limit_at_once_and_serves_the_others(
     server: Serving, llama: Llama
 ) -> None:
     limit = f"model 'llama' has {MAX_IN_FLIGHT} requests in flight, the most it accepts"

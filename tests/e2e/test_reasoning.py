@@ -1,6 +1,6 @@
 """A model that thinks before it answers, by the real engine and a parser of vLLM's.
 
-The model that is here does not think, but goes on as its earlier answers in a conversation did.
+The model that is here does not think, but continues as its earlier answers in a conversation did.
 The parser is one that reads text, and so needs no tokens that this model does not have. Of a
 conversation it takes tokens `</`, `think` and `>` for the end of thoughts; hence `></`.
 """
@@ -49,7 +49,7 @@ def client(other_server: Serving) -> Iterator[openai.OpenAI]:
         yield found
 
 
-def test_thoughts_are_told_apart_from_the_answer(client: openai.OpenAI) -> None:
+def test_the_answer_is_separate_from_the_reasoning(client: openai.OpenAI) -> None:
     (choice,) = client.chat.completions.create(**ASKED).choices
     found = choice.message.model_dump()
     assert THOUGHT.fullmatch(found["reasoning"])

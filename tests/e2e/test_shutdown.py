@@ -1,4 +1,4 @@
-"""A server that is told to end while the real model works."""
+"""Shutdown of a server while the real model works."""
 
 import time
 

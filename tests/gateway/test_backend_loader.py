@@ -191,7 +191,7 @@ def test_a_backend_that_fails_counts_as_one_for_gpus(
     backends = loader_of(monkeypatch, *(Creation(name, make) for name, make in made.items()))
     assert not backends.computes_on_gpus("host")
     assert backends.computes_on_gpus("any")
-    assert backends.computes_on_gpus("broken")  # its load says why it cannot be had
+    assert backends.computes_on_gpus("broken")  # its load gives the reason
     assert backends.computes_on_gpus("of a folder")
 
 

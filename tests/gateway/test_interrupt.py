@@ -1,4 +1,4 @@
-"""Stopping one request from outside: its reader stays, and is told."""
+"""Stopping one request from outside: its reader stays, and gets an error."""
 
 import pytest
 
@@ -40,7 +40,7 @@ async def test_the_producer_stops_at_once(stream: ResponseStream) -> None:
     assert told == ["stop"]
 
 
-async def test_a_producer_that_begins_afterwards_is_told_at_once(stream: ResponseStream) -> None:
+async def test_a_producer_that_begins_afterwards_is_stopped_at_once(stream: ResponseStream) -> None:
     told: list[str] = []
     stream.interrupt()
     stream.on_cancel(lambda: told.append("stop"))
@@ -96,7 +96,7 @@ async def test_what_is_held_back_goes_out(stream: ResponseStream) -> None:
     assert await soon(read_all(stream)) == ["one", ""]
 
 
-async def test_a_producer_that_waits_for_room_goes_on(stream: ResponseStream) -> None:
+async def test_a_producer_that_waits_for_room_continues(stream: ResponseStream) -> None:
     for text in ("one", "two", "three"):
         stream.put(text_response(text))
     stream.interrupt()
@@ -104,7 +104,7 @@ async def test_a_producer_that_waits_for_room_goes_on(stream: ResponseStream) ->
     assert await soon(read_all(stream)) == ["one", "two", "three", ""]
 
 
-async def test_who_listens_hears_of_it(stream: ResponseStream) -> None:
+async def test_a_listener_is_notified_of_the_interrupt(stream: ResponseStream) -> None:
     heard: list[object] = []
     stream.listen(lambda: heard.append(stream.take()))
     stream.interrupt()
@@ -113,7 +113,7 @@ async def test_who_listens_hears_of_it(stream: ResponseStream) -> None:
 
 
 @pytest.mark.parametrize("produced", [[], ["one"]])
-async def test_who_needs_exactly_one_response_gets_an_error_with_what_there_was(
+async def test_a_reader_of_exactly_one_response_gets_an_error_with_the_responses_so_far(
     stream: ResponseStream, produced: list[str]
 ) -> None:
     for text in produced:

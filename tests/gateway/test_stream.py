@@ -1,4 +1,4 @@
-"""The responses to one request: order, bounds, and what happens when somebody leaves."""
+"""The responses to one request: order, bounds, and disconnects."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -247,7 +247,7 @@ async def test_a_producer_waits_for_room_until_a_read_or_a_disconnect(
         stream.put(text_response(text))
     producer = asyncio.create_task(stream.room())
     for _ in range(3):
-        await asyncio.sleep(0)  # whatever could wake the producer has had its turn
+        await asyncio.sleep(0)  # every task that could wake the producer has run
     assert not producer.done()
     await soon(make_room(stream))
     await soon(producer)

@@ -44,7 +44,7 @@ def test_the_wire_form_is_little_endian_and_row_major(
     assert SIZES[datatype] * 2 == len(wire)
 
 
-def test_whatever_is_not_zero_is_true() -> None:
+def test_every_byte_but_zero_is_true() -> None:
     array = Tensor("X", Datatype.BOOL, (2, 2), b"\x00\x01\x02\xff").array()
     assert array.view(np.uint8).tolist() == [[0, 1], [1, 1]]
     assert Tensor("X", Datatype.BOOL, (0, 2), b"").array().shape == (0, 2)

@@ -105,7 +105,7 @@ class Client(ABC):
         await self.close()
 
     def _method(self, name: str) -> Any:
-        """What the channel calls a method of the service, or of one that nobody serves."""
+        """The callable of the channel for a method of the service, or for an unknown one."""
         described = SERVICE.methods_by_name.get(name)
         path = name if name.startswith("/") else f"/{PACKAGE}.TestService/{name}"
         if described is None:

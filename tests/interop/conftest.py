@@ -36,7 +36,7 @@ def compression_level() -> CompressionLevel:
 async def transport(
     request: pytest.FixtureRequest, servicer: InteropServicer, compression_level: CompressionLevel
 ) -> AsyncIterator[Transport]:
-    """The service on each transport in turn; it ends well, whatever its clients did."""
+    """The service on each transport in turn; it ends well after every client."""
     settings = GrpcSettings(
         address="127.0.0.1", port=0, transport=request.param, compression=compression_level
     )

@@ -46,7 +46,7 @@ StreamingOutputCallResponse = message("StreamingOutputCallResponse")
 
 
 def unary(response_size: int = 0, payload_size: int = 0, **fields: Any) -> Any:
-    """A request of UnaryCall, with so many zeros in it."""
+    """A request of UnaryCall, with `payload_size` zeros in it."""
     payload = {"body": bytes(payload_size)}
     return SimpleRequest(response_size=response_size, payload=payload, **fields)
 

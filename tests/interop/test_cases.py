@@ -87,7 +87,7 @@ async def test_custom_metadata(client: Client, method: str, request_message: obj
 
 
 @pytest.mark.parametrize("value", [b"", b"\0", b"\0\xff", b"\0\xff\n", bytes(range(256)) * 20])
-async def test_binary_metadata_of_every_length_comes_back(client: Client, value: bytes) -> None:
+async def test_binary_metadata_of_every_length_is_echoed(client: Client, value: bytes) -> None:
     metadata = ((ECHO_TRAILING, value),)
 
     _, outcome = await client.answers("UnaryCall", unary(), metadata=metadata)

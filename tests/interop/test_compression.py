@@ -94,7 +94,7 @@ async def test_server_compressed_streaming(client: Client, relay: Relay) -> None
     assert relay.down < SMALL
 
 
-async def test_responses_are_sent_as_they_are_unless_the_server_is_told_to_compress_them(
+async def test_responses_are_sent_uncompressed_unless_the_server_is_configured_to_compress(
     client: Client, relay: Relay
 ) -> None:
     await client.only("UnaryCall", unary(LARGE_RESPONSE), compression=GZIP)

@@ -1,4 +1,4 @@
-"""Who does not read holds back its own stream, and no other of the same connection."""
+"""A client that does not read blocks its own stream, and no other of the same connection."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -64,7 +64,7 @@ async def test_many_slow_readers_leave_their_connection_to_others(
     assert servicer.sent["StreamingOutputCall"] <= SLOW * HELD
 
 
-async def test_a_client_that_sends_to_who_does_not_read_leaves_its_connection_to_others(
+async def test_an_unread_upload_does_not_block_other_rpcs_of_its_connection(
     client: Client, servicer: InteropServicer
 ) -> None:
     uploads = [client.call("StreamingInputCall", metadata=((HOLD, "1"),)) for _ in range(SLOW)]

@@ -19,7 +19,7 @@ from tests.sweep.ways import SUFFIXES
 
 EVERY_STEP_SECS = 3600
 SAMPLED = {"": 22, "grpcio": 3, "frontends": 3}
-"""So many models are asked on each kind of server, unless every step is wanted."""
+"""The number of models asked on each kind of server, unless every step is wanted."""
 SAMPLED_EVENTS = 6
 ALWAYS = frozenset({"direct_python", "dynamic_python"})
 """These are in each sample of disconnects: executions of workers overlap."""
@@ -81,7 +81,7 @@ def subject(name: str) -> object:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for models; temporary files of the server are in a folder beside it."""
+    """A folder for models; temporary files of the server are in another one."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))

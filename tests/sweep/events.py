@@ -29,7 +29,7 @@ async def sweep(stage: Stage, choice: Choice, limit: int, scene_of: Sweep) -> in
     for way in ways:
         server = await stage.server()
         ground = await rehearse(server, way)
-        scenes = [Scene(Leave.CLOSE, crowded, stalled) for crowded, stalled in BESIDE]
+        scenes = [Scene(Leave.CLOSE, crowded, stalled) for crowded, stalled in AROUND]
         key = f"{stage.subject} {way} {scene_of.__name__}"
         most = len(scenes) * ground.steps if choice.every_step else -(-limit // len(ways))
         for scene in choice.of(scenes, ground.steps, most, key):
@@ -42,7 +42,7 @@ async def sweep(stage: Stage, choice: Choice, limit: int, scene_of: Sweep) -> in
     return count
 
 
-BESIDE = ((False, False), (True, False), (True, True))
+AROUND = ((False, False), (True, False), (True, True))
 
 
 async def lose(server: Server, way: Way, scene: Scene, ground: Ground) -> bool:
@@ -75,7 +75,7 @@ async def unload(server: Server, way: Way, scene: Scene, ground: Ground) -> bool
     _check_each(played, lambda found: error in found)
     if played.fired:
         question = server.question()
-        client = server.ask_beside(way, question)
+        client = server.ask_in_process(way, question)
         await soon(client.answered, "the answer of a request for an unloaded model")
         assert error in client.outcome().error, client.outcome()
         await server.settled(ground.held)
@@ -110,7 +110,7 @@ async def sweep_stops(stage: Stage, choice: Choice, limit: int) -> int:
         ground = await rehearse(await stage.server(), way)
         await stage.end()
         outside = Holdings.now()
-        scenes = [Scene(Leave.CLOSE, crowded, stalled) for crowded, stalled in BESIDE]
+        scenes = [Scene(Leave.CLOSE, crowded, stalled) for crowded, stalled in AROUND]
         most = len(scenes) * ground.steps if choice.every_step else 1
         for scene in choice.of(scenes, ground.steps, most, f"{stage.subject} {way} stop"):
             try:

@@ -71,7 +71,7 @@ class Server:
         self._number += 1
         return Question(self.subject, self._number)
 
-    def question_beside(self) -> Question:
+    def neighbour_question(self) -> Question:
         """A request that is answered."""
         found = self.question()
         if not self.subject.endless:
@@ -79,10 +79,10 @@ class Server:
         return replace(found, subject=BY_NAME[self.subject.needs[0]])
 
     def questions(self, count: int) -> list[Question]:
-        """So many requests; of one sequence if the model is asked so."""
+        """Requests, `count` of them; of one sequence if the model is asked so."""
         found = [self.question() for _ in range(count)]
         if self.subject.endless:
-            return [self.question_beside(), *found[:1], self.question_beside()][-count:]
+            return [self.neighbour_question(), *found[:1], self.neighbour_question()][-count:]
         if not self.subject.one_sequence:
             return found
         first, last = found[0].number, found[-1].number
@@ -94,10 +94,10 @@ class Server:
     def ask(self, way: Way, question: Question) -> Client:
         """Send a request; the client owns it."""
         if way.name == IN_PROCESS:
-            return self.ask_beside(way, question)
+            return self.ask_in_process(way, question)
         return way.ask(self.ports, question)
 
-    def ask_beside(self, way: Way, question: Question) -> Client:
+    def ask_in_process(self, way: Way, question: Question) -> Client:
         """Send a request in process, which submits it at once, if this model can be asked so."""
         if question.subject.contract is Contract.OPENAI:
             return way.ask(self.ports, question)

@@ -154,7 +154,7 @@ def _ensemble(*calls: str, limit: int = 0) -> str:
 
 MANY = {"decoupled": True, "responses": 3}
 ENDLESS = {"endless": True, "needs": ("direct_identity",)}
-"""The model beside it is asked whether the server goes on."""
+"""Another model is asked whether the server still answers."""
 ONE_SEQUENCE = {"sequence": True, "one_sequence": True}
 
 SUBJECTS = (

@@ -18,12 +18,12 @@ REHEARSALS = 3
 ENDLESS_STEPS = 70
 """A request without an end has been executed for a while by this step."""
 UNFIRED = 3
-"""A sweep of every step ends once so many requests in a row were answered before the event."""
+"""A sweep of every step ends once this many requests in a row were answered before the event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What happens beside the request; `crowded`: one request is before it, and one behind it.
+    """Events around the request; `crowded`: one request is before it, and one behind it.
 
     After the event the loop stalls if it is `stalled`.
     """
@@ -104,10 +104,10 @@ async def play(
             time.sleep(STALL_SECS)
 
     *before, asked, behind = server.questions(3) if scene.crowded else (*server.questions(1), None)
-    neighbours = [(server.ask_beside(way, question), question) for question in before]
+    neighbours = [(server.ask_in_process(way, question), question) for question in before]
     clients.append(server.ask(way, asked))
     if behind is not None:
-        neighbours.append((server.ask_beside(way, behind), behind))
+        neighbours.append((server.ask_in_process(way, behind), behind))
     loop.arm(scene.step, happen)
     if server.subject.endless:
         loop.beat()
@@ -120,8 +120,8 @@ async def play(
 
 async def check_another(server: Server, way: Way) -> None:
     """A second request is answered."""
-    question = server.question_beside()
-    client = server.ask_beside(way, question)
+    question = server.neighbour_question()
+    client = server.ask_in_process(way, question)
     await soon(client.answered, "the answer of a second request")
     found, expected = client.outcome(), question.expected
     assert found == expected, f"the answer of a second request: {found}, expected {expected}"
@@ -132,7 +132,7 @@ class Ground:
     """What a server held before a sweep, the steps of a request, and the requests since then.
 
     A request whose client left may be counted late, or never have been read: of all that were
-    made at `least` and at `most` so many are counted.
+    made at `least` and at `most` these are counted.
     """
 
     held: Holdings

@@ -77,7 +77,7 @@ async def test_a_model_without_a_config_is_served(load: Load) -> None:
     assert found == {"OUTPUT0": [[3] * 16], "OUTPUT1": [[1] * 16]}
 
 
-async def test_weights_may_be_in_a_file_beside_the_model(load: Load, folder: Path) -> None:
+async def test_weights_may_be_in_a_file_of_their_own(load: Load, folder: Path) -> None:
     external(folder)
     assert (folder / "weights.bin").is_file()
     (found,) = await ask(await load(None, FIXED), floats(x=[1, 2]))

@@ -96,7 +96,7 @@ async def test_a_string_that_is_not_utf_8_fails_alone(load: Load) -> None:
     assert isinstance(found[2], InferResponse)
 
 
-async def test_bfloat16_may_stand_beside_other_datatypes(load: Load) -> None:
+async def test_bfloat16_mixes_with_other_datatypes(load: Load) -> None:
     made = model(
         [node("Cast", "x", "y", to=TensorProto.FLOAT), node("Cast", "w", "z", to=16)],
         [tensor("x", ["b", 2], TensorProto.BFLOAT16), tensor("w", ["b", 2])],

@@ -1,6 +1,6 @@
 """Tensors that lie on a GPU, and outputs that stay there: the GPU has memory of the host here.
 
-ONNX Runtime is told that the place is the CPU, so it does with the addresses what it would there.
+ONNX Runtime gets the CPU as the place, so it does with the addresses what it would there.
 """
 
 from dataclasses import replace

@@ -11,7 +11,7 @@ import pytest
 from backends.python.backend import PythonBackend
 from gateway.backend import Instance, ModelContext
 from gateway.config import ModelConfig
-from tests.backends.python.loading import CONFIG, Load, nobody, soon, write
+from tests.backends.python.loading import CONFIG, Load, no_model, soon, write
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def load(tmp_path: Path) -> AsyncIterator[Load]:
             name=fields.pop("name", "m_0_0"),
             path=folder,
             store=tmp_path,
-            infer=fields.pop("infer", nobody),
+            infer=fields.pop("infer", no_model),
             wasted=lambda _: None,
             **fields,
         )

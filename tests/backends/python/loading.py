@@ -63,7 +63,7 @@ def write(tmp_path: Path, code: str) -> Path:
     return file.parent
 
 
-def nobody(request: InferRequest) -> ResponseStream:
+def no_model(request: InferRequest) -> ResponseStream:
     raise AssertionError("the model asks nobody")
 
 

@@ -22,7 +22,7 @@ from tests.backends.python.loading import (
     TWICE,
     Load,
     answers,
-    nobody,
+    no_model,
     request,
     soon,
     told,
@@ -190,7 +190,7 @@ async def test_a_worker_that_does_not_start_is_given_up(
     backend = PythonBackend()
     backend.settings = {"stub-timeout-seconds": "1"}
     context = ModelContext(
-        config=CONFIG, path=folder, store=tmp_path, infer=nobody, wasted=lambda _: None
+        config=CONFIG, path=folder, store=tmp_path, infer=no_model, wasted=lambda _: None
     )
     with pytest.raises(InferenceError, match="did not start within 1 s"):
         await soon(backend.load(context))

@@ -119,7 +119,7 @@ async def test_a_relative_place_is_found_from_anywhere(
     assert found.python == places.model / "venv" / "bin" / "python"
 
 
-async def test_an_archive_beside_the_model_is_unpacked_and_activated(
+async def test_an_archive_in_the_folder_of_the_model_is_unpacked_and_activated(
     places: Places, ready: Path, tmp_path: Path
 ) -> None:
     source = put(ready, tmp_path / "source")

@@ -92,7 +92,7 @@ def test_ten_minutes_later_all_is_forgotten() -> None:
     assert refused(quarantine, "hello") == []
 
 
-def test_there_are_only_so_many_suspects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_suspects_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 2)
     quarantine = Quarantine()
     for text in ("a", "b", "c"):

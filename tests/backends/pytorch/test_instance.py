@@ -1,4 +1,4 @@
-"""Models of every form run, whatever their tensors are called, and their failures are clear."""
+"""Models of every form run, with tensors of any name, and their failures are clear."""
 
 import asyncio
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Tensors become PyTorch's over the same memory, and come back over it."""
+"""Tensors become PyTorch's over the same memory, and are returned over it."""
 
 from typing import Any
 
@@ -143,7 +143,7 @@ def on_gpu(body: bytes, offset: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize(("dtype", "datatype"), DATATYPES.items())
 @pytest.mark.parametrize("offset", [0, 1, 8])
-def test_every_datatype_is_had_from_bytes_on_a_gpu(
+def test_every_datatype_is_read_from_bytes_on_a_gpu(
     dtype: torch.dtype, datatype: Datatype, offset: int
 ) -> None:
     body = bytes(range(6)) * SIZES[datatype]

@@ -1,4 +1,4 @@
-"""Plans that a test loads on stand-ins for TensorRT and CUDA; whatever is not freed fails it."""
+"""Plans that a test loads on stand-ins for TensorRT and CUDA; every leak fails the test."""
 
 import gc
 import importlib

@@ -148,7 +148,7 @@ async def test_each_dla_core_has_an_engine_of_its_own(load: Load, world: Any) ->
         ),
     ],
 )
-def test_dla_cores_that_cannot_be_had_are_refused(
+def test_unavailable_dla_cores_are_refused(
     backend: TensorRtBackend, folder: Path, world: Any, cores: tuple[int, ...], reason: str
 ) -> None:
     world.dla_cores = 2

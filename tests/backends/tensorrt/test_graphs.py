@@ -28,7 +28,7 @@ from tests.builders import WAIT_SECS
 
 PROFILE = {"x": Range((1, 4), (4, 4), (8, 4))}
 OUT_OF_MEMORY, CAPTURE_FAILED = 2, 900
-Beside = Callable[[], None]
+Call = Callable[[], None]
 
 
 def wanting(*specs: GraphSpec, config: ModelConfig = M, **fields: Any) -> ModelConfig:
@@ -210,19 +210,19 @@ async def test_sizes_that_depend_on_values_are_not_captured(
     assert await ask(instance, request(x=[0, 1, 0, 1])) == [{"y": [1, 3]}]
 
 
-# Captures beside others.
+# Captures at the same time as other calls.
 
 
 @pytest.fixture
-def captured_beside(world: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Beside], None]:
+def call_during_capture(world: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Call], None]:
     """Calls on the event loop or on the loading thread during a capture."""
     runtime = importlib.import_module("cuda.bindings.runtime")
     begin = runtime.cudaStreamBeginCapture
 
-    def have_done(beside: Beside) -> None:
+    def have_done(call: Call) -> None:
         def begin_and_do(stream: Any, mode: Any) -> Any:
             found = begin(stream, mode)
-            beside()
+            call()
             return found
 
         monkeypatch.setattr(runtime, "cudaStreamBeginCapture", begin_and_do)
@@ -233,7 +233,7 @@ def captured_beside(world: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Be
 async def test_a_failure_while_another_model_captures_disturbs_neither(
     load: Load,
     world: Any,
-    captured_beside: Callable[[Beside], None],
+    call_during_capture: Callable[[Call], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     first, loop = await load(NEGATE), asyncio.get_running_loop()
@@ -244,7 +244,7 @@ async def test_a_failure_while_another_model_captures_disturbs_neither(
         messages.append(asyncio.run_coroutine_threadsafe(failing, loop).result(WAIT_SECS))
 
     messages: list[str] = []
-    captured_beside(fail)
+    call_during_capture(fail)
     second = await load(NEGATE, wanting(spec(1)))
     assert [each.partition(" (")[0] for each in messages] == ["model 'm' is out of memory on GPU 0"]
     assert "not captured" not in caplog.text
@@ -256,12 +256,12 @@ async def test_a_failure_while_another_model_captures_disturbs_neither(
 async def test_a_graph_that_others_in_the_process_spoil_is_done_without(
     load: Load,
     world: Any,
-    captured_beside: Callable[[Beside], None],
+    call_during_capture: Callable[[Call], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     runtime = importlib.import_module("cuda.bindings.runtime")
     statuses: list[int] = []
-    captured_beside(lambda: statuses.append(int(runtime.cudaDeviceSynchronize()[0])))
+    call_during_capture(lambda: statuses.append(int(runtime.cudaDeviceSynchronize()[0])))
     instance = await load(NEGATE, wanting(spec(1)))
     assert statuses == [CAPTURE_FAILED]
     assert "not captured" in caplog.text

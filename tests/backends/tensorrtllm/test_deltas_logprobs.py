@@ -70,7 +70,7 @@ def test_only_new_tokens_are_read() -> None:
     assert token_logprobs(SimpleNamespace(token_ids=[1], logprobs=None), 0) == ()
 
 
-def test_offsets_go_on_where_the_last_text_ended() -> None:
+def test_offsets_continue_at_the_end_of_the_last_text() -> None:
     told = completion_logprobs([found("a", -0.1), found("b", -0.1)], 0, chr, 7)
     assert told["text_offset"] == [7, 8]
     assert told["top_logprobs"] == [{"a": -0.1}, {"b": -0.1}]

@@ -46,7 +46,7 @@ engine_marks = [
     pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:ORJSONResponse is deprecated"),
 ]
-"""Marks of tests of a shared engine, which lives on the event loop of the session."""
+"""Marks of tests of a shared engine, which runs on the event loop of the session."""
 
 
 @pytest.hookimpl(trylast=True)
@@ -207,14 +207,14 @@ def write(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Write:
             config=VllmBackend().complete(config, folder),
             path=folder,
             store=store,
-            infer=_ask_nobody,
+            infer=_ask_no_model,
             wasted=wasted,
         )
 
     return written
 
 
-def _ask_nobody(request: InferRequest) -> Any:
+def _ask_no_model(request: InferRequest) -> Any:
     raise AssertionError("an engine asks no other model")
 
 

@@ -1,4 +1,4 @@
-"""vLLM's kernels for AMX are not used, in whatever process it runs."""
+"""No process of vLLM uses its kernels for AMX."""
 
 import subprocess
 import sys

@@ -97,7 +97,7 @@ def context(folder: Path, text: str = '{"model": "anywhere/anything"}') -> Model
         config=complete(LLAMA),
         path=folder,
         store=folder,
-        infer=_ask_nobody,
+        infer=_ask_no_model,
         wasted=lambda tokens: None,
     )
 
@@ -147,11 +147,11 @@ async def test_tensors_in_torchs_shared_memory_have_one_client(tmp_path: Path) -
         await VllmBackend().load(context(tmp_path, text))
 
 
-def test_without_vllm_the_backend_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_vllm_the_backend_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "backends.vllm.opening", None)
     with pytest.raises(InferenceError, match=r"backend 'vllm' cannot be imported: .+; install"):
         BackendLoader().get("vllm")
 
 
-def _ask_nobody(request: Any) -> Any:
+def _ask_no_model(request: Any) -> Any:
     raise AssertionError("an engine asks no other model")

@@ -1,4 +1,4 @@
-"""An engine that is killed: everybody hears of it at once, and nothing is left."""
+"""An engine that is killed: all its requests fail at once, and nothing remains."""
 
 import asyncio
 import time

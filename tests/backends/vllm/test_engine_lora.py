@@ -100,7 +100,7 @@ async def test_every_conversation_has_the_template_of_the_config(dressed: Llama)
     assert echoed == "The sky is\n" + answer["choices"][0]["message"]["content"]
 
 
-async def test_a_client_who_is_trusted_may_bring_a_template(dressed: Llama) -> None:
+async def test_a_trusted_client_may_send_a_template(dressed: Llama) -> None:
     messages = [{"role": "user", "content": "The sky is blue."}]
     body = {"messages": messages, "chat_template": OTHER, "return_prompt_text": True, **GREEDY}
     assert (await dressed.whole(openai(body)))["prompt_text"] == "The sky is blue. Indeed,"

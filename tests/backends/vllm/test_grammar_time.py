@@ -15,11 +15,11 @@ def limit(secs: float, at_once: int) -> Callable[[Callable[[], str]], str]:
     return TimeLimit(secs, at_once).compute
 
 
-def test_what_is_computed_in_time_is_told() -> None:
+def test_a_result_that_is_computed_in_time_is_returned() -> None:
     assert limit(10, 1)(lambda: "grammar") == "grammar"
 
 
-def test_a_failure_is_told_as_it_was() -> None:
+def test_a_failure_is_raised_unchanged() -> None:
     def fail() -> str:
         raise KeyError("of its own")
 

@@ -1,4 +1,4 @@
-"""Which schemas are refused because they would keep everybody waiting."""
+"""Schemas that are refused because they would block all other requests."""
 
 import json
 import time

@@ -86,7 +86,7 @@ def test_settings_stay_settings_where_they_were_made() -> None:
     assert isinstance(copy, FollowingSettings)
 
 
-def test_a_process_that_nobody_has_started_follows_nobody() -> None:
+def test_a_process_without_a_parent_follows_none() -> None:
     follow_parent()
 
 

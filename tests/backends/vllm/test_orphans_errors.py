@@ -64,7 +64,7 @@ def test_an_exception_arrives_in_one_line(ends: Ends) -> None:
     assert not reader.poll()
 
 
-def test_a_process_whose_errors_are_not_read_goes_on(ends: Ends) -> None:
+def test_a_process_whose_errors_are_not_read_does_not_block(ends: Ends) -> None:
     reader, sender = ends
     run(sender, 3000)
     assert reader.recv_bytes() == b"Worker\nValueError: weight 0 is missing"

@@ -1,4 +1,4 @@
-"""What a config says about requests of OpenAI's, and what the engine is told of it."""
+"""Settings in a config for OpenAI's requests, and the engine's arguments for them."""
 
 from pathlib import Path
 
@@ -94,6 +94,6 @@ def test_media_come_from_nowhere_unless_a_host_is_listed(
     assert arguments == {"allowed_media_domains": domains}
 
 
-def test_the_engine_is_told_of_the_parser_of_reasoning(tmp_path: Path) -> None:
+def test_the_engine_gets_the_parser_of_reasoning(tmp_path: Path) -> None:
     arguments = read(tmp_path, reasoning_parser="qwen3").engine_arguments({})
     assert arguments["reasoning_parser"] == "qwen3"

@@ -36,7 +36,7 @@ def refused(**values: object) -> ValidationError:
     return caught.value
 
 
-def test_only_the_first_mistake_is_told_and_where_it_is() -> None:
+def test_only_the_first_mistake_is_reported_with_its_place() -> None:
     error = refused(names=["a", 1], count="many")
     assert first_mistake(error) == (
         "Input should be a valid integer, unable to parse string as an integer or Input should be "
@@ -70,12 +70,10 @@ def test_only_the_first_mistake_is_told_and_where_it_is() -> None:
         ({"content": [{}]}, "Field required (at content.0.type)"),
     ],
 )
-def test_of_several_types_the_one_that_fits_best_is_told(
-    values: dict[str, object], message: str
-) -> None:
+def test_of_several_types_the_best_fit_is_reported(values: dict[str, object], message: str) -> None:
     assert first_mistake(refused(**values)) == message
 
 
-def test_other_errors_are_told_as_they_are() -> None:
+def test_other_errors_are_reported_unchanged() -> None:
     assert first_mistake(ValueError("no")) == "no"
     assert first_mistake(AssertionError()) == "AssertionError"

@@ -1,4 +1,4 @@
-"""Whoever watches processes hears at once that one has ended, and from nobody else."""
+"""A watch of processes reports at once that one has ended, and reports it once."""
 
 import asyncio
 import multiprocessing
@@ -29,7 +29,7 @@ def two() -> Iterator[Processes]:
         process.join()
 
 
-async def test_the_end_of_any_process_is_told(two: Processes) -> None:
+async def test_the_end_of_any_process_is_reported(two: Processes) -> None:
     watch = Watch(two)
     ended = asyncio.create_task(watch.ended())
     await settle()
@@ -38,20 +38,20 @@ async def test_the_end_of_any_process_is_told(two: Processes) -> None:
     assert (await soon(ended)).startswith("its engine has stopped")
 
 
-async def test_a_process_that_has_ended_before_is_told(two: Processes) -> None:
+async def test_a_process_that_ended_before_the_watch_is_reported(two: Processes) -> None:
     two[0].kill()
     two[0].join()
     assert await soon(Watch(two).ended()) == "its engine has stopped (exit code -9)"
 
 
-async def test_what_others_notice_is_told_once() -> None:
+async def test_only_the_first_report_is_delivered() -> None:
     watch = Watch(())
     watch.report("it is tired")
     watch.report("it has stopped")
     assert await soon(watch.ended()) == "it is tired"
 
 
-async def test_the_end_of_a_task_is_told() -> None:
+async def test_the_end_of_a_task_is_reported() -> None:
     watch = Watch(())
     watch.add_task(asyncio.create_task(settle()))
     assert await soon(watch.ended()) == "its engine has stopped"

@@ -17,7 +17,7 @@ def numbers(*values):
 def caught(call, *arguments, **named):
     try:
         return f"ok: {call(*arguments, **named)!r}"
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the test compares it
+    except BaseException as error:  # noqa: BLE001 - the test compares every error
         return f"{type(error).__name__}: {error}"
 
 

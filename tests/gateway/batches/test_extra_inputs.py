@@ -1,4 +1,4 @@
-"""What a model is told about its batch."""
+"""Inputs that describe its batch to a model."""
 
 import pytest
 

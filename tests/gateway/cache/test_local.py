@@ -85,7 +85,7 @@ def test_only_the_first_answer_that_is_too_large_is_a_warning(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_it_is_the_least_recently_used_within_its_bytes_whatever_comes(seed: int) -> None:
+def test_the_cache_evicts_the_least_recently_used_beyond_its_bytes(seed: int) -> None:
     chance = random.Random(seed)
     limit = chance.randrange(SIZE, 20 * SIZE)
     cache, model, evictions = LocalCache(limit), OrderedDict[str, int](), 0

@@ -180,7 +180,7 @@ async def test_behind_an_end_only_a_start_can_wait(
 # The order of turns.
 
 
-async def test_turns_wait_in_order_and_conversations_go_on_side_by_side(
+async def test_turns_wait_in_order_and_conversations_run_side_by_side(
     dataplane: DataPlane, instance: ScriptedInstance
 ) -> None:
     streams = [

@@ -91,7 +91,7 @@ async def test_a_turn_that_waited_is_refused_if_the_tokens_are_too_many_when_it_
     assert len(instance.executions) == 1
 
 
-async def test_so_many_turns_wait_and_no_more(
+async def test_the_number_of_waiting_turns_has_a_limit(
     dataplane: DataPlane, instance: ScriptedInstance
 ) -> None:
     streams = [dataplane.infer(turn("x", start=number == 0)) for number in range(1 + MAX_WAITING)]

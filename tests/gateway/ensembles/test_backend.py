@@ -51,7 +51,7 @@ def join(model: str, *sources: str, target: str = "text_output") -> EnsembleStep
 
 
 def joining(count: int, *, optional: bool = False) -> ModelConfig:
-    """The config of a model with so many inputs."""
+    """The config of a model with `count` inputs."""
     return replace(
         TEXT,
         name="join",
@@ -331,7 +331,7 @@ async def test_a_crash_of_a_member_is_reported_without_its_text(
     assert [record.message for record in caplog.records] == ["execution failed"]
 
 
-# Whoever leaves.
+# Disconnects.
 
 
 async def test_a_disconnect_cancels_every_step(serve: Serve) -> None:

@@ -22,7 +22,7 @@ def graph(*steps: tuple[str, str, str]) -> EnsembleGraph:
 
 
 def models(plan: StepPlan) -> list[str]:
-    """Whom a plan calls."""
+    """The models that a plan calls."""
     return [step.model for step in plan.reads]
 
 

@@ -113,7 +113,7 @@ def test_a_unix_socket_needs_a_path() -> None:
         parse("--grpc-address=unix:")
 
 
-def test_tls_is_off_whatever_files_are_given_unless_it_is_asked_for() -> None:
+def test_tls_is_off_unless_it_is_requested_even_with_files() -> None:
     assert parse(*PEM, "--grpc-root-cert=root.pem").tls is None
     assert parse("--grpc-use-ssl=false", "--grpc-use-ssl-mutual=false", *PEM).tls is None
 

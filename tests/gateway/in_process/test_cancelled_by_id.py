@@ -1,4 +1,4 @@
-"""A program's request that somebody cancels by its id, from outside."""
+"""A program's request that is cancelled by its id, from outside."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

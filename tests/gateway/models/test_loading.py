@@ -144,7 +144,7 @@ async def test_labels_and_the_time_it_took_are_kept_with_the_model(
 
 
 def needing(name: str, count: int, instances: int = 1) -> str:
-    """An instance group whose executions need so much of a resource."""
+    """An instance group whose executions need `count` of a resource."""
     resource = f'resources {{ name: "{name}" count: {count} global: true }}'
     return f"instance_group {{ kind: KIND_CPU count: {instances} rate_limiter {{ {resource} }} }}\n"
 

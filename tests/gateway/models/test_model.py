@@ -298,7 +298,7 @@ async def test_an_instance_that_dies_again_and_again_is_given_up(
 async def test_the_restart_counter_is_reset_after_a_stable_time(
     serve: Serve, changes: Changes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instances_module, "STABLE_SECS", -1.0)  # whatever lived, lived long enough
+    monkeypatch.setattr(instances_module, "STABLE_SECS", -1.0)  # every instance lived long enough
     instances = [ScriptedInstance() for _ in range(4)]
     model = serve(
         instances[0],

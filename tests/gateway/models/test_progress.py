@@ -82,7 +82,7 @@ def ask(model: Model, text: str = "a", number: int = 1) -> InferRequest:
 
 
 def look(watch: ProgressWatch, model: Model, secs: float) -> None:
-    """Look as if so much time had passed."""
+    """Look as if `secs` had passed."""
     watch.look([model], time.perf_counter_ns() + round(secs * 1e9))
 
 

@@ -97,7 +97,7 @@ def test_a_config_that_sets_fields_to_be_ignored_is_accepted() -> None:
     )
 
 
-def test_whatever_is_ignored_is_named_with_the_reason() -> None:
+def test_every_ignored_field_is_named_with_the_reason() -> None:
     config = ModelConfig(
         max_batch_size=4,
         cc_model_filenames={"7.5": "model.plan"},

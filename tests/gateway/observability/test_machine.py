@@ -76,7 +76,7 @@ def test_this_machine_has_memory_and_cpus() -> None:
 
 
 class NVMLError(Exception):
-    """What NVML raises for whatever it cannot do."""
+    """The error that NVML raises."""
 
 
 @dataclass

@@ -24,7 +24,7 @@ from tests.builders import soon
 PIECE = bytes(REPORTED_BYTES - FRAME_BYTES)
 
 FITTING = WINDOW_BYTES // REPORTED_BYTES
-"""So many pieces fill the window."""
+"""The number of pieces that fill the window."""
 
 TEXT: Headers = [(b"content-type", b"text/plain")]
 

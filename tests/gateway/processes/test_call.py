@@ -14,10 +14,10 @@ from gateway.processes.call import (
 from tests.builders import settle, soon
 
 FULL = WINDOW_BYTES - FRAME_BYTES
-"""A frame of so many bytes fills the window."""
+"""The bytes of a frame that fills the window."""
 
 TOLD = REPORTED_BYTES - FRAME_BYTES
-"""One of so many is told at once."""
+"""The bytes of a frame that is reported at once."""
 
 
 async def test_there_is_room_until_the_window_is_full() -> None:

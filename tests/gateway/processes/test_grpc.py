@@ -195,7 +195,7 @@ async def test_an_rpc_whose_method_is_cancelled_by_the_server_ends_with_an_error
 
 
 def waiting_for(begun: asyncio.Event, stopped: asyncio.Event) -> Serve:
-    """A method that goes on until it is cancelled."""
+    """A method that runs until it is cancelled."""
 
     async def serve(asked: Any, call: RpcCall) -> None:
         call.on_end(stopped.set)

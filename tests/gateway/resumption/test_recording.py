@@ -350,7 +350,7 @@ async def test_a_complete_answer_without_a_reader_is_wasted(llm: Llm, keep: Keep
 # Ends.
 
 
-async def test_an_error_comes_after_the_responses_before_it_for_everybody(
+async def test_every_reader_gets_an_error_after_the_responses_before_it(
     llm: Llm, recordings: Recordings
 ) -> None:
     with llm.ask(recordings) as reader:

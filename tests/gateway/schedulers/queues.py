@@ -72,7 +72,7 @@ def waiting(
 
 
 def names(batch: Iterable[QueuedRequest]) -> list[str]:
-    """Who they are."""
+    """The ids of the requests."""
     return [each.entry.request.id for each in batch]
 
 

@@ -182,7 +182,7 @@ def vain(gathering: WaitHistory) -> None:
     gathering.waited(1, 1, MOST)
 
 
-def test_at_first_and_after_a_vain_wait_one_batch_in_so_many_waits() -> None:
+def test_at_first_and_after_a_vain_wait_one_batch_in_several_waits() -> None:
     gathering = WaitHistory()
     for _ in range(3):
         assert batches_until_worthwhile(gathering) == TRY_EVERY
@@ -220,7 +220,7 @@ def test_no_more_are_waited_for_than_came_the_last_time() -> None:
     gathering.waited(2, 7, 5)  # the last turn brought three at once
     assert gathering.enough(MOST) == 7
     vain(gathering)
-    assert gathering.enough(MOST) == MOST  # nobody came: the next wait looks for anybody
+    assert gathering.enough(MOST) == MOST  # no request arrived: the next wait is for any number
 
 
 def test_after_a_useless_wait_the_next_wait_is_not_cut_short() -> None:
@@ -249,7 +249,7 @@ def test_to_find_all_there_at_once_says_nothing_against_waiting() -> None:
 
 
 def turns(arrivals: dict[int, int], enough: int = 1000, turn_ns: int = 1000) -> int:
-    """For how many turns a wait goes on, with so many rows from those turns on."""
+    """The turns that a wait lasts, with these rows from these turns on."""
     wait, rows, turn = BatchWait(1, began_ns=7), 1, 0
     while not wait.over(rows, enough, 7 + turn * turn_ns):
         turn += 1
@@ -257,7 +257,7 @@ def turns(arrivals: dict[int, int], enough: int = 1000, turn_ns: int = 1000) -> 
     return turn
 
 
-def test_a_wait_ends_after_so_many_quiet_turns() -> None:
+def test_a_wait_ends_after_a_number_of_quiet_turns() -> None:
     assert turns({}) == PATIENCE
     assert turns({5: 2}) == 5 + PATIENCE
     assert turns({5: 2, 10: 4}) == 10 + PATIENCE
@@ -275,7 +275,7 @@ def test_a_wait_ends_in_time_though_requests_keep_coming() -> None:
 
 
 async def after_batches(start: Start, count: int) -> tuple[Queue, ScriptedInstance]:
-    """A queue that has had so many batches of one request each."""
+    """A queue that has had `count` batches of one request each."""
     queue = start(dynamic(8))
     instance = queue.employ(concurrency=1)
     for _ in range(count):

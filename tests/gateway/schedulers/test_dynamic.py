@@ -1,4 +1,4 @@
-"""The dynamic batcher at work: what shares an execution, who leaves, and who is refused."""
+"""The dynamic batcher at work: shared executions, disconnects, and refusals."""
 
 import asyncio
 import gc
@@ -49,7 +49,7 @@ async def refused(entry: Entry) -> InferenceError:
 
 
 async def drain(instance: ScriptedInstance, count: int) -> list[str]:
-    """Answer so many executions, and say what each was asked."""
+    """Answer `count` executions, and return the text of each."""
     found = []
     for _ in range(count):
         execution = await instance.begun()
@@ -59,7 +59,7 @@ async def drain(instance: ScriptedInstance, count: int) -> list[str]:
     return found
 
 
-# Who shares an execution?
+# Shared executions.
 
 
 async def test_requests_of_one_turn_execute_together_and_immediately(start: Start) -> None:
@@ -206,7 +206,7 @@ async def test_nothing_executes_after_the_only_queued_request_is_cancelled(start
     assert await drain(instance, 1) == ["b"]
 
 
-# Who leaves?
+# Disconnects.
 
 
 async def test_a_disconnect_does_not_affect_the_rest_of_the_batch(start: Start) -> None:
@@ -326,7 +326,7 @@ async def test_an_answer_of_a_batch_taken_in_part_keeps_its_place(start: Start) 
         assert await soon(read_all(entry.stream)) == [text]
 
 
-# Who is refused?
+# Refusals.
 
 
 async def test_a_full_queue_refuses_at_once_and_counts_nothing(start: Start) -> None:
@@ -537,7 +537,7 @@ async def test_padded_inputs_of_unequal_lengths_are_refused_and_others_served(
     assert await soon(read_all(entry.stream)) == ["4"]
 
 
-# Whatever happens.
+# Random events.
 
 
 class Echo(Instance):

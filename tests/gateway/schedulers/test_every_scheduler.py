@@ -298,7 +298,7 @@ async def test_an_instance_freed_early_takes_the_next_request_and_no_other(
 
 
 async def let_go(instance: ScriptedInstance) -> Execution:
-    """An execution that goes on although its instance takes another one."""
+    """An execution that continues although its instance takes another one."""
     execution = await instance.begun()
     execution.steps.put_nowait((0, Note.FREED))
     return execution

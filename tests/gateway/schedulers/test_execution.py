@@ -1,4 +1,4 @@
-"""One execution: who gets which answer, and when it stops."""
+"""One execution: the answer of each request, and the time when it stops."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

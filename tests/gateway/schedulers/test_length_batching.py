@@ -196,7 +196,7 @@ class Simulation:
             self._ask()
 
     def run(self, count: int) -> "Simulation":
-        """Until so many requests have been answered."""
+        """Run until `count` requests have been answered."""
         while len(self.waits) < count:
             event = heapq.heappop(self._events)
             self.now = event.at

@@ -1,4 +1,4 @@
-"""Executions of several models that need the same resources, and who of them goes next."""
+"""Executions of several models that need the same resources, and their order."""
 
 import asyncio
 from dataclasses import replace
@@ -163,7 +163,7 @@ async def test_each_execution_of_an_engine_that_batches_in_flight_holds_its_reso
         finish(await instance.begun())
 
 
-# Who leaves.
+# Disconnects.
 
 
 async def test_a_cancelled_request_does_not_block_the_limiter(

@@ -103,12 +103,12 @@ def test_a_resource_cannot_be_shared_and_of_a_device() -> None:
         ([Claim(0, ONE)], {}, None),
         ([Claim(0, ONE)], {R: 1}, 0),
         ([Claim(0, TWO), Claim(5, {})], {R: 1}, 1),
-        # Who waits for two is not passed over by those who need one, however much is left.
+        # A claim of two is not passed over by claims of one, with any amount free.
         ([Claim(0, TWO), Claim(5, ONE)], {R: 1}, None),
         ([Claim(6, TWO), Claim(5, ONE)], {R: 1}, 1),
-        # Nor by those who take only a part of what it waits for,
+        # Nor by claims of only a part of its resources,
         ([Claim(0, BOTH), Claim(5, ONE)], {R: 1, S: 0}, None),
-        # but by those who leave it enough.
+        # but by claims that leave it enough.
         ([Claim(0, BOTH), Claim(5, ONE)], {R: 2, S: 0}, 1),
         ([Claim(0, BOTH), Claim(1, BOTH), Claim(5, ONE)], {R: 2, S: 0}, None),
     ],

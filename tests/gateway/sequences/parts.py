@@ -53,7 +53,7 @@ def ask(queue: Queue, sequence: int | str, text: str, flags: str = "", **fields:
 
 
 def rows(execution: Execution) -> list[str]:
-    """The text of each row of an execution; "-" stands for one that nobody hears of."""
+    """The text of each row of an execution; "-" stands for one without a request."""
     return [
         request.inputs[0].elements()[0].decode()
         if request.sequence and request.sequence.correlation_id

@@ -1,4 +1,4 @@
-"""Sequences of clients that come, wait, fail and leave at random, beside a simple model of them.
+"""Sequences of clients that connect, wait, fail and disconnect at random, and a model of them.
 
 The model: the answer to a request is the sum of what its sequence has sent since its START, less
 what has failed; so a request that is lost, doubled or mixed up with another one's shows.

@@ -237,7 +237,7 @@ async def test_a_failed_request_does_not_end_its_sequence(
     assert await answer(second) == ["b"]
 
 
-# What the model is told.
+# Inputs of the model.
 
 
 async def test_control_inputs_contain_the_flags_of_a_request(start: Start) -> None:
@@ -527,7 +527,7 @@ async def test_a_timeout_is_over_once_a_sequence_has_a_slot(start: Start) -> Non
     assert [await answer(each) for each in (first, second)] == [["a"], ["b"]]
 
 
-# Who leaves.
+# Disconnects.
 
 
 async def test_with_a_queued_request_all_that_its_sequence_has_queued_behind_is_cancelled(

@@ -93,7 +93,7 @@ def test_a_handle_that_leads_nowhere_is_refused(memory: DeviceMemory) -> None:
 # Tensors in them.
 
 
-def test_numbers_stay_on_the_gpu_until_somebody_reads_them(
+def test_numbers_stay_on_the_gpu_until_they_are_read(
     host_gpu: HostGpu, regions: SharedMemory, memory: DeviceMemory
 ) -> None:
     data = regions.read(SharedRegion("r", 8, 4), Datatype.INT32)

@@ -57,7 +57,9 @@ def test_a_missing_package_is_named_as_pip_knows_it() -> None:
         locate(missing)
 
 
-def test_a_package_without_the_file_is_reported_with_the_command_that_mends_it(site: Site) -> None:
+def test_a_package_without_the_file_is_reported_with_the_command_that_repairs_it(
+    site: Site,
+) -> None:
     site.install(MODEL.distribution, {"tiny/model/x.weights": WEIGHTS})
     with pytest.raises(StoreError, match=r"carries no file 'model/config.json'.*--force-reinstall"):
         locate(MODEL)
@@ -72,7 +74,7 @@ def test_a_package_without_the_file_is_reported_with_the_command_that_mends_it(s
     ],
     ids=["truncated", "altered", "another file"],
 )
-def test_a_damaged_file_is_reported_with_the_command_that_mends_it(
+def test_a_damaged_file_is_reported_with_the_command_that_repairs_it(
     site: Site, path: str, content: bytes, message: str
 ) -> None:
     site.install(MODEL.distribution, FILES)

@@ -74,7 +74,7 @@ def console() -> tuple[Console, StringIO]:
 
 
 def ignore(step: str, done: float) -> None:
-    """Progress that nobody looks at."""
+    """Progress that is not shown."""
 
 
 def test_all_models_are_fetched_step_by_step_when_none_is_named(

@@ -1,4 +1,4 @@
-"""One thread, its calls in order, and what becomes of those that nobody waits for."""
+"""One thread, its calls in order, and calls that no task waits for."""
 
 import asyncio
 import threading

@@ -47,7 +47,7 @@ def test_more_of_anything_is_a_leak(noun: str) -> None:
     assert before.grown(after) == []
 
 
-def test_a_process_that_does_not_come_back_is_noticed() -> None:
+def test_a_process_that_is_not_started_again_is_noticed() -> None:
     before = replace(NOTHING, processes={"worker a": 1})
     assert NOTHING.lost(before) == ["processes: 0 of worker a, 1 before"]
 

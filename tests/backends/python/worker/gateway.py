@@ -134,7 +134,7 @@ class PlayedGateway:
         return [heard.values[1], heard.values[2], heard.body]
 
     def took(self, executed: int) -> None:
-        """So many EXECUTED have been heard one by one."""
+        """Count EXECUTED messages that were read one by one."""
         self._executed += executed
 
     def failure(self, *requests: list[Any]) -> str:
@@ -168,7 +168,7 @@ class PlayedGateway:
         self.rest(ToGateway.RESPONSE)
 
     def rest(self, kind: ToGateway) -> list[list[Any]]:
-        """The values of all messages of a kind that nobody has heard yet."""
+        """The values of all unread messages of a kind."""
         queue = self._heard[kind]
         return [queue.get().values for _ in range(queue.qsize())]
 

@@ -98,7 +98,7 @@ def test_executions_that_arrive_before_the_answer_are_queued(
     assert b"second" in bytes(second.body)
 
 
-def test_a_thread_of_the_models_own_is_answered_beside_executions(
+def test_a_call_from_a_thread_of_the_model_is_answered_outside_executions(
     probed: PlayedGateway, number: Number
 ) -> None:
     text = """

@@ -1,4 +1,4 @@
-"""What a worker does with requests, and with whatever `execute` returns or raises."""
+"""Requests in a worker, and everything that `execute` returns or raises."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -210,7 +210,7 @@ class TritonPythonModel:
         header, data = tensor(1)
         gateway.begin(request(1, header), buffers=[data])
         assert gateway.process.wait(WAIT_SECS) == 7
-        # The end of the connection is seen though the child lives on.
+        # The end of the connection is seen while the child still runs.
         for each in gateway.listening:
             each.join(WAIT_SECS)
             assert not each.is_alive()

@@ -1,4 +1,4 @@
-"""Frames: cut from whatever a socket gives, whole or not."""
+"""Frames: cut from the bytes of a socket, whole or not."""
 
 import pytest
 

@@ -23,7 +23,7 @@ def text(call: Any, *arguments: Any) -> str:
 
 
 @pytest.mark.parametrize(("number", "dtype"), list(enumerate(NUMERIC, 1)))
-def test_numbers_go_out_and_come_back(number: int, dtype: str) -> None:
+def test_numbers_survive_the_wire_in_both_directions(number: int, dtype: str) -> None:
     array = np.array([[0, 1, 1], [1, 0, 1]], dtype)
     tensor = Tensor("x", array)
     assert (tensor.name(), tensor.shape(), tensor.triton_dtype()) == ("x", [2, 3], number)

@@ -39,7 +39,7 @@ class Scripted(Instance):
 
 
 class Far:
-    """The other process: it has an instance answer whatever comes."""
+    """The other process: its instance answers every call."""
 
     def __init__(self) -> None:
         self.channel = Channel(self._hear)
@@ -164,7 +164,7 @@ async def test_a_call_that_the_process_cannot_begin_ends_with_an_error(
     assert await soon(near.read(near.call())) == ["hello", ""]
 
 
-async def test_who_leaves_ends_the_work_and_hears_no_more(near: Near, far: Far) -> None:
+async def test_a_cancelled_call_ends_the_execution(near: Near, far: Far) -> None:
     closed = asyncio.Event()
 
     async def endless(_: InferRequest) -> AsyncGenerator[Answer, None]:
@@ -184,7 +184,7 @@ async def test_who_leaves_ends_the_work_and_hears_no_more(near: Near, far: Far) 
     assert ClientKind.REFUSED not in [frame.kind for frame in near.strays]
 
 
-async def test_what_came_and_was_not_read_is_told(near: Near, far: Far) -> None:
+async def test_cancelling_a_call_returns_the_number_of_unread_tokens(near: Near, far: Far) -> None:
     async def talks(_: InferRequest) -> AsyncGenerator[Answer, None]:
         for _ in range(3):
             yield 0, replace(text_response("word"), usage=Usage(completion_tokens=2))
@@ -198,13 +198,13 @@ async def test_what_came_and_was_not_read_is_told(near: Near, far: Far) -> None:
     await far.ended()
 
 
-async def test_who_leaves_at_once_does_too(near: Near, far: Far) -> None:
+async def test_a_call_cancelled_at_once_ends_the_execution(near: Near, far: Far) -> None:
     near.call().leave()
     await soon(far.asked.wait())
     await far.ended()
 
 
-async def test_who_leaves_after_the_end_says_nothing(near: Near, far: Far) -> None:
+async def test_cancelling_a_call_after_its_end_sends_nothing(near: Near, far: Far) -> None:
     call = near.call()
     await soon(near.read(call))
     call.leave()
@@ -214,7 +214,7 @@ async def test_who_leaves_after_the_end_says_nothing(near: Near, far: Far) -> No
     assert heard == []
 
 
-async def test_a_slow_reader_holds_back_the_one_who_answers(near: Near, far: Far) -> None:
+async def test_a_slow_reader_blocks_the_producer(near: Near, far: Far) -> None:
     size, sent = WINDOW_BYTES // 8, 0
 
     async def large(_: InferRequest) -> AsyncGenerator[Answer, None]:
@@ -250,7 +250,7 @@ async def test_without_the_other_process_a_call_ends_with_an_error(near: Near, f
         await soon(near.read(near.call()))
 
 
-async def test_without_the_server_nobody_works_for_it(near: Near, far: Far) -> None:
+async def test_a_closed_channel_ends_the_execution(near: Near, far: Far) -> None:
     async def waits(_: InferRequest) -> AsyncGenerator[Answer, None]:
         yield 0, text_response("first")
         await asyncio.Event().wait()

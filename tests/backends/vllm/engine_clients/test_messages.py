@@ -115,7 +115,7 @@ def test_tensors_of_requests_and_responses(tensor: Tensor) -> None:
         assert isinstance(found.data, tuple) == isinstance(tensor.data, tuple)
 
 
-def test_who_is_asked() -> None:
+def test_the_model_its_version_and_the_id_are_sent() -> None:
     asked = InferRequest(model="m", version="2", id="seven")
     assert read_request(write_request(asked)) == asked
 

@@ -96,7 +96,7 @@ async def test_other_threads_log_too(told: list[bytes], here: Kept) -> None:
     assert here.records[0].getMessage() == "from a thread"
 
 
-async def test_a_record_that_cannot_be_told_harms_nobody(
+async def test_a_record_that_cannot_be_sent_is_printed_to_stderr(
     told: list[bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
     THERE.error("too large", extra={"number": 1 << 70})
@@ -105,7 +105,7 @@ async def test_a_record_that_cannot_be_told_harms_nobody(
     assert "too large" in capsys.readouterr().err
 
 
-async def test_what_nobody_wants_to_see_is_not_logged(told: list[bytes], here: Kept) -> None:
+async def test_a_record_below_the_log_level_is_not_logged(told: list[bytes], here: Kept) -> None:
     THERE.debug("detail")
     await settle()
     passed(told[0])

@@ -91,7 +91,7 @@ async def test_a_client_that_ends_before_it_is_ready_fails_the_model(situation: 
     )
 
 
-async def test_nobody_waits_for_a_client_that_was_closed(situation: Situation) -> None:
+async def test_closing_a_client_cancels_the_wait_for_it(situation: Situation) -> None:
     offering = asyncio.create_task(situation.client.offer())
     await soon(situation.heard.get())
     situation.client.close()
@@ -99,19 +99,19 @@ async def test_nobody_waits_for_a_client_that_was_closed(situation: Situation) -
         await soon(offering)
 
 
-async def test_the_end_of_a_client_is_told_with_its_exit_code(situation: Situation) -> None:
+async def test_the_end_of_a_client_is_reported_with_its_exit_code(situation: Situation) -> None:
     await situation.offered()
     situation.far.close()
     assert await soon(situation.stopped.get()) == "client 3 of its engine ended (exit code -9)"
 
 
-async def test_what_a_client_says_of_its_engine_is_told(situation: Situation) -> None:
+async def test_the_reason_that_a_client_sends_is_reported(situation: Situation) -> None:
     await situation.offered()
     situation.far.send(ClientKind.STOPPED, NO_CALL, b"its engine has stopped")
     assert await soon(situation.stopped.get()) == "its engine has stopped"
 
 
-async def test_nothing_is_told_of_a_client_that_was_closed(situation: Situation) -> None:
+async def test_a_closed_client_reports_nothing(situation: Situation) -> None:
     await situation.offered()
     situation.client.close()
     await soon(situation.far.lost())

@@ -27,7 +27,7 @@ def exit_code(server: int, folder: Path | None = None) -> int:
         process.kill()
 
 
-def test_a_client_ends_whose_connection_ends_before_it_is_told_anything() -> None:
+def test_a_client_exits_when_its_connection_ends_before_the_first_message() -> None:
     assert exit_code(os.getpid()) == 0
 
 

@@ -1,4 +1,4 @@
-"""The real engine with two clients: as one engine to whoever asks it, and at its end."""
+"""The real engine with two clients: as one engine to every request, and at its end."""
 
 import asyncio
 import os
@@ -142,7 +142,7 @@ async def test_a_refusal_is_that_of_one_client(llama: Llama) -> None:
     assert caught.value.code is Code.INVALID_ARG
 
 
-async def test_who_leaves_is_aborted_and_what_was_made_is_wasted(llama: Llama) -> None:
+async def test_a_cancelled_request_is_aborted_and_its_tokens_are_wasted(llama: Llama) -> None:
     leaving = [asyncio.create_task(llama.answers(ask(**ENDLESS))) for _ in range(CLIENTS)]
     await llama.running(CLIENTS)
     for task in leaving:
@@ -151,7 +151,7 @@ async def test_who_leaves_is_aborted_and_what_was_made_is_wasted(llama: Llama) -
     await llama.running(0)
 
 
-async def test_tokens_that_came_for_somebody_who_left_are_wasted(llama: Llama) -> None:
+async def test_unread_tokens_of_a_cancelled_request_are_wasted(llama: Llama) -> None:
     del llama.wasted[:]
     before = llama.metric("vllm:generation_tokens_total")
     async with aclosing(llama.instance.execute([ask(**ENDLESS)])) as answers:
@@ -194,7 +194,7 @@ async def test_a_client_that_ends_while_the_engine_starts_ends_the_start(write: 
     others, engines, threads = set(clients()), set(engine_processes()), zmq_threads()
     loading = asyncio.create_task(VllmBackend().load(write(api_server_count=CLIENTS)))
     async with asyncio.timeout(60):
-        while not (mine := set(clients()) - others):  # noqa: ASYNC110 - nobody tells
+        while not (mine := set(clients()) - others):  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
         mine.pop().kill()
         with pytest.raises(InferenceError, match=r"client [01]"):
@@ -202,7 +202,7 @@ async def test_a_client_that_ends_while_the_engine_starts_ends_the_start(write: 
     assert set(clients()) == others
     # The engine has been killed; the system may take a moment to end so large a process.
     async with asyncio.timeout(20):
-        while set(engine_processes()) != engines:  # noqa: ASYNC110 - nobody tells
+        while set(engine_processes()) != engines:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.05)
     assert zmq_threads() == threads
 

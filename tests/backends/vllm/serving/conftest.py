@@ -12,7 +12,7 @@ import pytest
 
 @dataclass(slots=True)
 class Completion:
-    """What vLLM tells of one sequence."""
+    """An output of vLLM for one sequence."""
 
     token_ids: list[int]
     index: int = 0
@@ -22,7 +22,7 @@ class Completion:
 
 @dataclass(slots=True)
 class Output:
-    """What vLLM tells of one request."""
+    """An output of vLLM for one request."""
 
     outputs: list[Completion]
     prompt_token_ids: list[int] = field(default_factory=lambda: [1, 2, 3])
@@ -30,7 +30,7 @@ class Output:
 
 
 def made(tokens: int, reason: str | None = None, index: int = 0) -> Output:
-    """So many tokens of one sequence; the last if there is a reason."""
+    """An output with `tokens` tokens of one sequence; the last if there is a reason."""
     completion = Completion([7] * tokens, index, reason)
     return Output([completion], finished=reason is not None)
 

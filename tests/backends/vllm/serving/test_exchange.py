@@ -123,7 +123,7 @@ async def test_an_output_that_failed_is_vllms_own_error(numbered: NewId) -> None
             await anext(exchanged.generate("prompt", constrained, "id"))
 
 
-async def test_whoever_leaves_ends_every_request_and_its_tokens_are_wasted(
+async def test_cancelling_the_exchange_ends_every_request_and_wastes_its_tokens(
     numbered: NewId,
 ) -> None:
     wasted: list[int] = []

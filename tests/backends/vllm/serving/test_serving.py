@@ -116,7 +116,7 @@ class TestChat:
         assert await content(llama, messages=messages) == said
         assert joined(await deltas(llama, messages=messages)) == said
 
-    async def test_several_sequences_are_told_apart(self, llama: Llama) -> None:
+    async def test_responses_carry_the_index_of_their_sequence(self, llama: Llama) -> None:
         sampling = {"n": 3, "temperature": 1.5, "seed": 3, "max_tokens": 8, "ignore_eos": True}
         (whole,) = await llama.answers(openai({**CHAT, **sampling}))
         choices = json.loads(strings(whole, "openai_response")[0])["choices"]

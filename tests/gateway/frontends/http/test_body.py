@@ -67,7 +67,7 @@ async def test_a_body_that_is_announced_as_too_large_is_not_read_at_all() -> Non
     assert await soon(read_body(client.request(content_length="10"), 10)) == b"0"
 
 
-async def test_a_body_has_at_most_so_many_chunks() -> None:
+async def test_the_number_of_chunks_of_a_body_has_a_limit() -> None:
     assert MAX_CHUNKS == 65536
     assert len(await soon(read_body(Client([b"x"] * MAX_CHUNKS).request(), 2**20))) == MAX_CHUNKS
     with pytest.raises(InferenceError) as caught:

@@ -55,7 +55,7 @@ def test_only_unavailable_has_retry_after(code: Code) -> None:
         ("caf\u00e9", '{"error":"caf\u00e9"}'.encode()),
     ],
 )
-def test_a_body_is_json_whatever_the_message(message: str, body: bytes) -> None:
+def test_the_body_is_json_for_every_message(message: str, body: bytes) -> None:
     assert error_body(message) == body
 
 

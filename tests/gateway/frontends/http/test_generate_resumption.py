@@ -245,7 +245,7 @@ async def test_an_empty_last_event_id_is_none(door: Door) -> None:
         assert (await exchange.start())[0] == 200
 
 
-async def test_the_body_of_a_client_that_comes_back_has_its_limit(door: Door) -> None:
+async def test_the_body_of_a_resuming_request_has_a_limit(door: Door) -> None:
     exchange = Exchange(door.app, STREAM, b"x" * 1001, {"last-event-id": "x.1"})
     assert (await refusal(exchange))[0] == 400
 
@@ -293,9 +293,7 @@ async def test_a_stream_with_a_known_key_is_joined_from_its_start(door: Door) ->
         ),
     ],
 )
-async def test_an_answer_that_was_lost_is_had_again_with_its_key(
-    door: Door, path: str, body: bytes
-) -> None:
+async def test_a_lost_answer_is_replayed_with_its_key(door: Door, path: str, body: bytes) -> None:
     async with Exchange(door.app, path, body, KEY):
         execution = await door.text.begun()
     assert not execution.stopped.is_set()

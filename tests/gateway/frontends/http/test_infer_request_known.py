@@ -29,7 +29,7 @@ OTHER = replace(MODEL, name="other")
 
 
 class Regions(SharedMemory):
-    """One region, which tells how often it has been asked for."""
+    """One region, which counts its look-ups."""
 
     def __init__(self) -> None:
         super().__init__()

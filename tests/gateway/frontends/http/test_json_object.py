@@ -103,7 +103,7 @@ def test_nesting_without_end_is_refused() -> None:
     assert caught.value.code is Code.INTERNAL
 
 
-# What numbers there are beside those of JSON.
+# Numbers that JSON does not have.
 
 
 @pytest.mark.parametrize(

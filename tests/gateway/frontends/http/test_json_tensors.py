@@ -157,7 +157,7 @@ def test_values_next_to_deep_nesting_are_not_moved_at_each_level() -> None:
 
 
 @pytest.mark.parametrize("datatype", [*INTEGERS, *FLOATS, Datatype.BOOL])
-def test_values_come_back_flat_in_their_own_kind(datatype: Datatype) -> None:
+def test_values_are_returned_flat_in_their_own_kind(datatype: Datatype) -> None:
     array = np.array([[0, 1], [1, 0]], NUMPY_TYPES[datatype])
     found = values_of(array_tensor("Y", datatype, array))
     kind = bool if datatype is Datatype.BOOL else float if datatype in FLOATS else int

@@ -87,7 +87,7 @@ def test_each_digit_is_a_token_and_spaces_before_digits_stay_together(tokenizer:
         "<|im_start|>user\nhi<|im_end|>\n",
     ],
 )
-def test_text_comes_back_as_it_was(tokenizer: Any, text: str) -> None:
+def test_text_is_decoded_unchanged(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 

@@ -50,7 +50,7 @@ def unpack(unpacker: Unpacker, folder: Path) -> str:
 
 
 def ignore(step: str, done: float) -> None:
-    """Progress that nobody looks at."""
+    """Progress that is not shown."""
 
 
 def test_one_process_unpacks_one_model_after_the_other(

@@ -1,4 +1,4 @@
-"""The tokenizer beside the encoder splits as the package's, and neither pads nor cuts too early."""
+"""The tokenizer of the encoder splits as the package's, and neither pads nor cuts too early."""
 
 import json
 import shutil

@@ -17,7 +17,7 @@ MODELS = Path(__file__).parent / "models"
 
 @dataclass(frozen=True, slots=True)
 class Talking:
-    """A server whose model `talker` does what it is told; `plain` cannot chat, `bare` is not
+    """A server whose model `talker` follows instructions; `plain` cannot chat, `bare` is not
     loaded."""
 
     server: Serving
@@ -42,7 +42,7 @@ class Talking:
             self._tell_repository("bare/unload")
 
     def wait_stopped(self, question: str) -> None:
-        """Wait until the model has noticed that nobody wants the answer any more."""
+        """Wait until the model has noticed the disconnect."""
         file = self.repository / "talker" / "stopped"
         wait_until(lambda: file.exists() and file.read_text() == question, "the model stopped")
 
@@ -67,7 +67,7 @@ EXPLICIT = ("--model-control-mode=explicit", "--load-model=talker", "--load-mode
 
 @pytest.fixture
 def unused_port() -> int:
-    """A port where nobody listens."""
+    """A port that refuses connections."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port: int = taken.getsockname()[1]

@@ -91,7 +91,7 @@ class PseudoTerminal:
         os.close(self._master)
 
     def _read(self) -> None:
-        # Once nobody has the other end any more, reading fails.
+        # Once no process has the other end open, reading fails.
         with contextlib.suppress(OSError):
             while more := os.read(self._master, 65536):
                 self._written += more
@@ -103,7 +103,7 @@ def at_terminal(
     environment: Mapping[str, str] | None = None,
     size: tuple[int, int] = (24, 100),
 ) -> Iterator[PseudoTerminal]:
-    """`sluice` with these arguments at a terminal with so many lines and columns."""
+    """`sluice` with these arguments at a terminal of this size."""
     command = [sys.executable, "-m", "gateway", *arguments]
     terminal = PseudoTerminal(command, environment or {}, size)
     try:

@@ -21,7 +21,7 @@ class Logger(ILogger):
         super().__init__()
 
     def log(self, severity: Severity, msg: str) -> None:
-        """Nobody reads it."""
+        """The line is dropped."""
 
 
 class MatrixOperation(Enum):

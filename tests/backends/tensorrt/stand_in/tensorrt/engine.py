@@ -155,7 +155,7 @@ class IExecutionContext:
         stream = world.stream(_number(stream_handle))
         if self._engine.device in world.lost:
             return self._log.error("Cuda Runtime (unspecified launch failure)")
-        if world.last_error:  # whoever launches a kernel asks for it, and takes it as its own
+        if world.last_error:  # the launch of a kernel reads it, and fails with it
             return self._log.error(f"Cuda Runtime ({TEXTS[world.last_error]})")
         if self._plan.extra.get("fails"):
             return self._log.error("[/src/run.cpp::execute::7] Error Code 1: cask (no kernel)")

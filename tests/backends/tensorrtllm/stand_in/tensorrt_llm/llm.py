@@ -1,4 +1,4 @@
-"""The engine: every word of the prompt is a token, and comes back."""
+"""The engine: every word of the prompt is a token, and is returned."""
 
 import asyncio
 import itertools

@@ -114,7 +114,7 @@ class RequestOutput:
             self._respond(words, self.outputs, params, reason)
             return
         for output in self.outputs:
-            # Only what ends last is told why; the others keep no reason.
+            # Only the output that ends last gets the reason; the others keep none.
             final = reason if output is self.outputs[-1] else None
             self._respond(words, [output], params, final)
 

@@ -1,4 +1,4 @@
-"""How the stand-in is told to sample: the published names, and nothing else."""
+"""Sampling parameters of the stand-in: the published names, and nothing else."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Has no config.pbtxt: says itself what it takes, and answers with what it was told."""
+"""Has no config.pbtxt: says itself what it takes, and answers with its arguments."""
 
 import json
 

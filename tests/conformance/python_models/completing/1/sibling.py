@@ -1,4 +1,4 @@
-"""A module beside the model."""
+"""A module in the folder of the model."""
 
 
 def doubled(x):

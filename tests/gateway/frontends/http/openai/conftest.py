@@ -41,7 +41,7 @@ CHAT = ModelConfig(
 """A model with the whole contract."""
 
 CHAT_ONLY = replace(CHAT, name="chat_only", input=CHAT.input[:1])
-"""A model that cannot be told what a request is for."""
+"""A model without an input for the purpose of a request."""
 
 ENCODER = ModelConfig(
     name="encoder",

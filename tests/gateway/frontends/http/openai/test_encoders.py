@@ -78,7 +78,7 @@ def response(values: list[float], name: str = "embedding") -> InferResponse:
     return InferResponse(outputs=(array_tensor(name, Datatype.FP32, array),), final=True)
 
 
-def test_the_vector_is_the_output_whatever_its_shape() -> None:
+def test_the_vector_is_the_output_of_any_shape() -> None:
     assert encoder().vector(response([1, 2, 3, 4])).tolist() == [1, 2, 3, 4]
 
 

@@ -267,7 +267,7 @@ async def test_only_post_is_allowed(client: httpx.AsyncClient, path: str) -> Non
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/nope", "/tokenize"])
-async def test_a_request_id_comes_back_with_whatever_becomes_of_the_request(
+async def test_every_response_to_a_failed_request_has_its_request_id(
     client: httpx.AsyncClient, path: str
 ) -> None:
     found = await soon(client.post(path, content=b"{", headers={"X-Request-Id": "mine"}))

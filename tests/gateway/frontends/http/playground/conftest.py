@@ -70,14 +70,14 @@ def browser() -> Iterator[Browser]:
     """Chromium without a window."""
     found = needs.program(*BROWSERS, package="chromium")
     with sync_playwright() as playwright:
-        # Chromium's own sandbox does not work for root, whom containers run tests as.
+        # Chromium's own sandbox does not work for root, and containers run tests as root.
         started = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield started
         started.close()
 
 
 class Person:
-    """Somebody before a page; nothing that the browser complains of goes unnoticed."""
+    """A person before a page; every complaint of the browser is kept."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.page = page
@@ -114,7 +114,7 @@ def window(browser: Browser) -> Iterator[BrowserContext]:
 
 @pytest.fixture
 def person(window: BrowserContext, server: Serving) -> Iterator[Person]:
-    """Somebody with a page of their own, which has made no mistake when the test ends."""
+    """A person with a page of their own, which has made no mistake when the test ends."""
     somebody = Person(window.new_page(), server.http)
     yield somebody
     somebody.page.close()

@@ -18,7 +18,7 @@ CANCELED = "nv_inference_request_failure"
 
 @pytest.fixture
 def chat(person: Person) -> Person:
-    """Somebody who has the chat before them."""
+    """A person before the chat."""
     return talk_to(person, "storyteller")
 
 

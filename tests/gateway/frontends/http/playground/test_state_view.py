@@ -23,7 +23,7 @@ SECONDS = 125
 
 @pytest.fixture
 def state(person: Person) -> Person:
-    """Somebody who has the state of the server before them."""
+    """A person before the state of the server."""
     return person.look_at("state")
 
 

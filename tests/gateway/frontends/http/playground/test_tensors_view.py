@@ -18,7 +18,7 @@ ANSWERED = re.compile(r"^(Answered|\d+ responses) in [\d.]+ m?s$")
 
 @pytest.fixture
 def form(person: Person) -> Person:
-    """Somebody who has the form before them."""
+    """A person before the form."""
     return person.look_at("tensors")
 
 

@@ -98,7 +98,7 @@ def cudaGetLastError() -> tuple[cudaError_t]:
 
 @_call()
 def cudaDeviceSynchronize() -> None:
-    """Refused while any stream of the device captures, whoever does; the captures are spoiled."""
+    """Refused while any stream of the device captures; the captures are spoiled."""
     streams = world.streams()
     capturing = [each for each in streams if each.capturing is not None]
     for each in capturing:
@@ -185,7 +185,7 @@ def cudaMallocAsync(size: int, hStream: Any) -> int:
     try:
         return world.allocate(size, stream.device)
     except Refused:
-        stream.finish()  # what the stream is about to free can be had again
+        stream.finish()  # the memory that the stream is about to free can be allocated again
         return world.allocate(size, stream.device)
 
 

@@ -1,6 +1,6 @@
 """The GPUs that the stand-in pretends: memory of the host, and streams that begin when waited for.
 
-Work given to a stream is done when somebody waits for it, so that memory used again too early
+Work given to a stream is done when a thread waits for it, so that memory used again too early
 holds what it should not. What is not freed is seen in `leaks`.
 """
 
@@ -105,7 +105,7 @@ class World:
     # What tests do.
 
     def lose(self, device: int) -> None:
-        """The device fails for good: whatever is asked of it fails from now on."""
+        """The device fails for good: every call on it fails from now on."""
         self._lost.add(device)
 
     def recover(self, device: int) -> None:
@@ -118,7 +118,7 @@ class World:
 
     @property
     def leaks(self) -> dict[str, int]:
-        """What somebody has, by its kind."""
+        """Objects that are not freed, by kind."""
         return {kind: count for kind, count in self.counts.items() if count}
 
     # What the libraries do.
@@ -138,7 +138,7 @@ class World:
 
     @property
     def last_error(self) -> int:
-        """What the last call of this thread that failed has left, until somebody asks."""
+        """The error of the last failed call of this thread, until it is read."""
         return getattr(self._thread, "last_error", SUCCESS)
 
     @last_error.setter
@@ -154,7 +154,7 @@ class World:
         if device is not None and self.used(device) + size > self.memory:
             raise Refused(OUT_OF_MEMORY)
         block = Block(size, device, (ctypes.c_ubyte * size)())
-        ctypes.memset(block.address, 0xAB, size)  # whatever was there before
+        ctypes.memset(block.address, 0xAB, size)  # contents from before
         self.blocks[block.address] = block
         self.counts["pinned memory" if device is None else "device memory"] += 1
         return block.address
@@ -168,7 +168,7 @@ class World:
         self.counts["pinned memory" if device is None else "device memory"] -= 1
 
     def require(self, address: int, size: int, device: int | None) -> None:
-        """Refused unless so many bytes are there, of that device or of the host."""
+        """Refused unless `size` bytes are there, of that device or of the host."""
         for block in self.blocks.values():
             end = block.address + block.size
             if block.device == device and block.address <= address and address + size <= end:

@@ -10,7 +10,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class Qwen3ToolParser:
-    """A call is told in two pieces; what may yet become a mark is held back, also at the end."""
+    """A call is sent in two pieces; the possible start of a mark is held back, also at the end."""
 
     def __init__(self) -> None:
         self._buffer = ""

@@ -1,4 +1,4 @@
-"""Answers as an engine does: it counts tokens and says why it ended, for who wants to know."""
+"""Answers as an engine does: it counts tokens and gives its finish reason on request."""
 
 import time
 
@@ -20,7 +20,7 @@ class TritonPythonModel:
 
 
 def pieces(request):
-    """What it says: who asks by the input is told the sampling."""
+    """The pieces of its answer: the sampling parameters if the input asks for them."""
     said = pb_utils.get_input_tensor_by_name(request, "messages").as_numpy().ravel()[0]
     if b"sampling" not in said:
         return PIECES

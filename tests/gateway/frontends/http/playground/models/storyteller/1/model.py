@@ -1,4 +1,4 @@
-"""Chats as it is told: the last message of a conversation says what to do."""
+"""Chats by instruction: the last message of a conversation says what to do."""
 
 import itertools
 import json
