@@ -16,8 +16,7 @@ PARALLEL = $(BIN)/pytest -n $(WORKERS)
 OLDEST ?= /usr/bin/python3.11
 OLDEST_VENV := $(VENV)/oldest
 OLDEST_BIN := $(OLDEST_VENV)/bin
-OLDEST_TESTS := tests/gateway tests/backends tests/interop \
-  $(addprefix tests/conformance/, test_stream_infer.py test_cancellation.py)
+OLDEST_TESTS := tests/gateway tests/backends tests/interop tests/conformance
 OLDEST_PYTEST := $(OLDEST_BIN)/python -m pytest
 OLDEST_ARGS = -m "not vllm and not browser and not node and not quiet" $(OLDEST_TESTS)
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
@@ -79,7 +78,7 @@ endef
 
 # If a model cannot be unpacked or loaded, the error is logged and the others are served.
 serve: $(READY)
-	@$(BIN)/sluice fetch || echo "serve: going on with the models that are stored"
+	@$(BIN)/sluice fetch || echo "serve: fetch failed, continuing with the stored models"
 	@$(BIN)/sluice serve --model-repository model_repository --exit-on-error=false $(ARGS)
 
 lint: $(READY)
@@ -112,11 +111,11 @@ test-all: test
 	$(MAKE) test-oldest OLDEST_TESTS=tests
 	$(PARALLEL) tests/sweep --every-step
 
-# Every test of a part, and of cancellation on the wire; `make test-all` runs the others, too.
+# Every test without an engine but sweeps and encoders, which `make test-all` runs, too.
 test-oldest: $(READY)
 	@found=$$($(OLDEST) -V 2>&1); ours=$$($(BIN)/python -V); \
 	if [ "$${found%.*}" != "$${ours%.*}" ] || [ "$$found" = "$$ours" ]; then \
-	  echo "test-oldest: left out: $(OLDEST) is '$$found', $(VENV) has '$$ours'"; \
+	  echo "test-oldest: skipped: $(OLDEST) is '$$found', $(VENV) has '$$ours'"; \
 	else \
 	  { $(MAKE_OLDEST); } && { $(OLDEST_PYTEST) -n $(WORKERS) $(OLDEST_ARGS) \
 	    $(call ONCE_MORE,$(OLDEST_ARGS),$(OLDEST_PYTEST)); }; \
