@@ -10,7 +10,7 @@ import onnxruntime
 from backends.onnxruntime.checks import check, complete, is_complete
 from backends.onnxruntime.instance import OnnxRuntimeInstance
 from backends.onnxruntime.model_file import find_model, is_steady
-from backends.onnxruntime.parameters import count
+from backends.onnxruntime.parameter_values import count
 from backends.onnxruntime.providers import CUDA, providers
 from backends.onnxruntime.session import SessionPlan, open_session
 from backends.onnxruntime.signature import OnnxSignature

@@ -10,7 +10,7 @@ from onnxruntime import ExecutionMode, GraphOptimizationLevel
 
 from backends.onnxruntime.failures import ClearFailures
 from backends.onnxruntime.model_file import find_libraries, find_model
-from backends.onnxruntime.parameters import integer, switch
+from backends.onnxruntime.parameter_values import integer, switch
 from backends.onnxruntime.providers import CPU, Provider, require_installed
 from backends.onnxruntime.threads import SessionThreads
 from gateway.config import ModelConfig

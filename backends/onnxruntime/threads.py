@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
-from backends.onnxruntime.parameters import count, switch
+from backends.onnxruntime.parameter_values import count, switch
 from gateway.config import InstanceKind, ModelConfig
 from gateway.cpus import processors
 

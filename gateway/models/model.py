@@ -19,7 +19,7 @@ from gateway.models.instance_slots import InstanceSlot
 from gateway.models.instances import Instances
 from gateway.models.limits import ConversationLimits, Limits
 from gateway.models.model_folder import Labels
-from gateway.models.validation import RequestRules
+from gateway.models.request_validation import RequestRules
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.observability.trace import Trace

@@ -13,7 +13,7 @@ from gateway.config.data_type import DataType
 from gateway.data_files import DataFiles
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, request_prefix
-from gateway.models.validation import RequestRules
+from gateway.models.request_validation import RequestRules
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.execution import Entry, Execution

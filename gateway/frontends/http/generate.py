@@ -36,7 +36,7 @@ from gateway.frontends.http.request_head import (
 )
 from gateway.frontends.http.sse import (
     First,
-    StreamedResponse,
+    GenerateEvents,
     first_batch,
     first_status,
     refused_stream,
@@ -151,7 +151,7 @@ class GenerateRoutes:
 
     def _streamed(self, stream: Responses, first: First, encoder: GenerateEncoder) -> Response:
         threads = self._dataplane.threads
-        return StreamedResponse(stream, first, encoder, self._settings, threads)
+        return GenerateEvents(stream, first, encoder, self._settings, threads)
 
     def _infer(self, request: Request, call: _Call) -> Responses:
         submit = partial(infer, self._dataplane, request.scope, call.request)

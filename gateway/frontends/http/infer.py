@@ -46,7 +46,7 @@ from gateway.frontends.http.request_head import (
 from gateway.frontends.http.tracing import TRACES, infer
 from gateway.messages import InferRequest
 from gateway.models.model import Model
-from gateway.models.validation import takes_long as check_takes_long
+from gateway.models.request_validation import takes_long as check_takes_long
 from gateway.resumption.reader import RecordingReader
 from gateway.resumption.recording import RecordedRequest
 from gateway.resumption.recordings import Recordings

@@ -35,7 +35,7 @@ First = Sequence[InferResponse] | None
 """The responses before the headers are sent; None if there are none yet."""
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
-HEADERS: Mapping[str, str] = MappingProxyType(
+EVENT_STREAM_HEADERS: Mapping[str, str] = MappingProxyType(
     {
         "content-type": "text/event-stream; charset=utf-8",
         "cache-control": "no-store",
@@ -82,7 +82,7 @@ def refused_stream(path: str, error: InferenceError) -> Response:
     Triton decides the status of a stream by its first response (generate extension).
     """
     log_refusal(path, error)
-    headers = {**HEADERS, **retry_after(error)}
+    headers = {**EVENT_STREAM_HEADERS, **retry_after(error)}
     return Response(event(error_body(error.message)), status_of(error, STATUS), headers)
 
 
@@ -103,7 +103,7 @@ class EventStream(Response):
     ) -> None:
         self.status_code = first_status(first or ())
         self.background = None
-        self.init_headers({**HEADERS, **headers, **stream_headers(stream)})
+        self.init_headers({**EVENT_STREAM_HEADERS, **headers, **stream_headers(stream)})
         self._stream = stream
         self._first = first
         self._silence_secs = settings.keep_alive_secs
@@ -187,7 +187,7 @@ class EventStream(Response):
             await put(end)
 
 
-class StreamedResponse(EventStream):
+class GenerateEvents(EventStream):
     """The events of `generate_stream`. An error becomes an event with an `error` member.
 
     It is the last event if the error has ended the request. Large events are encoded in a thread.

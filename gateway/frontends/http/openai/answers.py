@@ -100,7 +100,7 @@ class ChunkEncoder:
         return event(chunk) if name is None else b"event: %b\n" % str(name).encode() + event(chunk)
 
 
-class ChunkedResponse(EventStream):
+class OpenAiEvents(EventStream):
     """The events of one request; an error is the last one before `[DONE]`."""
 
     def __init__(
@@ -178,7 +178,7 @@ class OpenAiAnswers:
             limit_secs = self._settings.first_response_secs
             first = await first_batch(responses, request.scope, limit_secs)
             headers = request_id_header(request)
-            response = ChunkedResponse(responses, first, encoder, self._settings, headers)
+            response = OpenAiEvents(responses, first, encoder, self._settings, headers)
             owner.pop_all()
         return response
 

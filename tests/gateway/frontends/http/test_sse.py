@@ -8,7 +8,7 @@ import pytest
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http import sse
 from gateway.frontends.http.generate_codec import GenerateEncoder
-from gateway.frontends.http.sse import StreamedResponse, event
+from gateway.frontends.http.sse import GenerateEvents, event
 from gateway.messages import InferResponse
 from gateway.settings import HttpSettings
 from gateway.stream import ResponseStream
@@ -36,7 +36,7 @@ def streamed(
     settings: HttpSettings = PATIENT,
 ) -> Exchange:
     encoder = GenerateEncoder("m", "1", "")
-    return Exchange(StreamedResponse(stream, first, encoder, settings, Threads("encoding", 1)))
+    return Exchange(GenerateEvents(stream, first, encoder, settings, Threads("encoding", 1)))
 
 
 def test_an_event_is_one_line_of_data_and_an_empty_one() -> None:

@@ -10,7 +10,7 @@ from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, RequestedOutput
-from gateway.models.validation import MAX_BYTES, FixedSizeRequests, RequestRules
+from gateway.models.request_validation import MAX_BYTES, FixedSizeRequests, RequestRules
 from gateway.tensor import SIZES, Datatype, Tensor
 
 ROUNDS = 3000

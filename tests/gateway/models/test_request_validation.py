@@ -9,7 +9,7 @@ from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, RequestedOutput
-from gateway.models.validation import RequestRules, fits
+from gateway.models.request_validation import RequestRules, fits
 from gateway.tensor import SIZES, Datatype, Tensor
 
 UNKNOWN = "[request id: <id_unknown>] "
