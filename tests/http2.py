@@ -23,6 +23,9 @@ from hyperframe.frame import (
 
 from tests.serving import WAIT_SECS
 
+DEFAULT_WINDOW = 65_535
+"""The initial window of a connection and of its streams (RFC 9113, 6.9.2)."""
+
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES = 9
 CANCEL = 8

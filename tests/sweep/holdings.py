@@ -14,9 +14,11 @@ POOLED = ("asyncio", "ThreadPoolExecutor")
 """Threads of these pools stay for the next use."""
 SERVER_POOLED = ("loads_", "requests_")
 """Threads of these pools stay until the server has ended."""
-SEGMENTS = 24
-"""Segments between the gateway and a worker stay for the next use, too: as many as a few requests
-had at once."""
+SEGMENTS = 64
+"""Idle segments between the gateway and a worker that stay for the next use: the limit of a pool.
+
+A sweep of large requests grew one from 18 to 30 at once and no further; a leak would exceed the limit.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,8 +162,11 @@ class Ground:
 
 
 async def rehearse(server: Server, way: Way) -> Ground:
-    """The ground for a sweep: a few requests without any event have warmed the server up."""
-    steps, endless = 0, server.subject.endless
+    """The ground for a sweep: a few requests without any event have warmed the server up.
+
+    A frontend process may relay a request after its client left: it is counted late, or never.
+    """
+    steps, endless, most = 0, server.subject.endless, server.requests
     for crowded in (False, True) * REHEARSALS:
         step = ENDLESS_STEPS if endless else -1
         played = await play(server, way, Scene(Leave.CLOSE, crowded, step=step))
@@ -171,8 +174,9 @@ async def rehearse(server: Server, way: Way) -> Ground:
             played.check_answer()
         played.check_neighbours()
         steps = max(steps, played.steps)
+        most += len(played.neighbours) + 1
         await server.idle()
-    return Ground(Holdings.now(), steps + 1, server.requests, server.requests)
+    return Ground(Holdings.now(), steps + 1, server.requests, most)
 
 
 async def sweep_disconnects(server: Server, way: Way, choice: Choice, limit: int) -> int:

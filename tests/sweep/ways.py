@@ -7,13 +7,21 @@ has come when its descriptor is readable.
 import asyncio
 import struct
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from socket import SO_LINGER, SOL_SOCKET, create_connection, socket
 from typing import Any
 
-from hyperframe.frame import DataFrame, Frame, HeadersFrame, RstStreamFrame, SettingsFrame
+from hyperframe.frame import (
+    DataFrame,
+    Frame,
+    HeadersFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
 from tritonclient.grpc import service_pb2
 
 from gateway.errors import InferenceError
@@ -171,7 +179,26 @@ class GrpcClient(Wire):
             data.flags.add("END_STREAM")
         settings = {SettingsFrame.INITIAL_WINDOW_SIZE: LARGE}
         head = self._wire.headers(1, http2.request(f"{SERVICE}/{method}"))
-        self._wire.send(http2.PREFACE, SettingsFrame(0, settings=settings), head, *_split(data))
+        self._wire.send(http2.PREFACE, SettingsFrame(0, settings=settings), head)
+        self._unsent = deque(_split(data))
+        self._windows = {0: http2.DEFAULT_WINDOW, 1: http2.DEFAULT_WINDOW}
+        self._initial_window = http2.DEFAULT_WINDOW
+        self._send_within_windows()
+
+    def _send_within_windows(self) -> None:
+        """Send the frames that fit into the windows of the connection and of the stream."""
+        while self._unsent and len(self._unsent[0].data) <= min(self._windows.values()):
+            frame = self._unsent.popleft()
+            self._windows = {each: size - len(frame.data) for each, size in self._windows.items()}
+            self._wire.send(frame)
+
+    def _widen(self, frame: WindowUpdateFrame | SettingsFrame) -> None:
+        if isinstance(frame, WindowUpdateFrame):
+            self._windows[frame.stream_id] += frame.window_increment
+        elif (size := frame.settings.get(SettingsFrame.INITIAL_WINDOW_SIZE)) is not None:
+            self._windows[1] += size - self._initial_window
+            self._initial_window = size
+        self._send_within_windows()
 
     def outcome(self) -> Outcome:
         texts = tuple(text for each in self._messages for text in each.texts)
@@ -208,6 +235,8 @@ class GrpcClient(Wire):
 
     def _take_frame(self, frame: Frame) -> None:
         self._wire.take(frame)
+        if isinstance(frame, (WindowUpdateFrame, SettingsFrame)):
+            self._widen(frame)
         if isinstance(frame, (DataFrame, HeadersFrame, RstStreamFrame)):
             self._read_messages()
         if self._answer.ended or self._final:
