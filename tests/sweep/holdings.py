@@ -17,7 +17,7 @@ SERVER_POOLED = ("loads_", "requests_")
 SEGMENTS = 64
 """Idle segments between the gateway and a worker that stay for the next use: the limit of a pool.
 
-A sweep of large requests grew one from 18 to 30 at once and no further; a leak would exceed the limit.
+A sweep of large requests grew one from 18 to 30 at once and no further; a leak exceeds the limit.
 """
 
 

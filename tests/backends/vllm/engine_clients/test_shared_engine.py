@@ -160,7 +160,8 @@ async def test_unread_tokens_of_a_cancelled_request_are_wasted(llama: Llama) -> 
     await llama.running(0)
     made = llama.metric("vllm:generation_tokens_total") - before
     assert made > 5
-    assert sum(llama.wasted) == pytest.approx(made - 1, abs=2)
+    # On a busy machine a few tokens are still on their way from the engine to its client.
+    assert sum(llama.wasted) == pytest.approx(made - 1, abs=8)
 
 
 async def test_the_contract_is_offered_as_the_engine_has_it(llama: Llama) -> None:
