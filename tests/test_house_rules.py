@@ -16,6 +16,7 @@ from gateway.errors import Code
 from gateway.observability.metrics import DOCUMENTED
 
 ROOT = Path(__file__).parent.parent
+INSTALLED = {".venv", "node_modules"}
 EXAMPLE_TESTS = {"test_shout.py"}
 """The example of backends/README.md is a package with its own test."""
 FOLDERS = ("gateway", "backends", "loadtests")
@@ -27,9 +28,16 @@ FORBIDDEN_WORDS = re.compile(
 )
 
 
+def files(top: str, pattern: str) -> Iterator[Path]:
+    """The files of a folder, without the environments and packages that tests install in it."""
+    for path in (ROOT / top).rglob(pattern):
+        if not INSTALLED.intersection(path.parts):
+            yield path
+
+
 def sources() -> list[Path]:
     """Every module of ours, without what is generated."""
-    found = [*(ROOT / "gateway").rglob("*.py"), *(ROOT / "backends").rglob("*.py")]
+    found = [*files("gateway", "*.py"), *files("backends", "*.py")]
     return sorted(path for path in found if "protos" not in path.parts)
 
 
@@ -96,7 +104,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def python_files() -> list[Path]:
     """Every module of the repository, tests and load tests too."""
-    found = [path for name in ("tests", "loadtests") for path in (ROOT / name).rglob("*.py")]
+    found = [path for name in ("tests", "loadtests") for path in files(name, "*.py")]
     return sorted([*sources(), *found])
 
 
@@ -264,7 +272,7 @@ def offences_of_prose() -> Iterator[str]:
             for found in FORBIDDEN_PROSE.finditer(CODE.sub("", " ".join(prose.split()))):
                 yield f"{named(path)}: {found[0]}"
     for root in ("gateway", "backends", "loadtests", "tests"):
-        for path in sorted((ROOT / root).rglob("*.md")):
+        for path in sorted(files(root, "*.md")):
             for found in FORBIDDEN_PROSE.finditer(CODE.sub("", path.read_text())):
                 yield f"{named(path)}: {found[0]}"
 
@@ -317,10 +325,10 @@ def test_the_first_line_of_a_module_is_no_question() -> None:
 
 
 def test_every_test_that_a_page_names_exists() -> None:
-    existing = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    existing = {path.name for path in files("tests", "test_*.py")}
     pages = [
         ROOT / "README.md",
-        *(each for top in FOLDERS for each in (ROOT / top).rglob("README.md")),
+        *(each for top in FOLDERS for each in files(top, "README.md")),
     ]
     named_tests = {
         (named(page), name) for page in pages for name in TEST_NAME.findall(page.read_text())
