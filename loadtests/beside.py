@@ -13,27 +13,18 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-import orjson
 from rich.console import Console
 
 from loadtests.support import generation, rounds, servers
 from loadtests.support.generation import Load, put
 from loadtests.support.http_client import Address
+from loadtests.support.repositories import ADD_SUB_BODY, ADD_SUB_PATH
 from loadtests.support.results import Better, Metric, Results, save, standings
 from loadtests.support.rounds import LoadTestFailed, Plan, Step
 from loadtests.support.servers import GATEWAY, Server, gateway, pinned
 from loadtests.support.texts import prompts
 
-PATH = "/v2/models/add_sub/infer"
 TIMEOUT_SECS = 60.0
-BODY = orjson.dumps(
-    {
-        "inputs": [
-            {"name": name, "datatype": "FP32", "shape": [1, 16], "data": [0.5] * 16}
-            for name in ("INPUT0", "INPUT1")
-        ]
-    }
-)
 
 
 @dataclass(slots=True)
@@ -60,7 +51,7 @@ def _ask(port: int, per_sec: float, answered: Answered, stop: Event) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECS)
     due = time.perf_counter()
     while not stop.wait(max(0.0, due - time.perf_counter())):
-        connection.request("POST", PATH, BODY)
+        connection.request("POST", ADD_SUB_PATH, ADD_SUB_BODY)
         response = connection.getresponse()
         body = response.read()
         if response.status != http.client.OK:

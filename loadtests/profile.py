@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
@@ -22,6 +21,7 @@ from rich.console import Console
 from tritonclient import grpc as triton_client
 
 from loadtests.support import rounds
+from loadtests.support.repositories import ADD_SUB_BODY, ADD_SUB_PATH
 from loadtests.support.rounds import LoadTestFailed
 from loadtests.support.servers import Cpus, Server, gateway, serving
 
@@ -30,14 +30,14 @@ FOLDER = Path("artefacts") / "profiles"
 TIMEOUT_SECS = 60.0
 VALUES = [0.5] * 16
 NAMES = ("INPUT0", "INPUT1")
-INFER = orjson.dumps(
-    {
-        "inputs": [
-            {"name": name, "datatype": "FP32", "shape": [1, 16], "data": VALUES} for name in NAMES
-        ]
-    }
-)
 STREAM = orjson.dumps({"text_input": "token", "n": 1000})
+
+FAILURES = (
+    OSError,
+    http.client.HTTPException,
+    LoadTestFailed,
+    triton_client.InferenceServerException,
+)
 
 Send = Callable[[], None]
 """Sends one request and reads its whole response."""
@@ -115,9 +115,7 @@ def _send_until(
             send = connect(server, stack)
             while not stopping.is_set():
                 send()
-        except (OSError, http.client.HTTPException, LoadTestFailed) as error:
-            failures.append(error)
-        except triton_client.InferenceServerException as error:
+        except FAILURES as error:
             failures.append(error)
 
 
@@ -148,8 +146,8 @@ def _grpc(server: Server, stack: ExitStack) -> Send:
     return send
 
 
-PATHS: Mapping[str, Any] = {
-    "infer": partial(_http, "/v2/models/add_sub/infer", INFER),
+PATHS: Mapping[str, Callable[[Server, ExitStack], Send]] = {
+    "infer": partial(_http, ADD_SUB_PATH, ADD_SUB_BODY),
     "grpc": _grpc,
     "stream": partial(_http, "/v2/models/repeat/generate_stream", STREAM),
 }

@@ -1,11 +1,11 @@
 """Distribution of test modules among the processes of pytest-xdist."""
 
 from functools import cache
-from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
 
-ROOT = Path(__file__).parent.parent
+from tests.serving import ROOT
+
 STARTS_ENGINES = "mark.vllm"
 
 

@@ -31,7 +31,7 @@ FORBIDDEN_WORDS = re.compile(
 def files(top: str, pattern: str) -> Iterator[Path]:
     """The files of a folder, without the environments and packages that tests install in it."""
     for path in (ROOT / top).rglob(pattern):
-        if not INSTALLED.intersection(path.parts):
+        if not INSTALLED.intersection(path.relative_to(ROOT).parts):
             yield path
 
 

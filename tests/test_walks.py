@@ -127,27 +127,21 @@ async def test_a_further_event_of_generate_stream(server: Server) -> None:
 async def tokens_of(server: Server, path: str, body: Any) -> set[str]:
     """The files that the third and fourth chunk of an answer enter."""
 
-    def send(during: Callable[[Connection], None]) -> Callable[[], None]:
-        def sent() -> None:
-            with Connection(server.ports["http"]) as connection:
-                connection.ask(path, body)
-                assert connection.head().status == 200
-                during(connection)
-
-        return sent
-
     loop, reached, read_on = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
-    def to_the_middle(connection: Connection) -> None:
-        read_events(connection, 2)
-        loop.call_soon_threadsafe(reached.set)
-        read_events(connection, 2)
-        loop.call_soon_threadsafe(read_on.set)
-        while connection.chunk():
-            pass
+    def send() -> None:
+        with Connection(server.ports["http"]) as connection:
+            connection.ask(path, body)
+            assert connection.head().status == 200
+            read_events(connection, 2)
+            loop.call_soon_threadsafe(reached.set)
+            read_events(connection, 2)
+            loop.call_soon_threadsafe(read_on.set)
+            while connection.chunk():
+                pass
 
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(asyncio.to_thread(send(to_the_middle)))
+        tasks.create_task(asyncio.to_thread(send))
         await reached.wait()
         with Walk() as walk:
             await read_on.wait()

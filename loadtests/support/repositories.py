@@ -7,13 +7,24 @@ import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
-from loadtests.support import repositories
+import orjson
+
 from loadtests.support.rounds import LoadTestFailed
 from loadtests.support.texts import SEED, lengths
 
 HERE = Path(__file__).parents[1]
 OURS = HERE.parent / "model_repository"
 SHARED = (HERE / "triton_models", HERE / "python_models")
+ADD_SUB_PATH = "/v2/models/add_sub/infer"
+ADD_SUB_BODY = orjson.dumps(
+    {
+        "inputs": [
+            {"name": name, "datatype": "FP32", "shape": [1, 16], "data": [0.5] * 16}
+            for name in ("INPUT0", "INPUT1")
+        ]
+    }
+)
+"""One request to add_sub, 16 floats for each input, as JSON."""
 ENSEMBLE, ENCODER = "embed_text", "minilm"
 STEPS = ("tokenizer", "pooling")
 WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world")
@@ -46,11 +57,11 @@ def of_triton(folder: Path, onnx: Path, threads: int) -> Path:
     Its Python has no packages but numpy, so models find ours; model.py is the same.
     """
     _write_shared(folder)
-    repositories.repository(folder, ENCODER, onnx, threads)
+    repository(folder, ENCODER, onnx, threads)
     _answer_hidden_states(folder / ENCODER / "config.pbtxt")
     for name in STEPS:
         (folder / name / "1" / "model.py").rename(folder / name / "1" / "own.py")
-        text = WITH_PACKAGES.format(packages=str(repositories.packages()))
+        text = WITH_PACKAGES.format(packages=str(packages()))
         (folder / name / "1" / "model.py").write_text(text)
     _replace(folder / "tokenizer" / "config.pbtxt", '"all-minilm-l6-v2-onnx"', f'"{onnx.parent}"')
     return folder

@@ -24,8 +24,7 @@ from tests.rpc import connected, infer_request, streaming
 from tests.serving import Serving, wait_until
 
 SEND_TIMEOUT_SECS = 1
-NOTICED_SECS = 5
-"""Tests of engines insist on the one second that is promised; here other tests run meanwhile."""
+NOTICED_SECS = 1
 FLAGS = (f"--send-timeout-secs={SEND_TIMEOUT_SECS}", "--http-first-response-secs=0.2")
 
 STUCK = Question({"INPUT": "x"}, infer_request("stuck", INPUT="x"))

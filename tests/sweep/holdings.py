@@ -9,12 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from backends.python.worker.sluice_worker.segments import IDLE_COUNT
+
 SHARED = ("/dev/shm/", "/memfd:")
 POOLED = ("asyncio", "ThreadPoolExecutor")
 """Threads of these pools stay for the next use."""
 SERVER_POOLED = ("loads_", "requests_")
 """Threads of these pools stay until the server has ended."""
-SEGMENTS = 64
+SEGMENTS = IDLE_COUNT
 """Idle segments between the gateway and a worker that stay for the next use: the limit of a pool.
 
 A sweep of large requests grew one from 18 to 30 at once and no further; a leak exceeds the limit.

@@ -116,7 +116,7 @@ class Session:
             self.conversation.end(turn)
 
     def save(self, path: Path) -> Path:
-        """Write the conversation to a file; only files of this session are overwritten.
+        """Write the conversation to a file; only files that this chat wrote are overwritten.
 
         Raises ChatError if the file exists or cannot be written.
         """

@@ -172,5 +172,5 @@ def fact(name: str, what: str, found: str, fix: str) -> Finding:
 
 def _mend(packages: list[str]) -> str:
     if not packages:
-        return "mend or uninstall the package that the backend comes in"
+        return "repair or uninstall the package of the backend"
     return f"pip install --force-reinstall --no-deps {' '.join(packages)}, of a version in range"

@@ -151,6 +151,7 @@ async def test_a_cancelled_request_is_aborted_and_its_tokens_are_wasted(llama: L
     await llama.running(0)
 
 
+@pytest.mark.quiet  # on a busy machine tokens are still on their way from the engine
 async def test_unread_tokens_of_a_cancelled_request_are_wasted(llama: Llama) -> None:
     del llama.wasted[:]
     before = llama.metric("vllm:generation_tokens_total")
@@ -160,8 +161,7 @@ async def test_unread_tokens_of_a_cancelled_request_are_wasted(llama: Llama) -> 
     await llama.running(0)
     made = llama.metric("vllm:generation_tokens_total") - before
     assert made > 5
-    # On a busy machine a few tokens are still on their way from the engine to its client.
-    assert sum(llama.wasted) == pytest.approx(made - 1, abs=8)
+    assert sum(llama.wasted) == pytest.approx(made - 1, abs=2)
 
 
 async def test_the_contract_is_offered_as_the_engine_has_it(llama: Llama) -> None:
