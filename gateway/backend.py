@@ -107,16 +107,28 @@ class Instance(ABC):
 
     `concurrency` is how many executions it takes at once; None means that it batches in flight
     and takes every request immediately. It is `alive` while it can execute: False is final, and
-    `died` then returns soon. `adapters` are further model names for OpenAI clients.
-    `max_model_len` is the limit of tokens of prompt and answer together, None without a limit.
+    `death` soon becomes the reason; None if it never dies by itself. `adapters` are further model
+    names for OpenAI clients. `max_model_len` is the limit of tokens of prompt and answer together,
+    None without a limit.
 
-    A runtime implements `execute` and `close`; all other methods have defaults.
+    A runtime implements `execute` and `close`; the others have defaults.
     """
 
     concurrency: int | None = 1
     alive: bool = True
+    death: asyncio.Future[str] | None = None
     adapters: Sequence[str] = ()
     max_model_len: int | None = None
+
+    @property
+    def metrics(self) -> Iterable[Metric]:
+        """The current metrics of the runtime, with its own labels."""
+        return ()
+
+    @property
+    def waits_for(self) -> Iterable[str]:
+        """The models that its executions wait for now."""
+        return ()
 
     @abstractmethod
     def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
@@ -124,7 +136,8 @@ class Instance(ABC):
 
         A request is done at its final response, at its error, or when the generator ends. An
         exception fails every request that is not done; NotSent lets another instance execute
-        them. Closing the generator cancels the execution: abort what can be aborted.
+        them. Closing the generator cancels the execution: abort what can be aborted. A single
+        request of several is cancelled by its `cancellation`.
         """
 
     @abstractmethod
@@ -134,38 +147,12 @@ class Instance(ABC):
     def kill(self, reason: str) -> None:  # noqa: B027 - optional
         """End immediately, if possible: executions fail, and `close` returns soon."""
 
-    def left(self, requests: Sequence[InferRequest]) -> None:  # noqa: B027 - optional
-        """The readers of these requests disconnected; the execution continues for others."""
-
-    def waits_for(self, requests: Sequence[InferRequest]) -> Iterable[str]:
-        """The models that executions of these requests wait for; by default none."""
-        return ()
-
-    def stop(self, request: InferRequest) -> bool:
-        """Ask the model to end this request early with an answer of its own; False if it cannot.
-
-        May be called repeatedly, and for a request that is done.
-        """
-        return False
-
-    async def died(self) -> str:
-        """Wait until the instance can no longer execute, and return the reason.
-
-        By default it never returns. Called again after a call was cancelled.
-        """
-        await asyncio.Event().wait()
-        raise AssertionError("an event without a setter was set")
-
     async def check_ready(self) -> None:
         """Raise InferenceError if the model reports that it is not ready.
 
         Called by health checks, also during executions.
         """
         return
-
-    def metrics(self) -> Iterable[Metric]:
-        """The current metrics of the runtime, with its own labels."""
-        return ()
 
 
 class Backend(ABC):
@@ -187,23 +174,25 @@ class Backend(ABC):
     loads_side_by_side: bool = False
     keeps_to_cores: bool = False
 
+    @property
+    def computes_on_gpus(self) -> bool:
+        """Whether the installed runtime supports GPUs; read only if a GPU is usable.
+
+        If not, instances of KIND_AUTO are placed on the CPU.
+        """
+        return True
+
+    @property
+    def facts(self) -> Sequence[Fact]:
+        """Properties of this machine that affect the runtime, for `sluice doctor`."""
+        return ()
+
     async def prepare(self, config: ModelConfig, path: Path) -> None:
         """Build what loading needs and takes long to build; called before `complete`.
 
         Cancelled if the load is cancelled. Raises InferenceError if the build fails.
         """
         return
-
-    def computes_on_gpus(self) -> bool:
-        """Whether the installed runtime supports GPUs; called only if a GPU is usable.
-
-        If not, instances of KIND_AUTO are placed on the CPU.
-        """
-        return True
-
-    def facts(self) -> Sequence[Fact]:
-        """Properties of this machine that affect the runtime, for `sluice doctor`."""
-        return ()
 
     @abstractmethod
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:

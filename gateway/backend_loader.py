@@ -7,7 +7,7 @@ from copy import copy
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from gateway.backend import Backend
+from gateway.backend import Backend, Instance
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS
@@ -24,6 +24,21 @@ MOVED_MODULES = {
     "gateway.scheduling": "gateway.config.scheduling",
 }
 """Modules of release 0.1 that plug-in backends may import, and their present names."""
+
+REPLACED_METHODS: Mapping[type, Mapping[str, str]] = {
+    Backend: {
+        "computes_on_gpus": "define the property 'computes_on_gpus'",
+        "facts": "define the property 'facts'",
+    },
+    Instance: {
+        "died": "set the attribute 'death', a future of the reason",
+        "left": "subscribe to the 'cancellation' of a request",
+        "metrics": "define the property 'metrics'",
+        "stop": "subscribe to the 'cancellation' of a request, with 'may_stop'",
+        "waits_for": "define the property 'waits_for'",
+    },
+}
+"""Methods of release 0.1 that plug-in backends may still define, and their replacements."""
 
 
 class BackendLoader:
@@ -83,7 +98,7 @@ class BackendLoader:
     def computes_on_gpus(self, name: str) -> bool:
         """Whether the runtime can use GPUs; True if the backend fails, as the load then fails."""
         try:
-            return name not in self._found or self.get(name).computes_on_gpus()
+            return name not in self._found or self.get(name).computes_on_gpus
         except InferenceError:
             return True
 
@@ -127,6 +142,18 @@ class BackendLoader:
         return backend
 
 
+def refuse_replaced_methods(part: Backend | Instance, seam: type) -> None:
+    """Raise InferenceError if `part` has a method that `seam`, Backend or Instance, had before."""
+    made = type(part)
+    for name, fix in REPLACED_METHODS[seam].items():
+        if callable(getattr(made, name, None)):
+            raise InferenceError(
+                Code.UNAVAILABLE,
+                f"'{made.__module__}.{made.__qualname__}' has the method '{name}', which "
+                f"gateway.backend.{seam.__name__} no longer has; {fix} instead",
+            )
+
+
 def _no_such_runtime(config: ModelConfig) -> InferenceError:
     if config.runtime == IN_PYTHON:
         return InferenceError(
@@ -154,4 +181,5 @@ def _import(point: EntryPoint) -> Backend:
         raise InferenceError(
             Code.INTERNAL, f"backend '{point.name}' is no gateway.backend.Backend: {point.value}"
         )
+    refuse_replaced_methods(backend, Backend)
     return backend

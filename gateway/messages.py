@@ -1,6 +1,6 @@
 """Values between frontends and backends: requests and responses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self
@@ -73,6 +73,25 @@ class Lineage(Protocol):
         """The trace of a request that a model makes for this one."""
 
 
+class Cancellation(Protocol):
+    """The cancellation of one request, for the backend that executes it."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the client has disconnected."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the model should end the request early, with an answer of its own."""
+
+    def subscribe(self, callback: Callable[[], None], *, may_stop: bool = False) -> None:
+        """Call a synchronous function once `cancelled` is set; immediately if it already is.
+
+        With `may_stop` it is also called once `stopping` is set, and `cancelled` may follow.
+        Without, a request that should end early ends with CANCELLED, as far as its client sees.
+        """
+
+
 class Checked(NamedTuple):
     """The result of a validation by `rules`: the batch size of the request."""
 
@@ -89,7 +108,8 @@ class InferRequest:
     `timeout_us` and `priority` 0 mean the model's default. `received_ns` is the time of its first
     byte (`time.perf_counter_ns`), 0 if unknown. `trace` is the request's own after submission;
     before, that of its parent request. `checked` is the result of an earlier validation, which
-    the model does not repeat.
+    the model does not repeat. `cancellation` is set while it executes, unless the execution
+    continues without clients.
     """
 
     model: str
@@ -104,6 +124,7 @@ class InferRequest:
     received_ns: int = 0
     trace: Lineage | None = field(default=None, compare=False, repr=False)
     checked: Checked | None = field(default=None, compare=False, repr=False)
+    cancellation: Cancellation | None = field(default=None, compare=False, repr=False)
 
     def input(self, name: str) -> Tensor | None:
         """The input of that name, or None."""

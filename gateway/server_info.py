@@ -171,7 +171,7 @@ def _reading(model: Model) -> ModelReading:
         in_flight=model.in_flight,
         ready=model.ready,
         oldest_secs=model.oldest_secs(),
-        families=[family for instance in model.instances for family in instance.metrics()],
+        families=[family for instance in model.instances for family in instance.metrics],
         labels=_labels(model),
         cached=model.cached,
         load_secs=model.load_secs,

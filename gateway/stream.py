@@ -71,7 +71,8 @@ class ResponseStream:
     - `interrupt`: the producer is cancelled, and the reader gets INTERRUPTED as last response;
     - `stop`: the producer ends the request as it chooses.
 
-    `cancelled` is set by the first two, `stopping` by the third.
+    `cancelled` is set by the first two, `stopping` by the third. A stream is the `cancellation` of
+    its request: a scheduler uses `on_cancel`, a backend uses `subscribe`.
     """
 
     __slots__ = (
@@ -88,6 +89,7 @@ class ResponseStream:
         "_recorder",
         "_responses",
         "_shared_bytes",
+        "_subscriber",
         "_taken",
         "_writer",
         "cancelled",
@@ -111,6 +113,7 @@ class ResponseStream:
         self._listener: Callable[[], None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._on_cancel: Callable[[], None] | None = None
+        self._subscriber: Callable[[], None] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -142,7 +145,7 @@ class ResponseStream:
             self._recorder.responded(response)
         if response.final:
             self._finish(None)
-            self._on_cancel = None
+            self._on_cancel = self._subscriber = None
         self._wake_reader()
 
     def fail(self, error: InferenceError) -> None:
@@ -150,7 +153,7 @@ class ResponseStream:
         if not self._done:
             self._error = error
             self._finish(error)
-            self._on_cancel = None
+            self._on_cancel = self._subscriber = None
             self._wake_reader()
 
     def abandon(self, error: InferenceError) -> None:
@@ -160,13 +163,13 @@ class ResponseStream:
             self.fail(error)
             self.release()
             self._wake_writer()
-            self._cancel_producer(on_cancel)
+            self._cancel_producer(on_cancel, None)
 
     def end(self) -> None:
         """End the stream without a further response; no effect once it is done."""
         if not self._done:
             self._finish(None)
-            self._on_cancel = None
+            self._on_cancel = self._subscriber = None
             self._wake_reader()
 
     def hold(self) -> None:
@@ -193,15 +196,23 @@ class ResponseStream:
         """
         self._writer = wake
 
-    def on_cancel(self, callback: Callable[[], None], *, may_stop: bool = False) -> None:
+    def on_cancel(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the reader disconnects; immediately if it already has.
 
-        With `may_stop` it is also called by `stop`. A later callback replaces an earlier one.
+        A later callback replaces an earlier one, and ends the subscription of a backend.
         """
         if self._abandoned:
             callback()
         else:
             self._on_cancel = callback
+            self._subscriber = None
+
+    def subscribe(self, callback: Callable[[], None], *, may_stop: bool = False) -> None:
+        """See `Cancellation.subscribe`; `on_cancel` is called first."""
+        if self.cancelled or (may_stop and self.stopping):
+            callback()
+        if not self._done:
+            self._subscriber = callback
             self._may_stop = may_stop
 
     # For the reader.
@@ -217,20 +228,23 @@ class ResponseStream:
         self._finish(InferenceError(Code.CANCELLED, "Request was cancelled"))
         self.release()
         self._wake_reader()
-        self._cancel_producer(self._on_cancel)
+        self._cancel_producer(self._on_cancel, self._subscriber)
 
     def stop(self) -> None:
         """Ask the producer to end early; the reader gets all further responses. Idempotent.
 
-        A request that is not yet executing ends with CANCELLED.
+        A request ends with CANCELLED if no backend executes it that can end it early.
         """
         if self._done or self.stopping:
             return
-        if not self._may_stop or self._on_cancel is None:
+        subscriber = self._subscriber
+        if subscriber is None or not self._may_stop:
             self.abandon(InferenceError(Code.CANCELLED, "Request was cancelled"))
             return
         self.stopping = True
-        self._on_cancel()
+        if self._on_cancel is not None:
+            self._on_cancel()
+        subscriber()
 
     def interrupt(self) -> bool:
         """Cancel the producer; the reader gets the responses so far, then INTERRUPTED.
@@ -247,7 +261,7 @@ class ResponseStream:
         self.release()
         self._wake_reader()
         self._wake_writer()
-        self._cancel_producer(self._on_cancel)
+        self._cancel_producer(self._on_cancel, self._subscriber)
         return True
 
     async def batch(self) -> list[InferResponse]:
@@ -319,11 +333,15 @@ class ResponseStream:
         if self._recorder is not None:
             self._recorder.ended(error)
 
-    def _cancel_producer(self, on_cancel: Callable[[], None] | None) -> None:
+    def _cancel_producer(
+        self, on_cancel: Callable[[], None] | None, subscriber: Callable[[], None] | None
+    ) -> None:
         self._abandoned = True
-        self._on_cancel = None
+        self._on_cancel = self._subscriber = None
         if on_cancel is not None:
             on_cancel()
+        if subscriber is not None:
+            subscriber()
 
     def _wake_reader(self) -> None:
         if self._reader is not None and not self._reader.done():

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from gateway.backend import Answer, Instance
@@ -114,7 +116,8 @@ class ScriptedInstance(Instance):
         self.closes = 0
         self.closed = asyncio.Event()
         self._begun: asyncio.Queue[Execution] = asyncio.Queue()
-        self._died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.death = self._death
 
     @property
     def asked(self) -> list[str]:
@@ -141,18 +144,37 @@ class ScriptedInstance(Instance):
 
     @property
     def alive(self) -> bool:  # type: ignore[override]  # most need no property
-        return not self._died.done()
+        return not self._death.done()
 
     def die(self, reason: str) -> None:
         """Execute no more."""
-        self._died.set_result(reason)
-
-    async def died(self) -> str:
-        return await asyncio.shield(self._died)
+        self._death.set_result(reason)
 
     async def close(self) -> None:
         self.closes += 1
         self.closed.set()
+
+
+class StoppableInstance(ScriptedInstance):
+    """Passes on to its model that a request should end early."""
+
+    def __init__(self, concurrency: int | None = None) -> None:
+        super().__init__(concurrency)
+        self.stopped: list[InferRequest] = []
+
+    async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
+        for each in requests:
+            if each.cancellation is not None:
+                each.cancellation.subscribe(partial(self.stopped.append, each), may_stop=True)
+        async with aclosing(super().execute(requests)) as answers:
+            async for answer in answers:
+                yield answer
+
+
+async def death_of(instance: Instance) -> str:
+    """Wait until an instance dies, and return the reason."""
+    assert instance.death is not None
+    return await asyncio.shield(instance.death)
 
 
 class LoadedModels:

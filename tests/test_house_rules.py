@@ -12,6 +12,7 @@ from typing import get_args
 
 import pytest
 
+from gateway.backend import Backend, Instance
 from gateway.errors import Code
 from gateway.observability.metrics import DOCUMENTED
 
@@ -219,6 +220,16 @@ def public_classes(paths: Iterable[Path]) -> dict[str, list[str]]:
 def test_no_two_public_classes_have_one_name() -> None:
     shared = {name: at for name, at in public_classes(sources()).items() if len(at) > 1}
     assert {name: at for name, at in shared.items() if name not in SHARED_NAMES} == {}
+
+
+SEAM_METHODS = 4
+"""The number of methods that a runtime may have to implement in one class."""
+
+
+@pytest.mark.parametrize("seam", [Backend, Instance])
+def test_the_seam_to_a_runtime_has_few_methods(seam: type) -> None:
+    methods = [name for name, found in vars(seam).items() if name[0] != "_" and callable(found)]
+    assert 0 < len(methods) <= SEAM_METHODS
 
 
 FORBIDDEN_PROSE = re.compile(

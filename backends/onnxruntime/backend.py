@@ -28,6 +28,7 @@ class OnnxRuntimeBackend(Backend):
 
     keeps_to_cores = True
 
+    @property
     def computes_on_gpus(self) -> bool:
         return CUDA in onnxruntime.get_available_providers()
 

@@ -41,6 +41,7 @@ class PytorchBackend(Backend):
         self._threads: ThreadBudget | None = None
         self._shared: WeakValueDictionary[tuple[object, ...], Program] = WeakValueDictionary()
 
+    @property
     def computes_on_gpus(self) -> bool:
         return bool(torch.cuda.is_available())
 

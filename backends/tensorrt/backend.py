@@ -1,5 +1,6 @@
 """The backend `tensorrt`: plans of TensorRT on NVIDIA GPUs."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -58,21 +59,28 @@ class TensorRtBackend(Backend):
 
     async def load(self, context: ModelContext) -> Instance:
         require_gpu(context.config, context.group)
-        return await apart(self._load, context)
+        return await apart(self._load, context, asyncio.get_running_loop())
 
     def _open(self, config: ModelConfig, path: Path, device: int, group: InstanceGroup) -> Engine:
         self._engines.settings = self.settings
         return self._engines.open(config, path, device, dla_core(group, config.name))
 
-    def _load(self, context: ModelContext) -> Instance:
+    def _load(self, context: ModelContext, loop: asyncio.AbstractEventLoop) -> Instance:
         config, name = context.config, context.name or context.config.name
         engine = self._open(config, context.path, context.device, context.group)
         signature = engine.signature
         indices = profile_indices(context.group, config.name, len(signature.profiles))
         check(config, signature, indices)
-        return self._place(context, engine, _options(config, name, engine, indices))
+        options = _options(config, name, engine, indices)
+        return self._place(context, engine, options, loop)
 
-    def _place(self, context: ModelContext, engine: Engine, options: PlanOptions) -> Instance:
+    def _place(
+        self,
+        context: ModelContext,
+        engine: Engine,
+        options: PlanOptions,
+        loop: asyncio.AbstractEventLoop,
+    ) -> Instance:
         """The instance; after a failure everything is freed."""
         self._library.log.forget()
         with load_failure(engine.subject), ExitStack() as opened:
@@ -80,7 +88,8 @@ class TensorRtBackend(Backend):
             opened.callback(gpu.close)
             plan = PlanOnGpu(engine, gpu, self._library.log, options)
             opened.callback(plan.close)
-            instance = TensorRtInstance(context, engine, gpu, plan)  # starts a thread: must be last
+            # Starts a thread: must be last.
+            instance = TensorRtInstance(context, engine, gpu, plan, loop)
             opened.pop_all()
             return instance
 

@@ -26,7 +26,12 @@ class TensorRtInstance(TensorInstance):
     """
 
     def __init__(
-        self, context: ModelContext, engine: Engine, gpu: GpuStream, plan: PlanOnGpu
+        self,
+        context: ModelContext,
+        engine: Engine,
+        gpu: GpuStream,
+        plan: PlanOnGpu,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(context.config, context.name)
         self._subject = engine.subject
@@ -34,6 +39,7 @@ class TensorRtInstance(TensorInstance):
         self.gpu = gpu.device
         self._plan = plan
         self._death: Future[str] = Future()
+        self.death = asyncio.wrap_future(self._death, loop=loop)
 
     @property
     def alive(self) -> bool:  # type: ignore[override]  # most need no property
@@ -46,10 +52,6 @@ class TensorRtInstance(TensorInstance):
             return self._plan.run(inputs, outputs, staying)
         except (CudaError, LibraryError, *LIBRARY_ERRORS) as error:
             raise self._explained(error) from error
-
-    async def died(self) -> str:
-        # A cancelled waiter must not cancel the future of the thread.
-        return await asyncio.shield(asyncio.wrap_future(self._death))
 
     def release(self) -> None:
         try:

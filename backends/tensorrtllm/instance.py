@@ -37,6 +37,7 @@ class TensorRtLlmInstance(Instance):
     ) -> None:
         self._worker = worker
         self.adapters = adapters
+        self.death = worker.death
         self._siblings = siblings
         siblings.add(self)
 
@@ -44,15 +45,20 @@ class TensorRtLlmInstance(Instance):
     def alive(self) -> bool:  # type: ignore[override]  # most need no property
         return self._worker.alive
 
+    @property
+    def metrics(self) -> Iterable[Metric]:
+        return self._worker.metrics
+
+    @property
+    def waits_for(self) -> Iterable[str]:
+        return self._worker.waits_for
+
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         if stops := [each for each in requests if _stops_another(each)]:
             await self._stop_elsewhere(stops)
         async with aclosing(self._worker.execute(requests)) as answers:
             async for index, answer in answers:
                 yield index, _with_usage(answer) if isinstance(answer, InferResponse) else answer
-
-    def stop(self, request: InferRequest) -> bool:
-        return self._worker.stop(request)
 
     async def deliver_stops(self, requests: Sequence[InferRequest]) -> None:
         """Deliver requests that stop others; another instance answers them."""
@@ -67,6 +73,8 @@ class TensorRtLlmInstance(Instance):
     async def _stop_elsewhere(self, requests: Sequence[InferRequest]) -> None:
         """Deliver stops to the other instances: only the instances know their requests."""
         others = [each for each in self._siblings if each is not self]
+        # Only the instance that answers a request subscribes to its cancellation.
+        requests = [replace(each, cancellation=None) for each in requests]
         try:
             async with asyncio.timeout(STOP_SECS), asyncio.TaskGroup() as tasks:
                 for each in others:
@@ -77,20 +85,8 @@ class TensorRtLlmInstance(Instance):
     def kill(self, reason: str) -> None:
         self._worker.kill(reason)
 
-    def left(self, requests: Sequence[InferRequest]) -> None:
-        self._worker.left(requests)
-
-    def waits_for(self, requests: Sequence[InferRequest]) -> Iterable[str]:
-        return self._worker.waits_for(requests)
-
-    async def died(self) -> str:
-        return await self._worker.died()
-
     async def check_ready(self) -> None:
         await self._worker.check_ready()
-
-    def metrics(self) -> Iterable[Metric]:
-        return self._worker.metrics()
 
     async def close(self) -> None:
         self._siblings.discard(self)

@@ -34,6 +34,7 @@ class VllmBackend(Backend):
         self._open, self._open_shared = _import_vllm()
         self._starting = asyncio.Lock()
 
+    @property
     def facts(self) -> Sequence[Fact]:
         """Whether Torch can compile, and the data type of models whose `model.json` names none."""
         from backends.vllm.machine import facts

@@ -64,6 +64,7 @@ class VllmInstance(Instance):
         self._llm = engine.llm
         self._wasted = wasted
         self._watch = engine.watch
+        self.death = engine.watch.death
         self._prompts = engine.prompts
         self.adapters = tuple(engine.adapters.by_name or ())
         self.max_model_len = engine.llm.model_config.max_model_len
@@ -78,6 +79,10 @@ class VllmInstance(Instance):
     @property
     def alive(self) -> bool:  # type: ignore[override]  # most need no property
         return not self._watch.over
+
+    @property
+    def metrics(self) -> Iterable[Metric]:
+        return () if self._engine.metrics is None else self._engine.metrics.collect()
 
     def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         (request,) = requests  # without a limit of executions, each execution has one request
@@ -125,12 +130,6 @@ class VllmInstance(Instance):
 
     def kill(self, reason: str) -> None:
         self._watch.kill(reason)
-
-    async def died(self) -> str:
-        return await self._watch.ended()
-
-    def metrics(self) -> Iterable[Metric]:
-        return () if self._engine.metrics is None else self._engine.metrics.collect()
 
     async def _submit(self, generation: GenerationRequest, running: EngineRequest) -> Transcript:
         if generation.embedding is not None:

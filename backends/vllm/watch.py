@@ -15,41 +15,36 @@ STOPPED = "its engine has stopped"
 
 
 class Watch:
-    """Detects the exit of an engine's processes, without polling.
+    """Detects the exit of an engine's processes, without polling; `death` becomes the reason.
 
     Created on the event loop while the processes run; closed before they are stopped.
     """
 
     def __init__(self, processes: Sequence[BaseProcess]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[str] = self._loop.create_future()
+        self.death: asyncio.Future[str] = self._loop.create_future()
         self._descriptors: list[int] = []
         self._closed = False
         self._processes = tuple(processes)
         for process in processes:
-            if not self._ended.done():
+            if not self.death.done():
                 self._add(process)
 
     @property
     def over(self) -> bool:
         """Whether the engine has stopped."""
-        return self._ended.done()
-
-    async def ended(self) -> str:
-        """Wait until the engine has stopped, and return the reason."""
-        return await asyncio.shield(self._ended)
+        return self.death.done()
 
     async def unless_ended(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of `work` in the engine; InferenceError if the engine stops first."""
-        working, ended = asyncio.ensure_future(work), asyncio.ensure_future(self.ended())
+        working = asyncio.ensure_future(work)
         try:
-            await asyncio.wait((working, ended), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((working, self.death), return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 return working.result()
-            raise InferenceError(Code.INTERNAL, ended.result())
+            raise InferenceError(Code.INTERNAL, self.death.result())
         finally:
             working.cancel()
-            ended.cancel()
 
     def add_task(self, task: asyncio.Future[Any]) -> None:
         """Report the engine as stopped when a task ends: the reader of its messages."""
@@ -57,8 +52,8 @@ class Watch:
 
     def report(self, reason: str) -> None:
         """Report that the engine has stopped."""
-        if not self._closed and not self._ended.done():
-            self._ended.set_result(reason)
+        if not self._closed and not self.death.done():
+            self.death.set_result(reason)
 
     def kill(self, reason: str) -> None:
         """Kill the processes, and report the reason."""

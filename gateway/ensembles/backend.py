@@ -66,10 +66,9 @@ class EnsembleInstance(Instance):
                 run.cancel()
                 self._runs.discard(run)
 
-    def waits_for(self, requests: Sequence[InferRequest]) -> Iterable[str]:
-        for run in self._runs:
-            if any(run.request is request for request in requests):
-                yield from run.waits_for()
+    @property
+    def waits_for(self) -> Iterable[str]:
+        return [model for run in self._runs for model in run.waits_for]
 
     async def close(self) -> None:
         while self._members:

@@ -42,6 +42,7 @@ class EnsembleRun:
         """Whether no call is running or queued."""
         return not self._calls and not self._queued and self._failure is None
 
+    @property
     def waits_for(self) -> Iterator[str]:
         """The models whose responses or limits it waits for."""
         yield from (call.loaded.step.model for call in self._calls)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from gateway import __version__
 from gateway.backend import Backend, Instance, ModelContext, ModelControl
-from gateway.backend_loader import IN_PYTHON, BackendLoader
+from gateway.backend_loader import IN_PYTHON, BackendLoader, refuse_replaced_methods
 from gateway.cache.cache import ResponseCache
 from gateway.config import InstanceKind, ModelConfig
 from gateway.ensembles.backend import EnsembleBackend
@@ -197,7 +197,13 @@ class ModelLoader:
         if context.group.kind is InstanceKind.KIND_GPU:
             limits = self._settings.gpus.memory_limits
             await self._threads.run(check_memory, context.config.name, context.device, limits)
-        return with_reshapes(await backend.load(context), context.config)
+        instance = await backend.load(context)
+        try:
+            refuse_replaced_methods(instance, Instance)
+        except InferenceError:
+            await instance.close()
+            raise
+        return with_reshapes(instance, context.config)
 
     def _context(
         self,

@@ -114,5 +114,4 @@ def _has(execution: Execution, record: Record) -> bool:
 
 
 def _members(execution: Execution) -> Sequence[str]:
-    requests = [entry.request for entry in execution.entries]
-    return sorted(set(execution.instance.waits_for(requests)))
+    return sorted(set(execution.instance.waits_for))

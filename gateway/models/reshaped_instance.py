@@ -24,8 +24,8 @@ class ReshapedInstance(Instance):
     def __init__(self, instance: Instance, reshapes: Reshapes) -> None:
         self._instance = instance
         self._reshapes = reshapes
-        self._inside: dict[int, InferRequest] = {}
         self.concurrency = instance.concurrency
+        self.death = instance.death
         self.adapters = instance.adapters
         self.max_model_len = instance.max_model_len
 
@@ -33,40 +33,25 @@ class ReshapedInstance(Instance):
     def alive(self) -> bool:  # type: ignore[override]  # read-only here
         return self._instance.alive
 
+    @property
+    def metrics(self) -> Iterable[Metric]:
+        return self._instance.metrics
+
+    @property
+    def waits_for(self) -> Iterable[str]:
+        return self._instance.waits_for
+
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         inside = [self._reshapes.towards_model(request) for request in requests]
-        # `left` names requests by identity; `requests` keeps them alive meanwhile.
-        own = dict(zip(map(id, requests), inside, strict=True))
-        self._inside |= own
-        try:
-            async with aclosing(self._instance.execute(inside)) as answers:
-                async for index, answer in answers:
-                    yield index, self._outside(answer)
-        finally:
-            for key, request in own.items():
-                if self._inside.get(key) is request:
-                    del self._inside[key]
-
-    def left(self, requests: Sequence[InferRequest]) -> None:
-        self._instance.left([self._inside.get(id(each), each) for each in requests])
-
-    def waits_for(self, requests: Sequence[InferRequest]) -> Iterable[str]:
-        return self._instance.waits_for([self._inside.get(id(each), each) for each in requests])
+        async with aclosing(self._instance.execute(inside)) as answers:
+            async for index, answer in answers:
+                yield index, self._outside(answer)
 
     def kill(self, reason: str) -> None:
         self._instance.kill(reason)
 
-    def stop(self, request: InferRequest) -> bool:
-        return self._instance.stop(self._inside.get(id(request), request))
-
-    async def died(self) -> str:
-        return await self._instance.died()
-
     async def check_ready(self) -> None:
         await self._instance.check_ready()
-
-    def metrics(self) -> Iterable[Metric]:
-        return self._instance.metrics()
 
     async def close(self) -> None:
         await self._instance.close()

@@ -79,7 +79,6 @@ class Execution:
         "_interrupted",
         "_lags",
         "_open",
-        "_reported",
         "_rescheduled",
         "_statistics",
         "_stopped",
@@ -109,7 +108,6 @@ class Execution:
         self._call = call
         self._open: dict[int, Entry] = {}
         self._lags: dict[ResponseStream, int] = {}
-        self._reported: set[int] | None = None
         self._task: asyncio.Task[None] | None = None
         self._began_ns = 0
         self._disconnects = False
@@ -190,11 +188,14 @@ class Execution:
 
     def _watch(self) -> None:
         """Start the entries, and watch for disconnects unless the call runs to the end."""
-        on_disconnect = self._on_disconnect
+        on_disconnect, runs_to_end = self._on_disconnect, self._call.runs_to_end
         for entry in self._open.values():
             entry.record.started()
-            if not self._call.runs_to_end:
-                entry.stream.on_cancel(on_disconnect, may_stop=True)
+            if not runs_to_end:
+                entry.stream.on_cancel(on_disconnect)
+            # Requests are frozen for the type checker only; a copy would cost ten times as much.
+            cancellation = None if runs_to_end else entry.stream
+            object.__setattr__(entry.request, "cancellation", cancellation)
 
     async def _deliver(self) -> Phases | None:
         """Deliver all answers; return the phases, if the backend measured them."""
@@ -268,26 +269,6 @@ class Execution:
         self._disconnects = True
         if self._all_done():
             self.stop()
-        else:
-            self.instance.left(self._disconnected())
-            self._stop_early()
-
-    def _stop_early(self) -> None:
-        """Ask the instance to end stopping requests early; fail those that it cannot stop."""
-        for entry in tuple(self._open.values()):
-            if entry.stream.stopping and not self.instance.stop(entry.request):
-                entry.stream.abandon(_cancelled())
-
-    def _disconnected(self) -> list[InferRequest]:
-        """The requests whose readers disconnected since the last call."""
-        reported = self._reported = self._reported or set()
-        disconnected = [
-            index
-            for index, entry in self._open.items()
-            if entry.stream.cancelled and index not in reported
-        ]
-        reported.update(disconnected)
-        return [self._open[index].request for index in disconnected]
 
     def _all_done(self) -> bool:
         return all(entry.stream.done for entry in self._open.values())
@@ -303,12 +284,8 @@ def _weight(answer: InferResponse) -> int:
 def _end_if_stopping(stream: ResponseStream) -> bool:
     """End a stopping stream that is not executing; whether it is done."""
     if stream.stopping:
-        stream.fail(_cancelled())
+        stream.fail(InferenceError(Code.CANCELLED, "Request was cancelled"))
     return stream.done
-
-
-def _cancelled() -> InferenceError:
-    return InferenceError(Code.CANCELLED, "Request was cancelled")
 
 
 def _fail(entries: Iterable[Entry], error: InferenceError) -> None:

@@ -1,7 +1,8 @@
 """Backends are created once, one at a time, from any thread."""
 
+import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
@@ -11,8 +12,13 @@ from typing import Any
 import pytest
 
 from gateway import backend_loader
-from gateway.backend import Backend, Instance, ModelContext
-from gateway.backend_loader import GROUP, BackendLoader
+from gateway.backend import Backend, Fact, Instance, ModelContext
+from gateway.backend_loader import (
+    GROUP,
+    REPLACED_METHODS,
+    BackendLoader,
+    refuse_replaced_methods,
+)
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 
@@ -177,8 +183,42 @@ def test_settings_of_a_backend_stand_before_those_of_all(monkeypatch: pytest.Mon
 class OnHost(Runtime):
     """A build for CPUs."""
 
+    @property
     def computes_on_gpus(self) -> bool:
         return False
+
+
+class Outdated(Runtime):
+    """A backend as release 0.1 had them."""
+
+    def facts(self) -> Sequence[Fact]:  # type: ignore[override]  # replaced by a property
+        return ()
+
+
+def test_a_method_that_the_seam_no_longer_has_fails_the_backend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loader = loader_of(monkeypatch, Creation("old", Outdated))
+    with pytest.raises(InferenceError) as refused:
+        loader.get("old")
+    assert refused.value.code is Code.UNAVAILABLE
+    assert refused.value.message == (
+        f"'{__name__}.Outdated' has the method 'facts', which gateway.backend.Backend no longer "
+        "has; define the property 'facts' instead"
+    )
+
+
+@pytest.mark.parametrize("seam", [Backend, Instance])
+def test_every_replaced_method_is_named_with_its_replacement(
+    seam: type[Backend | Instance],
+) -> None:
+    bare = dict.fromkeys(seam.__abstractmethods__)
+    for name, fix in REPLACED_METHODS[seam].items():
+        outdated = type("Outdated", (seam,), {**bare, name: lambda self: None})
+        with pytest.raises(InferenceError, match=re.escape(f"'{name}'") + f".*{re.escape(fix)}"):
+            refuse_replaced_methods(outdated(), seam)
+        present = type("Present", (seam,), {**bare, name: property(lambda self: None)})
+        refuse_replaced_methods(present(), seam)
 
 
 def test_a_backend_that_fails_counts_as_one_for_gpus(

@@ -378,6 +378,7 @@ def test_a_stream_that_has_ended_drops_its_callback(
 ) -> None:
     told: list[str] = []
     stream.on_cancel(lambda: told.append("producer"))
+    stream.subscribe(lambda: told.append("backend"), may_stop=True)
     end(stream)
     stream.cancel()
     stream.abandon(BROKEN)
@@ -386,14 +387,58 @@ def test_a_stream_that_has_ended_drops_its_callback(
 
 def test_a_producer_that_may_stop_is_asked_and_the_stream_continues(stream: ResponseStream) -> None:
     asked: list[str] = []
-    stream.on_cancel(lambda: asked.append("stop"), may_stop=True)
+    stream.on_cancel(lambda: asked.append("execution"))
+    stream.subscribe(lambda: asked.append("stop"), may_stop=True)
     stream.stop()
     stream.stop()
-    assert (asked, stream.stopping, stream.done, stream.cancelled) == (["stop"], True, False, False)
+    assert asked == ["execution", "stop"]
+    assert (stream.stopping, stream.done, stream.cancelled) == (True, False, False)
     stream.put(text_response("last", final=True))
     stream.stop()
+    stream.cancel()
     assert texts(stream.take() or []) == ["last"]
-    assert asked == ["stop"]
+    assert asked == ["execution", "stop"]
+
+
+@pytest.mark.parametrize("end", [ResponseStream.cancel, ResponseStream.interrupt])
+def test_a_backend_is_notified_of_a_disconnect_after_the_scheduler(
+    stream: ResponseStream, end: Callable[[ResponseStream], None]
+) -> None:
+    notified: list[str] = []
+    stream.on_cancel(lambda: notified.append("scheduler"))
+    stream.subscribe(lambda: notified.append("backend"))
+    end(stream)
+    stream.cancel()
+    assert notified == ["scheduler", "backend"]
+
+
+def test_a_backend_that_cannot_stop_is_not_asked_to(stream: ResponseStream) -> None:
+    notified: list[str] = []
+    stream.subscribe(lambda: notified.append("backend"))
+    stream.stop()
+    assert (notified, stream.stopping, stream.done) == ([], False, True)
+    with pytest.raises(InferenceError, match="Request was cancelled"):
+        stream.take()
+
+
+def test_a_late_subscription_is_notified_at_once(stream: ResponseStream) -> None:
+    notified: list[str] = []
+    stream.subscribe(lambda: None, may_stop=True)
+    stream.stop()
+    stream.subscribe(lambda: notified.append("stop"), may_stop=True)
+    assert notified == ["stop"]
+    stream.cancel()
+    assert notified == ["stop", "stop"]
+    stream.subscribe(lambda: notified.append("disconnect"))
+    assert notified == ["stop", "stop", "disconnect"]
+
+
+def test_a_request_that_is_queued_again_has_no_subscription(stream: ResponseStream) -> None:
+    notified: list[str] = []
+    stream.subscribe(lambda: notified.append("backend"), may_stop=True)
+    stream.on_cancel(lambda: notified.append("queue"))
+    stream.stop()
+    assert (notified, stream.done) == (["queue"], True)
 
 
 @pytest.mark.parametrize("queued", [True, False])

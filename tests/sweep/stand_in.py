@@ -24,7 +24,8 @@ class StandIn(Instance):
         self.concurrency = concurrency
         self._responses = responses
         self._pipe = os.pipe()
-        self._died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.death = self._death
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         for index, request in enumerate(requests):
@@ -37,11 +38,8 @@ class StandIn(Instance):
 
     def die(self) -> None:
         """Execute no more."""
-        if not self._died.done():
-            self._died.set_result("its engine has stopped")
-
-    async def died(self) -> str:
-        return await asyncio.shield(self._died)
+        if not self._death.done():
+            self._death.set_result("its engine has stopped")
 
     async def close(self) -> None:
         for end in self._pipe:

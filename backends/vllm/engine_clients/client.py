@@ -89,7 +89,9 @@ class EngineClient:
         self._channel.send(ClientKind.WASTED, payload=number(tokens))
 
     async def _send_stopped(self, instance: Instance) -> None:
-        self._channel.send(ClientKind.STOPPED, payload=(await instance.died()).encode())
+        if instance.death is not None:
+            reason = await asyncio.shield(instance.death)
+            self._channel.send(ClientKind.STOPPED, payload=reason.encode())
 
 
 async def _open(settings: ClientSettings, wasted: Any) -> Instance:

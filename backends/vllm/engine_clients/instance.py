@@ -42,11 +42,16 @@ class SharedInstance(Instance):
         self._engine = engine
         self._clients = clients
         self._watch = watch
+        self.death = watch.death
         self._metrics = metrics
 
     @property
     def alive(self) -> bool:  # type: ignore[override]  # most need no property
         return not self._watch.over
+
+    @property
+    def metrics(self) -> Iterable[Metric]:
+        return self._metrics.collect()
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         (request,) = requests  # without a limit of executions, each execution has one request
@@ -73,12 +78,6 @@ class SharedInstance(Instance):
 
     def kill(self, reason: str) -> None:
         self._watch.kill(reason)
-
-    async def died(self) -> str:
-        return await self._watch.ended()
-
-    def metrics(self) -> Iterable[Metric]:
-        return self._metrics.collect()
 
 
 def _calls(client: RemoteClient) -> int:

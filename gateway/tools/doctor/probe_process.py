@@ -35,7 +35,7 @@ def backend(name: str) -> Told:
         created = BackendLoader().get(name)
     except InferenceError as error:
         return {"error": str(error)}
-    return {"facts": [asdict(fact) for fact in created.facts()]}
+    return {"facts": [asdict(fact) for fact in created.facts]}
 
 
 def torch() -> Told:

@@ -29,6 +29,7 @@ from tests.backends.python.loading import (
     values,
     write,
 )
+from tests.builders import death_of
 from tests.serving import wait_until
 
 
@@ -65,7 +66,7 @@ async def test_a_close_that_is_cancelled_still_ends_its_worker(load: Load, tmp_p
     assert not instance.alive
     closing.cancel()
     await soon(asyncio.wait([closing]))
-    assert "was stopped" in await soon(instance.died())
+    assert "was stopped" in await soon(death_of(instance))
 
 
 async def test_finalize_is_called_once_and_its_failure_is_logged(

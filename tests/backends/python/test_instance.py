@@ -24,6 +24,7 @@ from tests.backends.python.loading import (
     soon,
     values,
 )
+from tests.builders import death_of
 
 MANY = """
     def execute(self, requests):
@@ -255,7 +256,7 @@ async def test_the_end_of_a_worker_is_reported_and_fails_open_and_later_requests
     def execute(self, requests):
         os._exit(9)
 """)
-    dying = asyncio.ensure_future(instance.died())
+    dying = asyncio.ensure_future(death_of(instance))
     ((_, error),) = await answers(instance, request(1))
     reason = (
         "its worker process ended: it ended with status 9. Stub process 'm_0_0' is not healthy."

@@ -11,6 +11,7 @@ from backends.python import execution, executions
 from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse
+from gateway.stream import ResponseStream
 from tests.backends.python.loading import (
     CONFIG,
     DECOUPLED,
@@ -37,6 +38,12 @@ ASKING = """
         ).exec()
         return found.error().message() if found.has_error() else "answered"
 """
+
+
+def cancellable(*values: float) -> tuple[InferRequest, ResponseStream]:
+    """A request as it is during its execution, and its stream."""
+    stream = ResponseStream()
+    return request(*values, cancellation=stream), stream
 
 
 def begin(instance: Instance, *requests: InferRequest) -> "asyncio.Task[object]":
@@ -68,13 +75,13 @@ async def test_a_call_for_several_requests_continues_until_all_have_disconnected
 ) -> None:
     others = Others()
     instance = await load(ASKING, infer=others.infer, control=others)
-    first, second = request(1), request(2)
+    (first, first_stream), (second, second_stream) = cancellable(1), cancellable(2)
     executing = begin(instance, first, second)
     await soon(others.asked.wait())
-    instance.left([first])
+    first_stream.cancel()
     await settle()
     assert not others.streams[0].cancelled
-    instance.left([second])
+    second_stream.cancel()
     assert others.streams[0].cancelled
     executing.cancel()
     await soon(asyncio.wait([executing]))
@@ -130,11 +137,11 @@ BATCH = """
 
 async def test_a_disconnect_in_a_batch_is_seen_by_the_model(load: Load, tmp_path: Path) -> None:
     instance = await load(BATCH)
-    first, second = request(1), request(1)
-    executing = asyncio.ensure_future(answers(instance, first, second))
+    first, stream = cancellable(1)
+    executing = asyncio.ensure_future(answers(instance, first, request(1)))
     begun = (tmp_path / "m" / "1" / "begun").exists
     await asyncio.to_thread(wait_until, begun, "execute has begun")
-    instance.left([first])
+    stream.cancel()
     ((index, found),) = await soon(executing)
     assert (index, values((index, found))) == (1, [1, 0])
 
@@ -179,10 +186,10 @@ async def test_a_disconnect_while_tensors_are_written_is_seen_by_the_model(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance = await load(BATCH)
-    writing, first, second = Writing(monkeypatch), request(1), request(1)
-    executing = asyncio.ensure_future(answers(instance, first, second))
+    writing, (first, stream) = Writing(monkeypatch), cancellable(1)
+    executing = asyncio.ensure_future(answers(instance, first, request(1)))
     await soon(writing.has_begun.wait())
-    instance.left([first])
+    stream.cancel()
     writing.may_end.set()
     ((index, found),) = await soon(executing)
     assert (index, values((index, found))) == (1, [1, 0])
@@ -192,10 +199,11 @@ async def test_one_that_is_stopped_while_its_tensors_are_written_is_answered(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance = await load(BATCH)
-    writing, first, second = Writing(monkeypatch), request(1), request(1)
-    executing = asyncio.ensure_future(answers(instance, first, second))
+    writing, (first, stream) = Writing(monkeypatch), cancellable(1)
+    executing = asyncio.ensure_future(answers(instance, first, request(1)))
     await soon(writing.has_begun.wait())
-    assert instance.stop(first)
+    stream.stop()
+    assert not stream.done, "the model answers it"
     writing.may_end.set()
     found = await soon(executing)
     assert [values(each) for each in found] == [[1, 0], [1, 0]]
@@ -213,11 +221,11 @@ async def test_a_later_one_is_cancelled_though_a_large_one_is_written_first(
 """
     instance = await load(code)
     with monkeypatch.context() as patched:
-        writing, large = Writing(patched), request(1)
+        writing, (large, stream) = Writing(patched), cancellable(1)
         executing = asyncio.ensure_future(answers(instance, large))
         await soon(writing.has_begun.wait())
     assert [values(each) for each in await answers(instance, request(0))] == [[0]]
-    instance.stop(large)
+    stream.stop()
     writing.may_end.set()
     assert [values(each) for each in await soon(executing)] == [[1]]
 
@@ -248,13 +256,13 @@ async def test_a_suspect_whose_turn_has_not_come_is_cancelled(
     assert isinstance(error, InferenceError)
     (folder / "begun").unlink()
     instance = await load(SUSPECTS)
-    other, suspect = request(1), request(13)
+    other, (suspect, stream) = request(1), cancellable(13)
     executing = asyncio.ensure_future(answers(instance, other, suspect))
     await asyncio.to_thread(wait_until, (folder / "begun").exists, "execute has begun")
     if how == "left":
-        instance.left([suspect])
+        stream.cancel()
     else:
-        instance.stop(suspect)
+        stream.stop()
     (folder / "go").touch()
     found = [values(each) for each in await soon(executing)]
     assert found == ([[0]] if how == "left" else [[0], [1]])

@@ -8,6 +8,7 @@ import pytest
 from backends.python import running_worker
 from gateway.errors import InferenceError
 from tests.backends.python.loading import Load, answers, request, soon
+from tests.builders import death_of
 
 WRITES = """
     def execute(self, requests):
@@ -46,7 +47,7 @@ async def test_an_invalid_message_ends_the_worker(
     monkeypatch.setattr(running_worker, "LAST_WORDS_SECS", 0.05)
     instance = await load(WRITES.replace("GARBAGE", garbage))
     found = await answers(instance, request(1))
-    reason = await soon(instance.died())
+    reason = await soon(death_of(instance))
     assert reason.endswith("Stub process 'm_0_0' is not healthy.")
     assert "it sent what cannot be understood" in reason
     for _, answer in found:
@@ -66,7 +67,7 @@ async def test_messages_about_closed_requests_and_calls_are_ignored(
     load: Load, garbage: str
 ) -> None:
     instance = await load(WRITES.replace("GARBAGE", garbage))
-    died = asyncio.ensure_future(instance.died())
+    died = asyncio.ensure_future(death_of(instance))
     for _ in range(3):
         assert not isinstance((await answers(instance, request(1)))[0][1], InferenceError)
     assert not died.done()

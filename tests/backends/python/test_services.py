@@ -200,7 +200,7 @@ def samples(instances: Sequence[Instance]) -> list[tuple[str, dict[str, str], fl
     return [
         (sample.name, sample.labels, sample.value)
         for instance in instances
-        for metric in instance.metrics()
+        for metric in instance.metrics
         for sample in metric.samples
     ]
 

@@ -32,7 +32,7 @@ from tests.backends.tensorrt.conftest import (
     save,
 )
 from tests.backends.tensorrt.stand_in.stand_in_plans import Plan, PlannedTensor
-from tests.builders import soon
+from tests.builders import death_of, soon
 
 OUT_OF_MEMORY, LAUNCH_FAILURE, CAPTURE_UNSUPPORTED = 2, 719, 900
 TYPES = {
@@ -260,7 +260,7 @@ async def test_an_instance_dies_with_its_gpu(
 ) -> None:
     save(NEGATE, folder)
     instance = await soon(backend.load(context(backend.complete(M, folder), folder)))
-    death = asyncio.create_task(instance.died())
+    death = asyncio.create_task(death_of(instance))
     world.lose(0)
     message = await refused(ask(instance, request(x=rows(1))), Code.UNAVAILABLE)
     assert message == (
@@ -273,16 +273,6 @@ async def test_an_instance_dies_with_its_gpu(
     message = await refused(backend.load(context(M, folder)), Code.UNAVAILABLE)
     assert message.startswith("unable to load model 'm' on GPU 0: cudaGetDeviceCount: CUDA error")
     world.counts.clear()  # what was on the GPU is gone
-
-
-async def test_a_cancelled_wait_for_a_death_changes_nothing(load: Load) -> None:
-    instance = await load(NEGATE)
-    waiting = asyncio.create_task(instance.died())
-    await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert await ask(instance, request(x=rows(1))) == [{"y": rows(-1)}]
 
 
 async def test_a_failure_that_passes_is_no_death(load: Load, world: Any) -> None:
@@ -301,7 +291,7 @@ async def test_an_instance_that_dies_on_a_working_gpu_frees_its_memory(
     assert await ask(instance, request(x=rows(1))) == [{"y": rows(-1)}]
     world.lose(0)
     message = await refused(ask(instance, request(x=rows(1))), Code.UNAVAILABLE)
-    assert await soon(instance.died()) == message
+    assert await soon(death_of(instance)) == message
     world.recover(0)
     await soon(instance.close())
     del instance

@@ -1,5 +1,6 @@
 """Several engines of one model, as schedulers see them."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 import pytest
@@ -25,7 +26,7 @@ class Worker(Instance):
         if self._broken:
             raise InferenceError(Code.UNAVAILABLE, "it is not healthy")
         if self._hangs:
-            await self.died()
+            await asyncio.Event().wait()
         for index, _ in enumerate(requests):
             yield index, InferenceError(Code.CANCELLED, "Request cancelled by client")
 

@@ -134,7 +134,7 @@ class Llama:
 
     def metric(self, name: str) -> float:
         """The value of a series that has one sample."""
-        samples = [s for family in self.instance.metrics() for s in family.samples]
+        samples = [s for family in self.instance.metrics for s in family.samples]
         return sum(sample.value for sample in samples if sample.name == name)
 
     async def running(self, count: int, within: float = 10.0) -> None:

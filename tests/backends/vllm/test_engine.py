@@ -323,7 +323,7 @@ class TestLeaving:
 class TestMetrics:
     async def test_vllms_own_series_have_tritons_labels_as_well(self, llama: Llama) -> None:
         await llama.say(ask(**GREEDY))
-        families = {family.name: family for family in llama.instance.metrics()}
+        families = {family.name: family for family in llama.instance.metrics}
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
             (sample,) = families[f"vllm:{name}"].samples
             labels = {"model_name": "llama", "engine": "0", "model": "llama", "version": "1"}

@@ -9,7 +9,7 @@ import pytest
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from tests.backends.vllm.conftest import CONTEXT, Llama, ask, engine_marks, openai
-from tests.builders import soon
+from tests.builders import death_of, soon
 
 pytestmark = engine_marks
 
@@ -39,7 +39,7 @@ async def test_its_death_is_known_its_requests_fail_and_it_can_be_closed(
     ended_llama: Llama,
 ) -> None:
     llama = ended_llama
-    died = asyncio.create_task(llama.instance.died())
+    died = asyncio.create_task(death_of(llama.instance))
     failures = [asyncio.create_task(failure(llama, request)) for request in requests()]
     await llama.running(4)
     llama.process("EngineCore").kill()

@@ -30,7 +30,7 @@ async def main():
     )
     instance = await backend.load(context)
     print("ready", flush=True)
-    await instance.died()
+    await instance.death
 
 if __name__ == "__main__":
     asyncio.run(main())

@@ -19,7 +19,7 @@ from tests.backends.vllm.conftest import (
     stops_kept,
     zmq_threads,
 )
-from tests.builders import soon
+from tests.builders import death_of, soon
 
 pytestmark = engine_marks
 
@@ -66,7 +66,7 @@ async def test_nothing_is_left_of_an_engine_whose_instance_cannot_be_made(
 ) -> None:
     gc.collect()
     threads = zmq_threads()
-    died = asyncio.create_task(ended_embedder.instance.died())
+    died = asyncio.create_task(death_of(ended_embedder.instance))
     monkeypatch.setattr("backends.vllm.metrics.EngineMetrics.begin", fail)
     with pytest.raises(Defect):
         await loaded_before(ended_embedder, write("embedder", runner="pooling", convert="embed"))

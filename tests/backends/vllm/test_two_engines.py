@@ -27,7 +27,7 @@ async def both(llama: Llama, embedder: Llama) -> tuple[Llama, Llama]:
 async def test_each_has_its_own_metrics(both: tuple[Llama, Llama]) -> None:
     await both[0].say(ask(max_tokens=3, temperature=0))
     for each, model in zip(both, ("llama", "embedder"), strict=True):
-        samples = [sample for family in each.instance.metrics() for sample in family.samples]
+        samples = [sample for family in each.instance.metrics for sample in family.samples]
         assert {sample.labels["model"] for sample in samples} == {model}
         assert "vllm:num_requests_running" in {sample.name for sample in samples}
     assert both[0].metric("vllm:generation_tokens_total") > 0

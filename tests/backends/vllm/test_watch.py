@@ -31,7 +31,7 @@ def two() -> Iterator[Processes]:
 
 async def test_the_end_of_any_process_is_reported(two: Processes) -> None:
     watch = Watch(two)
-    ended = asyncio.create_task(watch.ended())
+    ended = watch.death
     await settle()
     assert not ended.done()
     two[1].kill()
@@ -41,31 +41,30 @@ async def test_the_end_of_any_process_is_reported(two: Processes) -> None:
 async def test_a_process_that_ended_before_the_watch_is_reported(two: Processes) -> None:
     two[0].kill()
     two[0].join()
-    assert await soon(Watch(two).ended()) == "its engine has stopped (exit code -9)"
+    assert await soon(Watch(two).death) == "its engine has stopped (exit code -9)"
 
 
 async def test_only_the_first_report_is_delivered() -> None:
     watch = Watch(())
     watch.report("it is tired")
     watch.report("it has stopped")
-    assert await soon(watch.ended()) == "it is tired"
+    assert await soon(watch.death) == "it is tired"
 
 
 async def test_the_end_of_a_task_is_reported() -> None:
     watch = Watch(())
     watch.add_task(asyncio.create_task(settle()))
-    assert await soon(watch.ended()) == "its engine has stopped"
+    assert await soon(watch.death) == "its engine has stopped"
 
 
 async def test_a_closed_watch_tells_nothing(two: Processes) -> None:
     watch = Watch(two)
-    ended = asyncio.create_task(watch.ended())
+    ended = watch.death
     watch.close()
     two[0].kill()
     watch.report("it has stopped")
     await settle()
     assert not ended.done()
-    ended.cancel()
 
 
 @pytest.mark.parametrize("closed", [False, True])
@@ -85,7 +84,7 @@ async def test_killing_ends_every_process_also_those_that_are_closed(
     if closed:
         two.pop(0)
     else:
-        assert await soon(watch.ended()) == (
+        assert await soon(watch.death) == (
             "its engine has stopped: it has made no progress for 10 s"
         )
 

@@ -215,3 +215,13 @@ async def test_a_closed_model_is_not_ready() -> None:
     assert running.model.ready
     await running.end()
     assert not running.model.ready
+
+
+async def test_the_end_of_a_model_does_not_resolve_the_death_of_its_instance(serve: Serve) -> None:
+    instance = ScriptedInstance()
+    model = serve(instance)
+    await settle()
+    dismiss(model, instance)
+    await soon(instance.closed.wait())
+    assert instance.death is not None
+    assert not instance.death.done()

@@ -105,6 +105,18 @@ async def test_what_cannot_be_warmed_up_is_not_served(
     assert [each.closes for each in backend.instances["a 1"]] == [1, 1]
 
 
+async def test_an_instance_with_a_method_that_the_seam_no_longer_has_fails_its_load(
+    tmp_path: Path, start: Start, backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScriptedInstance, "left", lambda *_: None, raising=False)
+    write(tmp_path, "a", 1)
+    registry = await start()
+    (reason,) = registry.failures().values()
+    assert "'tests.builders.ScriptedInstance' has the method 'left'" in reason
+    assert reason.endswith("; subscribe to the 'cancellation' of a request instead")
+    assert [each.closes for each in backend.instances["a 1"]] == [1]
+
+
 async def test_a_model_of_passive_instances_is_ready_and_takes_no_request(
     tmp_path: Path, start: Start
 ) -> None:

@@ -51,7 +51,8 @@ class Stalling(ScriptedInstance):
     def kill(self, reason: str) -> None:
         self.killed = reason
 
-    def waits_for(self, requests: Sequence[InferRequest]) -> Iterable[str]:
+    @property
+    def waits_for(self) -> Iterable[str]:
         return self.called
 
 

@@ -1,5 +1,6 @@
 """An instance behind a reshape differs only in shapes."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -13,6 +14,7 @@ from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.reshaped_instance import with_reshapes
+from gateway.stream import ResponseStream
 from gateway.tensor import Datatype, Tensor
 from tests.builders import soon
 
@@ -42,7 +44,7 @@ class Echo(Instance):
     def __init__(self, *answers: Answer) -> None:
         self.answers = answers
         self.seen: list[InferRequest] = []
-        self.gone: list[InferRequest] = []
+        self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.open = 0
         self.closed = False
 
@@ -57,15 +59,14 @@ class Echo(Instance):
         finally:
             self.open -= 1
 
-    def left(self, requests: Sequence[InferRequest]) -> None:
-        self.gone += requests
-
-    async def died(self) -> str:
-        return "it died"
-
     async def check_ready(self) -> None:
         raise FAILED
 
+    @property
+    def waits_for(self) -> Iterable[str]:
+        return ["other"]
+
+    @property
     def metrics(self) -> Iterable[Metric]:
         return [GaugeMetricFamily("x", "of the runtime")]
 
@@ -79,7 +80,7 @@ def asked(rows: int) -> InferRequest:
     )
 
 
-def test_without_a_reshape_there_is_nothing_between() -> None:
+async def test_without_a_reshape_there_is_nothing_between() -> None:
     echo = Echo()
     assert with_reshapes(echo, FLAT) is echo
 
@@ -115,15 +116,12 @@ async def test_closing_the_answers_closes_those_of_the_instance() -> None:
     assert echo.open == 0
 
 
-async def test_disconnected_requests_are_passed_as_the_instance_received_them() -> None:
-    echo = Echo()
-    instance = with_reshapes(echo, RESHAPED)
-    first, second = asked(1), asked(2)
-    async with aclosing(instance.execute([first, second])) as answers:
+async def test_a_reshaped_request_has_the_cancellation_of_its_original() -> None:
+    echo, stream = Echo(), ResponseStream()
+    request = replace(asked(1), cancellation=stream)
+    async with aclosing(with_reshapes(echo, RESHAPED).execute([request])) as answers:
         await soon(anext(answers))
-        instance.left([second])
-    assert len(echo.gone) == 1
-    assert echo.gone[0] is echo.seen[1]
+    assert echo.seen[0].cancellation is stream
 
 
 async def test_everything_else_is_the_instances_own() -> None:
@@ -132,8 +130,9 @@ async def test_everything_else_is_the_instances_own() -> None:
     public = {name for name in vars(Instance) if not name.startswith("_")} - {"origin"}
     assert public <= vars(type(instance)).keys() | vars(instance).keys()
     assert (instance.concurrency, instance.adapters, instance.max_model_len) == (None, ("a",), 7)
-    assert await soon(instance.died()) == "it died"
-    assert [each.name for each in instance.metrics()] == ["x"]
+    assert instance.death is echo.death
+    assert [each.name for each in instance.metrics] == ["x"]
+    assert instance.waits_for == ["other"]
     with pytest.raises(InferenceError, match="no"):
         await instance.check_ready()
     await instance.close()

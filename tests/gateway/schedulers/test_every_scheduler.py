@@ -10,9 +10,17 @@ from gateway.backend import Note, NotSent
 from gateway.config import ModelConfig
 from gateway.config.scheduling import QueuePolicy
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest
 from gateway.schedulers.rate_limiter import ExecutionLimiter
-from tests.builders import TEXT, Execution, ScriptedInstance, read_all, settle, soon, text_response
+from tests.builders import (
+    TEXT,
+    Execution,
+    ScriptedInstance,
+    StoppableInstance,
+    read_all,
+    settle,
+    soon,
+    text_response,
+)
 from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import TOKENS, Queue, dynamic, word
 from tests.gateway.sequences.parts import direct, oldest
@@ -442,11 +450,7 @@ async def test_requests_that_an_instance_has_not_taken_are_executed_by_the_next_
 async def test_a_stopped_request_that_its_instance_has_not_taken_is_executed_by_no_other(
     queue: Queue,
 ) -> None:
-    class Stoppable(ScriptedInstance):
-        def stop(self, request: InferRequest) -> bool:
-            return True
-
-    dead = Stoppable(concurrency=1)
+    dead = StoppableInstance(concurrency=1)
     queue.add(dead)
     first, second = queue.submit("a", "b")
     execution = await dead.begun()

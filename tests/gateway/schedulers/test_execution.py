@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.builders import (
     FLAG,
     Execution,
     ScriptedInstance,
+    StoppableInstance,
     new_entry,
     read_all,
     settle,
@@ -174,19 +176,37 @@ async def test_cancelling_one_request_does_not_affect_its_batch(
     assert await soon(read_all(streams[2])) == ["answer 2"]
 
 
-async def test_an_instance_is_notified_once_of_each_disconnect_in_a_batch(
-    instance: ScriptedInstance, start: Start, monkeypatch: pytest.MonkeyPatch
+async def test_a_backend_is_notified_once_of_each_disconnect_in_a_batch(
+    instance: ScriptedInstance, start: Start
 ) -> None:
-    left: list[InferRequest] = []
-    monkeypatch.setattr(instance, "left", left.extend)
+    cancelled: list[InferRequest] = []
     streams = start("first", "second", "third").streams
     execution = await instance.begun()
+    for request in execution.requests:
+        assert request.cancellation is not None
+        request.cancellation.subscribe(partial(cancelled.append, request))
     streams[1].cancel()
-    assert left == [execution.requests[1]]
+    assert cancelled == [execution.requests[1]]
     streams[0].cancel()
-    assert left == [execution.requests[1], execution.requests[0]]
+    assert cancelled == [execution.requests[1], execution.requests[0]]
     await finish(execution, 2)
     assert await soon(read_all(streams[2])) == ["answer 2"]
+    assert len(cancelled) == 2
+
+
+async def test_an_execution_that_runs_to_the_end_cannot_be_cancelled_by_its_requests(
+    instance: ScriptedInstance, statistics: ModelStatistics
+) -> None:
+    entry = new_entry(statistics, text_request("only", cancellation=ResponseStream()))
+    call = SequenceCall(runs_to_end=True)
+    task = asyncio.create_task(schedulers.Execution(instance, [entry], statistics, call=call).run())
+    execution = await instance.begun()
+    assert execution.requests[0].cancellation is None
+    entry.stream.cancel()
+    await settle()
+    assert not execution.stopped.is_set()
+    execution.end()
+    await soon(task)
 
 
 async def test_an_error_that_a_model_answers_with_is_an_answer_to_the_statistics(
@@ -442,22 +462,10 @@ async def test_tokens_generated_after_a_disconnect_are_wasted(
     assert (statistics.completion_tokens, statistics.wasted_tokens) == (8, 5)
 
 
-class Stoppable(ScriptedInstance):
-    """Passes on to its model that a request should end early."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stopped: list[InferRequest] = []
-
-    def stop(self, request: InferRequest) -> bool:
-        self.stopped.append(request)
-        return True
-
-
 async def test_a_request_that_should_end_early_ends_as_its_model_likes(
     statistics: ModelStatistics,
 ) -> None:
-    instance = Stoppable()
+    instance = StoppableInstance()
     entries = [new_entry(statistics, text_request(text)) for text in "ab"]
     task = asyncio.create_task(schedulers.Execution(instance, entries, statistics).run())
     execution = await instance.begun()
@@ -481,7 +489,7 @@ async def test_a_request_that_should_end_early_ends_as_its_model_likes(
 async def test_a_request_that_should_end_early_is_not_executed_again(
     statistics: ModelStatistics, step: Exception | Answer
 ) -> None:
-    instance = Stoppable()
+    instance = StoppableInstance()
     entries = [new_entry(statistics, text_request("a"))]
     again: list[Entry] = []
     execution = schedulers.Execution(instance, entries, statistics, rescheduled=again.append)

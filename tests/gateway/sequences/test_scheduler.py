@@ -18,6 +18,7 @@ from tests.builders import (
     DECOUPLED,
     WAIT_SECS,
     Execution,
+    StoppableInstance,
     read_all,
     settle,
     soon,
@@ -847,12 +848,10 @@ async def test_a_client_may_disconnect_between_two_rounds(start: Start) -> None:
     assert instance.asked == ["a", "b"]
 
 
-async def test_a_stopped_request_is_not_executed_again(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stopped_request_is_not_executed_again(start: Start) -> None:
     queue = start(direct(slots=1, iterative_sequence=True))
-    instance = queue.employ()
-    monkeypatch.setattr(instance, "stop", lambda _: True)
+    instance = StoppableInstance(concurrency=1)
+    queue.add(instance)
     entry, other = queue.ask(word("a", sequence=NO_ID)), queue.ask(word("b", sequence=NO_ID))
     execution = await instance.begun()
     entry.stream.stop()

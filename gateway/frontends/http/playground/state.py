@@ -129,6 +129,6 @@ def _kind(config: ModelConfig) -> dict[str, str]:
 
 def _engine(model: Model) -> Iterator[tuple[str, float]]:
     for instance in model.instances:
-        for family in instance.metrics():
+        for family in instance.metrics:
             if family.name in ENGINE and family.samples:
                 yield ENGINE[family.name], max(sample.value for sample in family.samples)

@@ -28,7 +28,7 @@ from tests.backends.vllm.conftest import (
     openai,
     zmq_threads,
 )
-from tests.builders import soon
+from tests.builders import death_of, soon
 
 pytestmark = engine_marks
 
@@ -113,7 +113,7 @@ async def test_metrics_of_all_clients_are_added_up(llama: Llama) -> None:
     assert llama.metric("vllm:time_per_output_token_seconds_count") > 0
     labels = {
         (sample.labels["model"], sample.labels["version"])
-        for family in llama.instance.metrics()
+        for family in llama.instance.metrics
         for sample in family.samples
     }
     assert labels == {("llama", "1")}
@@ -220,7 +220,7 @@ async def test_the_death_of_a_client_is_that_of_its_engine_and_nothing_is_left(
     llama, mine = ended_pair, clients()
     assert len(mine) == CLIENTS
     folders = set(metrics_folders())
-    died = asyncio.create_task(llama.instance.died())
+    died = asyncio.create_task(death_of(llama.instance))
     failures = [asyncio.create_task(failure(llama, ask(**ENDLESS))) for _ in range(CLIENTS)]
     await llama.running(CLIENTS)
     mine[0].kill()

@@ -147,6 +147,7 @@ async def test_models_of_one_name_have_a_row_each(serve: Serve) -> None:
 class EngineInstance(ScriptedInstance):
     """Has the gauges of an engine that batches by itself."""
 
+    @property
     def metrics(self) -> Iterator[Metric]:
         for name, values in (
             ("vllm:num_requests_running", (3,)),
