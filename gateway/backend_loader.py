@@ -38,7 +38,7 @@ REPLACED_METHODS: Mapping[type, Mapping[str, str]] = {
         "waits_for": "define the property 'waits_for'",
     },
 }
-"""Methods of release 0.1 that plug-in backends may still define, and their replacements."""
+"""Methods that plug-in backends may still define, and their replacements."""
 
 
 class BackendLoader:

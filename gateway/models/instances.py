@@ -200,7 +200,7 @@ class Instances:
             instance = await self._load_another(slot, closed, reason)
 
     async def _died(self, instance: Instance) -> str:
-        death = instance.death or asyncio.get_running_loop().create_future()
+        death: asyncio.Future[str] = instance.death or asyncio.get_running_loop().create_future()
         reason = await asyncio.shield(death)
         log.error("instance died", extra={"model": self._config.name, "reason": reason})
         return reason

@@ -127,7 +127,7 @@ async def test_a_reshaped_request_has_the_cancellation_of_its_original() -> None
 async def test_everything_else_is_the_instances_own() -> None:
     echo = Echo()
     instance = with_reshapes(echo, RESHAPED)
-    public = {name for name in vars(Instance) if not name.startswith("_")} - {"origin"}
+    public = {name for name in vars(Instance) if not name.startswith("_")}
     assert public <= vars(type(instance)).keys() | vars(instance).keys()
     assert (instance.concurrency, instance.adapters, instance.max_model_len) == (None, ("a",), 7)
     assert instance.death is echo.death
