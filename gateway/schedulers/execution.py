@@ -194,7 +194,7 @@ class Execution:
             if not runs_to_end:
                 entry.stream.on_cancel(on_disconnect)
             cancellation = None if runs_to_end else entry.stream
-            # Frozen for the type checker only; a copy would cost a microsecond.
+            # Requests are frozen for the type checker only; a copy would cost a microsecond.
             entry.request.cancellation = cancellation  # type: ignore[misc]
 
     async def _deliver(self) -> Phases | None:
@@ -261,8 +261,9 @@ class Execution:
         task, self._task = self._task, None
         if self._interrupted and task is not None:
             task.uncancel()
-        if not self.unsent:
-            for entry in self._open.values():
+        for entry in self._open.values():
+            entry.request.cancellation = None  # type: ignore[misc]  # as in _watch
+            if not self.unsent:
                 entry.stream.end()
 
     def _on_disconnect(self) -> None:
