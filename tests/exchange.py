@@ -7,7 +7,7 @@ from typing import Self
 
 from starlette.types import ASGIApp, Message, Scope
 
-from gateway.frontends.http.asgi_extensions import WATCH
+from gateway.frontends.http.request_scope import WATCH
 from tests.builders import soon
 
 

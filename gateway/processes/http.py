@@ -7,16 +7,16 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.frontends.http.asgi_extensions import (
+from gateway.frontends.http.errors import plain_error
+from gateway.frontends.http.request_scope import (
     JOINED_BYTES,
     SEND_PIECE,
     SEND_WHOLE,
     WATCH,
-    Headers,
     Parts,
+    RawHeaders,
     send_apart,
 )
-from gateway.frontends.http.errors import plain_error
 from gateway.processes.call import ChannelCall
 from gateway.processes.channel import Channel, Frame, headed, read_headed
 from gateway.processes.messages import (
@@ -125,7 +125,7 @@ class HttpCall(ChannelCall):
         if not self._window.has_room:
             await self._window.room()
 
-    async def send_whole(self, headers: Headers, parts: Parts) -> None:
+    async def send_whole(self, headers: RawHeaders, parts: Parts) -> None:
         """Answer with status 200; a small answer is one frame."""
         if sum(map(len, parts)) <= JOINED_BYTES:
             self._answered(FrontendKind.WHOLE, headed(text_pairs(headers), b"".join(parts)))

@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from gateway.frontends.http.asgi_extensions import HEADER_NAMES
+from gateway.frontends.http.request_scope import HEADER_NAMES
 from gateway.processes.channel import FrameKind
 
 Pairs = Sequence[Sequence[str]]

@@ -11,7 +11,7 @@ In reading order:
 - `resumption`: resumable streams
 - `request`: decoding of requests
 - `parameters`: request parameters and forwarded metadata
-- `request_memo`: memo of parsed messages
+- `message_memo`: memo of parsed messages
 - `protobuf_wire`: large fields in the protobuf wire format
 - `response`: encoding of responses
 - `standard_services`: health and reflection

@@ -8,12 +8,12 @@ from gateway import server_info
 from gateway.config import pbtxt
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
+from gateway.frontends.grpc.message_memo import InferMessage, MessageMemo
 from gateway.frontends.grpc.methods import Parse, ParseLarge
 from gateway.frontends.grpc.outbox import Outbox
 from gateway.frontends.grpc.parameters import HeaderForwarding
 from gateway.frontends.grpc.protobuf_wire import Message, parse_request
 from gateway.frontends.grpc.request import LargeMessages, RequestDecoder, begin_trace
-from gateway.frontends.grpc.request_memo import InferMessage, RequestMemo
 from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.frontends.grpc.rpc import RpcCall, RpcError, StatusCode, rpc_error
 from gateway.frontends.grpc.stream_infer import StreamInfer, StrictModeError
@@ -70,7 +70,7 @@ class Servicer:
         self._server_id = server_id
         self._send_timeout_secs = settings.send_timeout_secs
         self._forwarding = HeaderForwarding(settings.header_forward_pattern)
-        self._known = RequestMemo()
+        self._known = MessageMemo()
         self._large = LargeMessages(dataplane)
         self._streams: set[StreamInfer] = set()
 

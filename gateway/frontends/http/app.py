@@ -21,8 +21,8 @@ from gateway.frontends.http.openai.errors import error_json
 from gateway.frontends.http.openai.routes import OpenAiRoutes, ServerStateRoutes, is_openai
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
 from gateway.frontends.http.repository import RepositoryRoutes
+from gateway.frontends.http.request_scope import TracedApp
 from gateway.frontends.http.shared_memory import SharedMemoryRoutes
-from gateway.frontends.http.tracing import TracedApp
 from gateway.observability.exposition import CONTENT_TYPE
 from gateway.resumption.recordings import Recordings
 from gateway.server_info import (

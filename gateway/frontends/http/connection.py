@@ -1,8 +1,9 @@
-"""HTTP/1.1 connections: uvicorn's protocol with bounds on heads, output and time."""
+"""HTTP/1.1 connections: uvicorn's protocol with bounds on heads and output, and time limits."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from enum import Enum, auto
 from http import HTTPStatus
 from typing import Any
 
@@ -13,19 +14,18 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from gateway.descriptors import DescriptorReserve
-from gateway.frontends.http.asgi_extensions import (
+from gateway.frontends.http.errors import JSON, error_body
+from gateway.frontends.http.request_scope import (
     HEADER_NAMES,
     JOINED_BYTES,
     OK,
     SEND_PIECE,
     SEND_WHOLE,
     WATCH,
-    Headers,
     Parts,
+    RawHeaders,
     RequestState,
 )
-from gateway.frontends.http.errors import JSON, error_body
-from gateway.frontends.http.time_limits import ClientDeadline, Owed
 from gateway.settings import HttpTimeLimits
 
 log = logging.getLogger("sluice.http")
@@ -34,7 +34,92 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 16
 """Pipelined requests of a connection; beyond this number reading pauses."""
 
+HELD_SECS = 1.0
+"""A timer this many seconds late was delayed by a blocked loop, as were the client's bytes."""
+
 UPGRADE = b"\r\nupgrade:"
+
+
+class Owed(Enum):
+    """The next bytes that a client has to send."""
+
+    NOTHING = auto()
+    """An answer is under way, or reading is paused."""
+    HEAD = auto()
+    """The rest of a request line with headers."""
+    BODY = auto()
+    REQUEST = auto()
+    """The first byte of a request."""
+
+
+class ClientDeadline:
+    """Calls `expire` once, when the client has owed the same bytes for longer than their limit.
+
+    A connection has one timer, which fires at intervals of the shortest limit. A request sets no
+    timer: `restart` only notes the time.
+    """
+
+    __slots__ = (
+        "_expected_at",
+        "_expire",
+        "_limits",
+        "_loop",
+        "_owed",
+        "_round",
+        "_since",
+        "_timer",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limits: HttpTimeLimits,
+        owed: Callable[[], Owed],
+        expire: Callable[[Owed, float], None],
+    ) -> None:
+        by_debt = {
+            Owed.HEAD: limits.head_secs,
+            Owed.BODY: limits.body_idle_secs,
+            Owed.REQUEST: limits.connection_idle_secs,
+        }
+        self._limits = {owed: secs for owed, secs in by_debt.items() if secs}
+        self._loop = loop
+        self._owed = owed
+        self._expire = expire
+        self._since = self._expected_at = loop.time()
+        self._round = min(self._limits.values(), default=0.0)
+        self._timer: asyncio.TimerHandle | None = None
+        if self._limits:
+            self._look_in(self._round)
+
+    def restart(self) -> None:
+        """Restart the limit: the client owes other bytes, or has sent some."""
+        self._since = self._loop.time()
+
+    def cancel(self) -> None:
+        """Cancel the timer: the connection is lost."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look_in(self, secs: float) -> None:
+        self._expected_at = self._loop.time() + secs
+        self._timer = self._loop.call_later(secs, self._look)
+
+    def _look(self) -> None:
+        now, owed = self._loop.time(), self._owed()
+        limit = self._limits.get(owed)
+        if limit is None:
+            # Time without a debt does not count; a debt may begin before the next check.
+            self._since = now + self._round
+            self._look_in(self._round)
+        elif now - self._expected_at > HELD_SECS:
+            self._look_in(HELD_SECS)
+        elif (left := self._since + limit - now) > 0:
+            self._look_in(min(left, self._round))
+        else:
+            self._timer = None
+            self._expire(owed, limit)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -189,7 +274,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._answered = self.cycle
         self._read_on()
 
-    def _send_whole(self, headers: Headers, parts: Parts) -> Awaitable[None]:
+    def _send_whole(self, headers: RawHeaders, parts: Parts) -> Awaitable[None]:
         assert self._answered is not None  # noqa: S101 - a request is being answered
         return send_whole(self._answered, headers, parts)
 
@@ -273,7 +358,7 @@ def _without_upgrade(data: bytes) -> bytes:
     return data if found < 0 else data[: found + 2] + b"x-" + data[found + 2 :]
 
 
-async def send_whole(cycle: RequestResponseCycle, headers: Headers, parts: Parts) -> None:
+async def send_whole(cycle: RequestResponseCycle, headers: RawHeaders, parts: Parts) -> None:
     """Send a whole response with status 200, as uvicorn does for ASGI's two messages.
 
     `headers` are not checked; one of them is the length of all `parts` together.

@@ -21,7 +21,7 @@ from gateway.frontends.http.json_object import (
     string_member,
     unsigned_member,
 )
-from gateway.frontends.http.request_head import MODEL, VERSION, version_of
+from gateway.frontends.http.request_scope import MODEL, VERSION, version_of
 from gateway.observability.log import FORMAT, VERBOSE, read_log_settings, show_log_settings
 from gateway.observability.tracer import BOUNDS, LEVEL, read_trace_settings, show_trace_settings
 from gateway.settings import HttpSettings

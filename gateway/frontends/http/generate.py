@@ -15,7 +15,6 @@ from starlette.types import Scope
 
 from gateway.dataplane import DataPlane
 from gateway.errors import AnsweredError, Code, InferenceError
-from gateway.frontends.http.asgi_extensions import OnDisconnect
 from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON, error_body
 from gateway.frontends.http.generate_codec import (
@@ -25,10 +24,12 @@ from gateway.frontends.http.generate_codec import (
 )
 from gateway.frontends.http.json_object import parse_generate
 from gateway.frontends.http.json_tensors import is_large
-from gateway.frontends.http.request_head import (
+from gateway.frontends.http.request_scope import (
     LAST_EVENT_ID,
     MODEL,
     VERSION,
+    OnDisconnect,
+    begin_trace,
     key_of,
     replay_headers,
     resumed,
@@ -41,7 +42,6 @@ from gateway.frontends.http.sse import (
     first_status,
     refused_stream,
 )
-from gateway.frontends.http.tracing import infer
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.resumption.idempotency import Key
@@ -49,7 +49,7 @@ from gateway.resumption.reader import RecordingReader, Responses
 from gateway.resumption.recording import RESUMABLE, RecordedRequest, without_resumable
 from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings
-from gateway.stream import INTERRUPTED, Interrupted, has_data
+from gateway.stream import INTERRUPTED, Interrupted, ResponseStream, has_data
 from gateway.tensor import Buffer
 
 NOT_ONE = (
@@ -154,7 +154,10 @@ class GenerateRoutes:
         return GenerateEvents(stream, first, encoder, self._settings, threads)
 
     def _infer(self, request: Request, call: _Call) -> Responses:
-        submit = partial(infer, self._dataplane, request.scope, call.request)
+        def submit() -> ResponseStream:
+            trace = begin_trace(request.scope, self._dataplane.tracer, call.request)
+            return self._dataplane.infer(call.request, trace=trace)
+
         if call.key is None and not call.resumable:
             return submit()
         asked = RecordedRequest(request.scope["path"], call.model, call.request, call.key)

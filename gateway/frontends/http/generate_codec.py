@@ -13,10 +13,10 @@ from gateway.config import ModelConfig, ModelInput
 from gateway.conversations.turn import converses
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.errors import error_body
+from gateway.frontends.http.infer_request import read_parameters
 from gateway.frontends.http.json_object import parse_generate
 from gateway.frontends.http.json_tensors import pack, values_of, written
 from gateway.frontends.http.large_json import LargeArray, plain
-from gateway.frontends.http.request_parameters import read_parameters
 from gateway.messages import InferRequest, InferResponse, SequenceTag, request_prefix
 from gateway.tensor import Buffer, Datatype, Tensor
 

@@ -13,20 +13,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.dataplane import DataPlane
 from gateway.errors import UNEXPECTED, Code, InferenceError
-from gateway.frontends.http.asgi_extensions import (
-    NO_STATE,
-    SEND_WHOLE,
-    OnDisconnect,
-    RequestState,
-    send_apart,
-)
-from gateway.frontends.http.body import HEADER_LENGTH, InferBody, off_loop, read_infer_body
-from gateway.frontends.http.compression import (
+from gateway.frontends.http.body import (
+    HEADER_LENGTH,
     IDENTITY,
     SUPPORTED,
     WINDOW_BITS,
+    InferBody,
     accepted,
     compress,
+    off_loop,
+    read_infer_body,
 )
 from gateway.frontends.http.errors import JSON, error_response, plain_error, refused
 from gateway.frontends.http.infer_request import InferDecoder, OutputForms, Target
@@ -36,14 +32,20 @@ from gateway.frontends.http.infer_response import (
     InferEncoder,
     takes_long,
 )
-from gateway.frontends.http.request_head import (
+from gateway.frontends.http.request_scope import (
     IDEMPOTENCY_KEY,
+    NO_STATE,
     REPLAYED,
+    SEND_WHOLE,
+    TRACES,
     HeaderFilter,
+    OnDisconnect,
+    RequestState,
+    begin_trace,
     is_version,
     key_of,
+    send_apart,
 )
-from gateway.frontends.http.tracing import TRACES, infer
 from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.models.request_validation import takes_long as check_takes_long
@@ -51,6 +53,7 @@ from gateway.resumption.reader import RecordingReader
 from gateway.resumption.recording import RecordedRequest
 from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings
+from gateway.stream import ResponseStream
 from gateway.tensor import Buffer
 from gateway.threads import LARGE_BYTES, Threads
 
@@ -154,10 +157,14 @@ class InferRoute:
         if KEY_HEADER in call.headers:
             reader = await self._infer_once(call, model, request, body)
             return await self._answer_once(call, reader, forms)
-        stream = infer(self._dataplane, call.scope, request, model)
+        stream = self._submit(call, model, request)
         with stream, OnDisconnect(call.scope, stream.cancel):
             response = await stream.only()
         return await self._encoded(call, Answered(model, request.id, response, forms))
+
+    def _submit(self, call: _Call, model: Model, request: InferRequest) -> ResponseStream:
+        trace = begin_trace(call.scope, self._dataplane.tracer, request)
+        return self._dataplane.infer(request, model, trace)
 
     async def _answer_once(
         self, call: _Call, reader: RecordingReader, forms: OutputForms
@@ -190,7 +197,7 @@ class InferRoute:
         else:
             key = key_of(call.scope, *parts)
         asked = RecordedRequest(call.scope["path"], model, request, key)
-        submit = partial(infer, self._dataplane, call.scope, request, model)
+        submit = partial(self._submit, call, model, request)
         return self._recordings.open(asked, submit)
 
     async def _decoded(

@@ -1,8 +1,8 @@
-"""Decoding of v2 infer requests: JSON and binary data to the message; no I/O."""
+"""Decoding of v2 infer requests: outputs, parameters and the whole request; no I/O."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
@@ -20,20 +20,24 @@ from gateway.frontends.http.json_object import (
     parameters_of,
     parse_request,
     string_member,
+    unsigned_member,
 )
-from gateway.frontends.http.request_parameters import (
-    JsonParameters,
-    read_parameters,
-    with_headers,
+from gateway.messages import (
+    NO_PARAMETERS,
+    InferRequest,
+    Parameter,
+    RequestedOutput,
+    SequenceTag,
+    SharedRegion,
 )
-from gateway.messages import NO_PARAMETERS, InferRequest, RequestedOutput, SharedRegion
+from gateway.request_memo import MOST_BYTES, RequestMemo
 from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Tensor
 from gateway.value import value
 
-MOST_KNOWN = 256
-MOST_BYTES = 4096
-"""Longest JSON that is kept; decoding a longer one is short in comparison with its data."""
+MAX_CORRELATION_ID = 128
+MAX_INT64 = 2**63 - 1
+RESERVED_PREFIX = "triton_"
 
 
 @value
@@ -117,8 +121,128 @@ def _exclusive(other: str) -> InferenceError:
     )
 
 
+@dataclass(slots=True)
+class JsonParameters:
+    """The parameters of one request; `custom` are those that the model gets."""
+
+    custom: dict[str, Parameter] = field(default_factory=dict)
+    correlation_id: int | str = 0
+    start: bool = False
+    end: bool = False
+    priority: int = 0
+    timeout_us: int = 0
+    binary_output: bool = False
+
+    @property
+    def sequence(self) -> SequenceTag | None:
+        """The place of the request in its sequence, if it has one."""
+        if not self.correlation_id:
+            return None
+        return SequenceTag(self.correlation_id, self.start, self.end)
+
+
+def read_parameters(found: Members) -> JsonParameters:
+    """Read the optional member `parameters` of a request; InferenceError with Triton's texts."""
+    parameters = JsonParameters()
+    if "parameters" not in found:
+        return parameters
+    given = found["parameters"]
+    if type(given) is not dict:
+        raise InferenceError(
+            Code.INTERNAL, "failed to get request params.: attempt to get members for non-object"
+        )
+    for key, each in given.items():
+        read = _READERS.get(key)
+        if read is not None:
+            read(parameters, given)
+        else:
+            parameters.custom[key] = _custom(key, each)
+    return parameters
+
+
+def with_headers(
+    custom: Mapping[str, Parameter], headers: Iterable[tuple[str, str]]
+) -> Mapping[str, Parameter]:
+    """Parameters and forwarded headers together; INVALID_ARG for a header with a reserved name."""
+    if not headers:
+        return custom
+    found = dict(custom)
+    for name, text in headers:
+        if name in _READERS or name == "headers" or name.startswith(RESERVED_PREFIX):
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"Header '{name}' is reserved for Triton usage and cannot be forwarded.",
+            )
+        found[name] = text
+    return found
+
+
+def _custom(key: str, given: Any) -> Parameter:
+    if key.startswith(RESERVED_PREFIX):
+        raise InferenceError(
+            Code.INVALID_ARG,
+            "parameter keys starting with 'triton_' are reserved for Triton usage and should not "
+            "be specified.",
+        )
+    if isinstance(given, bool | str | float):
+        return given
+    if isinstance(given, int):
+        return given if given <= MAX_INT64 else float(given)
+    raise InferenceError(
+        Code.INVALID_ARG,
+        f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.",
+    )
+
+
+def _read_correlation_id(parameters: JsonParameters, given: Members) -> None:
+    found = given["sequence_id"]
+    if type(found) is int and found >= 0:
+        parameters.correlation_id = found
+        return
+    found = string_member(given, "sequence_id")
+    if len(found) > MAX_CORRELATION_ID:
+        raise InferenceError(
+            Code.UNSUPPORTED,
+            f"string correlation ID cannot be longer than {MAX_CORRELATION_ID} characters",
+        )
+    parameters.correlation_id = found
+
+
+def _read_start(parameters: JsonParameters, given: Members) -> None:
+    parameters.start = boolean_member(given, "sequence_start")
+
+
+def _read_end(parameters: JsonParameters, given: Members) -> None:
+    parameters.end = boolean_member(given, "sequence_end")
+
+
+def _read_priority(parameters: JsonParameters, given: Members) -> None:
+    parameters.priority = unsigned_member(given, "priority")
+
+
+def _read_timeout(parameters: JsonParameters, given: Members) -> None:
+    parameters.timeout_us = unsigned_member(given, "timeout")
+
+
+def _read_binary_output(parameters: JsonParameters, given: Members) -> None:
+    parameters.binary_output = boolean_member(given, "binary_data_output")
+
+
+_READERS = {
+    "sequence_id": _read_correlation_id,
+    "sequence_start": _read_start,
+    "sequence_end": _read_end,
+    "priority": _read_priority,
+    "timeout": _read_timeout,
+    "binary_data_output": _read_binary_output,
+}
+
+
 class KnownRequest(NamedTuple):
-    """The decoded JSON of a request, not to be changed; `size` bytes follow the JSON."""
+    """The decoded JSON of a request, not to be changed; `size` bytes follow the JSON.
+
+    Clients repeat the JSON and change the binary data.
+    """
 
     size: int
     id: str
@@ -135,26 +259,6 @@ class KnownRequest(NamedTuple):
                 for name, datatype, shape, start, end in self.binary_inputs
             ]
         )
-
-
-class KnownRequests:
-    """Decoded requests by their JSON. Clients repeat the JSON and change the binary data."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, KnownRequest] = {}
-
-    def get(self, header: bytes, size: int) -> KnownRequest | None:
-        """The request with that JSON and `size` bytes behind it, if it is known."""
-        known = self._known.get(header) if len(header) <= MOST_BYTES else None
-        return known if known is not None and known.size == size else None
-
-    def add(self, header: bytes, known: KnownRequest) -> None:
-        """Keep a valid request; when full, in place of the oldest."""
-        if len(header) > MOST_BYTES:
-            return
-        if len(self._known) >= MOST_KNOWN:
-            del self._known[next(iter(self._known))]
-        self._known[header] = known
 
 
 class Target(NamedTuple):
@@ -178,7 +282,7 @@ class InferDecoder:
     def __init__(self, shared_memory: SharedMemory, limit: int) -> None:
         self._shared_memory = shared_memory
         self._limit = limit
-        self._known = KnownRequests()
+        self._known: RequestMemo[bytes, KnownRequest] = RequestMemo()
 
     def decode(
         self, target: Target, header: bytes | memoryview, binary: memoryview
@@ -187,10 +291,10 @@ class InferDecoder:
 
         Checks the rules of the wire in Triton's order; raises InferenceError.
         """
-        if not isinstance(header, bytes):
+        if not isinstance(header, bytes) or len(header) > MOST_BYTES:
             return self._read(target, header, binary)
-        known = self._known.get(header, len(binary))
-        if known is None:
+        known = self._known.get(header)
+        if known is None or known.size != len(binary):
             return self._read(target, header, binary)
         return _request(target, known, known.inputs(binary)), known.forms
 
@@ -209,11 +313,12 @@ class InferDecoder:
         request = _request(target, meaning, inputs)
         if (
             isinstance(header, bytes)
+            and len(header) <= MOST_BYTES
             and inputs
             and len(reader.binary_inputs) == len(inputs)
             and not any(each.region for each in outputs)
         ):
-            self._known.add(header, meaning)
+            self._known[header] = meaning
         return request, forms
 
     def decode_raw(self, target: Target, body: memoryview) -> tuple[InferRequest, OutputForms]:

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import UNEXPECTED, InferenceError
-from gateway.frontends.http.asgi_extensions import OnDisconnect, SendPiece, piece_sender
 from gateway.frontends.http.errors import (
     STATUS,
     error_body,
@@ -22,7 +21,13 @@ from gateway.frontends.http.errors import (
 )
 from gateway.frontends.http.generate_codec import GenerateEncoder
 from gateway.frontends.http.json_tensors import is_large
-from gateway.frontends.http.request_head import id_line, stream_headers
+from gateway.frontends.http.request_scope import (
+    OnDisconnect,
+    SendPiece,
+    id_line,
+    piece_sender,
+    stream_headers,
+)
 from gateway.messages import InferResponse
 from gateway.resumption.reader import RecordingReader, Responses
 from gateway.settings import HttpSettings

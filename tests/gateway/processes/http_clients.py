@@ -5,19 +5,19 @@ from collections.abc import Callable, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.frontends.http.asgi_extensions import (
+from gateway.frontends.http.request_scope import (
     HEADER_NAMES,
     SEND_PIECE,
     SEND_WHOLE,
     WATCH,
-    Headers,
     Parts,
+    RawHeaders,
 )
 from tests.builders import soon
 from tests.gateway.processes.links import TEXT
 
 
-def request_scope(method: str = "POST", headers: Headers = ()) -> Scope:
+def request_scope(method: str = "POST", headers: RawHeaders = ()) -> Scope:
     return {
         "type": "http",
         "http_version": "1.1",
@@ -43,7 +43,7 @@ class Client:
         *pieces: bytes,
         more: bool = False,
         method: str = "POST",
-        headers: Headers = (),
+        headers: RawHeaders = (),
     ) -> None:
         self.takes = asyncio.Event()
         self.takes.set()
@@ -124,7 +124,7 @@ class Client:
         await self.takes.wait()
         self._pieces.put_nowait(piece)
 
-    async def _take_whole(self, headers: Headers, parts: Parts) -> None:
+    async def _take_whole(self, headers: RawHeaders, parts: Parts) -> None:
         self.heads.append((200, list(headers)))
         await self._take(b"".join(parts))
         self.is_answered = True

@@ -12,7 +12,7 @@ from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.rpc import (
     RpcCall,
 )
-from gateway.frontends.http.asgi_extensions import Headers
+from gateway.frontends.http.request_scope import RawHeaders
 from gateway.processes.call import FRAME_BYTES, REPORTED_BYTES, WINDOW_BYTES
 from gateway.processes.channel import Channel, Frame
 from gateway.processes.grpc import GrpcCall, relaying, shapes
@@ -26,7 +26,7 @@ PIECE = bytes(REPORTED_BYTES - FRAME_BYTES)
 FITTING = WINDOW_BYTES // REPORTED_BYTES
 """The number of pieces that fill the window."""
 
-TEXT: Headers = [(b"content-type", b"text/plain")]
+TEXT: RawHeaders = [(b"content-type", b"text/plain")]
 
 PATH = "/test.Service/Method"
 

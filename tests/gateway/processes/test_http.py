@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from gateway.frontends.http.asgi_extensions import (
+from gateway.frontends.http.request_scope import (
     HEADER_NAMES,
     JOINED_BYTES,
     SEND_PIECE,

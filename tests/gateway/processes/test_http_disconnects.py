@@ -7,7 +7,7 @@ import orjson
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from gateway.frontends.http.asgi_extensions import SEND_PIECE, SEND_WHOLE, WATCH
+from gateway.frontends.http.request_scope import SEND_PIECE, SEND_WHOLE, WATCH
 from gateway.processes.channel import headed
 from gateway.processes.messages import FrontendKind, written_scope
 from tests.builders import settle, soon

@@ -6,8 +6,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Scope
 
-from gateway.frontends.http.asgi_extensions import HEADER_NAMES
-from gateway.frontends.http.request_head import HeaderFilter
+from gateway.frontends.http.request_scope import HEADER_NAMES, HeaderFilter
 from gateway.processes.channel import OWN_KINDS, headed, read_headed
 from gateway.processes.channel import FrameKind as Common
 from gateway.processes.messages import (

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.asgi_extensions import OnDisconnect
 from gateway.frontends.http.body import read_body
 from gateway.frontends.http.errors import JSON, RETRY_AFTER_SECS, log_refusal
 from gateway.frontends.http.openai.embeddings import EmbeddingAnswers
@@ -22,15 +20,16 @@ from gateway.frontends.http.openai.request import (
     read_call,
     request_id_header,
 )
-from gateway.frontends.http.request_head import (
+from gateway.frontends.http.request_scope import (
     LAST_EVENT_ID,
+    OnDisconnect,
+    begin_trace,
     id_line,
     key_of,
     replay_headers,
     resumed,
 )
 from gateway.frontends.http.sse import EventStream, First, event, first_batch
-from gateway.frontends.http.tracing import infer
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.openai_contract import EVENT, RESPONSE, Endpoint, request_tensors, serves_openai
@@ -38,7 +37,7 @@ from gateway.resumption.reader import EventId, RecordingReader, Responses
 from gateway.resumption.recording import RecordedRequest
 from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings
-from gateway.stream import INTERRUPTED, Interrupted
+from gateway.stream import INTERRUPTED, Interrupted, ResponseStream
 
 DONE = event(b"[DONE]")
 SERVICE_UNAVAILABLE = 503
@@ -189,7 +188,11 @@ class OpenAiAnswers:
             inputs=request_tensors(call.body, call.endpoint, model.config),
             received_ns=call.received_ns,
         )
-        submit = partial(infer, self._dataplane, request.scope, infer_request, model)
+
+        def submit() -> ResponseStream:
+            trace = begin_trace(request.scope, self._dataplane.tracer, infer_request)
+            return self._dataplane.infer(infer_request, model, trace)
+
         key = key_of(request.scope, call.body)
         if key is None:
             return submit()

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -20,12 +19,11 @@ from starlette.responses import Response
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.asgi_extensions import OnDisconnect
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.openai.encoders import TextEncoder, Vector, encoder_of
 from gateway.frontends.http.openai.errors import refusal
 from gateway.frontends.http.openai.request import OpenAiRequest, request_id, request_id_header
-from gateway.frontends.http.tracing import infer
+from gateway.frontends.http.request_scope import OnDisconnect, begin_trace
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.stream import ResponseStream
@@ -175,7 +173,11 @@ class EmbeddingAnswers:
         asked = read_embedding_request(call.members, encoder.size)
         found = request_id(request)
         requests = [encoder.request(text, found, call.received_ns) for text in asked.texts]
-        submit = partial(infer, self._dataplane, request.scope, model=model)
+
+        def submit(each: InferRequest) -> ResponseStream:
+            trace = begin_trace(request.scope, self._dataplane.tracer, each)
+            return self._dataplane.infer(each, model, trace)
+
         window = RequestWindow(submit, requests, AT_ONCE)
         with window, OnDisconnect(request.scope, window.cancel):
             answered = await _read(window, _Items(encoder, asked))

@@ -14,11 +14,13 @@ import orjson
 from starlette.requests import Request
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.body import decoded, read_body, read_compressed
-from gateway.frontends.http.compression import (
+from gateway.frontends.http.body import (
     IDENTITY,
     SUPPORTED,
     WINDOW_BITS,
+    decoded,
+    read_body,
+    read_compressed,
 )
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.json_layout import scan

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.asgi_extensions import WATCH
 from gateway.frontends.http.body import MAX_CHUNKS, collect, decoded, off_loop, read_body
+from gateway.frontends.http.request_scope import WATCH
 from gateway.threads import LARGE_BYTES, Threads
 from tests.builders import soon
 

@@ -17,8 +17,8 @@ from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.asgi_extensions import JOINED_BYTES
 from gateway.frontends.http.infer import InferRoute
+from gateway.frontends.http.request_scope import JOINED_BYTES
 from gateway.messages import InferResponse
 from gateway.settings import HttpSettings
 from gateway.tensor import text_tensor

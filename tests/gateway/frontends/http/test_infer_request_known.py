@@ -11,13 +11,12 @@ from gateway.config import ModelConfig, ModelInput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.infer_request import (
-    MOST_BYTES,
-    MOST_KNOWN,
     InferDecoder,
     OutputForms,
     Target,
 )
 from gateway.messages import InferRequest, SharedRegion
+from gateway.request_memo import MOST_BYTES, MOST_KNOWN
 from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Datatype
 

@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Message, Scope
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.asgi_extensions import (
+from gateway.frontends.http.request_scope import (
     SEND_PIECE,
     WATCH,
     OnDisconnect,

@@ -13,11 +13,8 @@ from google.protobuf.message import DecodeError
 from gateway.frontends.grpc.protobuf_wire import LARGE_BYTES, RAW_INPUT, parse_request, sized
 from gateway.messages import InferRequest
 from gateway.protos import grpc_service_pb2 as pb
+from gateway.request_memo import MOST_BYTES, RequestMemo
 from gateway.tensor import Buffer, Datatype, Tensor
-
-MOST_KNOWN = 256
-MOST_BYTES = 4096
-"""Maximum size of a header, which is all bytes before the raw contents."""
 
 
 class InputSlice(NamedTuple):
@@ -72,16 +69,16 @@ class InferMessage(NamedTuple):
     raw: Any = ()
 
 
-class RequestMemo:
-    """The latest decoded messages, by their headers.
+class MessageMemo:
+    """The latest decoded messages, by their headers: all bytes before the raw contents.
 
     A message is added only after another message of the same length, because changing shapes
     rarely repeat. All entries of one length of message have the same length of header.
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, MemoEntry] = {}
-        self._headers: dict[int, int] = {}
+        self._known: RequestMemo[bytes, MemoEntry] = RequestMemo()
+        self._headers: RequestMemo[int, int] = RequestMemo()
 
     def parse(self, data: bytes) -> InferMessage:
         """The message; DecodeError for bytes that are not one."""
@@ -91,7 +88,7 @@ class RequestMemo:
         return InferMessage(data, None, *parse_request(data))
 
     def add(self, incoming: InferMessage, request: InferRequest) -> None:
-        """Add an accepted message, and evict the oldest entry of a full memo.
+        """Add an accepted message.
 
         Skipped are messages with an id, a sequence, strings or shared memory, since more than
         their raw contents can change.
@@ -108,22 +105,14 @@ class RequestMemo:
             replace(request, inputs=()), tuple(_pieces(len(header), marks, raw, request))
         )
         if known.fits(data) and _is_all_but_raw(header, message):
-            if header not in self._known:
-                _make_room(self._known)
             self._known[header] = known
             self._headers[len(data)] = len(header)
 
     def _has_come_before(self, size: int) -> bool:
         if size in self._headers:
             return True
-        _make_room(self._headers)
         self._headers[size] = 0
         return False
-
-
-def _make_room(found: dict[Any, Any]) -> None:
-    if len(found) >= MOST_KNOWN:
-        del found[next(iter(found))]
 
 
 def _cut(data: bytes, raw: Sequence[Buffer]) -> tuple[bytes, Sequence[bytes]]:

@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.compression import (
+from gateway.frontends.http.body import (
     INLINE_BYTES,
     accepted,
     compress,

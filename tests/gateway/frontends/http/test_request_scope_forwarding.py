@@ -3,8 +3,7 @@
 import pytest
 from starlette.types import Scope
 
-from gateway.frontends.http.asgi_extensions import HEADER_NAMES
-from gateway.frontends.http.request_head import HeaderFilter
+from gateway.frontends.http.request_scope import HEADER_NAMES, HeaderFilter
 
 WRITTEN = [(b"X-Tenant", b"a"), (b"x-TENANT", b"b"), (b"Accept", b"\xe9")]
 SCOPE: Scope = {

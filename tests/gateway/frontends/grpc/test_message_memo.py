@@ -8,20 +8,21 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from gateway.config import ModelConfig
+from gateway.frontends.grpc.message_memo import MessageMemo
 from gateway.frontends.grpc.parameters import HeaderForwarding
 from gateway.frontends.grpc.protobuf_wire import LARGE_BYTES, parse_request
 from gateway.frontends.grpc.request import RequestDecoder
-from gateway.frontends.grpc.request_memo import MOST_BYTES, MOST_KNOWN, RequestMemo
 from gateway.messages import InferRequest
 from gateway.protos import grpc_service_pb2 as pb
+from gateway.request_memo import MOST_BYTES, MOST_KNOWN
 from gateway.shared_memory.regions import SharedMemory
 
 CONFIG = ModelConfig(name="m")
 
 
 @pytest.fixture
-def known() -> RequestMemo:
-    return RequestMemo()
+def known() -> MessageMemo:
+    return MessageMemo()
 
 
 def message(*sizes: int, fill: int = 1, **fields: Any) -> pb.ModelInferRequest:
@@ -38,7 +39,7 @@ def decoded(data: bytes) -> InferRequest:
     return decoder.decode(*parse_request(data), CONFIG)
 
 
-def taught(known: RequestMemo, made: pb.ModelInferRequest | bytes) -> None:
+def taught(known: MessageMemo, made: pb.ModelInferRequest | bytes) -> None:
     """The message comes for the first and the second time."""
     data = made if isinstance(made, bytes) else made.SerializeToString()
     for _ in range(2):
@@ -51,13 +52,13 @@ def timeless(request: InferRequest) -> InferRequest:
     return replace(request, received_ns=0)
 
 
-def meaning(known: RequestMemo, made: pb.ModelInferRequest | bytes) -> InferRequest | None:
+def meaning(known: MessageMemo, made: pb.ModelInferRequest | bytes) -> InferRequest | None:
     data = made if isinstance(made, bytes) else made.SerializeToString()
     incoming = known.parse(data)
     return None if incoming.known is None else timeless(incoming.known.request(data))
 
 
-def test_only_its_data_may_change(known: RequestMemo) -> None:
+def test_only_its_data_may_change(known: MessageMemo) -> None:
     taught(known, message(4, 300, fill=1))
     again = message(4, 300, fill=2)
     found = meaning(known, again)
@@ -66,13 +67,13 @@ def test_only_its_data_may_change(known: RequestMemo) -> None:
     assert [bytes(each.raw()) for each in found.inputs] == [bytes([2]) * 4, bytes([2]) * 300]
 
 
-def test_a_message_is_not_added_at_its_first_arrival(known: RequestMemo) -> None:
+def test_a_message_is_not_added_at_its_first_arrival(known: MessageMemo) -> None:
     data = message(4).SerializeToString()
     known.add(known.parse(data), decoded(data))
     assert known.parse(data).known is None
 
 
-def test_a_known_message_has_a_new_receive_time(known: RequestMemo) -> None:
+def test_a_known_message_has_a_new_receive_time(known: MessageMemo) -> None:
     data = message(4).SerializeToString()
     first = decoded(data)
     taught(known, data)
@@ -92,7 +93,7 @@ def test_a_known_message_has_a_new_receive_time(known: RequestMemo) -> None:
         pb.ModelInferRequest(model_name="n", inputs=message(4, 4).inputs),
     ],
 )
-def test_another_message_is_read(known: RequestMemo, other: pb.ModelInferRequest) -> None:
+def test_another_message_is_read(known: MessageMemo, other: pb.ModelInferRequest) -> None:
     taught(known, message(4, 4))
     assert meaning(known, other) is None
 
@@ -103,7 +104,7 @@ def with_parameter(name: str, **value: Any) -> pb.ModelInferRequest:
     return made
 
 
-def test_parameters_and_outputs_are_part_of_what_is_known(known: RequestMemo) -> None:
+def test_parameters_and_outputs_are_part_of_what_is_known(known: MessageMemo) -> None:
     made = with_parameter("temperature", double_param=0.5)
     made.parameters["priority"].uint64_param = 3
     made.parameters["timeout"].int64_param = 9
@@ -145,13 +146,13 @@ def with_input_parameter() -> pb.ModelInferRequest:
     ids=["id", "sequence", "nothing raw", "large", "long", "parameters of an input", "text"],
 )
 def test_changing_or_long_messages_are_not_added(
-    known: RequestMemo, made: pb.ModelInferRequest
+    known: MessageMemo, made: pb.ModelInferRequest
 ) -> None:
     taught(known, made)
     assert meaning(known, made) is None
 
 
-def test_raw_contents_elsewhere_in_a_message_are_not_memoized(known: RequestMemo) -> None:
+def test_raw_contents_elsewhere_in_a_message_are_not_memoized(known: MessageMemo) -> None:
     """An unknown field at the end may look as raw contents do."""
     plain = message(4)
     raw = plain.raw_input_contents[0]
@@ -173,7 +174,7 @@ def test_raw_contents_elsewhere_in_a_message_are_not_memoized(known: RequestMemo
     ],
     ids=["id", "parameter", "more raw contents"],
 )
-def test_fields_after_the_raw_contents_are_parsed(known: RequestMemo, more: bytes) -> None:
+def test_fields_after_the_raw_contents_are_parsed(known: MessageMemo, more: bytes) -> None:
     """Also if another message of that length, with as much before its contents, is known."""
     short = pb.ModelInferRequest(model_name="n", inputs=message(4).inputs)
     short.raw_input_contents.append(bytes(4))
@@ -183,7 +184,7 @@ def test_fields_after_the_raw_contents_are_parsed(known: RequestMemo, more: byte
     assert meaning(known, short.SerializeToString() + more) is None
 
 
-def test_entries_of_one_length_have_the_header_length_of_the_first(known: RequestMemo) -> None:
+def test_entries_of_one_length_have_the_header_length_of_the_first(known: MessageMemo) -> None:
     first, other = message(9), message(4, model_version="123")
     assert len(first.SerializeToString()) == len(other.SerializeToString())
     for _ in range(3):
@@ -193,12 +194,12 @@ def test_entries_of_one_length_have_the_header_length_of_the_first(known: Reques
     assert meaning(known, other) is None
 
 
-def test_bytes_that_are_not_a_message_are_refused(known: RequestMemo) -> None:
+def test_bytes_that_are_not_a_message_are_refused(known: MessageMemo) -> None:
     with pytest.raises(DecodeError):
         known.parse(b"\xff\xff\xff")
 
 
-def test_the_memo_is_bounded(known: RequestMemo) -> None:
+def test_the_memo_is_bounded(known: MessageMemo) -> None:
     for number in range(2 * MOST_KNOWN):
         taught(known, message(4, model_version=str(10_000 + number)))
     assert meaning(known, message(4, model_version=str(10_000 + 2 * MOST_KNOWN - 1))) is not None
@@ -206,7 +207,7 @@ def test_the_memo_is_bounded(known: RequestMemo) -> None:
     assert len(known._known) == MOST_KNOWN  # noqa: SLF001 - that is what is bounded
 
 
-def test_the_memo_never_changes_the_request_of_a_message(known: RequestMemo) -> None:
+def test_the_memo_never_changes_the_request_of_a_message(known: MessageMemo) -> None:
     chance = random.Random(11)
     for _ in range(3000):
         sizes = [chance.choice((0, 1, 4, 127, 128, 200)) for _ in range(chance.randint(0, 3))]

@@ -1,0 +1,234 @@
+"""The ASGI scope of a request: extensions of its connection, path and headers, traces.
+
+The extensions stand in `scope["state"]`. They cost less than ASGI's messages: uvicorn checks those
+header by header and writes them one by one, and each passes every layer of the application.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Final, TypedDict
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.messages import InferRequest
+from gateway.observability.trace import Trace
+from gateway.observability.tracer import Tracer
+from gateway.resumption.idempotency import Key
+from gateway.resumption.reader import EventId, RecordingReader, Responses
+from gateway.resumption.recordings import Recordings
+from gateway.tensor import Buffer
+
+RawHeaders = Iterable[tuple[bytes, bytes]]
+Parts = Sequence[Buffer]
+
+Watch = Callable[[Callable[[], object] | None], None]
+"""Registers the function to call when the client disconnects; at once if it has. None ends that."""
+SendWhole = Callable[[RawHeaders, Parts], Awaitable[None]]
+"""Sends a whole response with status 200; one of the headers is the length of all parts."""
+SendPiece = Callable[[bytes], Awaitable[None]]
+"""Sends a piece of a body whose head ASGI has sent; returns when there is room for more."""
+
+WATCH: Final = "watch"
+SEND_WHOLE: Final = "send_whole"
+SEND_PIECE: Final = "send_piece"
+HEADER_NAMES: Final = "header_names"
+
+
+class RequestState(TypedDict, total=False):
+    """`scope["state"]` of a request. Connections of ours offer all of it, other servers nothing.
+
+    `header_names` are the names of the request's headers as the client wrote them, in order.
+    """
+
+    watch: Watch
+    send_whole: SendWhole
+    send_piece: SendPiece
+    header_names: Sequence[bytes]
+
+
+NO_STATE: RequestState = {}
+"""The state of a request without a connection of ours."""
+
+MODEL = "/v2/models/{model}"
+VERSION = "/v2/models/{model}/versions/{version}"
+
+LAST_EVENT_ID = "last-event-id"
+"""The id of the last event that the client has received (server-sent events, section 9.2.3)."""
+IDEMPOTENCY_KEY = "idempotency-key"
+
+STREAM = "Sluice-Stream"
+REPLAYED = "Idempotency-Replayed"
+
+TRACES = "sluice.traces"
+"""The key of a request's traces in its scope; absent while tracing is off."""
+
+OK = 200
+JOINED_BYTES = 64 * 1024
+"""Bodies up to this size are copied into one buffer, which is cheaper than two writes."""
+
+
+class OnDisconnect:
+    """Inside `with`, `callback` is called if the client disconnects; the body must have been read.
+
+    The connection calls it, so that no task has to wait. Without a connection it is never called.
+    """
+
+    __slots__ = ("_callback", "_watch")
+
+    def __init__(self, scope: Scope, callback: Callable[[], object]) -> None:
+        state: RequestState = scope.get("state", NO_STATE)
+        self._watch = state.get(WATCH)
+        self._callback = callback
+
+    def __enter__(self) -> None:
+        if self._watch is not None:
+            self._watch(self._callback)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._watch is not None:
+            self._watch(None)
+
+
+def piece_sender(scope: Scope, send: Send) -> SendPiece:
+    """The connection's own `SendPiece`, or one that sends messages of ASGI."""
+    state: RequestState = scope.get("state", NO_STATE)
+    direct = state.get(SEND_PIECE)
+    if direct is not None:
+        return direct
+
+    async def send_piece(piece: bytes) -> None:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    return send_piece
+
+
+async def send_apart(send: Send, headers: RawHeaders, parts: Parts) -> None:
+    """Send a response with status 200 by messages of ASGI: one for the head, one for each part."""
+    await send({"type": "http.response.start", "status": OK, "headers": headers})
+    for part in parts[:-1]:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": parts[-1]})
+
+
+def version_of(request: Request) -> str:
+    """The version in the path, "" without one; 404 if it is not a number (protocol: HTTP routes).
+
+    It may have more digits than any integer type; its look-up refuses that.
+    """
+    version: str = request.path_params.get("version", "")
+    if not is_version(version):
+        raise HTTPException(404)
+    return version
+
+
+def is_version(text: str) -> bool:
+    """Whether a text is a number, or empty."""
+    return not text or (text.isascii() and text.isdigit())
+
+
+class HeaderFilter:
+    """Picks headers whose names match a regular expression, regardless of case.
+
+    The model gets them as parameters (protocol: header forwarding).
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = re.compile(pattern.encode(), re.IGNORECASE) if pattern else None
+
+    def of(self, scope: Scope) -> Iterable[tuple[str, str]]:
+        """Name, as the client wrote it, and value of each forwarded header."""
+        if self._pattern is None:
+            return ()
+        values = [value for _, value in scope["headers"]]
+        state: RequestState = scope.get("state", NO_STATE)
+        names = state.get(HEADER_NAMES) or [name for name, _ in scope["headers"]]
+        return [
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in zip(names, values, strict=True)
+            if self._pattern.search(name)
+        ]
+
+
+def key_of(scope: Scope, *body: Buffer) -> Key | None:
+    """The idempotency key of a request, if it has one; INVALID_ARG if the key is malformed."""
+    name = Headers(scope=scope).get(IDEMPOTENCY_KEY)
+    return None if name is None else Key.of(name, scope["path"], body)
+
+
+def replay_headers(responses: Responses) -> Mapping[str, str]:
+    """The headers of an answer that an earlier request with the same key has produced."""
+    return (
+        {REPLAYED: "true"} if isinstance(responses, RecordingReader) and responses.replayed else {}
+    )
+
+
+def resumed(recordings: Recordings, scope: Scope) -> RecordingReader:
+    """The stream behind the last event that the client has received.
+
+    The path must be that of the request that began the stream. NOT_FOUND without such a stream.
+    """
+    given = Headers(scope=scope).get(LAST_EVENT_ID, "")
+    return recordings.resume(EventId.parse(given), scope["path"])
+
+
+def stream_headers(responses: Responses) -> Mapping[str, str]:
+    """The headers of a stream of events that can be resumed."""
+    if not isinstance(responses, RecordingReader):
+        return {}
+    return {STREAM: responses.token, **replay_headers(responses)}
+
+
+def id_line(event: EventId) -> bytes:
+    """The line of an event with its id, before or behind the lines of data."""
+    return b"id: %b\n" % str(event).encode()
+
+
+class TracedApp:
+    """An application that stamps the traces of a request when its response is sent."""
+
+    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
+        self._app = app
+        self._tracer = tracer
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        app = self._traced if self._tracer.on else self._app
+        return app(scope, receive, send)
+
+    async def _traced(self, scope: Scope, receive: Receive, send: Send) -> None:
+        traces: list[Trace] = []
+        scope[TRACES] = traces
+
+        async def send_and_stamp(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                for trace in traces:
+                    trace.stamp("HTTP_SEND_START")
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_stamp)
+        finally:
+            for trace in traces:
+                trace.stamp("HTTP_SEND_END")
+                trace.sent()
+
+
+def begin_trace(scope: Scope, tracer: Tracer, request: InferRequest) -> Trace | None:
+    """The trace of a received request with HTTP's timestamps, if the request is sampled."""
+    traces: list[Trace] | None = scope.get(TRACES)
+    if traces is None:
+        return None
+    trace = tracer.begin(request.model)
+    if trace is not None:
+        trace.stamp("HTTP_RECV_START", request.received_ns)
+        trace.stamp("HTTP_RECV_END")
+        traces.append(trace)
+    return trace
