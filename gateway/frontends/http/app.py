@@ -13,11 +13,10 @@ from gateway import __version__
 from gateway.dataplane import DataPlane
 from gateway.errors import UNEXPECTED, InferenceError
 from gateway.frontends.http.control import CancelRoutes, ControlRoutes, LogRoutes, TraceRoutes
-from gateway.frontends.http.errors import error_response, plain_error, refused
+from gateway.frontends.http.errors import error_response, openai_error_body, plain_error, refused
 from gateway.frontends.http.generate import GenerateRoutes
 from gateway.frontends.http.infer import InferRoute
 from gateway.frontends.http.openai.answers import openai_error, openai_refused
-from gateway.frontends.http.openai.errors import error_json
 from gateway.frontends.http.openai.routes import OpenAiRoutes, ServerStateRoutes, is_openai
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
 from gateway.frontends.http.repository import RepositoryRoutes
@@ -84,7 +83,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _not_routed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for these
     if is_openai(request.url.path):
-        body = error_json(error.status_code, error.detail)
+        body = openai_error_body(error.status_code, error.detail)
         answer = openai_error(request, error.status_code, body)
     else:
         answer = plain_error(error.status_code, error.detail)

@@ -1,4 +1,4 @@
-"""HTTP statuses, bodies and log lines of errors."""
+"""HTTP statuses, bodies and log lines of errors, in the forms of v2 and of OpenAI."""
 
 import logging
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ import orjson
 from starlette.responses import Response
 
 from gateway.errors import Code, InferenceError
+from gateway.openai_contract import OpenAiRefusal
 from gateway.resumption.idempotency import KeyReused
 
 log = logging.getLogger("sluice.http")
@@ -30,6 +31,22 @@ STATUS = {
     Code.CANCELLED: 400,
 }
 """The v2 protocol's status for each code."""
+
+OPENAI_STATUS = {**STATUS, Code.ALREADY_EXISTS: 409, Code.CANCELLED: 499}
+"""The status of OpenAI's endpoints for each code: that of v2, with two exceptions."""
+
+OPENAI_TYPES = {
+    400: "BadRequestError",
+    404: "NotFoundError",
+    409: "ConflictError",
+    422: "UnprocessableEntityError",
+    499: "ClientClosedRequestError",
+    500: "InternalServerError",
+    501: "NotImplementedError",
+    503: "ServiceUnavailableError",
+}
+"""The `type` of OpenAI's errors by status, as in vLLM."""
+
 KEY_REUSED = 422
 """For a key that another request has used (Idempotency-Key header field, draft 06, 2.7)."""
 
@@ -75,3 +92,30 @@ def status_of(error: InferenceError, statuses: Mapping[Code, int]) -> int:
 def plain_error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
     """An error of HTTP's own, such as 404 for a path without a route."""
     return Response(error_body(message), status, headers, media_type=JSON)
+
+
+def openai_error_body(status: int, message: str, param: str | None = None) -> bytes:
+    """The JSON of an error in OpenAI's form; `param` is the invalid member of the body, if any."""
+    error = {
+        "message": shortened(message),
+        "type": OPENAI_TYPES.get(status, OPENAI_TYPES[400] if status < 500 else OPENAI_TYPES[500]),
+        "param": param,
+        "code": status,
+    }
+    return orjson.dumps({"error": error})
+
+
+def openai_refusal(code: Code, message: str, param: str) -> OpenAiRefusal:
+    """An error in OpenAI's form, for an invalid member of the body."""
+    status = OPENAI_STATUS[code]
+    return OpenAiRefusal(
+        code, message, status=status, body=openai_error_body(status, message, param)
+    )
+
+
+def openai_form(error: InferenceError) -> tuple[int, bytes]:
+    """Status and JSON of an error in OpenAI's form; one that the model wrote so is unchanged."""
+    if isinstance(error, OpenAiRefusal):
+        return error.status, error.body
+    status = status_of(error, OPENAI_STATUS)
+    return status, openai_error_body(status, error.message)

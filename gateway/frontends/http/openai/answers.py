@@ -1,6 +1,6 @@
 """Answers of OpenAI's endpoints: whole, as streams of chunks, or as errors."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 from starlette.requests import Request
@@ -9,13 +9,12 @@ from starlette.responses import Response
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.body import read_body
-from gateway.frontends.http.errors import JSON, RETRY_AFTER_SECS, log_refusal
+from gateway.frontends.http.errors import JSON, RETRY_AFTER_SECS, log_refusal, openai_form
 from gateway.frontends.http.openai.embeddings import EmbeddingAnswers
-from gateway.frontends.http.openai.errors import written
-from gateway.frontends.http.openai.models import ServedModels
 from gateway.frontends.http.openai.request import (
     STREAMING,
     OpenAiRequest,
+    ServedModels,
     own_id,
     read_call,
     request_id_header,
@@ -41,6 +40,8 @@ from gateway.stream import INTERRUPTED, Interrupted, ResponseStream
 
 DONE = event(b"[DONE]")
 SERVICE_UNAVAILABLE = 503
+
+Answer = Callable[[Request], Awaitable[Response]]
 
 
 class ChunkEncoder:
@@ -79,7 +80,7 @@ class ChunkEncoder:
 
     def failure(self, error: InferenceError) -> bytes:
         """The event for an error that ends the stream."""
-        _, body = written(error)
+        _, body = openai_form(error)
         return (b"event: error\n" if self._named else b"") + event(body)
 
     def _event(self, response: InferResponse) -> bytes:
@@ -141,7 +142,15 @@ class OpenAiAnswers:
         self._models = ServedModels(dataplane)
         self._embeddings = EmbeddingAnswers(dataplane)
 
-    async def answer(self, request: Request, endpoint: Endpoint) -> Response:
+    def of(self, endpoint: Endpoint) -> Answer:
+        """The function that answers requests to an endpoint."""
+
+        async def answer(request: Request) -> Response:
+            return await self._answer(request, endpoint)
+
+        return answer
+
+    async def _answer(self, request: Request, endpoint: Endpoint) -> Response:
         """Answer one request; InferenceError if it fails before any part of the answer."""
         if endpoint in STREAMING and request.headers.get(LAST_EVENT_ID):
             return await self._resume(request, endpoint)
@@ -204,7 +213,7 @@ class OpenAiAnswers:
 def openai_refused(request: Request, error: InferenceError) -> Response:
     """Log a failed request, and return its response."""
     log_refusal(request.url.path, error)
-    return openai_error(request, *written(error))
+    return openai_error(request, *openai_form(error))
 
 
 def openai_error(request: Request, status: int, body: bytes) -> Response:

@@ -19,10 +19,13 @@ from starlette.responses import Response
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.errors import JSON
+from gateway.frontends.http.errors import JSON, openai_refusal
 from gateway.frontends.http.openai.encoders import TextEncoder, Vector, encoder_of
-from gateway.frontends.http.openai.errors import refusal
-from gateway.frontends.http.openai.request import OpenAiRequest, request_id, request_id_header
+from gateway.frontends.http.openai.request import (
+    OpenAiRequest,
+    request_id,
+    request_id_header,
+)
 from gateway.frontends.http.request_scope import OnDisconnect, begin_trace
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
@@ -104,7 +107,7 @@ def _dimensions(given: Any, size: int) -> int:
 
 
 def _invalid(param: str, message: str) -> InferenceError:
-    return refusal(Code.INVALID_ARG, message, param)
+    return openai_refusal(Code.INVALID_ARG, message, param)
 
 
 class RequestWindow:

@@ -1,11 +1,11 @@
-"""Requests to OpenAI's endpoints: their bodies and their ids.
+"""Requests to OpenAI's endpoints: bodies, ids, and the models that they name.
 
 A body is parsed once, for the members that the gateway needs. The model gets its bytes unchanged.
 """
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 
+from gateway.config import ModelConfig
+from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.body import (
     IDENTITY,
@@ -22,7 +24,7 @@ from gateway.frontends.http.body import (
     read_body,
     read_compressed,
 )
-from gateway.frontends.http.errors import JSON
+from gateway.frontends.http.errors import JSON, openai_refusal
 from gateway.frontends.http.json_layout import scan
 from gateway.frontends.http.json_object import MEMBER_DEPTH
 from gateway.frontends.http.large_json import (
@@ -32,8 +34,16 @@ from gateway.frontends.http.large_json import (
     Where,
     plain,
 )
-from gateway.frontends.http.openai.errors import refusal
-from gateway.openai_contract import Endpoint
+from gateway.frontends.http.openai.encoders import encoder_of
+from gateway.models.model import Model
+from gateway.openai_contract import (
+    ENDPOINT,
+    REQUEST,
+    RESPONSE,
+    Endpoint,
+    declares_endpoint,
+    serves_openai,
+)
 from gateway.tensor import Buffer
 from gateway.threads import Threads
 
@@ -158,7 +168,9 @@ def _parse_large(body: bytes) -> Any:
 def _model(members: Mapping[str, Any]) -> str:
     found = members.get("model")
     if not isinstance(found, str | None):
-        raise refusal(Code.INVALID_ARG, "`model` is no text, expected a model's name", "model")
+        raise openai_refusal(
+            Code.INVALID_ARG, "`model` is no text, expected a model's name", "model"
+        )
     return found or ""
 
 
@@ -167,7 +179,7 @@ def _stream(members: Mapping[str, Any], endpoint: Endpoint) -> bool:
     if endpoint not in STREAMING or found is None:
         return False
     if not isinstance(found, bool):
-        raise refusal(
+        raise openai_refusal(
             Code.INVALID_ARG, f"`stream` is {_shown(found)}, expected true or false", "stream"
         )
     return found
@@ -204,3 +216,96 @@ def own_id(request: Request, members: Mapping[str, Any]) -> str:
 def request_id_header(request: Request) -> dict[str, str]:
     """The header of every answer."""
     return {HEADER: request_id(request)}
+
+
+class ServedModels:
+    """The models that serve OpenAI's endpoints, by their own and further names."""
+
+    def __init__(self, dataplane: DataPlane) -> None:
+        self._dataplane = dataplane
+
+    def __iter__(self) -> Iterator[Model]:
+        """Each ready model that serves any endpoint, in its highest version, by name."""
+        ready = {model.name: model for model in self._dataplane.models() if model.ready}
+        return (model for model in ready.values() if any(serves(model.config, e) for e in Endpoint))
+
+    def find(self, name: str, endpoint: Endpoint) -> Model:
+        """The model with that name; for "" the only one that serves the endpoint.
+
+        NOT_FOUND if there is none, UNAVAILABLE while it is being loaded, INVALID_ARG if it does
+        not serve the endpoint.
+        """
+        model = self._named(name) if name else self._only(endpoint)
+        if not serves(model.config, endpoint):
+            raise _unfit(name, model.config, endpoint)
+        return model
+
+    def why_not(self, name: str) -> InferenceError:
+        """The error for a name that is unknown, serves no endpoint, or is not ready."""
+        try:
+            model = self._named(name)
+        except InferenceError as error:
+            return error
+        if not any(serves(model.config, endpoint) for endpoint in Endpoint):
+            return _unknown(name)
+        return InferenceError(
+            Code.UNAVAILABLE, f"model '{model.name}' is unavailable: {model.trouble}"
+        )
+
+    def _named(self, name: str) -> Model:
+        try:
+            return self._dataplane.model(name)
+        except InferenceError as error:
+            if error.code is Code.INVALID_ARG:
+                raise
+            if (found := self._further_named(name)) is not None:
+                return found
+            if error.code is not Code.NOT_FOUND:
+                raise
+        raise _unknown(name)
+
+    def _further_named(self, name: str) -> Model | None:
+        for model in self._dataplane.models():
+            if name in model.further_names:
+                return self._dataplane.model(model.name)
+        return None
+
+    def _only(self, endpoint: Endpoint) -> Model:
+        found = [model for model in self if serves(model.config, endpoint)]
+        if not found:
+            # A model that restarts is named all the same; its request gets the reason.
+            down = {model.name: model for model in self._dataplane.models()}
+            found = [model for model in down.values() if serves(model.config, endpoint)]
+        if len(found) != 1:
+            names = ", ".join(model.name for model in found) or "none"
+            raise openai_refusal(
+                Code.INVALID_ARG,
+                f"`model` is missing, expected the name of a model that serves {endpoint}: {names}",
+                "model",
+            )
+        return found[0]
+
+
+def serves(config: ModelConfig, endpoint: Endpoint) -> bool:
+    """Whether a model with this config serves an endpoint."""
+    if serves_openai(config):
+        return endpoint is Endpoint.CHAT or declares_endpoint(config)
+    return endpoint is Endpoint.EMBEDDINGS and encoder_of(config) is not None
+
+
+def _unknown(name: str) -> InferenceError:
+    return openai_refusal(Code.NOT_FOUND, f"The model `{name}` does not exist.", "model")
+
+
+def _unfit(name: str, config: ModelConfig, endpoint: Endpoint) -> InferenceError:
+    lacks = f"it lacks the input '{REQUEST}' or the output '{RESPONSE}'"
+    if serves_openai(config):
+        lacks = f"it lacks the input '{ENDPOINT}'"
+    elif endpoint is Endpoint.EMBEDDINGS:
+        lacks += (
+            ", and does not have exactly one required input, BYTES with one element, and exactly "
+            "one output that is a vector of FP32 of a fixed size"
+        )
+    return openai_refusal(
+        Code.INVALID_ARG, f"The model `{name}` does not serve {endpoint}: {lacks}", "model"
+    )

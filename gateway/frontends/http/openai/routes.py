@@ -1,6 +1,7 @@
 """Routes of OpenAI's endpoints, of the list of models, and of `vllm serve`'s server state."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import orjson
 from fastapi import APIRouter
@@ -12,13 +13,11 @@ from gateway import __version__
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.openai.answers import OpenAiAnswers
-from gateway.frontends.http.openai.models import ServedModels, cards, serves
-from gateway.frontends.http.openai.request import request_id_header
+from gateway.frontends.http.openai.request import ServedModels, request_id_header, serves
+from gateway.models.model import Model
 from gateway.openai_contract import Endpoint
 from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings
-
-Answer = Callable[[Request], Awaitable[Response]]
 
 BODY = {"requestBody": {"content": {JSON: {"schema": {"type": "object"}}}, "required": True}}
 V1 = ("/v1", "/openai/v1")
@@ -34,6 +33,10 @@ BARE_PATHS = frozenset(f"/{each}" for each in (*BARE, *BOTH))
 
 READY, NOT_READY = 200, 503
 
+OWNER = "sluice"
+LENGTH = "max_model_len"
+"""The config parameter with the maximum number of tokens of prompt and answer together."""
+
 
 class OpenAiRoutes:
     """The endpoints, and `/v1/models`."""
@@ -42,8 +45,8 @@ class OpenAiRoutes:
         self, dataplane: DataPlane, settings: HttpSettings, recordings: Recordings | None = None
     ) -> None:
         self._models = ServedModels(dataplane)
-        self._door = OpenAiAnswers(dataplane, settings, recordings or Recordings())
-        self._answers = {endpoint: self._answer_of(endpoint) for endpoint in Endpoint}
+        answers = OpenAiAnswers(dataplane, settings, recordings or Recordings())
+        self._answers = {endpoint: answers.of(endpoint) for endpoint in Endpoint}
 
     def routes(self) -> list[Route]:
         """Starlette routes of the endpoints, without FastAPI's per-request models."""
@@ -90,11 +93,38 @@ class OpenAiRoutes:
                 return _json(request, card)
         raise self._models.why_not(model)
 
-    def _answer_of(self, endpoint: Endpoint) -> Answer:
-        async def answer(request: Request) -> Response:
-            return await self._door.answer(request, endpoint)
 
-        return answer
+def cards(models: Iterable[Model]) -> Sequence[dict[str, Any]]:
+    """A card for each name: the model's own, then further ones that no model has as its own."""
+    listed = list(models)
+    own = {model.name for model in listed}
+    return [card for model in listed for card in _cards_of(model, own)]
+
+
+def _cards_of(model: Model, taken: set[str]) -> Iterator[dict[str, Any]]:
+    yield _card(model, model.name, None)
+    for name in model.further_names:
+        if name not in taken:
+            yield _card(model, name, model.name)
+
+
+def _card(model: Model, name: str, parent: str | None) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(model.loaded_at),
+        "owned_by": OWNER,
+        "root": model.name,
+        "parent": parent,
+        "max_model_len": _length(model),
+    }
+
+
+def _length(model: Model) -> int | None:
+    """The length by the runtime, or else by the config."""
+    told = model.config.parameter(LENGTH)
+    configured = int(told) if told.isdecimal() else None
+    return configured if model.max_model_len is None else model.max_model_len
 
 
 def _json(request: Request, found: object) -> Response:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.frontends.http.openai.models import cards
+from gateway.frontends.http.openai.routes import cards
 from tests.builders import ScriptedInstance, soon
 from tests.conftest import Serve
 from tests.gateway.frontends.http.openai.conftest import CHAT

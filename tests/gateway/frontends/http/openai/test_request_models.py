@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.openai.models import ServedModels, serves
+from gateway.frontends.http.openai.request import ServedModels, serves
 from gateway.models.model import Model
 from gateway.openai_contract import Endpoint, OpenAiRefusal
 from tests.builders import TEXT, LoadedModels, ScriptedInstance, soon
