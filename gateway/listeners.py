@@ -9,9 +9,9 @@ from gateway.frontends.grpc.server import GrpcServer, local_transport
 from gateway.frontends.http.app import build_app, build_metrics_app
 from gateway.frontends.http.listener import HttpListener, listening_at
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
+from gateway.metrics_page import no_reading
 from gateway.processes.listeners import ProcessHttpListener, ProcessListeners
 from gateway.server import Listeners, Server, StartFailed
-from gateway.server_info import no_reading
 from gateway.settings import HttpSettings, Settings
 
 log = logging.getLogger("sluice.server")

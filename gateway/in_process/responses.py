@@ -15,9 +15,8 @@ import numpy.typing as npt
 
 from gateway.errors import Code, InferenceError
 from gateway.in_process.arrays import to_array
-from gateway.in_process.handle import ServerHandle, caller, value_of
 from gateway.in_process.request import RequestDraft
-from gateway.in_process.server_loop import ServerLoop
+from gateway.in_process.server_loop import ServerHandle, ServerLoop, caller, value_of
 from gateway.messages import InferResponse, Parameter, Usage
 from gateway.stream import CANCELLED, INTERRUPTED, ResponseStream
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from gateway.errors import InferenceError
-from gateway.in_process.model import ModelHandle
 from gateway.in_process.responses import Responses
-from gateway.in_process.server import Server
+from gateway.in_process.server import ModelHandle, Server
 from tests.serving import wait_until, write_model
 
 PROBE = """

@@ -12,8 +12,7 @@ import onnx
 import pytest
 from google.protobuf.descriptor import Descriptor
 
-from gateway.in_process.model import ModelHandle
-from gateway.in_process.server import Server
+from gateway.in_process.server import ModelHandle, Server
 from gateway.models.supported_fields import SUPPORT, FieldVerdict
 from gateway.protos import model_config_pb2
 from tests.conformance.field_effects import (

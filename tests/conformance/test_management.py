@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
-from gateway.server_info import EXTENSIONS
+from gateway.metadata import EXTENSIONS
 from tests.conformance.clients import Client, connect, tensor
 from tests.serving import WAIT_SECS, Serving
 

@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway.backend import Instance
-from gateway.in_process.handle import ServerHandle
-from gateway.in_process.model import ModelHandle
 from gateway.in_process.options import read_settings
-from gateway.in_process.server_loop import ServerLoop
+from gateway.in_process.server import ModelHandle
+from gateway.in_process.server_loop import ServerHandle, ServerLoop
 from gateway.models import model as loaded
 from tests.sweep.holdings import Holdings, workers
 from tests.sweep.questions import Question

@@ -25,7 +25,7 @@ from hyperframe.frame import (
 from tritonclient.grpc import service_pb2
 
 from gateway.errors import InferenceError
-from gateway.in_process.model import ModelHandle
+from gateway.in_process.server import ModelHandle
 from tests import http2
 from tests.raw import post
 from tests.sweep import questions

@@ -4,7 +4,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any
 
-from gateway import server_info
+from gateway import metadata
 from gateway.config import pbtxt
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
@@ -115,18 +115,18 @@ class Servicer:
     async def ServerMetadata(
         self, request: pb.ServerMetadataRequest, call: RpcCall
     ) -> pb.ServerMetadataResponse:
-        return pb.ServerMetadataResponse(**server_info.server_metadata(self._server_id))
+        return pb.ServerMetadataResponse(**metadata.server_metadata(self._server_id))
 
     async def ModelReady(
         self, request: pb.ModelReadyRequest, call: RpcCall
     ) -> pb.ModelReadyResponse:
-        ready = await server_info.check_model_ready(self._dataplane, request.name, request.version)
+        ready = await metadata.check_model_ready(self._dataplane, request.name, request.version)
         return pb.ModelReadyResponse(ready=ready)
 
     async def ModelMetadata(
         self, request: pb.ModelMetadataRequest, call: RpcCall
     ) -> pb.ModelMetadataResponse:
-        found = server_info.model_metadata(self._dataplane, request.name, request.version)
+        found = metadata.model_metadata(self._dataplane, request.name, request.version)
         return pb.ModelMetadataResponse(**found)
 
     async def ModelConfig(
@@ -138,7 +138,7 @@ class Servicer:
     async def ModelStatistics(
         self, request: pb.ModelStatisticsRequest, call: RpcCall
     ) -> pb.ModelStatisticsResponse:
-        rows = server_info.statistics(self._dataplane, request.name, request.version)
+        rows = metadata.statistics(self._dataplane, request.name, request.version)
         return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**row) for row in rows])
 
     async def ModelInfer(self, incoming: InferMessage, call: RpcCall) -> bytes:

@@ -22,15 +22,15 @@ from gateway.frontends.http.playground.routes import PlaygroundRoutes
 from gateway.frontends.http.repository import RepositoryRoutes
 from gateway.frontends.http.request_scope import TracedApp
 from gateway.frontends.http.shared_memory import SharedMemoryRoutes
-from gateway.observability.exposition import CONTENT_TYPE
-from gateway.resumption.recordings import Recordings
-from gateway.server_info import (
+from gateway.metrics_page import (
     CacheReader,
     FrontendsReader,
     MetricsPage,
     RecordingsReader,
     no_reading,
 )
+from gateway.observability.exposition import CONTENT_TYPE
+from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings, MetricsSettings
 
 

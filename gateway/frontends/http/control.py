@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import orjson
 from fastapi import APIRouter, Depends, Request, Response
 
-from gateway import server_info
+from gateway import metadata
 from gateway.config import pbtxt
 from gateway.dataplane import DataPlane, RequestName
 from gateway.errors import Code, InferenceError
@@ -90,11 +90,11 @@ class ControlRoutes:
 
     async def server(self) -> Response:
         """Name, version and extensions of the server."""
-        return _json(server_info.server_metadata(self._server_id))
+        return _json(metadata.server_metadata(self._server_id))
 
     async def metadata(self, model: str, version: Version) -> Response:
         """Inputs, outputs and ready versions of a model."""
-        return _json(server_info.model_metadata(self._dataplane, model, version))
+        return _json(metadata.model_metadata(self._dataplane, model, version))
 
     async def model_ready(self, model: str, version: Version) -> Response:
         """200 if the model serves requests, else 404 or 503 with the reason."""
@@ -110,12 +110,12 @@ class ControlRoutes:
 
     async def statistics(self, model: str, version: Version) -> Response:
         """Statistics of the model's ready versions."""
-        rows = server_info.statistics(self._dataplane, model, version)
+        rows = metadata.statistics(self._dataplane, model, version)
         return _json({"model_stats": rows})
 
     async def all_statistics(self) -> Response:
         """Statistics of every ready version of every model."""
-        return _json({"model_stats": server_info.statistics(self._dataplane, "", "")})
+        return _json({"model_stats": metadata.statistics(self._dataplane, "", "")})
 
 
 class CancelRoutes:

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.in_process.model import ModelHandle
-from gateway.in_process.server import Server
+from gateway.in_process.server import ModelHandle, Server
 from tests.builders import soon
 from tests.gateway.in_process.conftest import in_flight, stopped_work
 from tests.serving import wait_until

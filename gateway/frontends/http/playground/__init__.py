@@ -1,4 +1,1 @@
-"""The page at `/`.
-
-`routes` (the page and its files), `state` (the server's state that the page shows).
-"""
+"""The page at `/`: `routes` serves it, its files in `assets/`, and the server's state."""

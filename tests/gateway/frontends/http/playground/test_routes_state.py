@@ -11,7 +11,7 @@ from gateway.config import ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.playground.state import ServerState
+from gateway.frontends.http.playground.routes import ServerState
 from gateway.models.model import Model
 from gateway.models.table import IndexRow
 from gateway.observability.machine import GpuMetrics

@@ -1,0 +1,75 @@
+"""The metrics page: readings of the server's parts, rendered for Prometheus."""
+
+from collections.abc import Callable
+
+from gateway.dataplane import DataPlane
+from gateway.models.model import Model
+from gateway.observability.exposition import label, render
+from gateway.observability.machine import Machine
+from gateway.observability.metrics import (
+    CacheReading,
+    FrontendsReading,
+    ModelReading,
+    RecordingsReading,
+    families,
+)
+from gateway.settings import MetricsSettings
+
+CacheReader = Callable[[], CacheReading | None]
+RecordingsReader = Callable[[], RecordingsReading | None]
+FrontendsReader = Callable[[], FrontendsReading | None]
+
+
+def no_reading() -> None:
+    """The reading of a part that this server does not have."""
+
+
+class MetricsPage:
+    """The metrics of every model, the response cache, resumable streams and this machine."""
+
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        settings: MetricsSettings,
+        cache: CacheReader = no_reading,
+        recordings: RecordingsReader = no_reading,
+        frontends: FrontendsReader = no_reading,
+    ) -> None:
+        self._dataplane = dataplane
+        self._settings = settings
+        self._cache = cache
+        self._recordings = recordings
+        self._frontends = frontends
+        self._machine = Machine(settings)
+
+    async def render(self) -> bytes:
+        """Render the current values in Prometheus' text format."""
+
+        readings = [_reading(model) for model in self._dataplane.models()]
+        found = families(
+            readings, self._settings, self._cache(), self._recordings(), self._frontends()
+        )
+        found += self._machine.families()
+        if self._machine.gpus is not None:
+            found += await self._dataplane.threads.run(self._machine.gpus.families)
+        return render(found)
+
+
+def _reading(model: Model) -> ModelReading:
+    return ModelReading(
+        name=model.name,
+        version=model.version,
+        statistics=model.statistics,
+        in_flight=model.in_flight,
+        ready=model.ready,
+        oldest_secs=model.oldest_secs(),
+        families=[family for instance in model.instances for family in instance.metrics],
+        labels=_labels(model),
+        cached=model.cached,
+        load_secs=model.load_secs,
+    )
+
+
+def _labels(model: Model) -> dict[str, str]:
+    tags = {label(f"_{tag}"): value for tag, value in model.config.metric_tags.items()}
+    return tags | ({"namespace": model.namespace} if model.namespace else {})
