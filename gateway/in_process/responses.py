@@ -3,9 +3,10 @@
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 from types import TracebackType
@@ -39,6 +40,38 @@ class Response:
     error: InferenceError | None = None
 
 
+class UnreadResponses:
+    """Responses that have arrived and are unread, and the end of their request.
+
+    `over`: no further response arrives. `cut`: `close` has dropped unread ones. `cancel` is called
+    at most once by `close`; any thread may.
+    """
+
+    def __init__(self, request_id: str, cancel: Callable[[], None]) -> None:
+        self.waiting: deque[Response] = deque()
+        self.over = False
+        self.cut = False
+        self._request_id = request_id
+        self._cancel = cancel
+
+    def add(self, batch: Sequence[InferResponse]) -> None:
+        """Add a batch; it ends the request if it is empty, or its last response is final."""
+        self.over = self.over or not batch or batch[-1].final
+        self.waiting.extend(_read_only(batch, self._request_id))
+
+    def close(self) -> None:
+        """Drop all, and cancel a request that is not over; idempotent."""
+        self.cut = self.cut or not self.over or bool(self.waiting)
+        if not self.over:
+            self.over = True
+            self._cancel()
+
+    def cancel_unfinished(self) -> None:
+        """Cancel a request that is not over: its reader has been dropped."""
+        if not self.over:
+            self._cancel()
+
+
 class Responses(Iterator[Response]):
     """The responses to one request, for any thread except the server's own.
 
@@ -49,23 +82,22 @@ class Responses(Iterator[Response]):
     def __init__(self, handle: ServerHandle, draft: RequestDraft) -> None:
         self._handle = handle  # an open iterator keeps the server alive
         self._request = RemoteRequest(handle.server_loop, draft)
-        self._request_id = draft.request.id
-        self._waiting: deque[Response] = deque()
+        cancel = partial(_cancel_on_loop, handle.server_loop, self._request)
+        self._unread = UnreadResponses(draft.request.id, cancel)
         self._answers: SimpleQueue[Any] = SimpleQueue()
         self._lock = threading.Lock()
         self._asked = False
-        self._over = False
-        self._cut = False
         self.owner = caller()
         self._ask()
         handle.reads(self)
 
     def __next__(self) -> Response:
+        unread = self._unread
         with self._lock:
-            while not self._cut:
-                if self._waiting:
-                    return self._waiting.popleft()
-                if self._over:
+            while not unread.cut:
+                if unread.waiting:
+                    return unread.waiting.popleft()
+                if unread.over:
                     raise StopIteration
                 self._read()
         raise _cancelled()
@@ -77,10 +109,7 @@ class Responses(Iterator[Response]):
 
     def close(self) -> None:
         """Cancel the remaining responses; later reads raise CANCELLED. Idempotent, any thread."""
-        self._cut = self._cut or not self._over or bool(self._waiting)
-        if not self._over:
-            self._over = True
-            _cancel_on_loop(self._handle.server_loop, self._request)
+        self._unread.close()
 
     def __enter__(self) -> Self:
         return self
@@ -94,8 +123,7 @@ class Responses(Iterator[Response]):
         self.close()
 
     def __del__(self) -> None:
-        if not self._over:
-            _cancel_on_loop(self._handle.server_loop, self._request)
+        self._unread.cancel_unfinished()
 
     def _ask(self) -> None:
         server_loop = self._handle.server_loop
@@ -110,10 +138,9 @@ class Responses(Iterator[Response]):
         answer = self._answers.get()
         self._asked = False
         if isinstance(answer, InferenceError):
-            self._over = True
+            self._unread.over = True
             raise answer
-        self._over = self._over or not answer or answer[-1].final
-        self._waiting.extend(_read_only(answer, self._request_id))
+        self._unread.add(answer)
 
 
 class AsyncResponses(AsyncIterator[Response]):
@@ -128,10 +155,7 @@ class AsyncResponses(AsyncIterator[Response]):
     ) -> None:
         self._source = source
         self._handle = handle  # an open iterator keeps the server alive
-        self._request_id = request_id
-        self._waiting: deque[Response] = deque()
-        self._over = False
-        self._cut = False
+        self._unread = UnreadResponses(request_id, source.cancel)
         self.owner = caller()
         self._reading = False
         handle.reads(self)
@@ -140,10 +164,11 @@ class AsyncResponses(AsyncIterator[Response]):
         return self
 
     async def __anext__(self) -> Response:
-        while not self._cut:
-            if self._waiting:
-                return self._waiting.popleft()
-            if self._over:
+        unread = self._unread
+        while not unread.cut:
+            if unread.waiting:
+                return unread.waiting.popleft()
+            if unread.over:
                 raise StopAsyncIteration
             await self._read()
         raise _cancelled()
@@ -160,10 +185,7 @@ class AsyncResponses(AsyncIterator[Response]):
 
     def close(self) -> None:
         """Cancel the remaining responses; later reads raise CANCELLED. Idempotent."""
-        self._cut = self._cut or not self._over or bool(self._waiting)
-        if not self._over:
-            self._over = True
-            self._source.cancel()
+        self._unread.close()
 
     async def aclose(self) -> None:
         """As `close`, for `contextlib.aclosing`."""
@@ -192,8 +214,7 @@ class AsyncResponses(AsyncIterator[Response]):
         self.close()
 
     def __del__(self) -> None:
-        if not self._over:
-            self._source.cancel()
+        self._unread.cancel_unfinished()
 
     async def _read(self) -> None:
         if self._reading:
@@ -205,15 +226,14 @@ class AsyncResponses(AsyncIterator[Response]):
         try:
             batch = await self._source.batch()
         except InferenceError:
-            self._over = True
+            self._unread.over = True
             raise
         except BaseException:
             self.close()
             raise
         finally:
             self._reading = False
-        self._over = self._over or not batch or batch[-1].final
-        self._waiting.extend(_read_only(batch, self._request_id))
+        self._unread.add(batch)
 
 
 class RemoteRequest:
