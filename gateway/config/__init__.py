@@ -1,8 +1,8 @@
 """A parsed `config.pbtxt`: its types come from here, its text forms from `pbtxt`.
 
 Read in this order: `model` (the whole message), `data_type`, `scheduling`, `optimization` (parts of
-it), `fields` (the fields of the dataclasses and of a text), `pbtxt` (text to values and back),
-`platforms` (the backend of a model).
+it), `schema` (the fields of the dataclasses), `pbtxt` (text to values and back), `platforms` (the
+backend of a model).
 """
 
 from gateway.config.data_type import (

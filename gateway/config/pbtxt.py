@@ -14,7 +14,7 @@ from google.protobuf import json_format, text_format
 from google.protobuf.message import Message
 
 from gateway.config import ModelConfig
-from gateway.config.fields import Cardinality, FieldShape, shapes
+from gateway.config.schema import Cardinality, FieldShape, shapes
 from gateway.errors import Code, InferenceError
 from gateway.protos import model_config_pb2
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from gateway.config import ModelConfig
-from gateway.config.fields import Cardinality, FieldShape, shapes
+from gateway.config.schema import Cardinality, FieldShape, shapes
 from gateway.errors import Code, InferenceError
 
 

@@ -14,7 +14,7 @@ from gateway.observability.statistics import FIRST_RESPONSE_MS, Histogram, Model
 from gateway.settings import MetricsSettings
 
 FAILURES = "nv_inference_request_failure"
-COUNTERS = {
+REQUEST_COUNTERS = {
     "nv_inference_request_success": "Number of successful inference requests, all batch sizes",
     FAILURES: "Number of failed inference requests, all batch sizes",
     "nv_inference_count": "Number of inferences performed (does not include cached requests)",
@@ -40,7 +40,7 @@ MODEL_CACHE_COUNTERS = {
     "nv_cache_miss_duration_per_model": "Total cache miss (insert+lookup) duration per model, in "
     "microseconds",
 }
-GAUGES = {
+MODEL_GAUGES = {
     "nv_inference_pending_request_count": "Instantaneous number of pending requests awaiting "
     "execution per-model.",
     "nv_model_load_duration_secs": "Model load time in seconds",
@@ -55,10 +55,10 @@ CACHE_GAUGES = {
     "nv_cache_lookup_duration": "Total cache lookup duration (hit and miss), in microseconds",
     "nv_cache_insertion_duration": "Total cache insertion duration, in microseconds",
 }
-FIRST_RESPONSE = {
+LATENCY_HISTOGRAMS = {
     FIRST_RESPONSE_MS: "Duration from request to first response in milliseconds",
 }
-SUMMARIES = {
+LATENCY_SUMMARIES = {
     "nv_inference_request_summary_us": "Summary of inference request duration in microseconds "
     "(includes cached requests)",
     "nv_inference_queue_summary_us": "Summary of inference queuing duration in microseconds "
@@ -72,24 +72,26 @@ SUMMARIES = {
     "nv_cache_hit_summary_per_model": "Summary of cache hit duration per model, in microseconds",
     "nv_cache_miss_summary_per_model": "Summary of cache miss duration per model, in microseconds",
 }
-OWN_COUNTERS = {
+SLUICE_COUNTERS = {
     "gateway_prompt_tokens_total": "Prompt tokens of requests that got a response",
     "gateway_completion_tokens_total": "Tokens made for requests",
     "gateway_wasted_tokens_total": "Tokens made for a client that disconnected before it read them",
     "sluice_stalls_total": "Instances restarted because their executions made no progress",
 }
-OWN_GAUGES = {
+SLUICE_GAUGES = {
     "gateway_requests_in_flight": "Requests accepted and not yet ended",
     "gateway_model_ready": "1 if the model serves requests, else 0",
     "sluice_oldest_request_seconds": "Age of the oldest request in flight in seconds, 0 if there "
     "is none",
 }
-OWN_HISTOGRAMS = {
+SLUICE_HISTOGRAMS = {
     "gateway_time_to_first_token_seconds": "Seconds from request to the first tokens",
     "gateway_inter_token_seconds": "Seconds per token between the responses of a request",
     "gateway_overhead_seconds": "Seconds of a request's first response spent in the gateway, "
     "outside the engine",
 }
+"""Triton lacks the SLUICE_ metrics, and those of recordings and frontends."""
+
 RECORDING_GAUGES = {
     "gateway_recordings": "Streams that a client can resume",
     "gateway_recorded_bytes": "Bytes kept of these streams",
@@ -103,23 +105,25 @@ FRONTEND_GAUGES = {"gateway_frontends": "Frontend processes that answer"}
 FRONTEND_COUNTERS = {
     "gateway_frontend_restarts_total": "Frontend processes started in place of one that ended"
 }
-KINDS = {
-    "counter": COUNTERS
+NAMES_BY_KIND = {
+    "counter": REQUEST_COUNTERS
     | LATENCY_COUNTERS
     | MODEL_CACHE_COUNTERS
-    | OWN_COUNTERS
+    | SLUICE_COUNTERS
     | RECORDING_COUNTERS
     | FRONTEND_COUNTERS,
-    "gauge": GAUGES | CACHE_GAUGES | OWN_GAUGES | RECORDING_GAUGES | FRONTEND_GAUGES,
-    "histogram": FIRST_RESPONSE | OWN_HISTOGRAMS,
-    "summary": SUMMARIES,
+    "gauge": MODEL_GAUGES | CACHE_GAUGES | SLUICE_GAUGES | RECORDING_GAUGES | FRONTEND_GAUGES,
+    "histogram": LATENCY_HISTOGRAMS | SLUICE_HISTOGRAMS,
+    "summary": LATENCY_SUMMARIES,
 }
-ORDER = (
-    *(*COUNTERS, *LATENCY_COUNTERS, *MODEL_CACHE_COUNTERS, *GAUGES, *CACHE_GAUGES),
-    *(*FIRST_RESPONSE, *SUMMARIES, *OWN_COUNTERS, *OWN_GAUGES, *OWN_HISTOGRAMS),
+PAGE_ORDER = (
+    *(*REQUEST_COUNTERS, *LATENCY_COUNTERS, *MODEL_CACHE_COUNTERS, *MODEL_GAUGES, *CACHE_GAUGES),
+    *(*LATENCY_HISTOGRAMS, *LATENCY_SUMMARIES),
+    *(*SLUICE_COUNTERS, *SLUICE_GAUGES, *SLUICE_HISTOGRAMS),
     *(*RECORDING_GAUGES, *RECORDING_COUNTERS, *FRONTEND_GAUGES, *FRONTEND_COUNTERS),
 )
-DOCUMENTED = {name: text for kind in KINDS.values() for name, text in kind.items()} | MACHINE
+DOCUMENTED = {name: text for names in NAMES_BY_KIND.values() for name, text in names.items()}
+DOCUMENTED |= MACHINE
 """All families of the gateway, with their help texts."""
 
 
@@ -188,8 +192,8 @@ def families(
     frontends: FrontendsReading | None = None,
 ) -> list[Metric]:
     """All families: those of the gateway, then those of runtimes, merged by name."""
-    kinds = {name: kind for kind, names in KINDS.items() for name in names}
-    by_name = {name: Metric(name, DOCUMENTED[name], kinds[name]) for name in ORDER}
+    kinds = {name: kind for kind, names in NAMES_BY_KIND.items() for name in names}
+    by_name = {name: Metric(name, DOCUMENTED[name], kinds[name]) for name in PAGE_ORDER}
     values = (*_cache_values(cache), *_recording_values(recordings), *_frontend_values(frontends))
     for name, value in values:
         by_name[name].add_sample(name, {}, value)

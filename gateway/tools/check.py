@@ -1,17 +1,19 @@
 """Verdicts on every field of the configurations in a repository: the command `sluice check`."""
 
 import difflib
+import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from gateway.config import ModelConfig
-from gateway.config.fields import FieldShape, FieldTree, ScannedField, field_tree, scan, shapes
 from gateway.config.pbtxt import find_mistake, parse
 from gateway.config.platforms import resolve_backend
+from gateway.config.schema import FieldShape, FieldTree, field_tree, shapes
 from gateway.errors import InferenceError
 from gateway.models.ensemble_members import check_members
 from gateway.models.limits import Limits
@@ -31,6 +33,31 @@ STYLES = {
 }
 THE_DEFAULT = FieldSupport(FieldVerdict.HONOURED, "the same as not setting it")
 NO_FIELDS = "no fields: all is left to the files of the model and to its backend"
+
+
+TOKEN = re.compile(
+    r"""
+    (?P<newline> \n )
+  | (?P<blank>   [^\S\n]+ | \#[^\n]* )
+  | (?P<string>  "(?:\\.|[^"\\\n])*"? | '(?:\\.|[^'\\\n])*'? )
+  | (?P<word>    [\w.]+(?:-[\w.]+)* )
+  | (?P<mark>    . )
+    """,
+    re.VERBOSE,
+)
+CLOSERS = {"{": "}", "<": ">", "[": "]"}
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedField:
+    """A field in a text, by the names that lead to it.
+
+    `indices` has, for each name, the position among the messages of that name, from 0.
+    """
+
+    names: tuple[str, ...]
+    indices: tuple[int, ...]
+    line: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,3 +232,60 @@ def _is_default(scanned: ScannedField, written: ModelConfig) -> bool:
 
 def _shape(owner: Any, name: str) -> FieldShape:
     return next(each for each in shapes(owner) if each.name == name)
+
+
+@dataclass(slots=True)
+class _Bracket:
+    """An open bracket; inside the bracket of a list, names are values."""
+
+    closer: str
+    names: tuple[str, ...] = ()
+    indices: tuple[int, ...] = ()
+    last: str = ""
+    seen: Counter[str] = field(default_factory=Counter)
+
+
+def scan(text: str) -> Iterator[ScannedField]:
+    """The fields of a text, in its order.
+
+    Protobuf's parser has lines only for mistakes; this one has the line of every field. It never
+    fails: it stops where brackets do not match.
+    """
+    open_brackets = [_Bracket("")]
+    before = ""
+    for token, line in _tokens(text):
+        innermost = open_brackets[-1]
+        if token in CLOSERS:
+            open_brackets.append(_opened(token, open_brackets))
+        elif token in CLOSERS.values():
+            if token != innermost.closer:
+                return
+            open_brackets.pop()
+        elif _is_name(token, before) and innermost.closer != "]":
+            innermost.last = token
+            names = (*innermost.names, token)
+            yield ScannedField(names, (*innermost.indices, innermost.seen[token]), line)
+        before = token
+
+
+def _tokens(text: str) -> Iterator[tuple[str, int]]:
+    line = 1
+    for match in TOKEN.finditer(text):
+        if match.lastgroup == "newline":
+            line += 1
+        elif match.lastgroup != "blank":
+            yield match[0], line
+
+
+def _is_name(token: str, before: str) -> bool:
+    return token.isidentifier() and before not in (":", "-")
+
+
+def _opened(token: str, open_brackets: list[_Bracket]) -> _Bracket:
+    closer = CLOSERS[token]
+    if closer == "]":
+        return _Bracket(closer)
+    owner = next(each for each in reversed(open_brackets) if each.closer != "]")
+    index = owner.seen[owner.last]
+    owner.seen[owner.last] += 1
+    return _Bracket(closer, (*owner.names, owner.last), (*owner.indices, index))

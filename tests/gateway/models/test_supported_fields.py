@@ -12,9 +12,9 @@ from gateway.config import (
     ModelResponseCache,
     SecondaryDevice,
 )
-from gateway.config.fields import FieldTree, field_tree
 from gateway.config.optimization import CudaOptions, OptimizationPolicy
 from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
+from gateway.config.schema import FieldTree, field_tree
 from gateway.errors import Code, InferenceError
 from gateway.models.supported_fields import (
     PARAMETERS,

@@ -15,10 +15,10 @@ from gateway.observability.machine import MACHINE
 from gateway.observability.metrics import (
     CACHE_GAUGES,
     DOCUMENTED,
-    FIRST_RESPONSE,
-    GAUGES,
+    LATENCY_HISTOGRAMS,
+    LATENCY_SUMMARIES,
     MODEL_CACHE_COUNTERS,
-    SUMMARIES,
+    MODEL_GAUGES,
     CacheReading,
     FrontendsReading,
     ModelReading,
@@ -265,7 +265,7 @@ def test_by_default_there_are_counters_of_latencies_and_nothing_more() -> None:
     statistics = ModelStatistics()
     found = shown(reading(statistics=statistics), settings=MetricsSettings())
     assert "nv_inference_request_duration_us" in found
-    assert not found & {*FIRST_RESPONSE, *SUMMARIES}
+    assert not found & {*LATENCY_HISTOGRAMS, *LATENCY_SUMMARIES}
 
 
 def test_counters_of_latencies_may_be_disabled() -> None:
@@ -276,7 +276,7 @@ def test_counters_of_latencies_may_be_disabled() -> None:
 
 
 def test_a_load_time_is_shown_after_a_load() -> None:
-    assert "nv_model_load_duration_secs" in GAUGES
+    assert "nv_model_load_duration_secs" in MODEL_GAUGES
     assert "nv_model_load_duration_secs" not in shown(reading())
     line = 'nv_model_load_duration_secs{model="m",version="1"} 1.25'
     assert line in samples(reading(load_secs=1.25))
@@ -330,8 +330,12 @@ def test_a_summary_has_count_sum_and_quantiles() -> None:
 def test_only_models_with_a_cache_have_its_summaries_and_none_of_whole_requests() -> None:
     every = ModelStatistics(summaries=Summaries())
     plain, cached = shown(reading(statistics=every)), shown(reading(statistics=every, cached=True))
-    assert plain & set(SUMMARIES) == {name for name in SUMMARIES if "inference" in name}
-    assert cached & set(SUMMARIES) == set(SUMMARIES) - {"nv_inference_request_summary_us"}
+    assert plain & set(LATENCY_SUMMARIES) == {
+        name for name in LATENCY_SUMMARIES if "inference" in name
+    }
+    assert cached & set(LATENCY_SUMMARIES) == set(LATENCY_SUMMARIES) - {
+        "nv_inference_request_summary_us"
+    }
 
 
 # What runtimes add.

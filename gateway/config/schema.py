@@ -1,12 +1,10 @@
-"""Fields of a configuration: those of its dataclasses, and those of a text by line."""
+"""Schema of a configuration: the fields of its messages, by the dataclasses that hold them."""
 
 import dataclasses
-import re
 import types
 import typing
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -91,85 +89,3 @@ def _below(shape: FieldShape) -> FieldTree:
     if shape.nested:
         below = field_tree(owner)
     return {"key": {}, "value": below} if shape.cardinality is Cardinality.MAPPED else below
-
-
-TOKEN = re.compile(
-    r"""
-    (?P<newline> \n )
-  | (?P<blank>   [^\S\n]+ | \#[^\n]* )
-  | (?P<string>  "(?:\\.|[^"\\\n])*"? | '(?:\\.|[^'\\\n])*'? )
-  | (?P<word>    [\w.]+(?:-[\w.]+)* )
-  | (?P<mark>    . )
-    """,
-    re.VERBOSE,
-)
-CLOSERS = {"{": "}", "<": ">", "[": "]"}
-
-
-@dataclass(frozen=True, slots=True)
-class ScannedField:
-    """A field in a text, by the names that lead to it.
-
-    `indices` has, for each name, the position among the messages of that name, from 0.
-    """
-
-    names: tuple[str, ...]
-    indices: tuple[int, ...]
-    line: int
-
-
-@dataclass(slots=True)
-class _Bracket:
-    """An open bracket; inside the bracket of a list, names are values."""
-
-    closer: str
-    names: tuple[str, ...] = ()
-    indices: tuple[int, ...] = ()
-    last: str = ""
-    seen: Counter[str] = field(default_factory=Counter)
-
-
-def scan(text: str) -> Iterator[ScannedField]:
-    """The fields of a text, in its order.
-
-    Protobuf's parser has lines only for mistakes; this one has the line of every field. It never
-    fails: it stops where brackets do not match.
-    """
-    open_brackets = [_Bracket("")]
-    before = ""
-    for token, line in _tokens(text):
-        innermost = open_brackets[-1]
-        if token in CLOSERS:
-            open_brackets.append(_opened(token, open_brackets))
-        elif token in CLOSERS.values():
-            if token != innermost.closer:
-                return
-            open_brackets.pop()
-        elif _is_name(token, before) and innermost.closer != "]":
-            innermost.last = token
-            names = (*innermost.names, token)
-            yield ScannedField(names, (*innermost.indices, innermost.seen[token]), line)
-        before = token
-
-
-def _tokens(text: str) -> Iterator[tuple[str, int]]:
-    line = 1
-    for match in TOKEN.finditer(text):
-        if match.lastgroup == "newline":
-            line += 1
-        elif match.lastgroup != "blank":
-            yield match[0], line
-
-
-def _is_name(token: str, before: str) -> bool:
-    return token.isidentifier() and before not in (":", "-")
-
-
-def _opened(token: str, open_brackets: list[_Bracket]) -> _Bracket:
-    closer = CLOSERS[token]
-    if closer == "]":
-        return _Bracket(closer)
-    owner = next(each for each in reversed(open_brackets) if each.closer != "]")
-    index = owner.seen[owner.last]
-    owner.seen[owner.last] += 1
-    return _Bracket(closer, (*owner.names, owner.last), (*owner.indices, index))

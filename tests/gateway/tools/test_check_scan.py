@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.config.fields import ScannedField, scan
+from gateway.tools.check import ScannedField, scan
 
 
 def found(text: str) -> list[tuple[str, int]]:
