@@ -10,7 +10,7 @@ event, if the endpoint names events (`responses`).
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 import orjson
 
@@ -53,6 +53,25 @@ class OpenAiRefusal(InferenceError):
         self.body = body
 
 
+class RequestBody(tuple[bytes]):
+    """The data of the input `openai_request`: one JSON text, with its members until `take`.
+
+    Copies of a tensor share it; bytes that leave the process have no members.
+    """
+
+    members: dict[str, Any] | None
+
+    def __new__(cls, body: bytes, members: dict[str, Any] | None = None) -> Self:
+        made = super().__new__(cls, (body,))
+        made.members = members
+        return made
+
+    def take(self) -> dict[str, Any] | None:
+        """The members, for one reader, which may change them; None if they are unknown or taken."""
+        found: dict[str, Any] | None = vars(self).pop("members", None)
+        return found
+
+
 def serves_openai(config: ModelConfig) -> bool:
     """Whether a model has the contract."""
     return any(each.name == REQUEST for each in config.input) and any(
@@ -86,31 +105,40 @@ def further_names(config: ModelConfig) -> Sequence[str]:
     return names
 
 
-def request_tensors(body: bytes, endpoint: Endpoint, config: ModelConfig) -> tuple[Tensor, ...]:
+def request_tensors(
+    body: RequestBody, endpoint: Endpoint, config: ModelConfig
+) -> tuple[Tensor, ...]:
     """The input tensors of a request to a model of this config."""
     shape = (1, 1) if config.batching else (1,)
-    request = Tensor(REQUEST, Datatype.BYTES, shape, (body,))
+    request = Tensor(REQUEST, Datatype.BYTES, shape, body)
     if not declares_endpoint(config):
         return (request,)
     return (request, Tensor(ENDPOINT, Datatype.BYTES, shape, (endpoint.value.encode(),)))
 
 
 def read_request(request: InferRequest) -> tuple[Endpoint, dict[str, Any]] | None:
-    """The endpoint and the body of a request; None if the request has no such input.
+    """The endpoint and the members of a request; None if the request has no such input.
 
-    INVALID_ARG if the body is no JSON object, or the endpoint is unknown.
+    The text is parsed only if its members are not known. INVALID_ARG if it is no JSON object, or
+    the endpoint is unknown.
     """
 
     given = request.input(REQUEST)
     if given is None:
         return None
+    known = given.data.take() if isinstance(given.data, RequestBody) else None
+    members = _parse(given) if known is None else known
+    return _endpoint(request.input(ENDPOINT)), members
+
+
+def _parse(given: Tensor) -> dict[str, Any]:
     try:
-        body = orjson.loads(_only(given))
+        members = orjson.loads(_only(given))
     except orjson.JSONDecodeError as error:
         raise _invalid(f"input '{REQUEST}' is not valid JSON: {error}") from None
-    if not isinstance(body, dict):
+    if not isinstance(members, dict):
         raise _invalid(f"input '{REQUEST}' is JSON, but an object is expected in it")
-    return _endpoint(request.input(ENDPOINT)), body
+    return members
 
 
 def _endpoint(given: Tensor | None) -> Endpoint:

@@ -161,8 +161,15 @@ class OpenAiAnswers:
         # Without the contract a model serves no other endpoint.
         if endpoint is Endpoint.EMBEDDINGS and not serves_openai(model.config):
             return await self._embeddings.answer(request, call, model)
+        try:
+            return await self._answered(request, call, model)
+        finally:
+            # The model has taken the members, or parses the text: do not keep both.
+            call.body.take()
+
+    async def _answered(self, request: Request, call: OpenAiRequest, model: Model) -> Response:
         responses = self._infer(request, call, model)
-        encoder = ChunkEncoder(model.name, endpoint)
+        encoder = ChunkEncoder(model.name, call.endpoint)
         if call.stream:
             return await self._stream(request, responses, encoder)
         with responses, OnDisconnect(request.scope, responses.cancel):
@@ -202,7 +209,7 @@ class OpenAiAnswers:
             trace = begin_trace(request.scope, self._dataplane.tracer, infer_request)
             return self._dataplane.infer(infer_request, model, trace)
 
-        key = key_of(request.scope, call.body)
+        key = key_of(request.scope, *call.body)
         if key is None:
             return submit()
         return self._recordings.open(

@@ -1,6 +1,7 @@
 """Requests to OpenAI's endpoints: bodies, ids, and the models that they name.
 
-A body is parsed once, for the members that the gateway needs. The model gets its bytes unchanged.
+A body is parsed once: the gateway reads some members, and a model in this process may take all. Its
+bytes are unchanged.
 """
 
 import time
@@ -41,6 +42,7 @@ from gateway.openai_contract import (
     REQUEST,
     RESPONSE,
     Endpoint,
+    RequestBody,
     declares_endpoint,
     serves_openai,
 )
@@ -69,12 +71,13 @@ KEY = "sluice.request_id"
 class OpenAiRequest:
     """One request: its body, the parsed members, its `model` ("" without one), and `stream`.
 
+    The model may take and change the members, unless the body is larger than SLICED_BYTES.
     `received_ns` is the time at which it arrived (`time.perf_counter_ns`).
     """
 
     endpoint: Endpoint
     received_ns: int
-    body: bytes
+    body: RequestBody
     members: Mapping[str, Any]
     model: str
     stream: bool
@@ -94,10 +97,12 @@ async def read_call(
 
 
 def _call(endpoint: Endpoint, received_ns: int, body: Buffer) -> OpenAiRequest:
-    body = bytes(body)
-    members = _parse(body)
+    text = bytes(body)
+    members = _parse(text)
+    # Of a larger text not all members are parsed.
+    whole = RequestBody(text, members if len(text) <= SLICED_BYTES else None)
     return OpenAiRequest(
-        endpoint, received_ns, body, members, _model(members), _stream(members, endpoint)
+        endpoint, received_ns, whole, members, _model(members), _stream(members, endpoint)
     )
 
 
@@ -123,7 +128,7 @@ async def _read(request: Request, limit: int, threads: Threads) -> bytes | bytea
     return await read_compressed(request.receive, encoding, limit, threads)
 
 
-def _parse(body: bytes) -> Mapping[str, Any]:
+def _parse(body: bytes) -> dict[str, Any]:
     if not body.strip():
         raise _invalid("the body is empty, expected a JSON object")
     parts = _count_parts(body)

@@ -1,10 +1,12 @@
-"""Requests with an idempotency key: joined, resumed, and kept apart."""
+"""Parsed members of a request; requests with an idempotency key: joined, resumed, kept apart."""
 
 import asyncio
 
 import httpx
+import orjson
 import pytest
 
+from gateway.openai_contract import RequestBody
 from tests.builders import FLAG, ScriptedInstance, soon
 from tests.conftest import Serve
 from tests.gateway.frontends.http.conftest import Open
@@ -40,6 +42,29 @@ async def answered(
     execution.answer(FLAG)
     execution.end()
     return await soon(asking)
+
+
+@pytest.mark.parametrize("content", [WHOLE, STREAM])
+@pytest.mark.parametrize("headers", [{}, KEY])
+async def test_a_model_may_take_the_members_until_the_answer_begins(
+    client: httpx.AsyncClient,
+    instance: ScriptedInstance,
+    content: bytes,
+    headers: dict[str, str],
+) -> None:
+    for is_taken in (True, False):
+        key = {name: f"{value}.{is_taken}" for name, value in headers.items()}
+        asking = asyncio.ensure_future(client.post(PATH, content=content, headers=key))
+        execution = await instance.begun()
+        given, _ = execution.requests[0].inputs
+        assert isinstance(given.data, RequestBody)
+        if is_taken:
+            assert given.data.take() == orjson.loads(content)
+        execution.answer(chunk("{}", final=True))
+        execution.end()
+        assert (await soon(asking)).status_code == 200
+        assert given.data.take() is None
+        assert given.elements() == (content,)
 
 
 async def test_the_same_request_once_more_gets_the_same_answer(

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from gateway.errors import Code, InferenceError
+from gateway.frontends.http.large_json import SLICED_BYTES
 from gateway.frontends.http.openai.request import MAX_PARTS, OpenAiRequest, read_call
 from gateway.openai_contract import Endpoint, OpenAiRefusal
 from gateway.threads import request_threads
@@ -45,7 +46,7 @@ async def refusal(body: bytes, **options: Any) -> InferenceError:
 async def test_the_body_is_kept_as_it_came() -> None:
     body = b' {"model" : "m", "stream":true, "x":\n[1.0]} '
     found = await call(body)
-    assert (found.body, found.model, found.stream) == (body, "m", True)
+    assert (found.body, found.model, found.stream) == ((body,), "m", True)
     assert (found.members["x"], found.endpoint) == ([1.0], Endpoint.CHAT)
     assert found.received_ns > 0
 
@@ -137,9 +138,15 @@ async def test_stream_means_nothing_where_nothing_streams(endpoint: Endpoint) ->
 async def test_a_body_may_be_as_large_as_the_limit(size: int) -> None:
     body = b'{"m":"%b"}' % (b"x" * (size - 8))
     if size == LIMIT:
-        assert (await call(body)).body == body
+        assert (await call(body)).body == (body,)
     else:
         assert f"size of {size} bytes exceeds" in (await refusal(body)).message
+
+
+async def test_a_model_may_take_the_parsed_members_of_a_body_that_is_parsed_whole() -> None:
+    small, large = b'{"x":[1]}', b'{"x":[%b]}' % b",".join([b"1"] * SLICED_BYTES)
+    assert (await call(small)).body.take() == {"x": [1]}
+    assert (await call(large, limit=LARGE)).body.take() is None
 
 
 async def test_a_body_with_too_many_parts_is_refused_unparsed() -> None:
@@ -158,7 +165,7 @@ async def test_a_body_with_too_many_parts_is_refused_unparsed() -> None:
 )
 async def test_a_compressed_body_is_read(encoding: str, compress: Any) -> None:
     found = await call(compress(b'{"model":"m"}'), encoding=encoding)
-    assert (found.body, found.model) == (b'{"model":"m"}', "m")
+    assert (found.body, found.model) == ((b'{"model":"m"}',), "m")
 
 
 @pytest.mark.parametrize("encoding", ["", "identity"])
