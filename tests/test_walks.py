@@ -28,11 +28,11 @@ from tests.serving import ROOT, write_model
 
 SOURCES = (f"{ROOT}/gateway/", f"{ROOT}/backends/")
 POLL_SECS = 0.2
-INFER_FILES = 30
-TOKEN_FILES = 12
+INFER_FILES = 26
+TOKEN_FILES = 10
 CANCEL_FILES = 23
 POLL_FILES = 13
-CHAT_FILES = 40
+CHAT_FILES = 34
 """These limits may fall, and not rise."""
 CANCEL_SECS = 0.4
 """Less than the delay between two responses of the cancelled request."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
@@ -47,9 +47,9 @@ class HttpListener:
         )
         self._server = _Server(_config(app, protocol))
 
-    async def serve(self) -> None:
+    def serve(self) -> Coroutine[Any, Any, None]:
         """Serve until `stop` has been called and every connection has closed."""
-        await self._server.serve(sockets=[self._socket])
+        return self._server.serve(sockets=[self._socket])
 
     def stop(self, grace_secs: float) -> None:
         """Stop accepting; requests in flight have `grace_secs` seconds, then they are dropped."""
