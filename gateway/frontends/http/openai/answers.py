@@ -161,19 +161,16 @@ class OpenAiAnswers:
         # Without the contract a model serves no other endpoint.
         if endpoint is Endpoint.EMBEDDINGS and not serves_openai(model.config):
             return await self._embeddings.answer(request, call, model)
+        responses = self._infer(request, call, model)
+        encoder = ChunkEncoder(model.name, endpoint)
         try:
-            return await self._answered(request, call, model)
+            if call.stream:
+                return await self._stream(request, responses, encoder)
+            with responses, OnDisconnect(request.scope, responses.cancel):
+                body = encoder.whole(await responses.only())
         finally:
             # The model has taken the members, or parses the text: do not keep both.
             call.body.take()
-
-    async def _answered(self, request: Request, call: OpenAiRequest, model: Model) -> Response:
-        responses = self._infer(request, call, model)
-        encoder = ChunkEncoder(model.name, call.endpoint)
-        if call.stream:
-            return await self._stream(request, responses, encoder)
-        with responses, OnDisconnect(request.scope, responses.cancel):
-            body = encoder.whole(await responses.only())
         headers = {**request_id_header(request), **replay_headers(responses)}
         return Response(body, headers=headers, media_type=JSON)
 
