@@ -20,6 +20,11 @@ from gateway.stream import ResponseStream
 from gateway.threads import Threads, request_threads
 
 
+def _continues(model: Model, request: InferRequest) -> bool:
+    sequences = model.sequences
+    return sequences is not None and sequences.continues(request)
+
+
 def _exiting() -> InferenceError:
     return InferenceError(Code.UNAVAILABLE, "Server exiting")
 
@@ -199,7 +204,7 @@ class DataPlane:
             raise _exiting()
         if model is None or model.retired:
             model = self.model(request.model, request.version)
-        if self._exiting and not model.continues(request):
+        if self._exiting and not _continues(model, request):
             raise _exiting()
         interceptor = None
         if request.sequence is not None:

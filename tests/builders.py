@@ -220,7 +220,8 @@ class LoadedModels:
     async def sequences_ended(self) -> None:
         """Wait until no sequence takes any more requests."""
         for model in self._models:
-            await model.sequences_ended()
+            if model.sequences is not None:
+                await model.sequences.ended()
 
     def notify(self) -> None:
         """No task waits for changes here."""

@@ -12,7 +12,7 @@ from gateway.errors import Code, InferenceError
 from gateway.generation import MESSAGES
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.model import Model
-from gateway.schedulers.timer import Timer
+from gateway.schedulers.scheduler import Timer
 from gateway.tensor import Tensor
 
 NS_PER_SECOND = 1_000_000_000

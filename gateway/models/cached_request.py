@@ -176,7 +176,8 @@ class CachedRequest:
             scheduler.submit(entry)
             return
         entry.record.hit(self._lookup_ns)
-        scheduler.answered(entry.stream)
+        if scheduler.order is not None:
+            scheduler.order.answered(entry.stream)
         entry.stream.put(answer)
 
     # StreamRecorder.

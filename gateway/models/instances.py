@@ -83,10 +83,12 @@ class Instances:
     async def prepare(self, slots: Sequence[InstanceSlot]) -> None:
         """Warm up each instance and prepare the scheduler for it; InferenceError if that fails."""
         self._refresh()
+        preparation = self._scheduler.preparation
         for slot in slots:
             if slot.instance is not None and not slot.passive:
                 await self._warm_up(slot, slot.instance)
-                await self._scheduler.prepare(slot.instance)
+                if preparation is not None:
+                    await preparation.prepare(slot.instance)
 
     async def run(
         self, on_change: Callable[[], None], on_unavailable: Callable[[InferenceError], None]
@@ -186,7 +188,7 @@ class Instances:
         """Wait for the end of its executions and sequences; its death ends them too."""
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(self._remove_dead(instance))
-            await self._scheduler.withdraw(instance)
+            await self._scheduler.remove(instance)
             watching.cancel()
 
     async def _remove_dead(self, instance: Instance) -> None:

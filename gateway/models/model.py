@@ -27,7 +27,7 @@ from gateway.openai_contract import further_names
 from gateway.schedulers.direct import DirectScheduler
 from gateway.schedulers.dynamic import DynamicScheduler
 from gateway.schedulers.execution import Entry, Execution
-from gateway.schedulers.scheduler import Scheduler
+from gateway.schedulers.scheduler import OpenSequences, Scheduler
 from gateway.sequences.scheduler import SequenceScheduler
 from gateway.stream import ResponseStream, StreamRecorder
 from gateway.threads import Threads
@@ -139,6 +139,11 @@ class Model:
                     *(self.name, self.version, error.message),
                 )
                 raise
+
+    @property
+    def sequences(self) -> OpenSequences | None:
+        """The open sequences; None if the model has none."""
+        return self._scheduler.sequences
 
     @property
     def executions(self) -> Iterable[Execution]:
@@ -280,14 +285,6 @@ class Model:
         `on_change` is called whenever `ready` may have changed.
         """
         await self._instances.run(on_change, self.abandon)
-
-    def continues(self, request: InferRequest) -> bool:
-        """Whether a request belongs to a sequence that has begun and not ended."""
-        return self._scheduler.continues(request)
-
-    async def sequences_ended(self) -> None:
-        """Wait until no sequence accepts more requests."""
-        await self._scheduler.sequences_ended()
 
     async def drained(self) -> None:
         """Wait until no request is in flight."""

@@ -79,8 +79,8 @@ class ModelTasks:
     async def sequences_ended(self) -> None:
         """Wait until no sequence of a model in service accepts more requests."""
         for model in tuple(self._lives):
-            if not model.retired:
-                await model.sequences_ended()
+            if not model.retired and model.sequences is not None:
+                await model.sequences.ended()
 
     async def drained(self) -> None:
         """Wait until no request is in flight."""

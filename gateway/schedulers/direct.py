@@ -2,16 +2,15 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from functools import partial
 
 from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.execution import Entry, Execution
-from gateway.schedulers.free_instances import FreeInstances, Lease
 from gateway.schedulers.rate_limiter import Registration
-from gateway.schedulers.scheduler import Scheduler
+from gateway.schedulers.scheduler import FreeInstances, Lease, Scheduler, all_ended
 
 
 class DirectScheduler(Scheduler):
@@ -38,17 +37,13 @@ class DirectScheduler(Scheduler):
         self._free.add(instance, registration)
         self._dispatch()
 
-    def remove(self, instance: Instance, error: InferenceError) -> None:
+    def remove(self, instance: Instance, error: InferenceError | None = None) -> Awaitable[object]:
         self._free.remove(instance)
-        for execution in tuple(self._running.values()):
-            if execution.instance is instance and not execution.refuse():
+        running = {task: each for task, each in self._running.items() if each.instance is instance}
+        for execution in running.values() if error is not None else ():
+            if not execution.refuse():
                 execution.entries[0].stream.abandon(error)
-
-    async def withdraw(self, instance: Instance) -> None:
-        self._free.remove(instance)
-        running = self._running.items()
-        if executing := [task for task, each in running if each.instance is instance]:
-            await asyncio.wait(executing)
+        return all_ended(running)
 
     @property
     def executions(self) -> Iterable[Execution]:

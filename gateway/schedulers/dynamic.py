@@ -1,30 +1,49 @@
 """The dynamic batcher: a queue of requests, and the tasks that execute its batches.
 
-The rules for forming batches are in `batching.py` and `length_batching.py`, those of the queue in
-`queue.py`.
+The rules for forming batches are in `batching.py`, by length in `length_batching.py`, and those of
+the queue in `queue.py`.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
 
 from gateway.backend import Instance
+from gateway.batches.padding import Padding
 from gateway.config import ModelConfig
 from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, request_prefix
 from gateway.observability.statistics import QUEUE_TIMEOUT, ModelStatistics
-from gateway.schedulers.batching import BatchWait, WaitHistory, most_rows
-from gateway.schedulers.calibration import BatchRules
+from gateway.schedulers.batching import (
+    Batching,
+    BatchWait,
+    FirstComeBatching,
+    WaitHistory,
+    most_rows,
+)
 from gateway.schedulers.execution import Entry, Execution
-from gateway.schedulers.free_instances import FreeInstances, Lease
+from gateway.schedulers.length_batching import (
+    DEFAULT_BUDGET,
+    BatchCost,
+    BatchTime,
+    LengthBatching,
+    measure,
+)
 from gateway.schedulers.queue import QueueAdmission, QueuedRequest, QueueRules, RequestQueue
 from gateway.schedulers.rate_limiter import Registration
-from gateway.schedulers.response_order import ResponseOrder
-from gateway.schedulers.scheduler import Scheduler
-from gateway.schedulers.timer import Timer
-from gateway.stream import ResponseStream
+from gateway.schedulers.scheduler import (
+    FreeInstances,
+    Lease,
+    ResponseOrder,
+    Scheduler,
+    Timer,
+    all_ended,
+)
+
+log = logging.getLogger("sluice.batching")
 
 Batch = Sequence[QueuedRequest]
 Task = asyncio.Task[None]
@@ -43,11 +62,11 @@ class DynamicScheduler(Scheduler):
         self, config: ModelConfig, batching: DynamicBatching, statistics: ModelStatistics
     ) -> None:
         self._statistics = statistics
-        self._batch_rules = BatchRules(config, batching)
+        self.preparation = self._batch_rules = BatchRules(config, batching)
         self._rules = QueueRules(batching)
         self._admission = QueueAdmission(config, self._rules, self._batch_rules.padding)
         self._queue = RequestQueue(self._rules)
-        self._order = ResponseOrder() if batching.preserve_ordering else None
+        self.order = ResponseOrder() if batching.preserve_ordering else None
         self._free = FreeInstances(self._consider)
         self._tasks: asyncio.TaskGroup | None = None
         self._starting: tuple[Task, Lease] | None = None
@@ -74,42 +93,28 @@ class DynamicScheduler(Scheduler):
         waiting = self._admission.waiting(entry, time.monotonic_ns())
         self._queue.push(waiting)
         entry.stream.on_cancel(partial(self._cancelled, waiting))
-        if self._order is not None:
-            self._order.arrived(entry.stream)
+        if self.order is not None:
+            self.order.arrived(entry.stream)
         if waiting.deadline_ns:
             self._timeout.set(waiting.deadline_ns)
         if self._starting is None and self._free and not self._batch_incomplete():
             self._consider()
 
-    def answered(self, stream: ResponseStream) -> None:
-        if self._order is not None:
-            self._order.arrived(stream)
-            self._order.started((stream,))
-            self._order.ended((stream,))
-
-    async def prepare(self, instance: Instance) -> None:
-        await self._batch_rules.prepare(instance)
-
     def add(self, instance: Instance, registration: Registration | None = None) -> None:
         self._free.add(instance, registration)
         self._consider()
 
-    def remove(self, instance: Instance, error: InferenceError) -> None:
-        self._forget(instance)
-        for execution, batch in tuple(self._running.values()):
-            if execution.instance is instance and not execution.refuse():
-                for waiting in batch:
-                    waiting.entry.stream.abandon(error)
-
-    async def withdraw(self, instance: Instance) -> None:
-        self._forget(instance)
-        running = self._running.items()
-        if executing := [task for task, (each, _) in running if each.instance is instance]:
-            await asyncio.wait(executing)
-
-    def _forget(self, instance: Instance) -> None:
+    def remove(self, instance: Instance, error: InferenceError | None = None) -> Awaitable[object]:
         self._free.remove(instance)
         self._batch_rules.forget(instance)
+        running = {
+            task: each for task, each in self._running.items() if each[0].instance is instance
+        }
+        for execution, batch in running.values() if error is not None else ():
+            if not execution.refuse():
+                for waiting in batch:
+                    waiting.entry.stream.abandon(error)
+        return all_ended(running)
 
     @property
     def executions(self) -> Iterable[Execution]:
@@ -149,7 +154,7 @@ class DynamicScheduler(Scheduler):
 
     @property
     def _blocked(self) -> bool:
-        return self._order is not None and self._order.blocked
+        return self.order is not None and self.order.blocked
 
     def _batch_is_due(self, instance: Instance) -> bool:
         batching = self._batch_rules.of(instance)
@@ -206,8 +211,8 @@ class DynamicScheduler(Scheduler):
             entries = [each.entry for each in batch]
             execution = Execution(instance, entries, self._statistics, freed=lease.release)
             self._running[task] = (execution, batch)
-            if self._order is not None:
-                self._order.started(each.stream for each in entries)
+            if self.order is not None:
+                self.order.started(each.stream for each in entries)
         self._consider()
         return execution
 
@@ -220,21 +225,21 @@ class DynamicScheduler(Scheduler):
         execution, batch = self._running.pop(task)
         if execution.unsent:
             self._put_back(batch)
-        elif self._order is not None:
-            self._order.ended(each.entry.stream for each in batch)
+        elif self.order is not None:
+            self.order.ended(each.entry.stream for each in batch)
 
     def _put_back(self, batch: Batch) -> None:
         """Queue requests that their instance did not receive, at their places in the order."""
         for waiting in batch:
             stream = waiting.entry.stream
             if stream.done:
-                if self._order is not None:
-                    self._order.ended((stream,))
+                if self.order is not None:
+                    self.order.ended((stream,))
                 continue
             self._queue.put_back(waiting)
             stream.on_cancel(partial(self._cancelled, waiting))
-            if self._order is not None:
-                self._order.returned(stream)
+            if self.order is not None:
+                self.order.returned(stream)
             if waiting.deadline_ns:
                 self._timeout.set(waiting.deadline_ns)
         self._consider()
@@ -265,5 +270,53 @@ class DynamicScheduler(Scheduler):
     def _dropped(self, waiting: QueuedRequest) -> None:
         if not self._queue:
             self._free.rest()
-        if self._order is not None:
-            self._order.left(waiting.entry.stream)
+        if self.order is not None:
+            self.order.left(waiting.entry.stream)
+
+
+class BatchRules:
+    """The batch rules of a model, measured for each instance where they depend on lengths.
+
+    Raises InferenceError INVALID_ARG if the config's padding is invalid.
+    """
+
+    def __init__(self, config: ModelConfig, batching: DynamicBatching) -> None:
+        self.padding = Padding.read(config)
+        self._config = config
+        self._batching = batching
+        self._measured: dict[Instance, Batching] = {}
+        self._usual = self._by_length(
+            BatchCost.assumed(self.padding.token_budget or DEFAULT_BUDGET)
+        )
+        if not self.padding.inputs:
+            self._usual = FirstComeBatching(config, batching)
+
+    def of(self, instance: Instance) -> Batching:
+        """The rules of an instance."""
+        return self._measured.get(instance, self._usual)
+
+    async def prepare(self, instance: Instance) -> None:
+        """Measure the instance, if batches are formed by length and no budget is configured."""
+        if self.padding.inputs and not self.padding.token_budget:
+            points = await measure(instance, self._config, self.padding)
+            cost = BatchCost.measured(points)
+            self._measured[instance] = self._by_length(cost)
+            self._log(cost, points)
+
+    def forget(self, instance: Instance) -> None:
+        """Delete the rules of an instance."""
+        self._measured.pop(instance, None)
+
+    def _by_length(self, cost: BatchCost) -> Batching:
+        return LengthBatching(self._config, self._batching, cost)
+
+    def _log(self, cost: BatchCost, points: Sequence[BatchTime]) -> None:
+        log.info(
+            "batches measured",
+            extra={
+                "model": self._config.name,
+                "token_budget": cost.budget,
+                "overhead_tokens": round(cost.overhead),
+                "tokens_per_second": {each.tokens: round(each.rate) for each in points},
+            },
+        )

@@ -1,22 +1,55 @@
-"""The seam between a model and the scheduler of its requests."""
+"""The seam between a model and the scheduler of its requests, and the parts of schedulers."""
 
+import asyncio
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections import Counter, OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from enum import Enum, auto
+from typing import Protocol
 
 from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest
 from gateway.schedulers.execution import Entry, Execution
-from gateway.schedulers.rate_limiter import Registration
+from gateway.schedulers.rate_limiter import ExecutionLimiter, Registration
 from gateway.stream import ResponseStream
+
+HELD_LIMIT = 1024
+"""Limit of requests whose responses wait for an earlier one; then no more are executed."""
+NS_PER_MS = 1_000_000
+MS_PER_SECOND = 1000
+
+
+class Preparation(Protocol):
+    """Measurements or files that a scheduler needs for each instance."""
+
+    async def prepare(self, instance: Instance) -> None:
+        """Measure an idle instance, or read files; comes before `add`. Raises InferenceError."""
+
+
+class OpenSequences(Protocol):
+    """The sequences of a model that have begun and not ended."""
+
+    def continues(self, request: InferRequest) -> bool:
+        """Whether the request continues an open sequence."""
+
+    async def ended(self) -> None:
+        """Wait until no sequence is open."""
 
 
 class Scheduler(ABC):
     """Executes entries on instances. One task owns `run`; synchronous methods never wait.
 
-    Requests: `admit`, then `submit` or `answered`. Instances: `prepare`, `add`, then `remove` or
-    `withdraw`. Sequences: `continues` and `sequences_ended`; other schedulers have none.
+    Requests: `admit`, then `submit`. Instances: `preparation`, `add`, then `remove`.
     """
+
+    preparation: Preparation | None = None
+    """The preparation of each instance; None if it needs none."""
+    sequences: OpenSequences | None = None
+    """The open sequences; None if the model has none."""
+    order: "ResponseOrder | None" = None
+    """The order of all responses, which those of the response cache keep too; None without one."""
 
     def admit(self, request: InferRequest) -> None:  # noqa: B027 - optional
         """Raise InferenceError if the queue cannot take this request; comes before `submit`."""
@@ -25,33 +58,16 @@ class Scheduler(ABC):
     def submit(self, entry: Entry) -> None:
         """Queue an entry; the order of calls is the order of the queue."""
 
-    def answered(self, stream: ResponseStream) -> None:  # noqa: B027 - optional
-        """Note the place in the order of a request that the response cache answers."""
-
-    def continues(self, request: InferRequest) -> bool:
-        """Whether the request continues an open sequence."""
-        return False
-
-    async def sequences_ended(self) -> None:
-        """Wait until no sequence is open."""
-        return
-
-    async def prepare(self, instance: Instance) -> None:  # noqa: B027 - optional
-        """Measure an idle instance, or read files, as scheduling needs; comes before `add`."""
-
     @abstractmethod
     def add(self, instance: Instance, registration: Registration | None = None) -> None:
         """Execute on this instance; with a registration, only in turns of the rate limiter."""
 
     @abstractmethod
-    def remove(self, instance: Instance, error: InferenceError) -> None:
-        """Stop using a dead instance: the requests that it was executing get the error."""
+    def remove(self, instance: Instance, error: InferenceError | None = None) -> Awaitable[object]:
+        """Stop using an instance at once; the result ends after its last execution.
 
-    @abstractmethod
-    async def withdraw(self, instance: Instance) -> None:
-        """Stop using a living instance; returns after its last execution.
-
-        `remove` may be called meanwhile if it dies.
+        The requests that a dead instance was executing get the error. A second call with an error
+        may follow if it dies meanwhile. The executions continue if the wait is cancelled.
         """
 
     @property
@@ -62,3 +78,257 @@ class Scheduler(ABC):
     @abstractmethod
     async def run(self) -> None:
         """Own the tasks of the executions until cancelled."""
+
+
+def all_ended(tasks: Iterable[asyncio.Task[None]]) -> Awaitable[object]:
+    """The end of all tasks, which continue if the wait for it is cancelled."""
+    return asyncio.shield(asyncio.gather(*tasks, return_exceptions=True))
+
+
+class FreeInstances:
+    """The instances that can take one more execution, in the order in which they became free.
+
+    `on_free` is called when an instance may have become free. An instance that is registered with
+    a rate limiter also needs its turn; `on_free` is called in its turn, which ends with that call.
+    """
+
+    def __init__(self, on_free: Callable[[], None]) -> None:
+        self._on_free = on_free
+        self._free: deque[Instance] = deque()
+        self._known: set[Instance] = set()
+        self._limiter: ExecutionLimiter | None = None
+        self._registrations: dict[Instance, Registration] = {}
+        self._executing: Counter[Instance] = Counter()
+        self._offered: Instance | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._free)
+
+    @property
+    def limited(self) -> bool:
+        """Whether a rate limiter gives turns."""
+        return self._limiter is not None
+
+    def knows(self, instance: Instance) -> bool:
+        """Whether it may execute: it was added, not removed since, and is alive."""
+        return instance in self._known and instance.alive
+
+    @property
+    def first(self) -> Instance:
+        """The instance to be taken next, unless the rate limiter offers another; not if empty."""
+        return self._offered or self._free[0]
+
+    def add(self, instance: Instance, registration: Registration | None = None) -> None:
+        """Add an instance, free for all executions that it takes at once."""
+        self._known.add(instance)
+        if registration is not None:
+            self._limiter = registration.limiter
+            self._registrations[instance] = registration
+        self._free.extend([instance] * (instance.concurrency or 1))
+
+    def remove(self, instance: Instance) -> None:
+        """Remove an instance; its leases stay valid."""
+        self._known.discard(instance)
+        self._free = deque(free for free in self._free if free is not instance)
+        if self._offered is instance:
+            self._offered = None
+        self._forget_registration(instance)
+        if not self._known:
+            self.rest()
+
+    def take(self) -> "Lease | None":
+        """A lease of the next instance; None if no instance is free, or it is not its turn."""
+        if self._limiter is not None:
+            return self._take_turn(self._limiter)
+        while self._free:
+            instance = self._free.popleft()
+            if not instance.alive:  # it is about to be removed
+                continue
+            if instance.concurrency is None:
+                self._free.append(instance)
+            return Lease(self, instance)
+        return None
+
+    def release(self, lease: "Lease") -> None:
+        """End a lease; no effect if it has ended."""
+        if lease.ended:
+            return
+        lease.ended = True
+        instance = lease.instance
+        if instance.concurrency is not None and instance in self._known and instance.alive:
+            self._free.append(instance)
+        if self._limiter is not None:
+            self._executing[instance] -= 1
+            self._limiter.ended(self._registrations[instance])
+            self._forget_registration(instance)
+        self._on_free()
+
+    def rest(self) -> None:
+        """Withdraw from the rate limiter: nothing is queued for these instances."""
+        if self._limiter is not None:
+            self._limiter.rest(self)
+
+    def _take_turn(self, limiter: ExecutionLimiter) -> "Lease | None":
+        instance, self._offered = self._offered, None
+        if instance is None:
+            limiter.ask(self)
+            return None
+        self._free.remove(instance)
+        if instance.concurrency is None:
+            self._free.append(instance)
+        self._executing[instance] += 1
+        limiter.began(self._registrations[instance])
+        return Lease(self, instance)
+
+    def _forget_registration(self, instance: Instance) -> None:
+        if instance not in self._known and not self._executing[instance]:
+            self._registrations.pop(instance, None)
+            del self._executing[instance]
+
+    # Called by the rate limiter.
+
+    def candidates(self) -> Iterator[tuple[Instance, Registration]]:
+        """Each free instance that is alive, with its registration."""
+        free = dict.fromkeys(self._free)
+        return ((each, self._registrations[each]) for each in free if each.alive)
+
+    def offer(self, instance: Instance) -> None:
+        """Give an instance its turn."""
+        self._offered = instance
+        try:
+            self._on_free()
+        finally:
+            self._offered = None
+
+
+class Lease:
+    """An instance that was taken for one execution; ends with the execution at the latest."""
+
+    __slots__ = ("_free", "ended", "instance")
+
+    def __init__(self, free: FreeInstances, instance: Instance) -> None:
+        self.instance = instance
+        self.ended = False
+        self._free = free
+
+    def release(self) -> None:
+        """Return the instance; no effect if it has been returned."""
+        self._free.release(self)
+
+
+class _Stage(Enum):
+    QUEUED = auto()
+    EXECUTING = auto()
+    ENDED = auto()
+
+
+class ResponseOrder:
+    """Holds each stream until every stream before it has ended.
+
+    Requests that leave the queue without an execution, cancelled or rejected, have no place in the
+    order. A held stream keeps its responses itself, within its own limit.
+    """
+
+    def __init__(self, limit: int = HELD_LIMIT) -> None:
+        self._limit = limit
+        self._stages: OrderedDict[ResponseStream, _Stage] = OrderedDict()
+        self._held = 0
+
+    def arrived(self, stream: ResponseStream) -> None:
+        """Append a stream to the order."""
+        if self._stages:
+            stream.hold()
+        self._stages[stream] = _Stage.QUEUED
+
+    def started(self, streams: Iterable[ResponseStream]) -> None:
+        """Their execution started."""
+        for stream in streams:
+            self._stages[stream] = _Stage.EXECUTING
+
+    def returned(self, stream: ResponseStream) -> None:
+        """Its execution did not begin: the stream is queued again."""
+        self._stages[stream] = _Stage.QUEUED
+
+    def ended(self, streams: Iterable[ResponseStream]) -> None:
+        """Their execution ended."""
+        for stream in streams:
+            self._stages[stream] = _Stage.ENDED
+            self._held += 1
+        self._settle()
+
+    def answered(self, stream: ResponseStream) -> None:
+        """Append the stream of a request that the response cache answers."""
+        self.arrived(stream)
+        self.started((stream,))
+        self.ended((stream,))
+
+    def left(self, stream: ResponseStream) -> None:
+        """The stream left the queue without an execution."""
+        if self._stages.pop(stream, None) is not None:
+            stream.release()
+            self._settle()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether no more may be executed until the first stream has ended."""
+        return self._held >= self._limit and self._first() is _Stage.EXECUTING
+
+    def _settle(self) -> None:
+        while self._first() is _Stage.ENDED:
+            stream, _ = self._stages.popitem(last=False)
+            stream.release()
+            self._held -= 1
+        if self._stages:
+            next(iter(self._stages)).release()
+
+    def _first(self) -> _Stage | None:
+        return next(iter(self._stages.values()), None)
+
+
+class Timer:
+    """Calls back once, at the earliest time that was set.
+
+    Event loops wait for whole milliseconds, but batches wait for tens of microseconds: below a
+    millisecond the timer takes one turn of the loop after the other. Times are those of
+    `time.monotonic_ns`.
+    """
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+        self._at_ns = 0
+        self._handle: asyncio.Handle | None = None
+
+    def set(self, at_ns: int) -> None:
+        """Call back at that time, unless an earlier time is set."""
+        if self._handle is not None:
+            if self._at_ns <= at_ns:
+                return
+            self._handle.cancel()
+        self._at_ns = at_ns
+        self._wait()
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it will call back."""
+        return self._handle is not None
+
+    def clear(self) -> None:
+        """Cancel the call."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        left_ms = (self._at_ns - time.monotonic_ns()) // NS_PER_MS
+        if left_ms > 0:
+            self._handle = loop.call_later(left_ms / MS_PER_SECOND, self._ring)
+        else:
+            self._handle = loop.call_soon(self._ring)
+
+    def _ring(self) -> None:
+        if time.monotonic_ns() < self._at_ns:
+            self._wait()
+            return
+        self._handle = None
+        self._callback()

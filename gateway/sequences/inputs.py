@@ -1,12 +1,15 @@
-"""Control inputs and implicit states that sequences add to requests."""
+"""Executions of sequences: control inputs, implicit states, and rows for empty slots."""
 
+import asyncio
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+from gateway.backend import Answer, Instance, Note
 from gateway.batches.extra_inputs import control_type
 from gateway.batches.shapes import Reshapes
 from gateway.config import ModelConfig
@@ -14,9 +17,12 @@ from gateway.config.scheduling import Control, ControlKind, InitialState, State
 from gateway.data_files import DataFiles
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, RequestedOutput, SequenceTag
+from gateway.schedulers.execution import Entry, SequenceCall
+from gateway.sequences.ready_requests import Row
 from gateway.tensor import SIZES, Datatype, Tensor
 
 NO_SEQUENCE = SequenceTag(0)
+NO_REQUEST = InferRequest(model="")
 INITIAL_ANY_SIZE = 1
 """The size of a variable dimension in an initial state."""
 MAX_BYTES = 2**31 - 1
@@ -181,6 +187,25 @@ def _stored(name: str, tensor: Tensor, shared: bool) -> Tensor:
     return Tensor(name, tensor.datatype, tensor.shape, data)
 
 
+class InitialStates:
+    """The states of one model; their initial values are read again for each new instance.
+
+    `folder` is the model's.
+    """
+
+    def __init__(self, config: ModelConfig, folder: Path) -> None:
+        self.states = ImplicitStates(config, {})
+        self._config = config
+        self._folder = folder
+
+    async def prepare(self, instance: Instance) -> None:
+        """Read the files; InferenceError with Triton's texts."""
+        batching = self._config.sequence_batching
+        if batching is not None and any(state.initial_state for state in batching.state):
+            initial = await asyncio.to_thread(read_initial_states, self._config, self._folder)
+            self.states = ImplicitStates(self._config, initial)
+
+
 def read_initial_states(config: ModelConfig, folder: Path) -> dict[str, Tensor]:
     """The initial states of a checked config, by names of inputs. Blocks on files.
 
@@ -225,3 +250,94 @@ def _strings(tensor: Tensor, filename: str) -> Tensor:
             f"from {filename} has {len(elements)}",
         )
     return Tensor(tensor.name, tensor.datatype, tensor.shape, elements)
+
+
+class ExecutionInputs:
+    """Adds control inputs, states and padding rows to executions; prepared once per model."""
+
+    def __init__(self, config: ModelConfig, states: ImplicitStates) -> None:
+        self._controls = ControlInputs(config)
+        self._states = states
+        self._unpadded = SequenceCall(runs_to_end=bool(states))
+
+    def prepare(
+        self, instance: Instance, rows: Sequence[Row | None]
+    ) -> tuple[list[Entry], SequenceCall]:
+        """One entry for each row that has a request, and how the instance is called."""
+        present = [row for row in rows if row is not None]
+        entries = [self._entry(row) for row in present]
+        if len(present) == len(rows) and not self._states:
+            return entries, self._unpadded
+        requests = iter([entry.request for entry in entries])
+        padding = self._padding(present[0]) if len(present) < len(rows) else NO_REQUEST
+        padded = [padding if row is None else next(requests) for row in rows]
+        execution = PaddedExecution(instance, rows, padded, self._states)
+        padding_rows = len(rows) - len(present)
+        return entries, SequenceCall(execution.execute, padding_rows, bool(self._states))
+
+    def _entry(self, row: Row) -> Entry:
+        entry = row.waiting.entry
+        request, states = entry.request, self._states
+        tag = request.sequence or NO_SEQUENCE
+        inputs = request.inputs + self._controls.of(tag)
+        if states:
+            if tag.start or not row.sequence.states:
+                row.sequence.states = states.initial
+            inputs += tuple(row.sequence.states.values())
+            request = replace(request, inputs=inputs, outputs=states.asked(request))
+        elif len(inputs) > len(request.inputs):
+            request = replace(request, inputs=inputs)
+        else:
+            return entry
+        return Entry(request, entry.stream, entry.record)
+
+    def _padding(self, row: Row) -> InferRequest:
+        """The request for an empty slot: the inputs of a present row, with READY off."""
+        request = row.waiting.entry.request
+        states = tuple(row.sequence.states.values())
+        return InferRequest(
+            model=request.model,
+            version=request.version,
+            inputs=request.inputs + self._controls.of_empty_slot() + states,
+            outputs=self._states.asked(request),
+            sequence=NO_SEQUENCE,
+        )
+
+
+class PaddedExecution:
+    """One call of an instance with a request for every slot; keeps the states it answers."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        rows: Sequence[Row | None],
+        padded: Sequence[InferRequest],
+        states: ImplicitStates,
+    ) -> None:
+        self._instance = instance
+        self._rows = rows
+        self._padded = padded
+        self._states = states
+
+    async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
+        """Answer the requests, which are those of the rows that have one, in their order."""
+        places = iter(range(len(requests)))
+        indices = [None if row is None else next(places) for row in self._rows]
+        async with aclosing(self._instance.execute(self._padded)) as answers:
+            async for number, answer in answers:
+                index, row = indices[number], self._rows[number]
+                if answer is Note.FREED:
+                    yield 0, answer
+                elif row is not None and index is not None:
+                    yield index, self._without_states(answer, row)
+
+    def _without_states(
+        self, answer: InferResponse | InferenceError | Note, row: Row
+    ) -> InferResponse | InferenceError | Note:
+        if not self._states or not isinstance(answer, InferResponse):
+            return answer
+        request = row.waiting.entry.request
+        answer, found = self._states.take(answer, request, shared=len(self._rows) > 1)
+        if found:
+            row.sequence.states = {**row.sequence.states, **found}
+        return answer

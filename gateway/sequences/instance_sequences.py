@@ -10,11 +10,9 @@ from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.execution import Entry, Execution
-from gateway.schedulers.free_instances import FreeInstances, Lease
 from gateway.schedulers.rate_limiter import Registration
-from gateway.schedulers.response_order import ResponseOrder
-from gateway.schedulers.timer import Timer
-from gateway.sequences.padded_execution import ExecutionInputs
+from gateway.schedulers.scheduler import FreeInstances, Lease, ResponseOrder, Timer
+from gateway.sequences.inputs import ExecutionInputs
 from gateway.sequences.ready_requests import ReadyRequests, Row
 from gateway.sequences.table import OpenSequence, SequenceSlot
 
@@ -63,7 +61,7 @@ class InstanceSequences:
         self._starting: Task | None = None
         self._running: dict[Task, tuple[Execution, Sequence[Row]]] = {}
         self._held: dict[Task, Sequence[Row]] = {}
-        self._emptied = asyncio.Event()
+        self._emptied: asyncio.Future[None] | None = None
 
     def open(self, filling: ExecutionInputs, registration: Registration | None) -> None:
         """Start using the instance."""
@@ -137,18 +135,23 @@ class InstanceSequences:
                 row.waiting.entry.stream.abandon(error)
             execution.stop()
 
-    async def emptied(self) -> None:
-        """Wait until no slot has a sequence and nothing executes; then stop using the instance."""
+    def emptied(self) -> asyncio.Future[None]:
+        """Stop using the instance once no slot has a sequence and nothing executes, at the end.
+
+        Its slots are retired.
+        """
+        if self._emptied is None:
+            self._emptied = asyncio.get_running_loop().create_future()
         self.notice_empty()
-        await self._emptied.wait()
-        self._free.remove(self._instance)
+        return self._emptied
 
     def notice_empty(self) -> None:
-        """Update `emptied`: a slot may have become free."""
-        if not self._running and not self._ready and all(not each.sequence for each in self.slots):
-            self._emptied.set()
-        else:
-            self._emptied.clear()
+        """End `emptied` if that is due: a slot may have become free."""
+        if self._emptied is None or self._emptied.done() or self._running or self._ready:
+            return
+        if all(not each.sequence for each in self.slots):
+            self._free.remove(self._instance)
+            self._emptied.set_result(None)
 
     def rest(self) -> None:
         """Start no further tasks: the scheduler ends."""

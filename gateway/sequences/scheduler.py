@@ -7,32 +7,29 @@ control inputs and states.
 import asyncio
 import logging
 import time
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from gateway.backend import Instance
 from gateway.batches.padding import Padding
 from gateway.config import ModelConfig
-from gateway.config.scheduling import DynamicBatching, SequenceBatching, StrategyDirect
+from gateway.config.scheduling import ControlKind, DynamicBatching, SequenceBatching, StrategyDirect
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest, SequenceTag
+from gateway.messages import InferRequest, SequenceTag, request_prefix
 from gateway.observability.statistics import SEQUENCE_TIMEOUT, ModelStatistics
 from gateway.schedulers.execution import Entry, Execution
 from gateway.schedulers.queue import QueueAdmission, QueuedRequest, QueueRules
 from gateway.schedulers.rate_limiter import Registration
-from gateway.schedulers.response_order import ResponseOrder
-from gateway.schedulers.scheduler import Scheduler
-from gateway.schedulers.timer import Timer
-from gateway.sequences.admission import SequenceAdmission
-from gateway.sequences.inputs import ImplicitStates, read_initial_states
+from gateway.schedulers.scheduler import ResponseOrder, Scheduler, Timer, all_ended
+from gateway.sequences.inputs import ExecutionInputs, InitialStates, controls_of
 from gateway.sequences.instance_sequences import InstanceSequences, SequenceEvents
-from gateway.sequences.padded_execution import ExecutionInputs
 from gateway.sequences.ready_requests import ReadyCandidates, ReadyRequests, ReadySlots, Row
 from gateway.sequences.table import OpenSequence, SequenceTable
+from gateway.tensor import Datatype
 
 log = logging.getLogger("sluice.sequences")
 
@@ -62,14 +59,12 @@ class SequenceScheduler(Scheduler):
         self._config = config
         self._batching = batching
         self._statistics = statistics
-        self._folder = folder
-        self._none_open = asyncio.Event()
+        self.preparation = self._initial = InitialStates(config, folder)
         # The request of an open iterative sequence is always executing or queued.
         idle_us = 0 if batching.iterative_sequence else batching.max_sequence_idle_microseconds
-        self._table = SequenceTable(idle_us, self._none_open.set, self._busy)
+        self.sequences = self._table = SequenceTable(idle_us, self._busy)
         self._admission = SequenceAdmission(config, self._table.knows)
         self._arrivals = QueueAdmission(config, QueueRules(DynamicBatching()), Padding.read(config))
-        self._states = ImplicitStates(config, {})
         self._hosts: dict[object, InstanceSequences] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._idle = Timer(self._close_idle)
@@ -90,48 +85,33 @@ class SequenceScheduler(Scheduler):
             self._warn_of_conflict(tag)
         self._push(entry, tag)
 
-    def continues(self, request: InferRequest) -> bool:
-        tag = request.sequence
-        return tag is not None and not tag.start and self._table.knows(tag.correlation_id)
-
-    async def sequences_ended(self) -> None:
-        while self._table.any_open:
-            self._none_open.clear()
-            await self._none_open.wait()
-
-    async def prepare(self, instance: Instance) -> None:
-        """Read the initial states; InferenceError with Triton's texts."""
-        if any(state.initial_state for state in self._batching.state):
-            initial = await asyncio.to_thread(read_initial_states, self._config, self._folder)
-            self._states = ImplicitStates(self._config, initial)
-
     def add(self, instance: Instance, registration: Registration | None = None) -> None:
         ready, order = self._strategy()
         slots = self._table.add(instance, self._slot_count)
         host = InstanceSequences(instance, slots, ready, self._events, self._statistics, order)
         self._hosts[instance] = host
         host.tasks = self._tasks
-        host.open(ExecutionInputs(self._config, self._states), registration)
+        host.open(ExecutionInputs(self._config, self._initial.states), registration)
         self._fill()
 
-    def remove(self, instance: Instance, error: InferenceError) -> None:
-        """Sequences that have begun on the instance fail: it may have held their state."""
-        host = self._hosts.pop(instance, None)
+    def remove(self, instance: Instance, error: InferenceError | None = None) -> Awaitable[object]:
+        """Sequences that have begun on the instance end there.
+
+        With an error they fail: the instance may have held their state.
+        """
+        host = self._hosts.get(instance)
         if host is None:
-            return
+            return all_ended(())
         self._retire(host)
-        host.fail(error)
-        for sequence in host.sequences:
-            self._drop(sequence, error, host)
+        if error is not None:
+            del self._hosts[instance]
+            host.fail(error)
+            for sequence in host.sequences:
+                self._drop(sequence, error, host)
         self._fill()
-
-    async def withdraw(self, instance: Instance) -> None:
-        """Sequences that have begun on the instance end there, or fail if it dies."""
-        host = self._hosts[instance]
-        self._retire(host)
-        self._fill()
-        await host.emptied()
-        self._hosts.pop(instance, None)  # `remove` may have done so
+        emptied = host.emptied()
+        emptied.add_done_callback(lambda _: self._hosts.pop(instance, None))
+        return asyncio.shield(emptied)
 
     @property
     def executions(self) -> Iterable[Execution]:
@@ -228,8 +208,8 @@ class SequenceScheduler(Scheduler):
         waiting = sequence.waiting[0]
         tag = waiting.entry.request.sequence
         starts = not sequence.states or (tag is not None and tag.start)
-        states = self._states.initial if starts else sequence.states
-        if shapes := self._states.shapes(states):
+        states = self._initial.states.initial if starts else sequence.states
+        if shapes := self._initial.states.shapes(states):
             key = waiting.key
             waiting.key = _Key(key.request if isinstance(key, _Key) else key, shapes)
 
@@ -314,3 +294,62 @@ class SequenceScheduler(Scheduler):
 
 def _first_arrived_ns(sequence: OpenSequence) -> int:
     return sequence.waiting[0].arrived_ns
+
+
+class SequenceAdmission:
+    """The checks of one model's requests, with Triton's order and texts.
+
+    `known` says whether a sequence is open.
+    """
+
+    def __init__(self, config: ModelConfig, known: Callable[[int | str], bool]) -> None:
+        batching = config.sequence_batching
+        self._model = config.name
+        self._batching = config.batching
+        self._iterative = batching is not None and batching.iterative_sequence
+        self._known = known
+        self._ids = [
+            (name, control.data_type.datatype)
+            for name, control in controls_of(config)
+            if control.kind is ControlKind.CONTROL_SEQUENCE_CORRID
+        ]
+
+    def check(self, request: InferRequest) -> None:
+        """Raise INVALID_ARG if the request cannot belong to a sequence."""
+        tag = request.sequence
+        if tag is not None:
+            self._check_type(tag, request)
+        if self._batching and request.inputs and request.inputs[0].shape[0] > 1:
+            _refuse(
+                f"inference request to model '{self._model}' must specify batch-size 1 due to "
+                "requirements of sequence batcher"
+            )
+        if tag is None or not tag.correlation_id:
+            if not self._iterative:
+                _refuse(
+                    f"inference request to model '{self._model}' must specify a non-zero or "
+                    "non-empty correlation ID"
+                )
+        elif not tag.start and not self._known(tag.correlation_id):
+            raise self.not_started(tag.correlation_id)
+
+    def not_started(self, correlation_id: int | str) -> InferenceError:
+        """The error of a request whose sequence is not open."""
+        return InferenceError(
+            Code.INVALID_ARG,
+            f"inference request for sequence {correlation_id} to model '{self._model}' must "
+            "specify the START flag on the first request of the sequence",
+        )
+
+    def _check_type(self, tag: SequenceTag, request: InferRequest) -> None:
+        found = Datatype.BYTES if isinstance(tag.correlation_id, str) else Datatype.UINT64
+        for name, expected in self._ids:
+            if (found is Datatype.BYTES) is not (expected is Datatype.BYTES):
+                _refuse(
+                    f"{request_prefix(request.id)}sequence batching control '{name}' data-type is "
+                    f"'{found}', but model '{self._model}' expects '{expected}'"
+                )
+
+
+def _refuse(message: str) -> NoReturn:
+    raise InferenceError(Code.INVALID_ARG, message)

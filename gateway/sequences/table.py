@@ -7,12 +7,13 @@ idle. Slots of busy instances are taken last; on Triton only the number counts. 
 argument.
 """
 
+import asyncio
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gateway.messages import SequenceTag
+from gateway.messages import InferRequest, SequenceTag
 from gateway.schedulers.queue import NS_PER_US, QueuedRequest
 from gateway.tensor import Tensor
 
@@ -52,10 +53,6 @@ class OpenSequence:
     deadline_ns: int = 0
 
 
-def _ignore() -> None:
-    """The default of `on_last`."""
-
-
 def _never_busy(owner: Hashable) -> bool:
     """The default of `busy`."""
     return False
@@ -64,19 +61,14 @@ def _never_busy(owner: Hashable) -> bool:
 class SequenceTable:
     """The sequences of one model, their slots and their backlog.
 
-    `idle_us` is the longest time without a request; 0 is unlimited. `on_last` is called when the
-    last open sequence closes. `busy` says whether an owner cannot execute now.
+    `idle_us` is the longest time without a request; 0 is unlimited. `busy` says whether an owner
+    cannot execute now. Implements `OpenSequences`.
     """
 
-    def __init__(
-        self,
-        idle_us: int,
-        on_last: Callable[[], None] = _ignore,
-        busy: Callable[[Hashable], bool] = _never_busy,
-    ) -> None:
+    def __init__(self, idle_us: int, busy: Callable[[Hashable], bool] = _never_busy) -> None:
         self._idle_ns = idle_us * NS_PER_US
-        self._on_last = on_last
         self._busy = busy
+        self._none_open = asyncio.Event()
         self._open: dict[int | str, OpenSequence] = {}
         self._resting: OrderedDict[OpenSequence, None] = OrderedDict()
         self._backlog: OrderedDict[OpenSequence, None] = OrderedDict()
@@ -86,10 +78,16 @@ class SequenceTable:
         """Whether a sequence with that id is open."""
         return correlation_id in self._open
 
-    @property
-    def any_open(self) -> bool:
-        """Whether any sequence is open."""
-        return bool(self._open)
+    def continues(self, request: InferRequest) -> bool:
+        """Whether the request continues an open sequence."""
+        tag = request.sequence
+        return tag is not None and not tag.start and self.knows(tag.correlation_id)
+
+    async def ended(self) -> None:
+        """Wait until no sequence is open."""
+        while self._open:
+            self._none_open.clear()
+            await self._none_open.wait()
 
     @property
     def idle_ns(self) -> int:
@@ -124,7 +122,7 @@ class SequenceTable:
             del self._open[sequence.correlation_id]
             self._resting.pop(sequence, None)
             if not self._open:
-                self._on_last()
+                self._none_open.set()
 
     def drop(self, sequence: OpenSequence) -> list[QueuedRequest]:
         """Close a sequence and return its queued requests; the caller releases its slot."""

@@ -49,7 +49,8 @@ async def test_a_sequence_ends_with_its_retired_instance(config: ModelConfig, se
     await settle()
     leaving.die("its worker has died")
     await soon(leaving.closed.wait())
-    assert not model.continues(part(1, "b"))
+    assert model.sequences is not None
+    assert not model.sequences.continues(part(1, "b"))
     with pytest.raises(InferenceError, match="must specify the START flag"):
         model.submit(part(1, "b"))
     again = model.submit(part(1, "c", "start end"))

@@ -37,11 +37,12 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Instance]]:
         assert name.startswith("a_")
         found.append(("warm up", instance))
 
-    async def prepare(self: DirectScheduler, instance: Instance) -> None:
-        found.append(("prepare", instance))
+    class Prepared:
+        async def prepare(self, instance: Instance) -> None:
+            found.append(("prepare", instance))
 
     monkeypatch.setattr(instances_module, "warm_up", warm_up)
-    monkeypatch.setattr(DirectScheduler, "prepare", prepare)
+    monkeypatch.setattr(DirectScheduler, "preparation", Prepared())
     return found
 
 

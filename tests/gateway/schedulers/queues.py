@@ -18,6 +18,7 @@ from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.execution import Entry
 from gateway.schedulers.queue import QueuedRequest
 from gateway.schedulers.rate_limiter import ExecutionLimiter
+from gateway.schedulers.scheduler import OpenSequences
 from gateway.tensor import Datatype, Tensor, array_tensor
 from tests.builders import TEXT, Execution, ScriptedInstance, new_entry, soon, text_response
 
@@ -112,6 +113,12 @@ class Queue:
         entry = new_entry(self.statistics, request, batch_size)
         self.scheduler.submit(entry)
         return entry
+
+    @property
+    def sequences(self) -> OpenSequences:
+        """The open sequences of a sequence scheduler."""
+        assert self.scheduler.sequences is not None
+        return self.scheduler.sequences
 
     async def stop(self) -> None:
         """End the scheduler, as the server does when it stops."""

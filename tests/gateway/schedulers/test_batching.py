@@ -315,7 +315,7 @@ async def test_an_instance_removed_while_its_batch_waits_executes_nothing(start:
     (entry,) = queue.submit("a")
     await settle()
     staying = queue.employ(concurrency=1)
-    await soon(queue.scheduler.withdraw(leaving))
+    await soon(queue.scheduler.remove(leaving))
     finish(await staying.begun())
     assert await soon(read_all(entry.stream)) == ["a"]
     assert "a" not in leaving.asked

@@ -458,7 +458,8 @@ async def test_a_cached_response_waits_for_earlier_requests(start: Start) -> Non
     execution = await instance.begun()
     cached = ResponseStream()
     cached.put(text_response("cached", final=True))
-    queue.scheduler.answered(cached)
+    assert queue.scheduler.order is not None
+    queue.scheduler.order.answered(cached)
     reader = asyncio.create_task(read_all(cached))
     await settle()
     assert not reader.done()

@@ -275,7 +275,7 @@ async def test_a_withdrawn_instance_ends_its_executions_and_takes_no_others(
     queue.add(leaving)
     first, second, third = queue.submit("a", "b", "c")
     execution = await leaving.begun()
-    withdrawn = asyncio.create_task(queue.scheduler.withdraw(leaving))
+    withdrawn = asyncio.ensure_future(queue.scheduler.remove(leaving))
     await settle()
     assert not withdrawn.done()
     queue.add(staying)
@@ -332,7 +332,7 @@ async def test_an_instance_is_withdrawn_after_the_executions_freed_early(queue: 
     queue.add(instance)
     first, second = queue.submit("a", "b")
     executions = [await let_go(instance), await let_go(instance)]
-    withdrawn = asyncio.create_task(queue.scheduler.withdraw(instance))
+    withdrawn = asyncio.ensure_future(queue.scheduler.remove(instance))
     executions[1].finish("done b")
     await settle()
     assert not withdrawn.done()
@@ -345,14 +345,38 @@ async def test_an_instance_is_withdrawn_after_the_executions_freed_early(queue: 
 async def test_an_idle_instance_is_withdrawn_at_once(queue: Queue) -> None:
     instance = ScriptedInstance(concurrency=1)
     queue.add(instance)
-    await soon(queue.scheduler.withdraw(instance))
+    await soon(queue.scheduler.remove(instance))
     (entry,) = queue.submit("a")
     await settle()
     assert instance.executions == []
     entry.stream.cancel()
 
 
+async def test_a_cancelled_wait_for_a_removed_instance_disturbs_no_execution(queue: Queue) -> None:
+    instance = ScriptedInstance(concurrency=1)
+    queue.add(instance)
+    (entry,) = queue.submit("a")
+    execution = await instance.begun()
+    asyncio.ensure_future(queue.scheduler.remove(instance)).cancel()
+    await settle()
+    execution.finish("done")
+    assert await soon(read_all(entry.stream)) == ["done"]
+
+
 # Instances that die.
+
+
+async def test_an_instance_that_dies_after_its_removal_ends_the_wait_for_it(queue: Queue) -> None:
+    dead = ScriptedInstance(concurrency=1)
+    queue.add(dead)
+    (entry,) = queue.submit("a")
+    await dead.begun()
+    removed = queue.scheduler.remove(dead)
+    await soon(queue.scheduler.remove(dead, BROKEN))
+    await soon(removed)
+    with pytest.raises(InferenceError, match="broken"):
+        await soon(read_all(entry.stream))
+    assert not list(queue.scheduler.executions)
 
 
 async def test_a_queued_request_is_never_handed_to_an_instance_that_has_died(queue: Queue) -> None:

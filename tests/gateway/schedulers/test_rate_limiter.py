@@ -225,7 +225,7 @@ async def test_withdrawing_an_instance_waits_for_its_executions(two: Models) -> 
     two.queues[0].submit("a")
     (execution,) = await two.running()
     two.queues[1].submit("b")
-    withdrawn = asyncio.create_task(two.queues[0].scheduler.withdraw(two.instances[0]))
+    withdrawn = asyncio.ensure_future(two.queues[0].scheduler.remove(two.instances[0]))
     await settle()
     assert not withdrawn.done()
     finish(execution)

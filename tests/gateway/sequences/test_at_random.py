@@ -135,9 +135,9 @@ async def _change_instances(queue: Queue, choice: random.Random, served: asyncio
         else:
             present.append(Adding(choice))
             queue.add(present[-1], group)
-            await queue.scheduler.withdraw(leaving)
+            await queue.scheduler.remove(leaving)
     for instance in present:
-        await queue.scheduler.withdraw(instance)
+        await queue.scheduler.remove(instance)
 
 
 async def _client(queue: Queue, choice: random.Random, number: int) -> list[str]:

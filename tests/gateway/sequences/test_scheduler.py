@@ -701,7 +701,7 @@ async def test_an_instance_is_withdrawn_after_its_sequences(
     ask(queue, 1, "a", "start")
     finish(await leaving.begun())
     await settle()
-    withdrawn = asyncio.create_task(queue.scheduler.withdraw(leaving))
+    withdrawn = asyncio.ensure_future(queue.scheduler.remove(leaving))
     staying = queue.employ()
     other = ask(queue, 2, "b", "start end")
     finish(await staying.begun())
@@ -726,7 +726,7 @@ async def test_an_instance_is_withdrawn_when_its_last_queued_request_is_cancelle
     await settle()
     ask(queue, ord("a"), "never executed", "end").stream.cancel()
     last = ask(queue, ord("b"), "neither", "end")
-    withdrawn = asyncio.create_task(queue.scheduler.withdraw(leaving))
+    withdrawn = asyncio.ensure_future(queue.scheduler.remove(leaving))
     await settle()
     assert not withdrawn.done()
     last.stream.cancel()
@@ -736,13 +736,13 @@ async def test_an_instance_is_withdrawn_when_its_last_queued_request_is_cancelle
 async def test_only_requests_of_open_sequences_continue(start: Start, config: ModelConfig) -> None:
     queue = start(config)
     instance = queue.employ()
-    await soon(queue.scheduler.sequences_ended())
+    await soon(queue.sequences.ended())
     for number in (1, 2):
         ask(queue, number, str(number), "start")
-    goes_on = queue.scheduler.continues
+    goes_on = queue.sequences.continues
     assert [goes_on(part(1, "x")), goes_on(part(1, "x", "end"))] == [True, True]
     assert not any(goes_on(each) for each in (part(1, "x", "start"), part(3, "x"), word("x")))
-    ended = asyncio.create_task(queue.scheduler.sequences_ended())
+    ended = asyncio.create_task(queue.sequences.ended())
     finish(await instance.begun())
     ask(queue, 1, "a", "end")
     finish(await instance.begun())
@@ -762,8 +762,8 @@ async def test_an_idle_sequence_has_ended(start: Start, config: ModelConfig) -> 
     instance = queue.employ()
     ask(queue, 1, "a", "start")
     finish(await instance.begun())
-    await soon(queue.scheduler.sequences_ended())
-    assert not queue.scheduler.continues(part(1, "b"))
+    await soon(queue.sequences.ended())
+    assert not queue.sequences.continues(part(1, "b"))
 
 
 async def test_a_decoupled_model_answers_in_order_without_waiting_for_itself(start: Start) -> None:

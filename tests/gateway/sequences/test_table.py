@@ -1,6 +1,9 @@
+import asyncio
+
 from gateway.messages import SequenceTag
 from gateway.schedulers.queue import QueuedRequest
 from gateway.sequences.table import OpenSequence, SequenceTable
+from tests.builders import settle, soon
 from tests.gateway.schedulers.queues import MS, waiting
 
 IDLE_MS = 100
@@ -197,15 +200,17 @@ def test_a_sequence_can_be_cut_at_any_request() -> None:
     assert place(sequence) == ("a", 0)
 
 
-def test_the_callback_is_called_when_the_last_sequence_closes() -> None:
-    heard: list[str] = []
-    found = SequenceTable(IDLE_MS * 1000, lambda: heard.append("last"))
+async def test_a_wait_for_open_sequences_ends_when_the_last_one_closes() -> None:
+    found = table()
+    await soon(found.ended())
     for number in (1, 2):
         push(found, number, "start")
+    ended = asyncio.create_task(found.ended())
     push(found, 1, "end")
-    assert (heard, found.any_open) == ([], True)
+    await settle()
+    assert not ended.done()
     push(found, 2, "end")
-    assert (heard, found.any_open) == (["last"], False)
+    await soon(ended)
 
 
 def test_closing_is_idempotent() -> None:

@@ -7,7 +7,7 @@ from gateway.config.data_type import DataType
 from gateway.config.scheduling import Control, ControlInput, ControlKind
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
-from gateway.sequences.admission import SequenceAdmission
+from gateway.sequences.scheduler import SequenceAdmission
 from tests.gateway.schedulers.queues import word
 from tests.gateway.sequences.parts import direct, part
 

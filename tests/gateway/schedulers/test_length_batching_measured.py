@@ -13,10 +13,18 @@ from gateway.config import ModelConfig, ModelInput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
-from gateway.schedulers import calibration as measuring
+from gateway.schedulers import length_batching as measuring
 from gateway.schedulers.batching import FirstComeBatching
-from gateway.schedulers.calibration import BatchRules, is_enough, measure, sample, sizes
-from gateway.schedulers.length_batching import BatchCost, BatchTime, LengthBatching
+from gateway.schedulers.dynamic import BatchRules
+from gateway.schedulers.length_batching import (
+    BatchCost,
+    BatchTime,
+    LengthBatching,
+    is_enough,
+    measure,
+    sample,
+    sizes,
+)
 from tests.builders import soon
 from tests.gateway.schedulers.queues import TOKENS, dynamic
 

@@ -5,8 +5,8 @@ import weakref
 import pytest
 
 from gateway.config import InstanceGroup
-from gateway.schedulers.free_instances import FreeInstances, Lease
 from gateway.schedulers.rate_limiter import ExecutionLimiter
+from gateway.schedulers.scheduler import FreeInstances, Lease
 from tests.builders import ScriptedInstance, settle
 
 PLAIN = InstanceGroup()

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gateway.schedulers.timer import Timer
+from gateway.schedulers.scheduler import Timer
 from tests.builders import soon
 from tests.gateway.schedulers.queues import MS
 
