@@ -9,9 +9,9 @@ from gateway.conversations.conversations import Conversations
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.models.model import Model
+from gateway.models.model_folder import Override
 from gateway.models.registry import ModelRegistry
 from gateway.models.table import IndexRow
-from gateway.models.upload import Override
 from gateway.observability.log import Log
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer

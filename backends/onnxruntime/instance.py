@@ -13,7 +13,7 @@ from backends.onnxruntime.failures import ClearFailures
 from backends.onnxruntime.signature import BFLOAT16, BFLOAT16_KIND, OnnxSignature
 from backends.onnxruntime.threads import CorePin
 from gateway.backend import ModelContext
-from gateway.batches.extra_inputs import with_sequence_tensors
+from gateway.batches.stacking import with_sequence_tensors
 from gateway.config import InstanceKind
 from gateway.device_memory import DeviceMemory
 from gateway.errors import Code, InferenceError

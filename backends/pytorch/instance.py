@@ -18,7 +18,7 @@ from backends.pytorch.signature import (
 )
 from backends.pytorch.tensors import from_torch, to_torch
 from backends.pytorch.threads import ThreadBudget
-from gateway.batches.extra_inputs import with_sequence_tensors
+from gateway.batches.stacking import with_sequence_tensors
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Tensor

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from backends.tensorrt.signature import Binding, EngineSignature
-from gateway.batches.extra_inputs import sequence_inputs, with_sequence_tensors
 from gateway.batches.shapes import batched_shape_problems, whole_shape_problems
+from gateway.batches.stacking import sequence_inputs, with_sequence_tensors
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import DynamicBatching

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from gateway.errors import Code, InferenceError
 from gateway.flags import serve
-from gateway.models.upload import FILE_PREFIX, Override
+from gateway.models.model_folder import FILE_PREFIX, Override
 from gateway.settings import Settings
 from gateway.storage.store import StoreError
 

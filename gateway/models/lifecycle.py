@@ -20,11 +20,10 @@ from gateway.models.ensemble_members import (
 from gateway.models.load_failures import cause, load_failed, member_failed, poll_failed, read_folder
 from gateway.models.loading import InPlaceUpdate, LoadedMembers
 from gateway.models.model import Model
-from gateway.models.model_folder import Snapshot
+from gateway.models.model_folder import Override, Snapshot
 from gateway.models.model_tasks import ModelTasks
 from gateway.models.repository import IN_TWO_REPOSITORIES, LoadSource, ModelId, ModelRepository
 from gateway.models.table import UNLOADED, KnownModel, ModelTable, VersionState, VersionStatus
-from gateway.models.upload import Override
 from gateway.models.version_loads import (
     Loaded,
     VersionLoads,

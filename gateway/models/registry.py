@@ -14,11 +14,11 @@ from gateway.models.lifecycle import Lifecycle
 from gateway.models.load_failures import outcome, poll_failed
 from gateway.models.loading import Infer, ModelLoader, SharedParts
 from gateway.models.model import Model
+from gateway.models.model_folder import Override
 from gateway.models.model_tasks import ModelTasks
 from gateway.models.poller import Poller
 from gateway.models.repository import ModelId, ModelRepository
 from gateway.models.table import IndexRow, ModelTable, rows, unknown
-from gateway.models.upload import Override
 from gateway.models.version_loads import VersionLoads
 from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
 from gateway.threads import Threads, load_threads, request_threads

@@ -13,14 +13,16 @@ from gateway.models.config_checks import check_tensors
 from gateway.models.instance_groups import NO_GPUS, UsableGpus
 from gateway.models.model_folder import (
     RESERVED,
+    Override,
     Snapshot,
+    UploadedFolder,
+    refuse_escapes,
     select_versions,
     take_snapshot,
     version_number,
 )
 from gateway.models.normalisation import normalise
 from gateway.models.supported_fields import ignored, require_supported
-from gateway.models.upload import Override, UploadedFolder, refuse_escapes
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gateway.batches.extra_inputs import sequence_inputs
+from gateway.batches.stacking import sequence_inputs
 from gateway.config import ModelConfig
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import (

@@ -10,8 +10,8 @@ from itertools import product
 from pathlib import Path
 
 from gateway.backend import Answer, Instance, Note
-from gateway.batches.extra_inputs import control_type
 from gateway.batches.shapes import Reshapes
+from gateway.batches.stacking import control_type
 from gateway.config import ModelConfig
 from gateway.config.scheduling import Control, ControlKind, InitialState, State
 from gateway.data_files import DataFiles

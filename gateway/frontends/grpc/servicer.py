@@ -19,7 +19,7 @@ from gateway.frontends.grpc.rpc import RpcCall, RpcError, StatusCode, rpc_error
 from gateway.frontends.grpc.stream_infer import StreamInfer, StrictModeError
 from gateway.messages import InferRequest
 from gateway.models.model import Model
-from gateway.models.upload import FILE_PREFIX, Override
+from gateway.models.model_folder import FILE_PREFIX, Override
 from gateway.observability.log import (
     BOOLEANS,
     FORMAT,

@@ -15,8 +15,8 @@ from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.json_object import parse_generate, parse_json_object
 from gateway.frontends.http.large_json import LongString
+from gateway.models.model_folder import FILE_PREFIX, Override
 from gateway.models.table import IndexRow
-from gateway.models.upload import FILE_PREFIX, Override
 from gateway.settings import HttpSettings
 from gateway.tensor import Buffer
 from gateway.threads import LARGE_BYTES

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from gateway.errors import Code, InferenceError
+from gateway.models.model_folder import Override
 from gateway.models.registry import ModelRegistry
-from gateway.models.upload import Override
 from gateway.settings import ControlMode
 from tests.builders import ScriptedInstance, read_all, soon, text_request
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gateway.errors import Code, InferenceError
+from gateway.models.model_folder import Override
 from gateway.models.registry import ModelRegistry
-from gateway.models.upload import Override
 from gateway.settings import EVERY_MODEL, ControlMode
 from tests.builders import WAIT_SECS, ScriptedInstance, read_all, soon, text_request
 from tests.registries import CONFIG, ScriptedBackend, Start, write

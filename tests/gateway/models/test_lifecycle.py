@@ -10,9 +10,9 @@ from gateway.backend_loader import BackendLoader
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.models import repository as repository_module
+from gateway.models.model_folder import Override
 from gateway.models.registry import ModelRegistry
 from gateway.models.repository import ModelRepository
-from gateway.models.upload import Override
 from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
 from tests.builders import read_all, settle, soon, text_request
 from tests.gateway.models.lifecycles import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.messages import InferRequest
-from gateway.models.upload import Override
+from gateway.models.model_folder import Override
 from gateway.tensor import text_tensor
 from tests.builders import read_all, settle, soon, text_request
 from tests.gateway.models.lifecycles import (

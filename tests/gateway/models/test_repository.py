@@ -13,8 +13,8 @@ from gateway.config import AllVersions, SpecificVersions, VersionPolicy
 from gateway.config.pbtxt import to_json
 from gateway.errors import Code, InferenceError
 from gateway.models.instance_groups import UsableGpus
+from gateway.models.model_folder import Override
 from gateway.models.repository import ModelId, ModelRepository
-from gateway.models.upload import Override
 
 DATA = Path(__file__).parent.parent / "config" / "data"
 BACKEND = 'backend: "python"'

@@ -16,8 +16,7 @@ from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, RequestedOutput
 from gateway.tensor import Datatype, Tensor, array_tensor
-from gateway.tensor_runtime.instance import TensorInstance
-from gateway.tensor_runtime.thread import TRIALS
+from gateway.tensor_runtime.instance import TRIALS, TensorInstance
 from tests.builders import WAIT_SECS, soon
 from tests.conftest import tasks_left
 

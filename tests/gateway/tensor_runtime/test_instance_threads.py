@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.tensor_runtime.thread import (
+from gateway.tensor_runtime.instance import (
     FIRST_PAUSE,
     LAST_PAUSE,
     LIMIT_NS,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.models.upload import UploadedFolder, stay_inside
+from gateway.models.model_folder import UploadedFolder, stay_inside
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.batches.extra_inputs import (
+from gateway.batches.stacking import (
     VALUES,
     batch_tensors,
     sequence_inputs,
