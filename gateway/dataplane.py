@@ -10,8 +10,8 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.models.model_folder import Override
-from gateway.models.registry import ModelRegistry
-from gateway.models.table import IndexRow
+from gateway.models.registry import IndexRow
+from gateway.models.repository_control import RepositoryControl
 from gateway.observability.log import Log
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
@@ -52,7 +52,7 @@ class DataPlane:
 
     def __init__(
         self,
-        registry: ModelRegistry,
+        control: RepositoryControl,
         *,
         strict_readiness: bool = True,
         shared_memory: SharedMemory | None = None,
@@ -64,7 +64,8 @@ class DataPlane:
         self.tracer = tracer or Tracer()
         self.log = log or Log()
         self.shared_memory = shared_memory or SharedMemory()
-        self._registry = registry
+        self._control = control
+        self._registry = control.registry
         self._strict_readiness = strict_readiness
         self._exiting = False
         self._ending_sequences = False
@@ -131,17 +132,17 @@ class DataPlane:
 
     async def index(self, *, ready: bool = False) -> list[IndexRow]:
         """Every model in the repositories and its versions; with `ready` only those that serve."""
-        return await self._registry.index(ready=ready)
+        return await self._control.index(ready=ready)
 
     async def load(self, name: str, override: Override | None = None) -> None:
         """Load or reload a model; after an InferenceError the old version still serves."""
         self._refuse_if_exiting()
-        await self._registry.load(name, override)
+        await self._control.load(name, override)
 
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         """Begin to unload a model: look-ups fail from now on. Unknown names are ignored."""
         self._refuse_if_exiting()
-        await self._registry.unload(name, unload_dependents=unload_dependents)
+        await self._control.unload(name, unload_dependents=unload_dependents)
 
     @property
     def ready(self) -> bool:
@@ -170,7 +171,7 @@ class DataPlane:
     @property
     def in_flight(self) -> int:
         """Requests accepted and not yet ended."""
-        return self._registry.in_flight
+        return self._control.loaded.in_flight
 
     def refuse_requests(self) -> None:
         """Refuse requests from now on and wake the watchers of readiness."""
@@ -181,7 +182,7 @@ class DataPlane:
         """Wait until every sequence has ended; their requests are accepted until then."""
         self._ending_sequences = True
         try:
-            await self._registry.sequences_ended()
+            await self._control.loaded.sequences_ended()
         finally:
             self._ending_sequences = False
 
@@ -191,11 +192,11 @@ class DataPlane:
 
     async def drained(self) -> None:
         """Wait until no request is in flight."""
-        await self._registry.drained()
+        await self._control.loaded.drained()
 
     def abandon(self, error: InferenceError) -> None:
         """End every request in flight with an error."""
-        self._registry.abandon(error)
+        self._control.loaded.abandon(error)
 
     def _submit(
         self, request: InferRequest, model: Model | None, trace: Trace | None

@@ -16,12 +16,11 @@ from gateway.cache.local import LocalCache
 from gateway.cuda_driver import load_driver, usable_gpus
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.loop_watch import LoopWatch
-from gateway.models.busy_poll import BusyPoll
+from gateway.event_loop import LoopWatch, busy_poll
 from gateway.models.instance_groups import UsableGpus
 from gateway.models.model import Model
-from gateway.models.registry import ModelRegistry, RegistryControl
 from gateway.models.repository import ModelRepository
+from gateway.models.repository_control import BackendControl, RepositoryControl
 from gateway.observability.log import Log
 from gateway.observability.metrics import CacheReading
 from gateway.observability.tracer import Tracer
@@ -77,13 +76,17 @@ class Server:
         backends = _build_backends(settings)
         repository = _build_repository(settings.models, backends)
         self._cache = _build_cache(settings.cache)
-        awake = BusyPoll(settings.stay_awake_us)
         self._threads = request_threads()
-        self._registry = ModelRegistry(
-            repository, settings.models, backends, self._cache, awake, self._threads
+        self._control = RepositoryControl(
+            repository,
+            settings.models,
+            backends,
+            self._cache,
+            busy_poll(settings.stay_awake_us),
+            self._threads,
         )
         self.dataplane = DataPlane(
-            self._registry,
+            self._control,
             strict_readiness=settings.models.strict_readiness,
             shared_memory=SharedMemory(allowed=settings.allow_client_shm),
             tracer=self._tracer,
@@ -122,22 +125,22 @@ class Server:
     ) -> str:
         async with asyncio.TaskGroup() as tasks:
             caching = tasks.create_task(_work(self._cache))
-            control = RegistryControl(self._registry)
-            registry = tasks.create_task(self._registry.run(self.dataplane.call, control))
+            for_models = BackendControl(self._control)
+            running = tasks.create_task(self._control.run(self.dataplane.call, for_models))
             await listeners.open(tasks)
             failure = await self._loaded()
             if not failure:
                 on_ready(listeners.ports)
                 await self._stopping.wait()
             await self._drain(tasks, listeners)
-            registry.cancel()
+            running.cancel()
             caching.cancel()
         return failure
 
     async def _loaded(self) -> str:
         """Wait for the start-up models; returns the reason to end, or an empty text."""
-        await _first_of(self._registry.wait_settled(), self._stopping.wait())
-        failures = self._registry.failures()
+        await _first_of(self._control.registry.wait_settled(), self._stopping.wait())
+        failures = self._control.registry.failures()
         if self._stopping.is_set() or not failures or not self.settings.models.exit_on_error:
             return ""
         reasons = "\n".join(f"  {name}: {reason}" for name, reason in failures.items())
@@ -149,7 +152,7 @@ class Server:
         ends_at = time() + limit
         log.info("draining", extra={"requests": self.dataplane.in_flight, "limit_secs": limit})
         self.dataplane.refuse_requests()
-        self._registry.close_by(ends_at + LAST_ANSWERS_SECS)
+        self._control.close_by(ends_at + LAST_ANSWERS_SECS)
         self.recordings.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout_at(ends_at):

@@ -178,12 +178,13 @@ async def death_of(instance: Instance) -> str:
 
 
 class LoadedModels:
-    """Stands where the registry does, for a data plane over models that a test has loaded."""
+    """Stands where the control and its registry do, for a data plane over models of a test."""
 
     def __init__(self, *models: Model) -> None:
         self.settled = True
         self.trouble: Mapping[str, str] = {}
         self._models = models
+        self.registry = self.loaded = self
 
     def find(self, name: str, version: str) -> Model:
         """The named version, or the highest."""

@@ -10,7 +10,7 @@ from gateway.backend_loader import BackendLoader
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
-from gateway.models.registry import ModelRegistry
+from gateway.models.repository_control import RepositoryControl
 from gateway.stream import ResponseStream
 from tests.builders import ScriptedInstance
 
@@ -71,14 +71,14 @@ class Backends(BackendLoader):
 
 
 class Start(Protocol):
-    """Runs the registry of a folder until the test ends; settings are those of ModelSettings."""
+    """Runs the control of a folder until the test ends; settings are those of ModelSettings."""
 
     def stop(self) -> Awaitable[None]:
         """End the registries that run."""
 
     def __call__(
         self, *repositories: Path, settled: bool = True, **settings: Any
-    ) -> Awaitable[ModelRegistry]: ...
+    ) -> Awaitable[RepositoryControl]: ...
 
 
 def write(

@@ -38,6 +38,7 @@ class Stacking:
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
+        self._batching = config.batching
         self._inputs = {each.name: each for each in config.input}
         self._outputs = {each.name: each for each in config.output}
         self._names = tuple(self._outputs)
@@ -98,7 +99,7 @@ class Stacking:
             yield found
 
     def _rows(self, request: InferRequest) -> int:
-        return request.inputs[0].shape[0] if self._config.batching and request.inputs else 1
+        return request.inputs[0].shape[0] if self._batching and request.inputs else 1
 
     # Inputs.
 
@@ -148,7 +149,7 @@ class Stacking:
         output = self._outputs.get(tensor.name)
         if output is None:
             return
-        expected = (rows, *output.dims) if self._config.batching else output.dims
+        expected = (rows, *output.dims) if self._batching else output.dims
         if not _fits(tensor.shape, expected):
             raise self._contradiction(tensor, f"shape {format_shape(expected)}")
         if tensor.datatype is not output.datatype:
@@ -247,9 +248,6 @@ def cut(tensor: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
         start, end = end, end + sizes[shape]
         parts.append(Tensor(name, datatype, shape, data[start:end]))
     return parts
-
-
-Shape = tuple[int, ...]
 
 
 def batch_tensors(batch_input: BatchInput, shapes: Sequence[Shape]) -> list[Tensor]:

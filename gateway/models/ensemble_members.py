@@ -12,17 +12,19 @@ from gateway.errors import Code, InferenceError
 from gateway.models.load_failures import DependencyCycle, load_failed
 from gateway.models.loading import NO_MEMBERS, LoadedMembers
 from gateway.models.model import Model
+from gateway.models.registry import KnownModel, ModelRegistry, members
 from gateway.models.repository import ModelId, ModelRepository
-from gateway.models.table import KnownModel, ModelTable
 from gateway.threads import Threads
 
 
 class EnsembleMembers:
     """Finds the members of ensembles; an ensemble's own namespace comes first."""
 
-    def __init__(self, table: ModelTable, repository: ModelRepository, threads: Threads) -> None:
+    def __init__(
+        self, registry: ModelRegistry, repository: ModelRepository, threads: Threads
+    ) -> None:
         self._threads = threads
-        self._table = table
+        self._registry = registry
         self._repository = repository
 
     async def members(self, known: KnownModel) -> list[ModelId]:
@@ -55,12 +57,12 @@ class EnsembleMembers:
         return bound
 
     def _loaded(self, name: str) -> list[ModelId]:
-        return [known.id for known in self._table.named(name) if known.models]
+        return [known.id for known in self._registry.named(name) if known.models]
 
     def _version(self, ensemble: ModelId, step: EnsembleStep) -> Model:
         needs = f"ensemble '{ensemble.name}' depends on '{step.model_name}'"
         member = resolve(step.model_name, ensemble.namespace, self._loaded(step.model_name))
-        known = None if member is None else self._table.get(member)
+        known = None if member is None else self._registry.get(member)
         if known is None:
             raise InferenceError(Code.INVALID_ARG, f"{needs} which has no loaded version.")
         if step.model_version == LATEST:
@@ -83,12 +85,6 @@ def kept_alive(models: Iterable[Model]) -> Iterator[None]:
     finally:
         for model in kept:
             model.release()
-
-
-def members(config: ModelConfig) -> tuple[str, ...]:
-    """The names of the models that an ensemble's steps call; none for other models."""
-    steps = config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()
-    return tuple(dict.fromkeys(step.model_name for step in steps))
 
 
 def resolve(name: str, namespace: str, candidates: Collection[ModelId]) -> ModelId | None:

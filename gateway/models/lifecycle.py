@@ -14,23 +14,22 @@ from gateway.models.ensemble_members import (
     MemberWaits,
     dependents,
     kept_alive,
-    members,
     orphans,
 )
 from gateway.models.load_failures import cause, load_failed, member_failed, poll_failed, read_folder
-from gateway.models.loading import InPlaceUpdate, LoadedMembers
+from gateway.models.loading import InPlaceUpdate, Loaded, LoadedMembers, ModelLoader, close_all
 from gateway.models.model import Model
 from gateway.models.model_folder import Override, Snapshot
 from gateway.models.model_tasks import ModelTasks
-from gateway.models.repository import IN_TWO_REPOSITORIES, LoadSource, ModelId, ModelRepository
-from gateway.models.table import UNLOADED, KnownModel, ModelTable, VersionState, VersionStatus
-from gateway.models.version_loads import (
-    Loaded,
-    VersionLoads,
-    close_all,
-    is_served,
-    unchanged_versions,
+from gateway.models.registry import (
+    UNLOADED,
+    KnownModel,
+    ModelRegistry,
+    VersionState,
+    VersionStatus,
+    members,
 )
+from gateway.models.repository import IN_TWO_REPOSITORIES, LoadSource, ModelId, ModelRepository
 from gateway.threads import Threads
 
 log = logging.getLogger("sluice.lifecycle")
@@ -51,20 +50,18 @@ class Lifecycle:
 
     def __init__(
         self,
-        table: ModelTable,
+        registry: ModelRegistry,
         repository: ModelRepository,
-        loads: VersionLoads,
-        running: ModelTasks,
-        notify: Callable[[], None],
+        loader: ModelLoader,
+        loaded: ModelTasks,
         threads: Threads,
     ) -> None:
         self._threads = threads
-        self._table = table
+        self._registry = registry
         self._repository = repository
-        self._loads = loads
-        self._running = running
-        self._notify = notify
-        self._members = EnsembleMembers(table, repository, threads)
+        self._loader = loader
+        self._loaded = loaded
+        self._members = EnsembleMembers(registry, repository, threads)
         self._locks: WeakValueDictionary[ModelId, asyncio.Lock] = WeakValueDictionary()
         self._waits = MemberWaits()
 
@@ -80,7 +77,7 @@ class Lifecycle:
         """Load a model from its files, at the start or after a change on disk.
 
         `snapshot` is the state of its folder if a poll has scanned it. Raises like `load`; the
-        table keeps the failure.
+        registry keeps the failure.
         """
         await self._then_ripple(lambda changed: self._load_from_disk(model, snapshot, changed))
 
@@ -93,7 +90,7 @@ class Lifecycle:
             except InferenceError as error:
                 log.error("model unreadable", extra=_extra(model, error))
                 raise poll_failed(model.name, error.message) from None
-            known = self._table.get_or_add(model)
+            known = self._registry.get_or_add(model)
             known.implicit = False
             with known.attempt():
                 await self._apply(known, source, changed, again=True)
@@ -102,7 +99,7 @@ class Lifecycle:
         self, model: ModelId, snapshot: Snapshot | None, changed: list[ModelId]
     ) -> None:
         async with self._lock(model):
-            known = self._table.get_or_add(model)
+            known = self._registry.get_or_add(model)
             known.implicit = False
             if snapshot is not None:
                 known.seen = snapshot
@@ -148,7 +145,7 @@ class Lifecycle:
         """
         self._interrupt(model)
         async with self._lock(model):
-            known = self._table.get(model)
+            known = self._registry.get(model)
             if known is None:
                 return
             source = known.source
@@ -156,14 +153,14 @@ class Lifecycle:
             known.members = ()
             known.suspend(None)
             if not known.versions:
-                self._table.remove(model)
+                self._registry.remove(model)
         await self._ripple([model])
         if unload_dependents and source is not None:
-            for orphan in orphans(source.config, self._table):
+            for orphan in orphans(source.config, self._registry):
                 await self.unload(orphan.id, unload_dependents=True)
 
     def _interrupt(self, model: ModelId) -> None:
-        known = self._table.get(model)
+        known = self._registry.get(model)
         if known is not None and known.loading is not None:
             known.loading.reschedule(asyncio.get_running_loop().time())
             known.loading = None
@@ -189,7 +186,7 @@ class Lifecycle:
         if not known.models:
             known.versions.clear()
             known.trouble, known.readable = _index_reason(error), False
-        self._notify()
+        self._registry.notify()
 
     async def _apply(
         self, known: KnownModel, source: LoadSource, changed: list[ModelId], *, again: bool
@@ -200,7 +197,7 @@ class Lifecycle:
         member is loaded even if its last load has failed.
         """
         try:
-            if is_served(known, source):
+            if known.serves(source):
                 return
             known.members = members(source.config)
             bound = await self._require(known, source, changed, again=again)
@@ -213,7 +210,7 @@ class Lifecycle:
         finally:
             if source.upload is not None:
                 source.upload.release()
-            self._notify()
+            self._registry.notify()
 
     async def _replace(self, known: KnownModel, source: LoadSource, bound: LoadedMembers) -> None:
         try:
@@ -242,8 +239,8 @@ class Lifecycle:
         """Each version, or its error; `unload` interrupts the load."""
         try:
             async with asyncio.timeout(None) as known.loading:
-                return await self._loads.load(
-                    source, numbers, unchanged_versions(known, source), bound
+                return await self._loader.load_versions(
+                    source, numbers, known.unchanged_versions(source), bound
                 )
         except TimeoutError:
             return dict.fromkeys(numbers, INTERRUPTED)
@@ -258,7 +255,7 @@ class Lifecycle:
         """The members of an ensemble; missing members are loaded. Raises LoadFailure."""
         try:
             for member in await self._members.members(known):
-                needed = self._table.get_or_add(member)
+                needed = self._registry.get_or_add(member)
                 try:
                     with self._waits.entered(known.id, member):
                         await self._require_member(needed, changed, again=again)
@@ -292,14 +289,14 @@ class Lifecycle:
         pending = deque(changed)
         while pending:
             name = pending.popleft().name
-            for needing in dependents(name, self._table):
+            for needing in dependents(name, self._registry):
                 if await self._reconsider(needing.id):
                     pending.append(needing.id)
 
     async def _reconsider(self, model: ModelId) -> bool:
         """Reload an ensemble if its members have changed; whether anything changed."""
         async with self._lock(model):
-            known = self._table.get(model)
+            known = self._registry.get(model)
             source = None if known is None else known.source or known.suspended
             if known is None or source is None:
                 return False
@@ -313,7 +310,7 @@ class Lifecycle:
                 log.warning("ensemble out of service", extra=about)
                 return self._suspend(known, source)
             finally:
-                self._notify()
+                self._registry.notify()
             return True
 
     def _suspend(self, known: KnownModel, source: LoadSource) -> bool:
@@ -344,7 +341,7 @@ class Lifecycle:
         model.namespace = known.id.namespace
         if source.upload is not None:
             source.upload.hold()
-        self._running.start(model, source.upload.release if source.upload else _nothing)
+        self._loaded.start(model, source.upload.release if source.upload else _nothing)
 
     def _drop(self, known: KnownModel, reason: str) -> None:
         for status in known.versions.values():
@@ -352,19 +349,19 @@ class Lifecycle:
         known.source = known.seen = None
         known.bound = frozenset()
         known.trouble = ""
-        self._notify()
+        self._registry.notify()
 
     def _retire(self, status: VersionStatus, reason: str) -> None:
         """Stop new requests for a version; its reason is set once it has ended."""
 
         def ended() -> None:
             status.state, status.reason = VersionState.UNAVAILABLE, reason
-            self._notify()
+            self._registry.notify()
 
         if status.model is not None:
             model, status.model = status.model, None
             status.state = VersionState.UNLOADING
-            self._running.retire(model, ended)
+            self._loaded.retire(model, ended)
         elif status.state is not VersionState.UNLOADING:
             ended()
 

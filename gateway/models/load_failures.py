@@ -5,8 +5,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TypeVar
 
 from gateway.errors import Code, InferenceError
+from gateway.models.registry import KnownModel
 from gateway.models.repository import ModelId
-from gateway.models.table import KnownModel
 from gateway.threads import Threads
 
 log = logging.getLogger("sluice.lifecycle")

@@ -1,9 +1,11 @@
-"""Loads of one version: from its source to a Model with instances."""
+"""Loads of versions: each from its source to a Model with instances."""
 
+import asyncio
 import hashlib
+import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +43,8 @@ from gateway.settings import ModelSettings
 from gateway.storage.store import ModelStore, StoreError
 from gateway.stream import ResponseStream
 from gateway.threads import Threads
+
+log = logging.getLogger("sluice.loads")
 
 Infer = Callable[[InferRequest], ResponseStream]
 LoadedMembers = Mapping[tuple[str, int], Model]
@@ -83,6 +87,10 @@ class InPlaceUpdate:
         return close_slots(self.added)
 
 
+Loaded = Model | InPlaceUpdate
+"""A newly loaded version, or an in-place update of a loaded one."""
+
+
 @dataclass(frozen=True, slots=True)
 class SharedParts:
     """Parts of the server that all models share.
@@ -98,7 +106,10 @@ class SharedParts:
 
 
 class ModelLoader:
-    """Loads one version at a time."""
+    """Loads versions, at most `load_thread_count` concurrently in the whole server.
+
+    A failed load of a version is repeated up to `load_retry_count` times.
+    """
 
     def __init__(
         self, backends: BackendLoader, settings: ModelSettings, infer: Infer, shared: SharedParts
@@ -112,6 +123,67 @@ class ModelLoader:
         self._control = shared.control
         self._closings = shared.closings
         self._limiter = ExecutionLimiter(settings.resource_limits) if settings.rate_limit else None
+        self._at_once = asyncio.Semaphore(settings.load_thread_count)
+        self._retries = settings.load_retry_count
+
+    async def load_versions(
+        self,
+        source: LoadSource,
+        versions: Sequence[int],
+        kept: Mapping[int, Model],
+        members: LoadedMembers = NO_MEMBERS,
+    ) -> Mapping[int, Loaded | InferenceError]:
+        """Each version, or its error. If cancelled, nothing stays loaded.
+
+        The versions in `kept` only get the instance groups of the source. `members` are the models
+        that an ensemble calls; a failed load with members is not retried.
+        """
+        outcomes: dict[int, Loaded | InferenceError] = {}
+
+        async def load_one(version: int) -> None:
+            async with self._at_once:
+                load = partial(self._load_or_error, source, version, kept.get(version), members)
+                outcomes[version] = await self._with_retries(load, 0 if members else self._retries)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for version in versions:
+                    tasks.create_task(load_one(version))
+        except BaseException:
+            await close_all(outcomes.values())
+            raise
+        return outcomes
+
+    async def _with_retries(
+        self, load: Callable[[], Awaitable[Loaded | InferenceError]], retries: int
+    ) -> Loaded | InferenceError:
+        outcome = await load()
+        for _ in range(retries):
+            if not isinstance(outcome, InferenceError):
+                break
+            outcome = await load()
+        return outcome
+
+    async def _load_or_error(
+        self, source: LoadSource, version: int, kept: Model | None, members: LoadedMembers
+    ) -> Loaded | InferenceError:
+        extra = {"model": source.config.name, "version": version}
+        log.info("loading model", extra=extra)
+        began = time.monotonic()
+        try:
+            if kept is not None:
+                loaded: Loaded = await self.update(kept, source)
+            else:
+                loaded = await self.load(source, version, members)
+        except InferenceError as error:
+            return _logged(error, extra)
+        except Exception:
+            # Around one model load: a runtime's own exception must not end the other loads.
+            log.exception("loading failed", extra=extra)
+            text = "loading failed unexpectedly; the server's log says why"
+            return _logged(InferenceError(Code.INTERNAL, text), extra)
+        log.info("model ready", extra=extra | {"secs": round(time.monotonic() - began, 1)})
+        return loaded
 
     async def load(
         self, source: LoadSource, version: int, members: LoadedMembers = NO_MEMBERS
@@ -122,6 +194,9 @@ class ModelLoader:
         InferenceError with the reason; nothing stays loaded then.
         """
         began = time.monotonic()
+        if self._shares_responses(source.config):
+            # The scan of a poll may be older than the files that this load reads.
+            source = await self._threads.run(rescanned, source)
         folder = await self._threads.run(self._folder, source, version)
         backend = await self._backend(source.config, members)
         config = _with_runtime(source.config, backend)
@@ -159,14 +234,19 @@ class ModelLoader:
 
     async def _use_cache(self, model: Model, source: LoadSource, folder: Path) -> None:
         """Cache the model's responses if the server and the config enable it."""
-        asked = model.config.response_cache
-        if self._cache is None or asked is None or not asked.enable:
+        if self._cache is None or not _is_cached(model.config):
             return
-        # An ensemble's responses also depend on files of its members.
-        shared = self._cache.shared and model.config.ensemble_scheduling is None
-        identify = shared_load if shared else private_load
+        identify = shared_load if self._shares_responses(model.config) else private_load
         load = await self._threads.run(identify, source, model.config, folder)
         model.use_cache(self._cache, load, self._request_threads)
+
+    def _shares_responses(self, config: ModelConfig) -> bool:
+        """Whether other processes use its cached responses.
+
+        An ensemble's responses also depend on files of its members.
+        """
+        shared = self._cache is not None and self._cache.shared and _is_cached(config)
+        return shared and config.ensemble_scheduling is None
 
     async def _backend(self, config: ModelConfig, members: LoadedMembers) -> Backend:
         if config.ensemble_scheduling is not None:
@@ -290,6 +370,15 @@ def _is_stored(models: ModelStore, name: str) -> bool:
         return False
 
 
+def _is_cached(config: ModelConfig) -> bool:
+    return config.response_cache is not None and config.response_cache.enable
+
+
+def rescanned(source: LoadSource) -> LoadSource:
+    """The source with the present state of its files; blocks."""
+    return replace(source, snapshot=take_snapshot(source.folder))
+
+
 def private_load(source: LoadSource, config: ModelConfig, folder: Path) -> bytes:
     """An identity that no other load has."""
     return os.urandom(RANDOM_BYTES)
@@ -304,3 +393,14 @@ def shared_load(source: LoadSource, config: ModelConfig, folder: Path) -> bytes:
     stored = () if within else sorted(take_snapshot(folder).items())
     known = (__version__, config, sorted(source.snapshot.items()), stored)
     return hashlib.blake2b(repr(known).encode("utf-8", "surrogatepass")).digest()
+
+
+async def close_all(outcomes: Iterable[Loaded | InferenceError]) -> None:
+    """Close loaded versions that will not serve; all of them, even if cancelled."""
+    ends = [each.close() for each in outcomes if not isinstance(each, InferenceError)]
+    await asyncio.gather(*ends)
+
+
+def _logged(error: InferenceError, extra: Mapping[str, object]) -> InferenceError:
+    log.error("model load failed", extra={**extra, "reason": error.reason})
+    return error

@@ -12,8 +12,8 @@ from gateway.backend import Instance
 from gateway.cache.cache import ResponseCache, load_key
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
+from gateway.event_loop import BusyPoll
 from gateway.messages import NO_PARAMETERS, Checked, InferRequest
-from gateway.models.busy_poll import BusyPoll
 from gateway.models.cached_request import CachedRequest, ModelCache
 from gateway.models.instance_slots import InstanceSlot
 from gateway.models.instances import Instances
@@ -80,6 +80,7 @@ class Model:
     ) -> None:
         self.config = config
         self.version = str(version)
+        self.decoupled = config.decoupled
         self.statistics = statistics
         self.labels = labels
         self.load_secs = 0.0
@@ -87,7 +88,7 @@ class Model:
         self.further_names = further_names(config)
         self.max_model_len: int | None = None
         self.namespace = ""
-        self.busy_poll = BusyPoll()
+        self.busy_poll: BusyPoll | None = None
         self.retired = False
         self.members: Sequence[Model] = ()
         self._scheduler = build_scheduler(config, statistics, folder)
@@ -263,7 +264,8 @@ class Model:
         record = Record(self.statistics, batch_size, request.received_ns, self._ended, trace)
         stream = ResponseStream(record if interceptor is None else interceptor.recorder(record))
         self._streams[record] = stream
-        self.busy_poll.began()
+        if self.busy_poll is not None:
+            self.busy_poll.began()
         self._idle.clear()
         entry = Entry(request, stream, record)
         if interceptor is None:
@@ -351,6 +353,7 @@ class Model:
 
     def _ended(self, record: Record) -> None:
         del self._streams[record]
-        self.busy_poll.ended()
+        if self.busy_poll is not None:
+            self.busy_poll.ended()
         if not self._streams:
             self._idle.set()

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from gateway.errors import InferenceError
-from gateway.models.busy_poll import BusyPoll
+from gateway.event_loop import BusyPoll
 from gateway.models.closings import Closings
 from gateway.models.model import Model
 from gateway.models.progress import ProgressWatch
@@ -33,7 +33,7 @@ class ModelTasks:
     def __init__(
         self,
         on_change: Callable[[], None],
-        busy_poll: BusyPoll,
+        busy_poll: BusyPoll | None,
         closings: Closings,
         stall_secs: float = 0.0,
     ) -> None:

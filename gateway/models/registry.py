@@ -1,206 +1,257 @@
-"""The registry of loaded models: look-ups, operations on models, start-up and polling."""
+"""The registry of known models: states of versions, look-ups and index, with Triton's texts."""
 
 import asyncio
-import logging
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
-from gateway.backend import ModelControl
-from gateway.backend_loader import BackendLoader
-from gateway.cache.cache import ResponseCache
+from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.models.busy_poll import BusyPoll
-from gateway.models.closings import Closings
-from gateway.models.lifecycle import Lifecycle
-from gateway.models.load_failures import outcome, poll_failed
-from gateway.models.loading import Infer, ModelLoader, SharedParts
 from gateway.models.model import Model
-from gateway.models.model_folder import Override
-from gateway.models.model_tasks import ModelTasks
-from gateway.models.poller import Poller
-from gateway.models.repository import ModelId, ModelRepository
-from gateway.models.table import IndexRow, ModelTable, rows, unknown
-from gateway.models.version_loads import VersionLoads
-from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
-from gateway.threads import Threads, load_threads, request_threads
+from gateway.models.model_folder import Snapshot, without_configs
+from gateway.models.repository import LoadSource, ModelId
 
-log = logging.getLogger("sluice.registry")
+UNLOADED = "unloaded"
 
-NOT_EXPLICIT = InferenceError(
-    Code.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled"
-)
-EXITING = InferenceError(Code.UNAVAILABLE, "Server exiting")
+
+class VersionState(StrEnum):
+    """States of a version (model repository extension)."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(slots=True)
+class VersionStatus:
+    """The state of one version; `model` is set while the state is READY."""
+
+    state: VersionState
+    reason: str = ""
+    model: Model | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the version serves requests at this moment."""
+        return self.model is not None and self.model.ready
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the version should serve requests: no unload has ended it."""
+        return self.state is not VersionState.UNLOADING and self.reason != UNLOADED
+
+    @property
+    def trouble(self) -> str:
+        """The reason why the version does not serve requests."""
+        return (self.model.trouble if self.model else self.reason) or self.state.value
+
+
+@dataclass(slots=True)
+class KnownModel:
+    """One model of the table: its versions, ascending, and the source of their last load.
+
+    `seen` is the state of its folder at the last attempt to load it. `loading` is the timeout of
+    the attempt under way. `trouble` is the reason if the model has no version; `readable` is False
+    if its configuration is the reason. `implicit`: it was loaded only as a member of an ensemble.
+    `attempts` counts loads, and `failure` is the error of the last one.
+
+    Of an ensemble, `members` are the names of its models and `bound` the versions that it was
+    loaded with. `suspended` is the source for its next load while its members do not suit it.
+    """
+
+    id: ModelId
+    versions: dict[int, VersionStatus] = field(default_factory=dict)
+    source: LoadSource | None = None
+    seen: Snapshot | None = None
+    loading: asyncio.Timeout | None = None
+    trouble: str = ""
+    readable: bool = True
+    implicit: bool = False
+    attempts: int = 0
+    failure: InferenceError | None = None
+    members: tuple[str, ...] = ()
+    bound: frozenset[Model] = frozenset()
+    suspended: LoadSource | None = None
+
+    @property
+    def models(self) -> list[Model]:
+        """The loaded versions, ascending."""
+        return [status.model for status in self.versions.values() if status.model is not None]
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Count one attempt to load the model, and keep its error."""
+        self.attempts += 1
+        self.failure = None
+        try:
+            yield
+        except InferenceError as error:
+            self.failure = error
+            raise
+
+    def serves(self, source: LoadSource) -> bool:
+        """Whether every version of the source serves and was loaded from the same files."""
+        served = self.source
+        if served is None or source.overridden or served.overridden:
+            return False
+        return served.snapshot == source.snapshot and all(model.ready for model in self.models)
+
+    def unchanged_versions(self, source: LoadSource) -> Mapping[int, Model]:
+        """The loaded versions that need only other instances (in-place update).
+
+        None is kept for a client's config that is equal to the served one: it asks for a reload.
+        """
+        served = self.source
+        if served is None or served.upload or source.upload or members(source.config):
+            return {}
+        if without_configs(served.snapshot) != without_configs(source.snapshot):
+            return {}
+        if source.overridden and source.config == served.config:
+            return {}
+        if _without_instances(source.config) != _without_instances(served.config):
+            return {}
+        return {int(model.version): model for model in self.models if model.ready}
+
+    def begin_loading(self, numbers: Iterable[int]) -> None:
+        """Show versions as LOADING; those that are loaded stay READY."""
+        for number in numbers:
+            status = self.versions.get(number)
+            if status is None or status.model is None:
+                self.versions[number] = VersionStatus(VersionState.LOADING)
+        self.versions = dict(sorted(self.versions.items()))
+
+    def fail_loading(self, errors: Mapping[int, InferenceError]) -> None:
+        """Show versions as UNAVAILABLE that were LOADING; those without an error as unloaded."""
+        for number, status in self.versions.items():
+            if status.state is VersionState.LOADING:
+                status.state = VersionState.UNAVAILABLE
+                status.reason = errors[number].reason if number in errors else UNLOADED
+
+    def suspend(self, source: LoadSource | None) -> None:
+        """Keep the source of an ensemble until its members suit it; None keeps no source."""
+        before, self.suspended = self.suspended, source
+        if source is not None and source.upload is not None:
+            source.upload.hold()
+        if before is not None and before.upload is not None:
+            before.upload.release()
+
+    @property
+    def shown(self) -> bool:
+        """Whether requests can tell the model from one that does not exist."""
+        return bool(self.versions) or (self.readable and bool(self.trouble))
+
+
+def members(config: ModelConfig) -> tuple[str, ...]:
+    """The names of the models that an ensemble's steps call; none for other models."""
+    steps = config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()
+    return tuple(dict.fromkeys(step.model_name for step in steps))
+
+
+def _without_instances(config: ModelConfig) -> ModelConfig:
+    return replace(config, instance_group=(), version_policy=None)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRow:
+    """One version of a model; only the name if the model was never loaded."""
+
+    name: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
 
 
 class ModelRegistry:
-    """Loads models, looks them up, drains and closes them. One task runs it.
+    """All known models by name; only synchronous functions change it."""
 
-    Files are read and models loaded in its own threads; `threads` are the threads of requests.
-    """
-
-    def __init__(
-        self,
-        repository: ModelRepository,
-        settings: ModelSettings,
-        backends: BackendLoader,
-        cache: ResponseCache | None = None,
-        busy_poll: BusyPoll | None = None,
-        threads: Threads | None = None,
-    ) -> None:
-        self._request_threads = threads or request_threads()
-        self._threads = load_threads(settings.load_thread_count)
-        self._repository = repository
-        self._settings = settings
-        self._backends = backends
-        self._cache = cache
-        self._table = ModelTable()
-        self._closings = Closings()
-        awake = busy_poll or BusyPoll()
-        self._running = ModelTasks(self.notify, awake, self._closings, settings.stall_secs)
+    def __init__(self) -> None:
+        self._known: dict[ModelId, KnownModel] = {}
+        self._named: dict[str, list[KnownModel]] = {}
         self._settled = asyncio.Event()
         self._changed = asyncio.Event()
-        self._lifecycle: Lifecycle | None = None
-        self._poller: Poller | None = None
-        self._tasks: asyncio.TaskGroup | None = None
 
-    # Look-ups.
+    def __iter__(self) -> Iterator[KnownModel]:
+        return iter(sorted(self._known.values(), key=lambda known: known.id))
 
-    @property
-    def settled(self) -> bool:
-        """Whether each start-up model has been loaded or has failed."""
-        return self._settled.is_set()
+    def get(self, model: ModelId) -> KnownModel | None:
+        """The model if it is known."""
+        return self._known.get(model)
+
+    def get_or_add(self, model: ModelId) -> KnownModel:
+        """The model; an unknown model is added without versions."""
+        if model not in self._known:
+            self._known[model] = KnownModel(model)
+            self._named.setdefault(model.name, []).append(self._known[model])
+        return self._known[model]
+
+    def remove(self, model: ModelId) -> None:
+        """Remove a known model."""
+        self._named[model.name].remove(self._known.pop(model))
+
+    def named(self, name: str) -> list[KnownModel]:
+        """The models of a name; several exist only with namespaces."""
+        return [known for known in self._named.get(name, ()) if known.shown]
+
+    def models(self) -> Iterator[Model]:
+        """Every loaded version, ordered by name and version."""
+        for known in self:
+            yield from known.models
 
     def find(self, name: str, version: str) -> Model:
         """The named version; for "" the highest ready version, else the highest loaded version.
 
         Raises InferenceError with Triton's lookup texts: NOT_FOUND, UNAVAILABLE, INVALID_ARG.
         """
-        if (model := self._table.find(name, version)) is not None:
-            return model
-        if not self.settled:
-            raise InferenceError(Code.UNAVAILABLE, "Server not ready")
-        raise unknown(name)
+        found = self._named.get(name, [])
+        if len(found) != 1:
+            found = self.named(name)
+        if not found or not found[0].shown:
+            if not self.settled:
+                raise InferenceError(Code.UNAVAILABLE, "Server not ready")
+            raise _refusal(Code.NOT_FOUND, f"'{name}' is not found")
+        if len(found) > 1:
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"There are {len(found)} identifiers of model '{name}' in global map, model "
+                "namespace must be provided to resolve ambiguity.",
+            )
+        return _numbered(found[0], version) if version else _highest(found[0])
 
     def ready_versions(self, name: str) -> list[Model]:
         """The ready versions of a model, lowest first."""
-        found = self._table.named(name)
-        return [model for known in found for model in known.models if model.ready]
-
-    def models(self) -> Iterator[Model]:
-        """Every loaded version, ordered by name and version."""
-        return self._table.models()
+        return [model for known in self.named(name) for model in known.models if model.ready]
 
     def failures(self) -> Mapping[str, str]:
         """The reason for each version that is not ready, by `name` or `name version N`."""
-        return self._table.failures()
+        found = {str(known.id): known.trouble for known in self if known.trouble}
+        for known in self:
+            for number, status in known.versions.items():
+                if status.wanted and not status.ready:
+                    found[f"{known.id} version {number}"] = status.trouble
+        return found
 
-    async def index(self, *, ready: bool = False) -> list[IndexRow]:
-        """Rows for models on disk, loaded or failed; `ready` keeps only READY versions."""
-        return rows(self._table, await self._request_threads.run(self._repository.ids), ready=ready)
+    def rows(self, on_disk: Iterable[ModelId], *, ready: bool) -> list[IndexRow]:
+        """Rows for models on disk, loaded or failed, ordered by name and version.
 
-    # Operations.
-
-    async def load(self, name: str, override: Override | None = None) -> None:
-        """Load or reload a model from its files or the override; it serves when this returns.
-
-        Raises InferenceError with Triton's texts (model repository extension): UNAVAILABLE unless
-        the server is under explicit control.
+        `ready` keeps only READY versions.
         """
-        self._require_explicit()
-        _check_name(name)
-        on_disk = await self._threads.run(self._repository.named, name)
-        if not on_disk and not (override and override.files):
-            raise poll_failed(name, f"model '{name}' is not in any repository")
-        for model in on_disk or (ModelId(name),):
-            await self._perform(model, self._control.load(model, override))
+        ids = sorted({*on_disk, *(known.id for known in self if _is_listed(known))})
+        found = [row for each in ids for row in _rows_of(each, self.get(each))]
+        return [row for row in found if not ready or row.state == VersionState.READY]
 
-    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Remove a model from look-ups; returns once its draining has begun.
-
-        An unknown name is no error. Raises UNAVAILABLE unless the server is under explicit control.
-        """
-        self._require_explicit()
-        for known in tuple(self._table):
-            if known.id.name == name:
-                unload = self._control.unload(known.id, unload_dependents=unload_dependents)
-                await self._perform(known.id, unload)
-
-    async def poll(self) -> None:
-        """Load new and changed models, unload removed models; returns when all are done."""
-        if self._poller is not None:
-            await self._poller.poll()
+    # Changes.
 
     @property
-    def _control(self) -> Lifecycle:
-        if self._lifecycle is None:
-            raise InferenceError(Code.UNAVAILABLE, "Server not ready")
-        return self._lifecycle
+    def settled(self) -> bool:
+        """Whether each start-up model has been loaded or has failed."""
+        return self._settled.is_set()
 
-    def _require_explicit(self) -> None:
-        if self._settings.control_mode is not ControlMode.EXPLICIT:
-            raise NOT_EXPLICIT.with_traceback(None)  # each raise would add to it
-
-    async def _perform(self, model: ModelId, operation: Coroutine[None, None, None]) -> None:
-        """Run an operation to its end, even if its caller is cancelled."""
-        if self._tasks is None:
-            operation.close()
-            raise EXITING.with_traceback(None)
-        task = self._tasks.create_task(outcome(model, operation))
-        await asyncio.wait([task])
-        if task.cancelled():
-            raise EXITING.with_traceback(None)
-        if (error := task.result()) is not None:
-            raise error
-
-    # Life cycle.
-
-    async def run(self, infer: Infer, control: ModelControl | None = None) -> None:
-        """Load the start-up models concurrently; serve and poll until cancelled.
-
-        `infer` and `control` are passed to models, for calls of other models.
-        """
-        shared = SharedParts(
-            self._cache, control, self._closings, self._threads, self._request_threads
-        )
-        loader = ModelLoader(self._backends, self._settings, infer, shared)
-        loads = VersionLoads(
-            loader, self._settings.load_thread_count, self._settings.load_retry_count
-        )
-        self._lifecycle = Lifecycle(
-            self._table, self._repository, loads, self._running, self.notify, self._threads
-        )
-        self._poller = Poller(self._repository, self._table, self._lifecycle, self._threads)
-        try:
-            async with self._running.open():
-                await self._operate()
-        finally:
-            self._threads.close()
-
-    async def _operate(self) -> None:
-        async with asyncio.TaskGroup() as self._tasks:
-            try:
-                await self._load_first()
-                while self._settings.control_mode is ControlMode.POLL:
-                    await asyncio.sleep(self._settings.poll_secs)
-                    await self.poll()
-                await asyncio.Event().wait()
-            finally:
-                self._tasks = None
-
-    async def _load_first(self) -> None:
-        models = await self._threads.run(self._first)
-        async with asyncio.TaskGroup() as loads:
-            for model in models:
-                loads.create_task(outcome(model, self._control.follow(model)))
+    def settle(self) -> None:
+        """Note that each start-up model has been loaded or has failed."""
         self._settled.set()
         self.notify()
-
-    def _first(self) -> list[ModelId]:
-        """The start-up models; a model that is in no repository fails when it is loaded."""
-        explicit = self._settings.control_mode is ControlMode.EXPLICIT
-        if not explicit or self._settings.startup == (EVERY_MODEL,):
-            return list(self._repository.ids())
-        found = {name: self._repository.named(name) for name in self._settings.startup}
-        return [model for name in found for model in found[name] or (ModelId(name),)]
 
     async def wait_settled(self) -> None:
         """Wait until each start-up model has been loaded or has failed."""
@@ -210,81 +261,77 @@ class ModelRegistry:
         """Wait until the readiness of a model may have changed."""
         await self._changed.wait()
 
-    async def sequences_ended(self) -> None:
-        """Wait until no sequence of any model accepts more requests."""
-        await self._running.sequences_ended()
-
-    async def drained(self) -> None:
-        """Wait until no request is in flight in any model."""
-        await self._running.drained()
-
-    def abandon(self, error: InferenceError) -> None:
-        """End every request in flight with this error."""
-        self._running.abandon(error)
-
-    def close_by(self, at: float) -> None:
-        """Close or kill every instance before this time of the event loop."""
-        self._closings.end_by(at)
-
-    @property
-    def in_flight(self) -> int:
-        """Number of requests in flight in all models."""
-        return self._running.in_flight
-
     def notify(self) -> None:
         """Wake the tasks that wait in `changed`."""
         self._changed.set()
         self._changed = asyncio.Event()
 
 
-def _check_name(name: str) -> None:
-    if not name.strip():
-        raise InferenceError(
-            Code.INVALID_ARG, "Model name cannot be empty. Please enter a valid name to deploy."
+def _refusal(code: Code, text: str) -> InferenceError:
+    return InferenceError(code, f"Request for unknown model: {text}")
+
+
+def _highest(known: KnownModel) -> Model:
+    loaded = None
+    for status in reversed(known.versions.values()):
+        if (model := status.model) is not None and model.ready:
+            return model
+        loaded = loaded or model
+    if loaded is not None:
+        return loaded
+    if any(status.state is VersionState.LOADING for status in known.versions.values()):
+        raise _refusal(Code.UNAVAILABLE, f"'{known.id.name}' is still loading")
+    raise _refusal(Code.NOT_FOUND, f"'{known.id.name}' has no available versions")
+
+
+def _numbered(known: KnownModel, version: str) -> Model:
+    status = known.versions.get(_version_number(version))
+    if status is None:
+        raise _refusal(Code.NOT_FOUND, f"'{known.id.name}' version {version} is not found")
+    if status.model is None:
+        raise _refusal(
+            Code.UNAVAILABLE, f"'{known.id.name}' version {version} is not at ready state"
         )
-    if "/" in name or "\0" in name or name.strip() == "..":
+    return status.model
+
+
+def _version_number(version: str) -> int:
+    try:
+        number = int(version)
+    except ValueError:
+        number = 2**63
+    if number >= 2**63 or not version.removeprefix("-").isdigit():
         raise InferenceError(
             Code.INVALID_ARG,
-            f"invalid model name '{name}', model name must not contain path traversal characters",
+            f"failed to get model version from specified version string '{version}' (details: "
+            "stol), version should be an integral value > 0",
         )
+    if number < 0:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"invalid model version specified '{version}' , version should be an integral value "
+            "> 0",
+        )
+    return number
 
 
-class RegistryControl:
-    """Implements `ModelControl`, the calls that a model may make on other models.
+def _is_listed(known: KnownModel) -> bool:
+    """Whether the index has a model that is not on disk: not all versions are unloaded."""
+    gone = (s.state is VersionState.UNAVAILABLE and not s.wanted for s in known.versions.values())
+    return bool(known.trouble) or not all(gone)
 
-    Raises UNAVAILABLE until the start-up models are loaded.
-    """
 
-    def __init__(self, registry: ModelRegistry) -> None:
-        self._registry = registry
+def _rows_of(model: ModelId, known: KnownModel | None) -> Iterator[IndexRow]:
+    if known is not None and known.versions:
+        for number, status in known.versions.items():
+            yield _row(model.name, number, status)
+    elif known is not None and known.trouble:
+        yield IndexRow(model.name, "", VersionState.UNAVAILABLE, known.trouble)
+    else:
+        yield IndexRow(model.name)
 
-    async def load(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        """Load or reload a model, as a client can (model repository extension)."""
-        self._refuse_if_starting()
-        override = Override(config or None, files) if config or files else None
-        await self._registry.load(name, override)
 
-    async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """Begin to unload a model, as a client can."""
-        self._refuse_if_starting()
-        await self._registry.unload(name, unload_dependents=unload_dependents)
-
-    def ready(self, name: str, version: str) -> bool:
-        """Whether a request would be accepted; False for an unknown model."""
-        try:
-            return self._find(name, version).ready
-        except InferenceError as error:
-            if error.code is Code.INVALID_ARG:
-                raise
-            return False
-
-    def decoupled(self, name: str, version: str) -> bool:
-        """Whether a request to the model may have any number of responses."""
-        return self._find(name, version).config.decoupled
-
-    def _find(self, name: str, version: str) -> Model:
-        return self._registry.find(name, version)
-
-    def _refuse_if_starting(self) -> None:
-        if not self._registry.settled:
-            raise InferenceError(Code.UNAVAILABLE, "Server not ready")
+def _row(name: str, number: int, status: VersionStatus) -> IndexRow:
+    if status.model is not None and not status.ready:
+        return IndexRow(name, str(number), VersionState.UNAVAILABLE, status.trouble)
+    return IndexRow(name, str(number), status.state, status.reason)

@@ -35,9 +35,10 @@ class RequestRules:
     """The checks of one config, prepared once per model."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self._config = config
         self._model = config.name
-        self._inputs = {each.name: each for each in config.input}
+        self._batching = config.batching
+        self._most_rows = config.max_batch_size
+        self._datatypes = {each.name: each.datatype for each in config.input}
         self._shapes = {each.name: config.wire_shape(each) for each in config.input}
         self._required = [each.name for each in config.input if not each.optional]
         self._outputs = frozenset(each.name for each in config.output)
@@ -53,9 +54,9 @@ class RequestRules:
     def _check_each(self, request: InferRequest) -> int:
         self._check_outputs(request)
         self._check_names(request)
-        batch_size = self._check_batch(request) if self._config.batching else 1
+        batch_size = self._check_batch(request) if self._batching else 1
         for tensor in request.inputs:
-            self._check_tensor(tensor, self._inputs[tensor.name], request)
+            self._check_tensor(tensor, request)
         return batch_size
 
     def _check_outputs(self, request: InferRequest) -> None:
@@ -71,16 +72,16 @@ class RequestRules:
         if (twice := _repeated(names)) is not None:
             _refuse(request, f"input '{twice}' already exists in request")
         missing = [name for name in self._required if name not in names]
-        if missing or len(names) > len(self._inputs):
+        if missing or len(names) > len(self._datatypes):
             self._refuse_count(request, names, missing)
         for name in names:
-            if name not in self._inputs:
+            if name not in self._datatypes:
                 _refuse_bare(f"unexpected inference input '{name}' for model '{self._model}'")
 
     def _refuse_count(
         self, request: InferRequest, names: Sequence[str], missing: Sequence[str]
     ) -> NoReturn:
-        required, total = len(self._required), len(self._inputs)
+        required, total = len(self._required), len(self._datatypes)
         expected = (
             f"expected {total} inputs"
             if required == total
@@ -104,7 +105,7 @@ class RequestRules:
                     f"input '{tensor.name}' batch size does not match other inputs for "
                     f"'{self._model}'",
                 )
-        limit = self._config.max_batch_size
+        limit = self._most_rows
         if sizes and sizes[0] > limit:
             _refuse(request, f"inference request batch-size must be <= {limit} for '{self._model}'")
         return sizes[0] if sizes else 1
@@ -118,12 +119,13 @@ class RequestRules:
             )
         return tensor.shape[0]
 
-    def _check_tensor(self, tensor: Tensor, expected: ModelInput, request: InferRequest) -> None:
-        if tensor.datatype is not expected.datatype:
+    def _check_tensor(self, tensor: Tensor, request: InferRequest) -> None:
+        expected = self._datatypes[tensor.name]
+        if tensor.datatype is not expected:
             _refuse(
                 request,
                 f"inference input '{tensor.name}' data-type is '{tensor.datatype}', but model "
-                f"'{self._model}' expects '{expected.datatype}'",
+                f"'{self._model}' expects '{expected}'",
             )
         smallest = min(tensor.shape, default=0)
         if smallest < -1:
@@ -142,7 +144,7 @@ class RequestRules:
         expected = self._shapes[tensor.name]
         if fits(tensor.shape, expected):
             return
-        note = BATCH_NOTE if self._config.batching else ""
+        note = BATCH_NOTE if self._batching else ""
         _refuse(
             request,
             f"unexpected shape for input '{tensor.name}' for model '{self._model}'. Expected "
@@ -189,7 +191,7 @@ class RequestRules:
 
     def _count(self, tensor: Tensor) -> int:
         """The number of elements expected; an empty batch counts as one item."""
-        nothing = self._config.batching and tensor.shape[0] == 0
+        nothing = self._batching and tensor.shape[0] == 0
         return math.prod(tensor.shape[1:]) if nothing else tensor.count
 
     def _count_elements(self, tensor: Tensor, expected: int, request: InferRequest) -> int:

@@ -11,8 +11,8 @@ from gateway.config.scheduling import SequenceBatching
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
-from gateway.models.registry import ModelRegistry
 from gateway.models.repository import ModelRepository
+from gateway.models.repository_control import RepositoryControl
 from gateway.settings import ControlMode, ModelSettings
 from tests.builders import (
     TEXT,
@@ -194,8 +194,8 @@ async def test_models_are_found_by_name_and_version(serve: Serve) -> None:
 
 async def test_exiting_is_a_change_of_readiness(tmp_path: Path) -> None:
     settings = ModelSettings(repositories=(tmp_path,))
-    registry = ModelRegistry(ModelRepository((tmp_path,)), settings, BackendLoader())
-    dataplane = DataPlane(registry)
+    control = RepositoryControl(ModelRepository((tmp_path,)), settings, BackendLoader())
+    dataplane = DataPlane(control)
     changed = asyncio.create_task(dataplane.changed())
     await settle()
     assert not changed.done()
@@ -218,8 +218,8 @@ async def test_a_model_that_was_looked_up_before_a_reload_gives_way_to_the_new_o
 
 async def test_an_exiting_server_loads_and_unloads_nothing(tmp_path: Path) -> None:
     settings = ModelSettings(repositories=(tmp_path,), control_mode=ControlMode.EXPLICIT)
-    registry = ModelRegistry(ModelRepository((tmp_path,)), settings, BackendLoader())
-    dataplane = DataPlane(registry)
+    control = RepositoryControl(ModelRepository((tmp_path,)), settings, BackendLoader())
+    dataplane = DataPlane(control)
     dataplane.refuse_requests()
     for operation in (dataplane.load("a"), dataplane.unload("a")):
         with pytest.raises(InferenceError) as caught:

@@ -52,7 +52,7 @@ def recorded(
     submit: Callable[[], ResponseStream],
 ) -> RecordingReader:
     """The recorded stream of a request; INVALID_ARG if the model is not decoupled."""
-    if not model.config.decoupled:
+    if not model.decoupled:
         raise InferenceError(
             Code.INVALID_ARG,
             f"parameter '{RESUMABLE}' is for models that answer with a stream of responses, and "

@@ -297,7 +297,7 @@ class Servicer:
 
 
 def _refuse_decoupled(model: Model) -> None:
-    if model.config.decoupled:
+    if model.decoupled:
         raise InferenceError(
             Code.UNSUPPORTED,
             "ModelInfer RPC doesn't support models with decoupled transaction policy",

@@ -336,7 +336,7 @@ class StreamInfer:
 
 def _streams(message: pb.ModelInferRequest, model: Model | InferenceError) -> bool:
     """Whether responses to a message are unordered relative to other requests."""
-    return resumes(message) or (isinstance(model, Model) and model.config.decoupled)
+    return resumes(message) or (isinstance(model, Model) and model.decoupled)
 
 
 def _names_another(message: pb.ModelInferRequest, error: InferenceError) -> bool:

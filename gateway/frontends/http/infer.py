@@ -232,7 +232,7 @@ class InferRoute:
 
 
 def _refuse_decoupled(model: Model) -> None:
-    if model.config.decoupled:
+    if model.decoupled:
         raise InferenceError(
             Code.UNSUPPORTED,
             "HTTP end point doesn't support models with decoupled transaction policy",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.models.registry import ModelRegistry
 from gateway.models.repository import ModelRepository
+from gateway.models.repository_control import RepositoryControl
 from gateway.settings import ModelSettings
 from tests.builders import soon
 from tests.conftest import tasks_left
@@ -43,18 +43,18 @@ class Registries:
 
     async def __call__(
         self, *repositories: Path, settled: bool = True, **options: Any
-    ) -> ModelRegistry:
+    ) -> RepositoryControl:
         settings = ModelSettings(repositories=repositories or (self._folder,), **options)
         repository = ModelRepository(
             settings.repositories,
             auto_complete=settings.auto_complete,
             namespacing=settings.namespacing,
         )
-        registry = ModelRegistry(repository, settings, Backends(self._backend))
-        self._tasks.append(asyncio.create_task(registry.run(no_infer)))
+        control = RepositoryControl(repository, settings, Backends(self._backend))
+        self._tasks.append(asyncio.create_task(control.run(no_infer)))
         if settled:
-            await soon(registry.wait_settled())
-        return registry
+            await soon(control.registry.wait_settled())
+        return control
 
     async def stop(self) -> None:
         """End them all."""

@@ -1,4 +1,4 @@
-"""Answers of a registry, and of its models, for the tests of the lifecycle."""
+"""Answers of a control, and of its models, for the tests of the lifecycle."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.models.model_folder import Override
-from gateway.models.registry import ModelRegistry
+from gateway.models.repository_control import RepositoryControl
 from gateway.settings import ControlMode
 from tests.builders import ScriptedInstance, read_all, soon, text_request
 
@@ -19,27 +19,27 @@ BATCHED = (
 )
 
 
-async def states(registry: ModelRegistry) -> list[tuple[str, str, str, str]]:
-    rows = await registry.index()
+async def states(control: RepositoryControl) -> list[tuple[str, str, str, str]]:
+    rows = await control.index()
     return [(row.name, row.version, row.state, row.reason) for row in rows]
 
 
-async def refusal(registry: ModelRegistry, name: str, override: Override | None = None) -> str:
+async def refusal(control: RepositoryControl, name: str, override: Override | None = None) -> str:
     """The text of the error that a load ends with."""
     with pytest.raises(InferenceError) as caught:
-        await soon(registry.load(name, override))
+        await soon(control.load(name, override))
     return caught.value.message
 
 
-def lookup(registry: ModelRegistry, name: str, version: str = "") -> str:
+def lookup(control: RepositoryControl, name: str, version: str = "") -> str:
     """Why a request for the model is refused."""
     with pytest.raises(InferenceError) as caught:
-        registry.find(name, version)
+        control.registry.find(name, version)
     return caught.value.message.removeprefix("Request for unknown model: ")
 
 
-async def answer(registry: ModelRegistry, instance: ScriptedInstance, text: str) -> list[str]:
+async def answer(control: RepositoryControl, instance: ScriptedInstance, text: str) -> list[str]:
     """Ask the model `a`, and have that instance answer."""
-    with registry.find("a", "").submit(text_request()) as stream:
+    with control.registry.find("a", "").submit(text_request()) as stream:
         (await instance.begun()).finish(text)
         return await soon(read_all(stream))

@@ -12,10 +12,9 @@ from gateway.config import InstanceGroup
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.closings import EARLY_SECS, Closings
 from gateway.models.instance_slots import InstanceSlot, Placement, close_slots, load_slots
-from gateway.models.loading import InPlaceUpdate
+from gateway.models.loading import InPlaceUpdate, Loaded, close_all
 from gateway.models.model import Model
-from gateway.models.registry import ModelRegistry
-from gateway.models.version_loads import Loaded, close_all
+from gateway.models.repository_control import RepositoryControl
 from gateway.observability.statistics import ModelStatistics
 from gateway.settings import ControlMode
 from tests.builders import FLAG, TEXT, ScriptedInstance, settle, soon, text_request
@@ -256,9 +255,9 @@ async def test_stopping_the_server_does_not_cut_the_end_of_an_unloaded_model_off
     tmp_path: Path, start: Start, backend: ClosingBackend
 ) -> None:
     write(tmp_path, "m", 1, more="instance_group { count: 3 }")
-    registry = await start(control_mode=ControlMode.EXPLICIT)
-    await soon(registry.load("m"))
-    await soon(registry.unload("m"))
+    control = await start(control_mode=ControlMode.EXPLICIT)
+    await soon(control.load("m"))
+    await soon(control.unload("m"))
     instances = closing_of(backend, "m")
     for each in instances:
         await soon(each.begun_to_close.wait())
@@ -276,17 +275,17 @@ async def test_the_server_stops_in_time_though_instances_do_not_close(
 ) -> None:
     for name in ("a", "b"):
         write(tmp_path, name, 1, more="instance_group { count: 2 }")
-    registry = await start()
-    registry.close_by(asyncio.get_running_loop().time() + SHORT_SECS)
+    control = await start()
+    control.close_by(asyncio.get_running_loop().time() + SHORT_SECS)
     await soon(start.stop())
     instances = [*closing_of(backend, "a"), *closing_of(backend, "b")]
     assert [each.killed for each in instances] == ["it did not close in time"] * 4
     assert [each.closes for each in instances] == [1] * 4
 
 
-async def abandoned(registry: ModelRegistry) -> Execution:
+async def abandoned(control: RepositoryControl) -> Execution:
     """An instance that executes the request of a client that has disconnected."""
-    model = registry.find("m", "")
+    model = control.registry.find("m", "")
     (instance,) = model.instances
     assert isinstance(instance, Execution)
     with model.submit(text_request(model="m", sequence=SequenceTag(1, start=True))):
@@ -299,12 +298,12 @@ async def test_the_server_stops_in_time_though_an_execution_does_not_return(
 ) -> None:
     backend.kind = Execution
     write(tmp_path, "m", 1, more=SEQUENCES)
-    registry = await start()
-    instance = await abandoned(registry)
+    control = await start()
+    instance = await abandoned(control)
     stopping = asyncio.create_task(start.stop())
     await settle()
     assert not instance.killed, "it has the time of the server's exit"
-    registry.close_by(asyncio.get_running_loop().time() + SHORT_SECS)
+    control.close_by(asyncio.get_running_loop().time() + SHORT_SECS)
     await soon(stopping)
     assert (instance.killed, instance.closes) == (OVERDUE, 1)
     assert [each.message for each in caplog.records] == ["executions not ended in time"]
@@ -315,15 +314,15 @@ async def test_only_the_instances_that_still_execute_are_killed(
 ) -> None:
     backend.kind = Execution
     write(tmp_path, "m", 1, more=f"{SEQUENCES} instance_group {{ count: 2 }}")
-    registry = await start()
-    first, second = registry.find("m", "").instances
+    control = await start()
+    first, second = control.registry.find("m", "").instances
     assert isinstance(first, Execution)
     assert isinstance(second, Execution)
-    with registry.find("m", "").submit(
+    with control.registry.find("m", "").submit(
         text_request(model="m", sequence=SequenceTag(1, start=True))
     ):
         await soon(first.executing.wait())
-    registry.close_by(asyncio.get_running_loop().time() + SHORT_SECS + EARLY_SECS)
+    control.close_by(asyncio.get_running_loop().time() + SHORT_SECS + EARLY_SECS)
     await soon(start.stop())
     assert [(each.killed, each.closes) for each in (first, second)] == [(OVERDUE, 1), ("", 1)]
 
@@ -333,12 +332,12 @@ async def test_the_server_stops_in_time_though_an_unloaded_model_still_executes(
 ) -> None:
     backend.kind = Execution
     write(tmp_path, "m", 1, more=SEQUENCES)
-    registry = await start(control_mode=ControlMode.EXPLICIT)
-    await soon(registry.load("m"))
-    instance = await abandoned(registry)
-    await soon(registry.unload("m"))
+    control = await start(control_mode=ControlMode.EXPLICIT)
+    await soon(control.load("m"))
+    instance = await abandoned(control)
+    await soon(control.unload("m"))
     await settle()
-    registry.close_by(asyncio.get_running_loop().time() + SHORT_SECS)
+    control.close_by(asyncio.get_running_loop().time() + SHORT_SECS)
     await soon(start.stop())
     assert (instance.killed, instance.closes) == (OVERDUE, 1)
 
@@ -348,12 +347,12 @@ async def test_the_server_stops_in_time_though_a_warmup_does_not_return(
 ) -> None:
     backend.kind = Execution
     write(tmp_path, "m", 1, more=WARMUP)
-    registry = await start(settled=False)
+    control = await start(settled=False)
     await soon(backend.loading.get())
     (instance,) = backend.instances["m"]
     assert isinstance(instance, Execution)
     await soon(instance.executing.wait())
-    registry.close_by(asyncio.get_running_loop().time() + SHORT_SECS)
+    control.close_by(asyncio.get_running_loop().time() + SHORT_SECS)
     await soon(start.stop())
     assert (instance.killed, instance.closes) == (OVERDUE, 1)
 
@@ -368,9 +367,9 @@ async def test_an_execution_that_outlives_its_killed_instance_is_abandoned(
     monkeypatch.setattr("gateway.models.closings.KILLED_SECS", SHORT_SECS)
     backend.kind = partial(Execution, deaf=True)
     write(tmp_path, "m", 1, more=SEQUENCES)
-    registry = await start()
-    instance = await abandoned(registry)
-    registry.close_by(asyncio.get_running_loop().time() + SHORT_SECS + EARLY_SECS)
+    control = await start()
+    instance = await abandoned(control)
+    control.close_by(asyncio.get_running_loop().time() + SHORT_SECS + EARLY_SECS)
     await soon(start.stop())
     instance.returns.set()
     await settle()

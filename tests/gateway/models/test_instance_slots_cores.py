@@ -84,5 +84,5 @@ async def test_an_ensemble_needs_no_cores(tmp_path: Path, start: Start) -> None:
             output_map { key: "text_output" value: "text_output" } } }
     """
     write(tmp_path, "e", 1, text=text)
-    registry = await start(host_policies=POLICIES)
-    assert registry.failures() == {}
+    control = await start(host_policies=POLICIES)
+    assert control.registry.failures() == {}

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.models.registry import ModelRegistry
+from gateway.models.registry import IndexRow
 from gateway.models.repository import ModelRepository
-from gateway.models.table import IndexRow
+from gateway.models.repository_control import RepositoryControl
 from gateway.settings import ControlMode, ModelSettings
 from tests.builders import settle, soon
 from tests.gateway.models.lifecycles import EXPLICIT, NO_WEIGHTS, answer, lookup, refusal, states
@@ -24,13 +24,13 @@ async def test_loads_of_one_model_wait_for_each_other_and_load_it_once(
 ) -> None:
     write(tmp_path, "a", 1)
     write(tmp_path, "b", 1)
-    registry = await start(**EXPLICIT)
+    control = await start(**EXPLICIT)
     backend.gate = asyncio.Semaphore(0)
-    loads = [asyncio.create_task(registry.load("a")) for _ in range(3)]
+    loads = [asyncio.create_task(control.load("a")) for _ in range(3)]
     assert await soon(backend.loading.get()) == "a 1"
-    assert lookup(registry, "a") == "'a' is still loading"
-    assert (await states(registry))[0] == ("a", "1", "LOADING", "")
-    other = asyncio.create_task(registry.load("b"))
+    assert lookup(control, "a") == "'a' is still loading"
+    assert (await states(control))[0] == ("a", "1", "LOADING", "")
+    other = asyncio.create_task(control.load("b"))
     assert await soon(backend.loading.get()) == "b 1"
     backend.gate.release()
     backend.gate.release()
@@ -43,38 +43,38 @@ async def test_an_unload_ends_the_load_before_it(
     tmp_path: Path, start: Start, backend: ScriptedBackend, served: bool
 ) -> None:
     write(tmp_path, "a", 1)
-    registry = await start(**EXPLICIT)
+    control = await start(**EXPLICIT)
     if served:
-        await soon(registry.load("a"))
+        await soon(control.load("a"))
         await soon(backend.loading.get())
         write(tmp_path, "a", 1, more="parameters { key: 'k' value { string_value: 'v' } }")
     backend.gate = asyncio.Semaphore(0)
-    load = asyncio.create_task(registry.load("a"))
+    load = asyncio.create_task(control.load("a"))
     await soon(backend.loading.get())
-    await soon(registry.unload("a"))
+    await soon(control.unload("a"))
     with pytest.raises(InferenceError, match="it was unloaded while it was being loaded"):
         await soon(load)
     if served:
         await soon(backend.instances["a 1"][0].closed.wait())
         await settle()
-    assert await states(registry) == [("a", "1", "UNAVAILABLE", "unloaded")]
+    assert await states(control) == [("a", "1", "UNAVAILABLE", "unloaded")]
     backend.gate = None
-    await soon(registry.load("a"))
-    assert await states(registry) == [("a", "1", "READY", "")]
+    await soon(control.load("a"))
+    assert await states(control) == [("a", "1", "READY", "")]
 
 
 async def test_a_load_continues_after_its_client_disconnects(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1)
-    registry = await start(**EXPLICIT)
+    control = await start(**EXPLICIT)
     backend.gate = asyncio.Semaphore(0)
-    load = asyncio.create_task(registry.load("a"))
+    load = asyncio.create_task(control.load("a"))
     await soon(backend.loading.get())
     load.cancel()
     await asyncio.wait([load])
     backend.gate.release()
-    await soon(registry.load("a"))
+    await soon(control.load("a"))
     assert len(backend.instances["a 1"]) == 1
 
 
@@ -83,11 +83,11 @@ async def test_stopping_fails_the_load_that_a_client_waits_for(
 ) -> None:
     write(tmp_path, "a", 1, 2, more=ALL_VERSIONS)
     settings = ModelSettings(repositories=(tmp_path,), **EXPLICIT)
-    registry = ModelRegistry(ModelRepository((tmp_path,)), settings, Backends(backend))
-    running = asyncio.create_task(registry.run(no_infer))
-    await soon(registry.wait_settled())
+    control = RepositoryControl(ModelRepository((tmp_path,)), settings, Backends(backend))
+    running = asyncio.create_task(control.run(no_infer))
+    await soon(control.registry.wait_settled())
     backend.gate = asyncio.Semaphore(1)
-    load = asyncio.create_task(registry.load("a"))
+    load = asyncio.create_task(control.load("a"))
     await soon(backend.loading.get())
     await soon(backend.loading.get())  # the second waits at the gate
     running.cancel()
@@ -107,67 +107,70 @@ async def test_polling_follows_the_folders(
 ) -> None:
     write(tmp_path, "a", 1)
     write(tmp_path, "gone", 1)
-    registry = await start(control_mode=ControlMode.POLL)
-    model = registry.find("a", "")
-    await soon(registry.poll())
-    assert registry.find("a", "") is model
+    control = await start(control_mode=ControlMode.POLL)
+    model = control.registry.find("a", "")
+    await soon(control.poll())
+    assert control.registry.find("a", "") is model
     write(tmp_path, "new", 1)
     shutil.rmtree(tmp_path / "gone")
     (tmp_path / "a" / "2").mkdir()
-    await soon(registry.poll())
+    await soon(control.poll())
     await soon(backend.instances["gone 1"][0].closed.wait())
     await settle()
-    assert [(each.name, each.version) for each in registry.models()] == [("a", "2"), ("new", "1")]
-    assert lookup(registry, "gone") == "'gone' has no available versions"
-    assert lookup(registry, "gone", "1") == "'gone' version 1 is not at ready state"
-    assert "gone" not in [row.name for row in await registry.index()]
-    assert registry.failures() == {}
+    assert [(each.name, each.version) for each in control.registry.models()] == [
+        ("a", "2"),
+        ("new", "1"),
+    ]
+    assert lookup(control, "gone") == "'gone' has no available versions"
+    assert lookup(control, "gone", "1") == "'gone' version 1 is not at ready state"
+    assert "gone" not in [row.name for row in await control.index()]
+    assert control.registry.failures() == {}
 
 
 async def test_a_folder_that_is_restored_unchanged_is_loaded_again(
     tmp_path: Path, start: Start
 ) -> None:
     write(tmp_path, "a", 1)
-    registry = await start(control_mode=ControlMode.POLL)
+    control = await start(control_mode=ControlMode.POLL)
     os.rename(tmp_path / "a", tmp_path.parent / f"{tmp_path.name}-away")
-    await soon(registry.poll())
-    assert list(registry.models()) == []
+    await soon(control.poll())
+    assert list(control.registry.models()) == []
     os.rename(tmp_path.parent / f"{tmp_path.name}-away", tmp_path / "a")
-    await soon(registry.poll())
-    assert registry.find("a", "").ready
+    await soon(control.poll())
+    assert control.registry.find("a", "").ready
 
 
 async def test_a_model_that_is_half_copied_fails_and_is_loaded_once_it_is_whole(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
-    registry = await start(control_mode=ControlMode.POLL)
+    control = await start(control_mode=ControlMode.POLL)
     write(tmp_path, "a", 1, text='backend: "scri')
-    await soon(registry.poll())
-    assert list(registry.failures()) == ["a"]
-    assert (await states(registry))[0][2] == "UNAVAILABLE"
-    assert lookup(registry, "a") == "'a' is not found"
+    await soon(control.poll())
+    assert list(control.registry.failures()) == ["a"]
+    assert (await states(control))[0][2] == "UNAVAILABLE"
+    assert lookup(control, "a") == "'a' is not found"
     write(tmp_path, "a", 1)
     backend.errors["a 1"] = NO_WEIGHTS
-    await soon(registry.poll())
-    assert registry.failures() == {"a version 1": "Internal: no weights"}
-    await soon(registry.poll())
+    await soon(control.poll())
+    assert control.registry.failures() == {"a version 1": "Internal: no weights"}
+    await soon(control.poll())
     assert backend.loading.qsize() == 1
     (tmp_path / "a" / "1" / "weights").write_text("all of it")
     del backend.errors["a 1"]
-    await soon(registry.poll())
-    assert registry.find("a", "").ready
-    assert registry.failures() == {}
+    await soon(control.poll())
+    assert control.registry.find("a", "").ready
+    assert control.registry.failures() == {}
 
 
 async def test_a_model_with_corrupted_files_keeps_serving(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1)
-    registry = await start(control_mode=ControlMode.POLL)
+    control = await start(control_mode=ControlMode.POLL)
     (tmp_path / "a" / "config.pbtxt").write_bytes(b"\x00\xff")
-    await soon(registry.poll())
-    assert await states(registry) == [("a", "1", "READY", "")]
-    assert await answer(registry, backend.instances["a 1"][0], "hi") == ["hi"]
+    await soon(control.poll())
+    assert await states(control) == [("a", "1", "READY", "")]
+    assert await answer(control, backend.instances["a 1"][0], "hi") == ["hi"]
 
 
 async def test_a_removed_repository_changes_nothing(
@@ -176,10 +179,10 @@ async def test_a_removed_repository_changes_nothing(
     home = tmp_path / "models"
     home.mkdir()
     write(home, "a", 1)
-    registry = await start(home, control_mode=ControlMode.POLL)
+    control = await start(home, control_mode=ControlMode.POLL)
     os.rename(home, tmp_path / "elsewhere")
-    await soon(registry.poll())
-    assert await answer(registry, backend.instances["a 1"][0], "hi") == ["hi"]
+    await soon(control.poll())
+    assert await answer(control, backend.instances["a 1"][0], "hi") == ["hi"]
 
 
 async def test_a_second_repository_with_the_name_ends_the_model_until_it_is_one_again(
@@ -189,17 +192,17 @@ async def test_a_second_repository_with_the_name_ends_the_model_until_it_is_one_
     for home in homes:
         home.mkdir()
     write(homes[0], "a", 1)
-    registry = await start(*homes, control_mode=ControlMode.POLL)
+    control = await start(*homes, control_mode=ControlMode.POLL)
     write(homes[1], "a", 1)
-    await soon(registry.poll())
-    assert lookup(registry, "a") == "'a' is not found"
+    await soon(control.poll())
+    assert lookup(control, "a") == "'a' is not found"
     twice = "model appears in two or more repositories"
-    assert registry.failures() == {"a": twice}
-    assert await registry.index() == [IndexRow("a", "", "UNAVAILABLE", twice)]
+    assert control.registry.failures() == {"a": twice}
+    assert await control.index() == [IndexRow("a", "", "UNAVAILABLE", twice)]
     shutil.rmtree(homes[0] / "a")
-    await soon(registry.poll())
-    assert registry.find("a", "").ready
-    assert registry.failures() == {}
+    await soon(control.poll())
+    assert control.registry.find("a", "").ready
+    assert control.registry.failures() == {}
 
 
 async def test_a_name_that_two_repositories_have_from_the_start_is_a_failure(
@@ -209,27 +212,27 @@ async def test_a_name_that_two_repositories_have_from_the_start_is_a_failure(
     for home in homes:
         home.mkdir()
         write(home, "a", 1)
-    registry = await start(*homes)
-    assert registry.failures() == {"a": "model appears in two or more repositories"}
+    control = await start(*homes)
+    assert control.registry.failures() == {"a": "model appears in two or more repositories"}
 
 
 async def test_a_model_that_never_loaded_and_is_removed_is_forgotten(
     tmp_path: Path, start: Start
 ) -> None:
     write(tmp_path, "a", 1, text="nonsense")
-    registry = await start(control_mode=ControlMode.POLL)
-    assert list(registry.failures()) == ["a"]
+    control = await start(control_mode=ControlMode.POLL)
+    assert list(control.registry.failures()) == ["a"]
     shutil.rmtree(tmp_path / "a")
-    await soon(registry.poll())
-    assert (registry.failures(), await registry.index()) == ({}, [])
+    await soon(control.poll())
+    assert (control.registry.failures(), await control.index()) == ({}, [])
 
 
 async def test_polling_happens_by_itself(tmp_path: Path, start: Start) -> None:
-    registry = await start(control_mode=ControlMode.POLL, poll_secs=0.01)
+    control = await start(control_mode=ControlMode.POLL, poll_secs=0.01)
     write(tmp_path, "a", 1)
     async with asyncio.timeout(5.0):
-        while not list(registry.models()):
-            await registry.changed()
+        while not list(control.registry.models()):
+            await control.registry.changed()
 
 
 # The folder of a model that serves.
@@ -239,15 +242,15 @@ async def test_a_model_without_a_folder_serves_until_its_next_load(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1)
-    registry = await start(startup=("a",), **EXPLICIT)
+    control = await start(startup=("a",), **EXPLICIT)
     shutil.rmtree(tmp_path / "a")
-    assert await answer(registry, backend.instances["a 1"][0], "hi") == ["hi"]
-    assert await refusal(registry, "a") == (
+    assert await answer(control, backend.instances["a 1"][0], "hi") == ["hi"]
+    assert await refusal(control, "a") == (
         "failed to load 'a', failed to poll from model repository: model 'a' is not in any "
         "repository"
     )
-    assert await answer(registry, backend.instances["a 1"][0], "hi") == ["hi"]
-    assert await states(registry) == [("a", "1", "READY", "")]
+    assert await answer(control, backend.instances["a 1"][0], "hi") == ["hi"]
+    assert await states(control) == [("a", "1", "READY", "")]
 
 
 # Namespaces.
@@ -261,13 +264,15 @@ async def test_a_name_in_two_namespaces_has_to_be_unique_for_requests(
         home.mkdir()
         write(home, "a", 1)
     write(homes[1], "b", 1)
-    registry = await start(*homes, namespacing=True, **EXPLICIT)
-    await soon(registry.load("b"))
-    await soon(registry.load("a"))
-    assert registry.find("b", "").namespace == str(homes[1])
-    assert [each.namespace for each in registry.models()][:2] == [str(home) for home in homes]
+    control = await start(*homes, namespacing=True, **EXPLICIT)
+    await soon(control.load("b"))
+    await soon(control.load("a"))
+    assert control.registry.find("b", "").namespace == str(homes[1])
+    assert [each.namespace for each in control.registry.models()][:2] == [
+        str(home) for home in homes
+    ]
     with pytest.raises(InferenceError) as caught:
-        registry.find("a", "")
+        control.registry.find("a", "")
     assert (caught.value.code, caught.value.message) == (
         Code.INVALID_ARG,
         "There are 2 identifiers of model 'a' in global map, model namespace must be provided to "

@@ -33,11 +33,11 @@ async def test_only_the_instances_that_differ_are_loaded_and_closed(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1, more=group(2))
-    registry = await start(startup=("a",), **EXPLICIT)
-    model, (first, second) = registry.find("a", ""), backend.instances["a 1"]
+    control = await start(startup=("a",), **EXPLICIT)
+    model, (first, second) = control.registry.find("a", ""), backend.instances["a 1"]
     write(tmp_path, "a", more=group(1, "left") + group(2, "right"))
-    await soon(registry.load("a"))
-    assert registry.find("a", "") is model
+    await soon(control.load("a"))
+    assert control.registry.find("a", "") is model
     assert [each.name for each in model.config.instance_group] == ["left", "right"]
     *_, third = backend.instances["a 1"]
     assert list(model.instances) == [first, second, third]
@@ -45,7 +45,7 @@ async def test_only_the_instances_that_differ_are_loaded_and_closed(
     write(tmp_path, "a", more=group(1))
     with model.submit(text_request()) as kept, model.submit(text_request()) as leaving:
         running = [await each.begun() for each in (first, second)]
-        await soon(registry.load("a"))
+        await soon(control.load("a"))
         assert list(model.instances) == [first]
         await soon(third.closed.wait())
         assert second.closes == 0
@@ -53,7 +53,7 @@ async def test_only_the_instances_that_differ_are_loaded_and_closed(
             execution.finish("undisturbed")
         assert await soon(read_all(kept)) == await soon(read_all(leaving)) == ["undisturbed"]
     await soon(second.closed.wait())
-    assert await answer(registry, first, "alone") == ["alone"]
+    assert await answer(control, first, "alone") == ["alone"]
     assert model.statistics.success.count == 3
 
 
@@ -61,25 +61,25 @@ async def test_an_instance_that_cannot_be_added_does_not_affect_the_others(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1, more=group(1))
-    registry = await start(startup=("a",), **EXPLICIT)
-    model = registry.find("a", "")
+    control = await start(startup=("a",), **EXPLICIT)
+    model = control.registry.find("a", "")
     backend.errors["a 1 again"] = NO_WEIGHTS
     write(tmp_path, "a", more=group(3))
-    assert "no weights" in await refusal(registry, "a")
+    assert "no weights" in await refusal(control, "a")
     assert [each.count for each in model.config.instance_group] == [1]
-    assert await answer(registry, backend.instances["a 1"][0], "hi") == ["hi"]
+    assert await answer(control, backend.instances["a 1"][0], "hi") == ["hi"]
 
 
 async def test_other_files_than_the_config_make_it_a_real_reload(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1, more=group(1))
-    registry = await start(startup=("a",), **EXPLICIT)
-    model = registry.find("a", "")
+    control = await start(startup=("a",), **EXPLICIT)
+    model = control.registry.find("a", "")
     write(tmp_path, "a", more=group(2))
     (tmp_path / "a" / "1" / "weights").write_text("")
-    await soon(registry.load("a"))
-    assert registry.find("a", "") is not model
+    await soon(control.load("a"))
+    assert control.registry.find("a", "") is not model
     assert len(backend.instances["a 1"]) == 3
 
 
@@ -90,29 +90,29 @@ async def test_an_override_holds_until_the_next_load_without_one(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1)
-    registry = await start(startup=("a",), **EXPLICIT)
-    await soon(registry.load("a", Override(BATCHED)))
-    assert registry.find("a", "").config.max_batch_size == 4
-    model = registry.find("a", "")
-    await soon(registry.load("a", Override(BATCHED)))
-    assert registry.find("a", "") is not model
-    await soon(registry.load("a"))
-    assert registry.find("a", "").config.max_batch_size == 0
+    control = await start(startup=("a",), **EXPLICIT)
+    await soon(control.load("a", Override(BATCHED)))
+    assert control.registry.find("a", "").config.max_batch_size == 4
+    model = control.registry.find("a", "")
+    await soon(control.load("a", Override(BATCHED)))
+    assert control.registry.find("a", "") is not model
+    await soon(control.load("a"))
+    assert control.registry.find("a", "").config.max_batch_size == 0
 
 
 async def test_uploaded_files_live_as_long_as_their_model(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
-    registry = await start(**EXPLICIT)
+    control = await start(**EXPLICIT)
     files = {"file:1/weights": b"one", "file:5/weights": b"five"}
     config = BATCHED.replace("{", '{"version_policy": {"all": {}}, ', 1)
-    await soon(registry.load("new", Override(config, files)))
-    assert [model.version for model in registry.models()] == ["1", "5"]
+    await soon(control.load("new", Override(config, files)))
+    assert [model.version for model in control.registry.models()] == ["1", "5"]
     folder = backend.contexts["new 5"][0].path
     assert (folder / "weights").read_bytes() == b"five"
-    with registry.find("new", "5").submit(batched_request()) as stream:
+    with control.registry.find("new", "5").submit(batched_request()) as stream:
         execution = await backend.instances["new 5"][0].begun()
-        await soon(registry.unload("new"))
+        await soon(control.unload("new"))
         await soon(backend.instances["new 1"][0].closed.wait())
         await settle()
         assert (folder / "weights").exists()
@@ -157,14 +157,14 @@ async def test_an_invalid_override_is_refused_and_changes_nothing(
     tmp_path: Path, start: Start, override: Override, said: str
 ) -> None:
     write(tmp_path, "a", 1)
-    registry = await start(startup=("a",), **EXPLICIT)
-    model = registry.find("a", "")
-    message = await refusal(registry, "a", override)
+    control = await start(startup=("a",), **EXPLICIT)
+    model = control.registry.find("a", "")
+    message = await refusal(control, "a", override)
     assert message.startswith("failed to load 'a', failed to poll from model repository: ")
     assert said in message
     assert str(tmp_path) not in message
-    assert registry.find("a", "") is model
-    assert await states(registry) == [("a", "1", "READY", "")]
+    assert control.registry.find("a", "") is model
+    assert await states(control) == [("a", "1", "READY", "")]
 
 
 # Unloading.
@@ -174,25 +174,25 @@ async def test_an_unloaded_model_is_not_found_and_ends_with_its_last_request(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1)
-    registry = await start(startup=("a",), **EXPLICIT)
+    control = await start(startup=("a",), **EXPLICIT)
     (instance,) = backend.instances["a 1"]
-    with registry.find("a", "").submit(text_request()) as stream:
+    with control.registry.find("a", "").submit(text_request()) as stream:
         execution = await instance.begun()
-        await soon(registry.unload("a"))
-        assert lookup(registry, "a") == "'a' has no available versions"
-        assert lookup(registry, "a", "1") == "'a' version 1 is not at ready state"
-        assert await states(registry) == [("a", "1", "UNLOADING", "")]
-        assert (registry.in_flight, instance.closes) == (1, 0)
+        await soon(control.unload("a"))
+        assert lookup(control, "a") == "'a' has no available versions"
+        assert lookup(control, "a", "1") == "'a' version 1 is not at ready state"
+        assert await states(control) == [("a", "1", "UNLOADING", "")]
+        assert (control.loaded.in_flight, instance.closes) == (1, 0)
         execution.finish("done")
         assert await soon(read_all(stream)) == ["done"]
     await soon(instance.closed.wait())
     await settle()
-    assert await states(registry) == [("a", "1", "UNAVAILABLE", "unloaded")]
-    assert await registry.index(ready=True) == []
-    assert registry.failures() == {}
-    await soon(registry.unload("a"))
-    await soon(registry.load("a"))
-    assert await answer(registry, backend.instances["a 1"][1], "back") == ["back"]
+    assert await states(control) == [("a", "1", "UNAVAILABLE", "unloaded")]
+    assert await control.index(ready=True) == []
+    assert control.registry.failures() == {}
+    await soon(control.unload("a"))
+    await soon(control.load("a"))
+    assert await answer(control, backend.instances["a 1"][1], "back") == ["back"]
 
 
 async def test_the_unload_of_a_failed_model_blocks_no_operation(
@@ -200,26 +200,26 @@ async def test_the_unload_of_a_failed_model_blocks_no_operation(
 ) -> None:
     write(tmp_path, "a", 1)
     backend.errors["a 1"] = NO_WEIGHTS
-    registry = await start(startup=("a",), **EXPLICIT)
-    assert registry.failures()
-    await soon(registry.unload("a"))
-    assert registry.failures() == {}
+    control = await start(startup=("a",), **EXPLICIT)
+    assert control.registry.failures()
+    await soon(control.unload("a"))
+    assert control.registry.failures() == {}
 
 
 async def test_a_model_can_be_loaded_while_it_is_still_unloading(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1)
-    registry = await start(startup=("a",), **EXPLICIT)
+    control = await start(startup=("a",), **EXPLICIT)
     (old,) = backend.instances["a 1"]
-    with registry.find("a", "").submit(text_request()) as stream:
+    with control.registry.find("a", "").submit(text_request()) as stream:
         execution = await old.begun()
-        await soon(registry.unload("a"))
-        await soon(registry.load("a"))
-        assert await states(registry) == [("a", "1", "READY", "")]
-        assert await answer(registry, backend.instances["a 1"][1], "new") == ["new"]
+        await soon(control.unload("a"))
+        await soon(control.load("a"))
+        assert await states(control) == [("a", "1", "READY", "")]
+        assert await answer(control, backend.instances["a 1"][1], "new") == ["new"]
         execution.finish("old")
         assert await soon(read_all(stream)) == ["old"]
     await soon(old.closed.wait())
     await settle()
-    assert await states(registry) == [("a", "1", "READY", "")]
+    assert await states(control) == [("a", "1", "READY", "")]

@@ -65,10 +65,10 @@ async def test_instances_are_warmed_up_and_then_shown_to_the_scheduler(
     tmp_path: Path, start: Start, backend: ScriptedBackend, steps: list[tuple[str, Instance]]
 ) -> None:
     write(tmp_path, "a", 1, more=PASSIVE + ACTIVE)
-    registry = await start()
+    control = await start()
     passive, *active = backend.instances["a 1"]
     assert steps == done(active)
-    model = registry.find("a", "")
+    model = control.registry.find("a", "")
     assert list(model.instances) == [passive, *active]
     with model.submit(text_request()) as stream:
         (await active[0].begun()).finish("hi")
@@ -85,11 +85,11 @@ async def test_a_restarted_instance_is_made_as_ready_as_the_first(
 ) -> None:
     monkeypatch.setattr(instances_module, "FIRST_BACKOFF_SECS", 0.0)
     write(tmp_path, "a", 1)
-    registry = await start()
+    control = await start()
     backend.instances["a 1"][0].die("killed")
     async with asyncio.timeout(5.0):
-        while len(backend.instances["a 1"]) < 2 or not registry.find("a", "").ready:
-            await registry.changed()
+        while len(backend.instances["a 1"]) < 2 or not control.registry.find("a", "").ready:
+            await control.registry.changed()
     assert steps == done(backend.instances["a 1"])
 
 
@@ -101,8 +101,8 @@ async def test_what_cannot_be_warmed_up_is_not_served(
 
     monkeypatch.setattr(instances_module, "warm_up", warm_up)
     write(tmp_path, "a", 1, more=ACTIVE)
-    registry = await start()
-    assert registry.failures() == {"a version 1": COLD.reason}
+    control = await start()
+    assert control.registry.failures() == {"a version 1": COLD.reason}
     assert [each.closes for each in backend.instances["a 1"]] == [1, 1]
 
 
@@ -122,10 +122,10 @@ async def test_a_model_of_passive_instances_is_ready_and_takes_no_request(
     tmp_path: Path, start: Start
 ) -> None:
     write(tmp_path, "a", 1, more=PASSIVE)
-    registry = await start()
-    model = registry.find("a", "")
+    control = await start()
+    model = control.registry.find("a", "")
     assert model.ready
-    assert registry.failures() == {}
+    assert control.registry.failures() == {}
     with pytest.raises(InferenceError) as caught:
         model.submit(text_request())
     assert caught.value.code is Code.UNAVAILABLE
@@ -137,10 +137,10 @@ async def test_without_auto_complete_no_backend_is_asked(
 ) -> None:
     backend.errors["complete a"] = InferenceError(Code.INTERNAL, "was asked")
     write(tmp_path, "a", 1)
-    registry = await start(auto_complete=False)
-    assert registry.find("a", "").ready
+    control = await start(auto_complete=False)
+    assert control.registry.find("a", "").ready
     other = await start()
-    assert other.failures() == {"a version 1": "Internal: was asked"}
+    assert other.registry.failures() == {"a version 1": "Internal: was asked"}
 
 
 async def test_labels_and_the_time_it_took_are_kept_with_the_model(
@@ -151,7 +151,7 @@ async def test_labels_and_the_time_it_took_are_kept_with_the_model(
     labelled = config.replace('"text_output"', '"text_output" label_filename: "names"')
     (tmp_path / "a" / "config.pbtxt").write_text(labelled)
     (tmp_path / "a" / "names").write_text("cat\ndog\n")
-    model = (await start()).find("a", "")
+    model = (await start()).registry.find("a", "")
     assert model.labels == {"text_output": ("cat", "dog")}
     assert 0 < model.load_secs < 60
 
@@ -167,11 +167,11 @@ async def test_models_that_need_the_same_resource_take_turns(
 ) -> None:
     write(tmp_path, "a", 1, more=needing("R", 1))
     write(tmp_path, "b", 1, more=needing("R", 1))
-    registry = await start(rate_limit=True)
+    control = await start(rate_limit=True)
     (first,), (second,) = backend.instances["a 1"], backend.instances["b 1"]
-    with registry.find("a", "").submit(text_request()) as one:
+    with control.registry.find("a", "").submit(text_request()) as one:
         execution = await first.begun()
-        with registry.find("b", "").submit(text_request()) as other:
+        with control.registry.find("b", "").submit(text_request()) as other:
             await settle()
             assert second.executions == []
             execution.finish("first")
@@ -184,8 +184,8 @@ async def test_unless_it_is_switched_on_resources_mean_nothing(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1, more=needing("R", 1, instances=2))
-    registry = await start(resource_limits=(ResourceLimit("R", 0),))
-    model = registry.find("a", "")
+    control = await start(resource_limits=(ResourceLimit("R", 0),))
+    model = control.registry.find("a", "")
     with model.submit(text_request()), model.submit(text_request()):
         for instance in backend.instances["a 1"]:
             (await instance.begun()).finish("at once")
@@ -195,8 +195,8 @@ async def test_a_model_that_could_never_execute_is_not_loaded(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1, more=needing("R", 2))
-    registry = await start(rate_limit=True, resource_limits=(ResourceLimit("R", 1),))
-    assert registry.failures() == {
+    control = await start(rate_limit=True, resource_limits=(ResourceLimit("R", 1),))
+    assert control.registry.failures() == {
         "a version 1": 'Invalid argument: Resource count for "R" is limited to 1 which will '
         "prevent scheduling of one or more model instances, the minimum required count is 2"
     }
@@ -209,14 +209,14 @@ async def test_what_is_available_is_reckoned_anew_when_models_change(
     explicit = {"rate_limit": True, "control_mode": ControlMode.EXPLICIT, "startup": ("*",)}
     write(tmp_path, "a", 1, more=needing("R", 1, instances=2))
     write(tmp_path, "b", 1, more=needing("R", 2))
-    registry = await start(**explicit)
+    control = await start(**explicit)
     first, second = backend.instances["a 1"]
-    model = registry.find("a", "")
+    model = control.registry.find("a", "")
     with model.submit(text_request()), model.submit(text_request()):
         (await first.begun()).finish("both")
         (await second.begun()).finish("both")
         await settle()
-    await registry.unload("b")
+    await control.unload("b")
     await soon(closed(backend.instances["b 1"][0]))
     with model.submit(text_request()) as one, model.submit(text_request()) as other:
         execution = await first.begun()
@@ -227,8 +227,8 @@ async def test_what_is_available_is_reckoned_anew_when_models_change(
         (await second.begun()).finish("after the other")
         await soon(read_all(other))
     write(tmp_path, "a", more=needing("R", 3))  # an update in place
-    await registry.load("a")
-    assert registry.find("a", "") is model
+    await control.load("a")
+    assert control.registry.find("a", "") is model
     with model.submit(text_request()) as stream:
         (await backend.instances["a 1"][-1].begun()).finish("with three")
         assert await soon(read_all(stream)) == ["with three"]

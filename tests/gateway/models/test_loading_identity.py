@@ -1,15 +1,24 @@
 """Identities of loads: shared by equal files, or private to one load."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from gateway.cache.cache import Insertion, Lookup, ResponseCache
 from gateway.config import ModelConfig
+from gateway.messages import InferResponse
 from gateway.models import loading as loading_module
-from gateway.models.loading import private_load, shared_load
+from gateway.models.closings import Closings
+from gateway.models.loading import ModelLoader, SharedParts, private_load, shared_load
+from gateway.models.model import Model
 from gateway.models.repository import ModelId, ModelRepository
-from tests.registries import write
+from gateway.observability.metrics import CacheReading
+from gateway.settings import ModelSettings
+from gateway.threads import load_threads
+from tests.builders import soon
+from tests.registries import Backends, ScriptedBackend, no_infer, write
 
 TIME_NS = 1_700_000_000_000_000_000
 
@@ -74,3 +83,40 @@ def test_within_a_process_no_load_is_like_another(model: Path) -> None:
     source = ModelRepository([model.parent]).source(ModelId("a"))
     loads = [private_load(source, source.config, model / "1") for _ in range(2)]
     assert loads[0] != loads[1]
+
+
+class SharedCache(ResponseCache):
+    """A cache that other processes use; it finds nothing."""
+
+    shared = True
+
+    def look_up(self, key: bytes) -> Lookup:
+        return Lookup()
+
+    def insert(
+        self, key: bytes, response: InferResponse, done: Callable[[Insertion], None]
+    ) -> None:
+        """Keep nothing."""
+
+    def reading(self) -> CacheReading:
+        return CacheReading()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+async def test_files_that_change_between_a_poll_and_the_load_are_those_of_the_load(
+    model: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    write(model.parent, "a", 1, more="response_cache { enable: true }")
+    source = ModelRepository([model.parent]).source(ModelId("a"))
+    (model / "1" / "model.bin").write_bytes(b"more weights")
+    loads: list[bytes] = []
+    monkeypatch.setattr(Model, "use_cache", lambda _, cache, load, threads: loads.append(load))
+    cache, threads = SharedCache(), load_threads(1)
+    cache.shared = shared
+    parts = SharedParts(cache, None, Closings(), threads, threads)
+    loader = ModelLoader(Backends(ScriptedBackend()), ModelSettings(), no_infer, parts)
+    loaded = await soon(loader.load(source, 1))
+    await soon(loaded.close())
+    threads.close()
+    assert (loads == [identity(model, config=loaded.config)]) is shared
+    assert loads != [shared_load(source, loaded.config, model / "1")]

@@ -145,17 +145,17 @@ async def test_a_model_is_ready_only_once_every_instance_is_warm(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1, more=WARMUP + "instance_group { kind: KIND_CPU count: 2 }")
-    registry = await start(settled=False)
+    control = await start(settled=False)
     for _ in range(2):
         await soon(backend.loading.get())
     await settle()
     instances = backend.instances["a 1"]
     for instance in instances:
         execution = await instance.begun()
-        assert not registry.settled
+        assert not control.registry.settled
         execution.finish("warm")
-    await soon(registry.wait_settled())
-    model = registry.find("a", "")
+    await soon(control.registry.wait_settled())
+    model = control.registry.find("a", "")
     assert model.ready
     assert model.in_flight == 0
     assert model.statistics.success.count == 2
@@ -165,14 +165,14 @@ async def test_a_failed_warm_up_fails_the_load_with_its_reason(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1, more=WARMUP)
-    registry = await start(settled=False)
+    control = await start(settled=False)
     await soon(backend.loading.get())
     await settle()
     (instance,) = backend.instances["a 1"]
     execution = await instance.begun()
     execution.answer(BROKEN)
     execution.end()
-    await soon(registry.wait_settled())
+    await soon(control.registry.wait_settled())
     reason = "Invalid argument: failed to run warmup sample 's': no way; "
-    assert registry.failures() == {"a version 1": reason}
+    assert control.registry.failures() == {"a version 1": reason}
     assert instance.closes == 1

@@ -20,7 +20,7 @@ from gateway.dataplane import DataPlane
 from gateway.frontends.http.errors import JSON
 from gateway.generation import MESSAGES, TEXT_OUTPUT
 from gateway.models.model import Model
-from gateway.models.table import IndexRow
+from gateway.models.registry import IndexRow
 from gateway.observability.machine import Machine
 from gateway.openai_contract import serves_openai
 from gateway.settings import ControlMode, Settings

@@ -1,26 +1,26 @@
 """Rows of the index."""
 
+from gateway.models.registry import IndexRow, ModelRegistry, VersionState, VersionStatus
 from gateway.models.repository import ModelId
-from gateway.models.table import IndexRow, ModelTable, VersionState, VersionStatus, rows
 
 
 def test_models_and_versions_are_listed_in_order_with_what_is_known_of_them() -> None:
-    table = ModelTable()
-    table.get_or_add(ModelId("b")).versions = {
+    registry = ModelRegistry()
+    registry.get_or_add(ModelId("b")).versions = {
         2: VersionStatus(VersionState.UNAVAILABLE, "unloaded"),
         10: VersionStatus(VersionState.LOADING),
     }
-    table.get_or_add(ModelId("a")).trouble = "model appears in two or more repositories"
-    table.get_or_add(ModelId("uploaded")).versions = {1: VersionStatus(VersionState.READY)}
-    table.get_or_add(ModelId("removed")).versions = {
+    registry.get_or_add(ModelId("a")).trouble = "model appears in two or more repositories"
+    registry.get_or_add(ModelId("uploaded")).versions = {1: VersionStatus(VersionState.READY)}
+    registry.get_or_add(ModelId("removed")).versions = {
         1: VersionStatus(VersionState.UNAVAILABLE, "unloaded")
     }
     on_disk = [ModelId("never"), ModelId("b"), ModelId("a")]
-    assert rows(table, on_disk, ready=False) == [
+    assert registry.rows(on_disk, ready=False) == [
         IndexRow("a", "", "UNAVAILABLE", "model appears in two or more repositories"),
         IndexRow("b", "2", "UNAVAILABLE", "unloaded"),
         IndexRow("b", "10", "LOADING", ""),
         IndexRow("never"),
         IndexRow("uploaded", "1", "READY", ""),
     ]
-    assert rows(table, on_disk, ready=True) == [IndexRow("uploaded", "1", "READY", "")]
+    assert registry.rows(on_disk, ready=True) == [IndexRow("uploaded", "1", "READY", "")]

@@ -5,9 +5,8 @@ import time
 
 import pytest
 
-from gateway import cpus
-from gateway.models import busy_poll as module
-from gateway.models.busy_poll import BusyPoll
+from gateway import cpus, event_loop
+from gateway.event_loop import BusyPoll, busy_poll
 
 pytestmark = pytest.mark.quiet
 
@@ -17,7 +16,7 @@ SPAN_SECS = SPAN_US / 1e6
 
 @pytest.fixture(autouse=True)
 def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "processors", lambda: 2)
+    monkeypatch.setattr(event_loop, "processors", lambda: 2)
     monkeypatch.setattr(cpus, "quota", lambda: None)
 
 
@@ -28,48 +27,57 @@ async def is_awake(secs: float) -> bool:
     return (time.thread_time() - used) / (time.perf_counter() - began) > 0.2
 
 
-def ask(busy_poll: BusyPoll) -> None:
-    busy_poll.began()
-    busy_poll.ended()
+def polling(span_us: int = SPAN_US) -> BusyPoll:
+    made = busy_poll(span_us)
+    assert made is not None
+    return made
+
+
+def ask(polling: BusyPoll) -> None:
+    polling.began()
+    polling.ended()
 
 
 async def test_the_loop_polls_after_two_requests_in_quick_succession() -> None:
-    busy_poll = BusyPoll(SPAN_US)
-    ask(busy_poll)
+    poll = polling()
+    ask(poll)
     assert not await is_awake(SPAN_SECS / 10)  # nothing is known yet
-    ask(busy_poll)
+    ask(poll)
     assert await is_awake(SPAN_SECS / 2)
 
 
 async def test_it_sleeps_again_after_its_span() -> None:
-    busy_poll = BusyPoll(SPAN_US)
-    ask(busy_poll)
-    ask(busy_poll)
+    poll = polling()
+    ask(poll)
+    ask(poll)
     await asyncio.sleep(2 * SPAN_SECS)
     assert not await is_awake(SPAN_SECS)
-    ask(busy_poll)  # late: the next is not expected soon
+    ask(poll)  # late: the next is not expected soon
     assert not await is_awake(SPAN_SECS / 2)
 
 
-@pytest.mark.parametrize("prepare", ["in flight", "switched off", "one processor", "half of two"])
-async def test_it_never_stays_awake(monkeypatch: pytest.MonkeyPatch, prepare: str) -> None:
-    if prepare == "one processor":
-        monkeypatch.setattr(module, "processors", lambda: 1)
-    if prepare == "half of two":
+async def test_it_sleeps_while_a_request_is_in_flight() -> None:
+    poll = polling()
+    poll.began()
+    ask(poll)
+    ask(poll)
+    assert not await is_awake(SPAN_SECS / 2)
+
+
+@pytest.mark.parametrize("reason", ["switched off", "one processor", "half of two"])
+def test_it_never_polls(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    if reason == "one processor":
+        monkeypatch.setattr(event_loop, "processors", lambda: 1)
+    if reason == "half of two":
         monkeypatch.setattr(cpus, "quota", lambda: 1.0)
-    busy_poll = BusyPoll(0 if prepare == "switched off" else SPAN_US)
-    if prepare == "in flight":
-        busy_poll.began()
-    ask(busy_poll)
-    ask(busy_poll)
-    assert not await is_awake(SPAN_SECS / 2)
+    assert busy_poll(0 if reason == "switched off" else SPAN_US) is None
 
 
 async def test_a_request_in_flight_ends_the_polling() -> None:
-    busy_poll = BusyPoll(SPAN_US)
-    ask(busy_poll)
-    ask(busy_poll)
-    busy_poll.began()
+    poll = polling()
+    ask(poll)
+    ask(poll)
+    poll.began()
     assert not await is_awake(SPAN_SECS / 2)
-    busy_poll.ended()
+    poll.ended()
     assert await is_awake(SPAN_SECS / 2)

@@ -44,12 +44,12 @@ def flatten(folder: Path) -> None:
 
 async def test_a_folder_deeper_than_recursion_is_polled(tmp_path: Path, start: Start) -> None:
     write(tmp_path, "deep", 1)
-    registry = await start(**POLL)
-    before = registry.find("deep", "")
+    control = await start(**POLL)
+    before = control.registry.find("deep", "")
     deepen(tmp_path / "deep" / "1")
-    await soon(registry.poll())
-    assert registry.find("deep", "") is not before, "the change is noticed"
-    assert registry.find("deep", "").ready
+    await soon(control.poll())
+    assert control.registry.find("deep", "") is not before, "the change is noticed"
+    assert control.registry.find("deep", "").ready
     assert len(take_snapshot(tmp_path / "deep")) == DEPTH + 2
     flatten(tmp_path / "deep" / "1")
 
@@ -66,17 +66,17 @@ async def test_a_poll_scans_each_folder_once(
     monkeypatch.setattr(repository_module, "take_snapshot", counts)
     write(tmp_path, "changed", 1)
     write(tmp_path, "unchanged", 1)
-    registry = await start(**POLL)
+    control = await start(**POLL)
     assert sorted(scanned) == ["changed", "unchanged"], "the start, too"
     scanned.clear()
     write(tmp_path, "changed", 2)
     write(tmp_path, "new", 1)
-    await soon(registry.poll())
+    await soon(control.poll())
     assert sorted(scanned) == ["changed", "new", "unchanged"]
-    assert registry.find("changed", "").version == "2"
-    assert registry.find("new", "").ready
+    assert control.registry.find("changed", "").version == "2"
+    assert control.registry.find("new", "").ready
     scanned.clear()
-    await soon(registry.poll())
+    await soon(control.poll())
     assert sorted(scanned) == ["changed", "new", "unchanged"]
 
 
@@ -87,8 +87,8 @@ async def test_an_unreadable_folder_is_logged_once_and_others_are_polled(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     write(tmp_path, "broken", 1)
-    registry = await start(**POLL)
-    broken = registry.find("broken", "")
+    control = await start(**POLL)
+    broken = control.registry.find("broken", "")
 
     def fails(folder: Path) -> Snapshot:
         if folder.name == "broken":
@@ -97,18 +97,18 @@ async def test_an_unreadable_folder_is_logged_once_and_others_are_polled(
 
     monkeypatch.setattr(repository_module, "take_snapshot", fails)
     write(tmp_path, "new", 1)
-    await soon(registry.poll())
-    await soon(registry.poll())
-    assert registry.find("new", "").ready
-    assert registry.find("broken", "") is broken
+    await soon(control.poll())
+    await soon(control.poll())
+    assert control.registry.find("new", "").ready
+    assert control.registry.find("broken", "") is broken
     errors = [each for each in caplog.records if each.levelname == "ERROR"]
     assert [(each.message, vars(each)["model"]) for each in errors] == [
         ("model folder poll failed", "broken")
     ]
     monkeypatch.undo()
     write(tmp_path, "broken", 2)
-    await soon(registry.poll())
-    assert registry.find("broken", "").version == "2"
+    await soon(control.poll())
+    assert control.registry.find("broken", "").version == "2"
 
 
 async def test_an_unforeseen_error_of_a_load_does_not_affect_other_models(
@@ -117,7 +117,7 @@ async def test_an_unforeseen_error_of_a_load_does_not_affect_other_models(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    registry = await start(**POLL)
+    control = await start(**POLL)
     write(tmp_path, "broken", 1)
     write(tmp_path, "good", 1)
 
@@ -127,9 +127,9 @@ async def test_an_unforeseen_error_of_a_load_does_not_affect_other_models(
         return parse(text, source)
 
     monkeypatch.setattr(repository_module, "parse", fails)
-    await soon(registry.poll())
-    assert registry.find("good", "").ready
-    assert "cannot be read" in registry.failures()["broken"]
+    await soon(control.poll())
+    assert control.registry.find("good", "").ready
+    assert "cannot be read" in control.registry.failures()["broken"]
     assert [vars(each)["model"] for each in caplog.records if each.exc_info] == ["broken"]
 
 
@@ -141,7 +141,7 @@ async def test_an_unforeseen_error_of_an_operation_does_not_end_the_registry(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    registry = await start(control_mode=mode)
+    control = await start(control_mode=mode)
     write(tmp_path, "a", 1)
 
     async def fails(*_: object) -> None:
@@ -151,19 +151,19 @@ async def test_an_unforeseen_error_of_an_operation_does_not_end_the_registry(
         patched.setattr(Lifecycle, "follow", fails)
         patched.setattr(Lifecycle, "load", fails)
         if mode is ControlMode.POLL:
-            await soon(registry.poll())
+            await soon(control.poll())
         else:
             with pytest.raises(InferenceError, match="model 'a' failed unexpectedly"):
-                await soon(registry.load("a"))
+                await soon(control.load("a"))
     assert [vars(each)["model"] for each in caplog.records if each.exc_info] == ["a"]
-    await soon(registry.poll() if mode is ControlMode.POLL else registry.load("a"))
-    assert registry.find("a", "").ready
+    await soon(control.poll() if mode is ControlMode.POLL else control.load("a"))
+    assert control.registry.find("a", "").ready
 
 
 async def test_a_folder_that_was_missing_during_its_load_is_loaded_by_a_later_poll(
     tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry = await start(**POLL)
+    control = await start(**POLL)
     write(tmp_path, "moved", 1)
     away = tmp_path.parent / "away"
     read = ModelRepository.source
@@ -174,7 +174,7 @@ async def test_a_folder_that_was_missing_during_its_load_is_loaded_by_a_later_po
 
     with monkeypatch.context() as patched:
         patched.setattr(ModelRepository, "source", missing)
-        await soon(registry.poll())
+        await soon(control.poll())
     away.rename(tmp_path / "moved")
-    await soon(registry.poll())
-    assert registry.find("moved", "").ready
+    await soon(control.poll())
+    assert control.registry.find("moved", "").ready

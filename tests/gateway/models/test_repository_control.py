@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.models.registry import ModelRegistry
+from gateway.models.repository_control import RepositoryControl
 from tests.builders import read_all, soon, text_request
 from tests.registries import ALL_VERSIONS, ScriptedBackend, Start, write
 
 
-def refusal(registry: ModelRegistry, name: str, version: str = "") -> tuple[Code, str]:
+def refusal(control: RepositoryControl, name: str, version: str = "") -> tuple[Code, str]:
     with pytest.raises(InferenceError) as caught:
-        registry.find(name, version)
+        control.registry.find(name, version)
     return caught.value.code, caught.value.message
 
 
@@ -23,16 +23,20 @@ def refusal(registry: ModelRegistry, name: str, version: str = "") -> tuple[Code
 async def test_every_model_of_the_repository_is_loaded(tmp_path: Path, start: Start) -> None:
     write(tmp_path, "b", 1)
     write(tmp_path, "a", 1, 2, more=ALL_VERSIONS)
-    registry = await start()
-    assert [(m.name, m.version) for m in registry.models()] == [("a", "1"), ("a", "2"), ("b", "1")]
-    assert registry.settled
-    assert registry.failures() == {}
+    control = await start()
+    assert [(m.name, m.version) for m in control.registry.models()] == [
+        ("a", "1"),
+        ("a", "2"),
+        ("b", "1"),
+    ]
+    assert control.registry.settled
+    assert control.registry.failures() == {}
 
 
 async def test_an_empty_repository_is_settled(start: Start) -> None:
-    registry = await start()
-    assert registry.settled
-    assert list(registry.models()) == []
+    control = await start()
+    assert control.registry.settled
+    assert list(control.registry.models()) == []
 
 
 async def test_models_are_loaded_side_by_side_as_many_as_there_are_threads(
@@ -41,18 +45,18 @@ async def test_models_are_loaded_side_by_side_as_many_as_there_are_threads(
     for name in ("a", "b", "c"):
         write(tmp_path, name, 1)
     backend.gate = asyncio.Semaphore(0)
-    registry = await start(settled=False, load_thread_count=2)
+    control = await start(settled=False, load_thread_count=2)
     under_way = {await soon(backend.loading.get()), await soon(backend.loading.get())}
     assert len(under_way) == 2
     assert backend.loading.empty()
     backend.gate.release()
     third = await soon(backend.loading.get())
     assert under_way | {third} == {"a 1", "b 1", "c 1"}
-    assert not registry.settled
+    assert not control.registry.settled
     backend.gate.release()
     backend.gate.release()
-    await soon(registry.wait_settled())
-    assert len(list(registry.models())) == 3
+    await soon(control.registry.wait_settled())
+    assert len(list(control.registry.models())) == 3
 
 
 async def test_a_model_serves_while_others_still_load(
@@ -61,28 +65,28 @@ async def test_a_model_serves_while_others_still_load(
     write(tmp_path, "a", 1)
     write(tmp_path, "b", 1)
     backend.gate = asyncio.Semaphore(0)
-    registry = await start(settled=False, load_thread_count=1)
+    control = await start(settled=False, load_thread_count=1)
     first = (await soon(backend.loading.get())).split()[0]
     backend.gate.release()
     second = (await soon(backend.loading.get())).split()[0]
-    with registry.find(first, "").submit(text_request()) as stream:
+    with control.registry.find(first, "").submit(text_request()) as stream:
         (await backend.instances[f"{first} 1"][0].begun()).finish("early")
         assert await soon(read_all(stream)) == ["early"]
-    assert refusal(registry, second) == (
+    assert refusal(control, second) == (
         Code.UNAVAILABLE,
         f"Request for unknown model: '{second}' is still loading",
     )
-    assert not registry.settled
+    assert not control.registry.settled
     backend.gate.release()
-    await soon(registry.wait_settled())
+    await soon(control.registry.wait_settled())
 
 
 async def test_every_instance_of_the_groups_is_loaded(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1, more="instance_group { count: 2 kind: KIND_CPU }")
-    registry = await start()
-    assert len(tuple(registry.find("a", "").instances)) == 2
+    control = await start()
+    assert len(tuple(control.registry.find("a", "").instances)) == 2
     assert len(backend.instances["a 1"]) == 2
 
 
@@ -110,12 +114,12 @@ async def test_one_invalid_config_does_not_affect_other_models(
 ) -> None:
     write(tmp_path, "good", 1)
     write(tmp_path, "bad", 1, **bad)
-    registry = await start()
-    assert registry.find("good", "").ready
-    (trouble,) = registry.failures().items()
+    control = await start()
+    assert control.registry.find("good", "").ready
+    (trouble,) = control.registry.failures().items()
     assert trouble[0].startswith("bad")
     assert trouble[1]
-    code, text = refusal(registry, "bad")
+    code, text = refusal(control, "bad")
     assert code is Code.NOT_FOUND
     assert text == f"Request for unknown model: 'bad' {refused}"
 
@@ -125,10 +129,10 @@ async def test_a_model_without_versions_does_not_affect_other_models(
 ) -> None:
     write(tmp_path, "good", 1)
     write(tmp_path, "bad")
-    registry = await start()
-    assert registry.find("good", "").ready
-    assert list(registry.failures()) == ["bad"]
-    assert refusal(registry, "bad") == (
+    control = await start()
+    assert control.registry.find("good", "").ready
+    assert list(control.registry.failures()) == ["bad"]
+    assert refusal(control, "bad") == (
         Code.NOT_FOUND,
         "Request for unknown model: 'bad' has no available versions",
     )
@@ -156,26 +160,26 @@ async def test_an_exception_of_a_backend_does_not_affect_other_models(
     write(tmp_path, "good", 1)
     write(tmp_path, "bad", 1)
     backend.errors[where] = error
-    registry = await start()
-    assert registry.find("good", "").ready
-    assert registry.failures() == {"bad version 1": reason}
+    control = await start()
+    assert control.registry.find("good", "").ready
+    assert control.registry.failures() == {"bad version 1": reason}
 
 
 async def test_versions_load_as_one(tmp_path: Path, start: Start, backend: ScriptedBackend) -> None:
     write(tmp_path, "a", 1, 2, more=ALL_VERSIONS)
     backend.errors["a 2"] = InferenceError(Code.INTERNAL, "broken weights")
-    registry = await start()
-    assert registry.failures() == {"a version 2": "Internal: broken weights"}
-    assert [each.reason for each in await registry.index()] == [
+    control = await start()
+    assert control.registry.failures() == {"a version 2": "Internal: broken weights"}
+    assert [each.reason for each in await control.index()] == [
         "unloaded",
         "Internal: broken weights",
     ]
-    assert refusal(registry, "a") == (
+    assert refusal(control, "a") == (
         Code.NOT_FOUND,
         "Request for unknown model: 'a' has no available versions",
     )
     for version in ("1", "2"):
-        assert refusal(registry, "a", version) == (
+        assert refusal(control, "a", version) == (
             Code.UNAVAILABLE,
             f"Request for unknown model: 'a' version {version} is not at ready state",
         )
@@ -186,8 +190,8 @@ async def test_a_second_instance_that_fails_takes_the_first_along(
 ) -> None:
     write(tmp_path, "a", 1, more="instance_group { count: 2 kind: KIND_CPU }")
     backend.errors["a 1 again"] = InferenceError(Code.INTERNAL, "no room for two")
-    registry = await start()
-    assert registry.failures() == {"a version 1": "Internal: no room for two"}
+    control = await start()
+    assert control.registry.failures() == {"a version 1": "Internal: no room for two"}
     assert [instance.closes for instance in backend.instances["a 1"]] == [1]
 
 
@@ -196,8 +200,8 @@ async def test_a_config_that_no_model_can_have_loads_nothing(
 ) -> None:
     more = "parameters { key: 'restart_tries' value { string_value: '-1' } }"
     write(tmp_path, "a", 1, more=more)
-    registry = await start()
-    assert "restart_tries" in registry.failures()["a version 1"]
+    control = await start()
+    assert "restart_tries" in control.registry.failures()["a version 1"]
     assert backend.instances == {}
 
 
@@ -242,10 +246,10 @@ async def test_what_is_not_there_is_refused_in_tritons_words(
 
 async def test_without_a_version_the_highest_is_found(tmp_path: Path, start: Start) -> None:
     write(tmp_path, "a", 2, 10, 9, more=ALL_VERSIONS)
-    registry = await start()
-    assert registry.find("a", "").version == "10"
-    assert registry.find("a", "2").version == "2"
-    assert [model.version for model in registry.ready_versions("a")] == ["2", "9", "10"]
+    control = await start()
+    assert control.registry.find("a", "").version == "10"
+    assert control.registry.find("a", "2").version == "2"
+    assert [model.version for model in control.registry.ready_versions("a")] == ["2", "9", "10"]
 
 
 async def test_an_unknown_model_is_unavailable_while_the_server_starts(
@@ -253,12 +257,12 @@ async def test_an_unknown_model_is_unavailable_while_the_server_starts(
 ) -> None:
     write(tmp_path, "a", 1)
     backend.gate = asyncio.Semaphore(0)
-    registry = await start(settled=False)
-    assert refusal(registry, "a") == (Code.UNAVAILABLE, "Server not ready")
+    control = await start(settled=False)
+    assert refusal(control, "a") == (Code.UNAVAILABLE, "Server not ready")
     await soon(backend.loading.get())
     backend.gate.release()
-    await soon(registry.wait_settled())
-    assert registry.find("a", "").ready
+    await soon(control.registry.wait_settled())
+    assert control.registry.find("a", "").ready
 
 
 # Living.
@@ -267,11 +271,11 @@ async def test_an_unknown_model_is_unavailable_while_the_server_starts(
 async def test_settling_is_a_change(tmp_path: Path, start: Start, backend: ScriptedBackend) -> None:
     write(tmp_path, "a", 1)
     backend.gate = asyncio.Semaphore(0)
-    registry = await start(settled=False)
+    control = await start(settled=False)
     await soon(backend.loading.get())
     backend.gate.release()
-    while not registry.settled:
-        await soon(registry.changed())
+    while not control.registry.settled:
+        await soon(control.registry.changed())
 
 
 async def test_the_death_of_an_instance_is_a_change_and_a_failure(
@@ -279,13 +283,13 @@ async def test_the_death_of_an_instance_is_a_change_and_a_failure(
 ) -> None:
     more = "parameters { key: 'restart_tries' value { string_value: '0' } }"
     write(tmp_path, "a", 1, more=more)
-    registry = await start()
-    changed = asyncio.create_task(registry.changed())
+    control = await start()
+    changed = asyncio.create_task(control.registry.changed())
     await asyncio.sleep(0)
     backend.instances["a 1"][0].die("killed")
     await soon(changed)
-    assert registry.failures()["a version 1"].startswith("killed")
-    assert registry.ready_versions("a") == []
+    assert control.registry.failures()["a version 1"].startswith("killed")
+    assert control.registry.ready_versions("a") == []
 
 
 async def test_requests_of_all_models_are_counted_drained_and_abandoned(
@@ -293,25 +297,25 @@ async def test_requests_of_all_models_are_counted_drained_and_abandoned(
 ) -> None:
     write(tmp_path, "a", 1)
     write(tmp_path, "b", 1)
-    registry = await start()
-    await soon(registry.drained())
+    control = await start()
+    await soon(control.loaded.drained())
     with (
-        registry.find("a", "").submit(text_request()) as first,
-        registry.find("b", "").submit(text_request()) as second,
+        control.registry.find("a", "").submit(text_request()) as first,
+        control.registry.find("b", "").submit(text_request()) as second,
     ):
         execution = await backend.instances["a 1"][0].begun()
         await backend.instances["b 1"][0].begun()
-        assert registry.in_flight == 2
-        drained = asyncio.create_task(registry.drained())
+        assert control.loaded.in_flight == 2
+        drained = asyncio.create_task(control.loaded.drained())
         execution.finish("done")
         assert await soon(read_all(first)) == ["done"]
         await asyncio.sleep(0)
-        assert (registry.in_flight, drained.done()) == (1, False)
-        registry.abandon(InferenceError(Code.UNAVAILABLE, "shutting down"))
+        assert (control.loaded.in_flight, drained.done()) == (1, False)
+        control.loaded.abandon(InferenceError(Code.UNAVAILABLE, "shutting down"))
         await soon(drained)
         with pytest.raises(InferenceError, match="shutting down"):
             await soon(read_all(second))
-    assert registry.in_flight == 0
+    assert control.loaded.in_flight == 0
 
 
 async def test_stopping_while_models_load_closes_what_was_loaded(
@@ -321,4 +325,4 @@ async def test_stopping_while_models_load_closes_what_was_loaded(
     backend.gate = asyncio.Semaphore(1)
     await start(settled=False)
     await soon(backend.loading.get())
-    await soon(backend.loading.get())  # the second waits at the gate when the registry stops
+    await soon(backend.loading.get())  # the second waits at the gate when the control stops

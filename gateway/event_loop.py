@@ -1,4 +1,4 @@
-"""A watchdog that logs each block of the event loop with its stack."""
+"""The event loop: a watchdog of its blocks, and busy polling between requests."""
 
 import asyncio
 import logging
@@ -7,6 +7,9 @@ import threading
 import time
 from types import FrameType, TracebackType
 from typing import Self
+
+from gateway import cpus
+from gateway.cpus import processors
 
 log = logging.getLogger("sluice.loop")
 
@@ -91,3 +94,55 @@ def _one_word(frame: FrameType | None) -> str:
         found.append(f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno}:{code.co_name}")
         frame = frame.f_back
     return "<".join(found)
+
+
+def busy_poll(span_us: int) -> "BusyPoll | None":
+    """Busy polling for that span; None if it is 0, or on a machine or cgroup with one processor.
+
+    Clients need the only processor.
+    """
+    return BusyPoll(span_us) if span_us and _has_several_processors() else None
+
+
+class BusyPoll:
+    """Counts requests in flight; may keep the idle event loop from sleeping.
+
+    The system wakes a sleeping process 30 to 60 us late on many machines, mostly virtual ones, with
+    cold caches. Together that costs as much as a small inference. The loop stays awake for at most
+    `span_us` after a request that came within `span_us` of the request before it, and never while a
+    request is in flight.
+    """
+
+    def __init__(self, span_us: int) -> None:
+        self._span_ns = 1000 * span_us
+        self._in_flight = 0
+        self._free_since_ns = 0
+        self._came_soon = False
+        self._awake = False
+
+    def began(self) -> None:
+        """A request has begun."""
+        if not self._in_flight:
+            self._came_soon = time.monotonic_ns() - self._free_since_ns < self._span_ns
+        self._in_flight += 1
+
+    def ended(self) -> None:
+        """A request has ended. Called on the event loop."""
+        self._in_flight -= 1
+        if self._in_flight:
+            return
+        self._free_since_ns = time.monotonic_ns()
+        if self._came_soon and not self._awake:
+            self._awake = True
+            asyncio.get_running_loop().call_soon(self._stay)
+
+    def _stay(self) -> None:
+        spent_ns = time.monotonic_ns() - self._free_since_ns
+        self._awake = not self._in_flight and spent_ns < self._span_ns
+        if self._awake:
+            asyncio.get_running_loop().call_soon(self._stay)
+
+
+def _has_several_processors() -> bool:
+    quota = cpus.quota()
+    return processors() > 1 and (quota is None or quota > 1)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.models.registry import RegistryControl
+from gateway.models.repository_control import BackendControl
 from gateway.settings import ControlMode
 from tests.registries import ScriptedBackend, Start, write
 
@@ -14,7 +14,7 @@ EXPLICIT = {"control_mode": ControlMode.EXPLICIT}
 
 async def test_a_model_is_loaded_and_unloaded(tmp_path: Path, start: Start) -> None:
     write(tmp_path, "a", 1)
-    control = RegistryControl(await start(**EXPLICIT))
+    control = BackendControl(await start(**EXPLICIT))
     assert not control.ready("a", "")
     await control.load("a", "", {})
     assert control.ready("a", "")
@@ -29,14 +29,14 @@ async def test_a_load_may_bring_a_config(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1)
-    control = RegistryControl(await start(**EXPLICIT))
+    control = BackendControl(await start(**EXPLICIT))
     config = '{"backend": "scripted", "max_batch_size": 7, "input": [], "output": []}'
     await control.load("a", config, {})
     assert backend.contexts["a 1"][0].config.max_batch_size == 7
 
 
 async def test_what_is_not_known_is_not_ready_and_nothing_else(start: Start) -> None:
-    control = RegistryControl(await start(**EXPLICIT))
+    control = BackendControl(await start(**EXPLICIT))
     assert not control.ready("nobody", "")
     with pytest.raises(InferenceError) as refused:
         control.decoupled("nobody", "")
@@ -45,7 +45,7 @@ async def test_what_is_not_known_is_not_ready_and_nothing_else(start: Start) -> 
 
 async def test_a_version_that_is_no_number_is_an_error(tmp_path: Path, start: Start) -> None:
     write(tmp_path, "a", 1)
-    control = RegistryControl(await start(**EXPLICIT))
+    control = BackendControl(await start(**EXPLICIT))
     await control.load("a", "", {})
     with pytest.raises(InferenceError, match="version should be an integral value"):
         control.ready("a", "x")
@@ -55,7 +55,7 @@ async def test_only_a_server_under_explicit_control_changes_its_models(
     tmp_path: Path, start: Start
 ) -> None:
     write(tmp_path, "a", 1)
-    control = RegistryControl(await start())
+    control = BackendControl(await start())
     for operation in (control.load("a", "", {}), control.unload("a", unload_dependents=True)):
         with pytest.raises(InferenceError, match="explicit model load / unload is not allowed"):
             await operation
@@ -65,7 +65,7 @@ async def test_nothing_is_changed_while_the_server_starts(
     tmp_path: Path, start: Start, backend: ScriptedBackend
 ) -> None:
     write(tmp_path, "a", 1)
-    control = RegistryControl(await start(settled=False, startup=("a",), **EXPLICIT))
+    control = BackendControl(await start(settled=False, startup=("a",), **EXPLICIT))
     for operation in (control.load("a", "", {}), control.unload("a", unload_dependents=True)):
         with pytest.raises(InferenceError) as refused:
             await operation

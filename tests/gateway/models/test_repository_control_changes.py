@@ -1,7 +1,7 @@
 """Changes that a poll finds."""
 
-from gateway.models.poller import Changes, compare
 from gateway.models.repository import ModelId
+from gateway.models.repository_control import Changes, compare
 
 A, B, C = ModelId("a"), ModelId("b"), ModelId("c")
 OLD, NEW = {"1/": (0, -1)}, {"1/": (0, -1), "1/model": (5, 1)}

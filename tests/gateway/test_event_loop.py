@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gateway.loop_watch import LoopWatch
+from gateway.event_loop import LoopWatch
 from tests.builders import soon
 from tests.serving import wait_until
 

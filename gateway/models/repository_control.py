@@ -1,0 +1,284 @@
+"""Control of a model repository: loads at the start, polls, and loads and unloads on request."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from gateway.backend import ModelControl
+from gateway.backend_loader import BackendLoader
+from gateway.cache.cache import ResponseCache
+from gateway.errors import Code, InferenceError
+from gateway.event_loop import BusyPoll
+from gateway.models.closings import Closings
+from gateway.models.lifecycle import Lifecycle
+from gateway.models.load_failures import outcome, poll_failed
+from gateway.models.loading import Infer, ModelLoader, SharedParts
+from gateway.models.model import Model
+from gateway.models.model_folder import Override, Snapshot
+from gateway.models.model_tasks import ModelTasks
+from gateway.models.registry import IndexRow, ModelRegistry
+from gateway.models.repository import ModelId, ModelRepository
+from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
+from gateway.threads import Threads, load_threads, request_threads
+
+log = logging.getLogger("sluice.poller")
+
+NOT_EXPLICIT = InferenceError(
+    Code.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled"
+)
+EXITING = InferenceError(Code.UNAVAILABLE, "Server exiting")
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Models to load, new or modified, by the state of their folders; models to unload."""
+
+    load: Mapping[ModelId, Snapshot] = field(default_factory=dict)
+    unload: tuple[ModelId, ...] = ()
+
+
+def compare(
+    before: Mapping[ModelId, Snapshot | None],
+    now: Mapping[ModelId, Snapshot | Exception],
+    serving: Iterable[ModelId],
+) -> Changes:
+    """The changes; `before` is the state of each folder at the last attempt to load it.
+
+    A failed attempt is repeated only after a change of the folder. A model with an unreadable
+    folder keeps its state.
+    """
+    return Changes(
+        load={
+            model: found
+            for model, found in sorted(now.items())
+            if not isinstance(found, Exception) and before.get(model) != found
+        },
+        unload=tuple(sorted(model for model in serving if model not in now)),
+    )
+
+
+class RepositoryControl:
+    """Loads the models of a repository into the registry. One task runs it.
+
+    Files are read and models loaded in its own threads; `threads` are the threads of requests.
+    """
+
+    def __init__(
+        self,
+        repository: ModelRepository,
+        settings: ModelSettings,
+        backends: BackendLoader,
+        cache: ResponseCache | None = None,
+        busy_poll: BusyPoll | None = None,
+        threads: Threads | None = None,
+    ) -> None:
+        self.registry = ModelRegistry()
+        self._request_threads = threads or request_threads()
+        self._threads = load_threads(settings.load_thread_count)
+        self._repository = repository
+        self._settings = settings
+        self._backends = backends
+        self._cache = cache
+        self._closings = Closings()
+        self.loaded = ModelTasks(
+            self.registry.notify, busy_poll, self._closings, settings.stall_secs
+        )
+        self._lifecycle: Lifecycle | None = None
+        self._unreadable: set[ModelId] = set()
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def index(self, *, ready: bool = False) -> list[IndexRow]:
+        """Rows for models on disk, loaded or failed; `ready` keeps only READY versions."""
+        on_disk = await self._request_threads.run(self._repository.ids)
+        return self.registry.rows(on_disk, ready=ready)
+
+    # Operations.
+
+    async def load(self, name: str, override: Override | None = None) -> None:
+        """Load or reload a model from its files or the override; it serves when this returns.
+
+        Raises InferenceError with Triton's texts (model repository extension): UNAVAILABLE unless
+        the server is under explicit control.
+        """
+        self._require_explicit()
+        _check_name(name)
+        on_disk = await self._threads.run(self._repository.named, name)
+        if not on_disk and not (override and override.files):
+            raise poll_failed(name, f"model '{name}' is not in any repository")
+        for model in on_disk or (ModelId(name),):
+            await self._perform(model, self._control.load(model, override))
+
+    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """Remove a model from look-ups; returns once its draining has begun.
+
+        An unknown name is no error. Raises UNAVAILABLE unless the server is under explicit control.
+        """
+        self._require_explicit()
+        for known in tuple(self.registry):
+            if known.id.name == name:
+                unload = self._control.unload(known.id, unload_dependents=unload_dependents)
+                await self._perform(known.id, unload)
+
+    async def poll(self) -> None:
+        """Load new and changed models, unload removed models; returns when all are done."""
+        try:
+            now = await self._threads.run(self._repository.snapshots)
+        except InferenceError as error:
+            log.error("repository poll failed", extra={"reason": error.reason})
+            return
+        except Exception:
+            # Around one poll: the loaded models keep serving, and the next poll may succeed.
+            log.exception("repository poll failed")
+            return
+        self._log_unreadable(now)
+        before = {known.id: known.seen for known in self.registry}
+        changes = compare(before, now, self._wanted())
+        async with asyncio.TaskGroup() as tasks:
+            for model, snapshot in changes.load.items():
+                tasks.create_task(outcome(model, self._control.follow(model, snapshot)))
+            for model in changes.unload:
+                tasks.create_task(outcome(model, self._control.unload(model)))
+
+    def _log_unreadable(self, now: Mapping[ModelId, Snapshot | Exception]) -> None:
+        """Log each unreadable folder once, until it is readable again."""
+        errors = {model: each for model, each in now.items() if isinstance(each, Exception)}
+        for model in errors.keys() - self._unreadable:
+            extra = {"model": str(model)}
+            log.error("model folder poll failed", extra=extra, exc_info=errors[model])
+        self._unreadable = set(errors)
+
+    def _wanted(self) -> list[ModelId]:
+        return [
+            known.id
+            for known in self.registry
+            if known.trouble
+            or known.suspended is not None
+            or any(status.wanted for status in known.versions.values())
+        ]
+
+    @property
+    def _control(self) -> Lifecycle:
+        if self._lifecycle is None:
+            raise InferenceError(Code.UNAVAILABLE, "Server not ready")
+        return self._lifecycle
+
+    def _require_explicit(self) -> None:
+        if self._settings.control_mode is not ControlMode.EXPLICIT:
+            raise NOT_EXPLICIT.with_traceback(None)  # each raise would add to it
+
+    async def _perform(self, model: ModelId, operation: Coroutine[None, None, None]) -> None:
+        """Run an operation to its end, even if its caller is cancelled."""
+        if self._tasks is None:
+            operation.close()
+            raise EXITING.with_traceback(None)
+        task = self._tasks.create_task(outcome(model, operation))
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise EXITING.with_traceback(None)
+        if (error := task.result()) is not None:
+            raise error
+
+    # Life cycle.
+
+    async def run(self, infer: Infer, control: ModelControl | None = None) -> None:
+        """Load the start-up models concurrently; serve and poll until cancelled.
+
+        `infer` and `control` are passed to models, for calls of other models.
+        """
+        shared = SharedParts(
+            self._cache, control, self._closings, self._threads, self._request_threads
+        )
+        loader = ModelLoader(self._backends, self._settings, infer, shared)
+        self._lifecycle = Lifecycle(
+            self.registry, self._repository, loader, self.loaded, self._threads
+        )
+        try:
+            async with self.loaded.open():
+                await self._operate()
+        finally:
+            self._threads.close()
+
+    async def _operate(self) -> None:
+        async with asyncio.TaskGroup() as self._tasks:
+            try:
+                await self._load_first()
+                while self._settings.control_mode is ControlMode.POLL:
+                    await asyncio.sleep(self._settings.poll_secs)
+                    await self.poll()
+                await asyncio.Event().wait()
+            finally:
+                self._tasks = None
+
+    async def _load_first(self) -> None:
+        models = await self._threads.run(self._first)
+        async with asyncio.TaskGroup() as loads:
+            for model in models:
+                loads.create_task(outcome(model, self._control.follow(model)))
+        self.registry.settle()
+
+    def _first(self) -> list[ModelId]:
+        """The start-up models; a model that is in no repository fails when it is loaded."""
+        explicit = self._settings.control_mode is ControlMode.EXPLICIT
+        if not explicit or self._settings.startup == (EVERY_MODEL,):
+            return list(self._repository.ids())
+        found = {name: self._repository.named(name) for name in self._settings.startup}
+        return [model for name in found for model in found[name] or (ModelId(name),)]
+
+    def close_by(self, at: float) -> None:
+        """Close or kill every instance before this time of the event loop."""
+        self._closings.end_by(at)
+
+
+def _check_name(name: str) -> None:
+    if not name.strip():
+        raise InferenceError(
+            Code.INVALID_ARG, "Model name cannot be empty. Please enter a valid name to deploy."
+        )
+    if "/" in name or "\0" in name or name.strip() == "..":
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"invalid model name '{name}', model name must not contain path traversal characters",
+        )
+
+
+class BackendControl:
+    """Implements `ModelControl`, the calls that a model may make on other models.
+
+    Raises UNAVAILABLE until the start-up models are loaded.
+    """
+
+    def __init__(self, control: RepositoryControl) -> None:
+        self._control = control
+        self._registry = control.registry
+
+    async def load(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        """Load or reload a model, as a client can (model repository extension)."""
+        self._refuse_if_starting()
+        override = Override(config or None, files) if config or files else None
+        await self._control.load(name, override)
+
+    async def unload(self, name: str, *, unload_dependents: bool) -> None:
+        """Begin to unload a model, as a client can."""
+        self._refuse_if_starting()
+        await self._control.unload(name, unload_dependents=unload_dependents)
+
+    def ready(self, name: str, version: str) -> bool:
+        """Whether a request would be accepted; False for an unknown model."""
+        try:
+            return self._find(name, version).ready
+        except InferenceError as error:
+            if error.code is Code.INVALID_ARG:
+                raise
+            return False
+
+    def decoupled(self, name: str, version: str) -> bool:
+        """Whether a request to the model may have any number of responses."""
+        return self._find(name, version).decoupled
+
+    def _find(self, name: str, version: str) -> Model:
+        return self._registry.find(name, version)
+
+    def _refuse_if_starting(self) -> None:
+        if not self._registry.settled:
+            raise InferenceError(Code.UNAVAILABLE, "Server not ready")
