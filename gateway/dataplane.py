@@ -21,7 +21,7 @@ from gateway.threads import Threads, request_threads
 
 
 def _continues(model: Model, request: InferRequest) -> bool:
-    sequences = model.sequences
+    sequences = model.scheduler.sequences
     return sequences is not None and sequences.continues(request)
 
 

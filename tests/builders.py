@@ -221,8 +221,8 @@ class LoadedModels:
     async def sequences_ended(self) -> None:
         """Wait until no sequence takes any more requests."""
         for model in self._models:
-            if model.sequences is not None:
-                await model.sequences.ended()
+            if model.scheduler.sequences is not None:
+                await model.scheduler.sequences.ended()
 
     def notify(self) -> None:
         """No task waits for changes here."""

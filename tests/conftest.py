@@ -12,7 +12,7 @@ import pytest
 from gateway import device_memory
 from gateway.backend import Instance
 from gateway.config import ModelConfig
-from gateway.models.instance_slots import InstanceSlot
+from gateway.models.instances import InstanceSlot
 from gateway.models.model import Model
 from gateway.observability.statistics import ModelStatistics
 from gateway.shared_memory import cuda

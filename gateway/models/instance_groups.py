@@ -1,9 +1,10 @@
-"""Instance groups of a model, and the GPUs that they may use."""
+"""Instance groups of a model: the GPUs that they may use, and the places of their instances."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from gateway.backend import Backend
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.cuda_driver import CudaFailed, load_driver, memory_in_use
 from gateway.errors import Code, InferenceError
@@ -30,6 +31,9 @@ class UsableGpus:
 
 
 NO_GPUS = UsableGpus()
+Policies = Mapping[str, frozenset[int]]
+"""The CPU cores of each host policy, by its name."""
+EVERY_CORE: frozenset[int] = frozenset()
 
 
 def check_memory(model: str, gpu: int, limits: Mapping[int, float]) -> None:
@@ -146,3 +150,54 @@ def _profile_problem(config: ModelConfig, group: InstanceGroup) -> str:
         f"and platform{platform} specifies profile field which is only supported for TensorRT "
         "models"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The name and place of an instance; `device` is the number of its GPU, 0 on others."""
+
+    name: str = ""
+    group: InstanceGroup = field(default_factory=InstanceGroup)
+    device: int = 0
+
+    @property
+    def signature(self) -> tuple[InstanceGroup, int]:
+        """Instances of equal signatures can be exchanged (in-place update)."""
+        return replace(self.group, name="", count=0, gpus=()), self.device
+
+
+def placements(config: ModelConfig) -> Iterator[Placement]:
+    """One placement per instance, group and GPU; instances on two GPUs share names."""
+    for group in config.instance_group or (InstanceGroup(name=config.name),):
+        for device in group.gpus or (0,):
+            for number in range(max(1, group.count)):
+                yield Placement(name=f"{group.name}_{number}", group=group, device=device)
+
+
+def cores_of(
+    placement: Placement, config: ModelConfig, backend: Backend, policies: Policies
+) -> frozenset[int]:
+    """The CPU cores of an instance; empty for all of them.
+
+    Raises UNSUPPORTED if its policy names cores and its backend cannot pin instances.
+    """
+    name = placement.group.host_policy or _default_policy(placement)
+    cores = policies.get(name, EVERY_CORE)
+    if placement.group.host_policy and not cores:
+        extra = {"model": config.name, "host_policy": name}
+        log.warning("host policy without settings", extra=extra)
+    if cores and not backend.keeps_to_cores:
+        raise InferenceError(
+            Code.UNSUPPORTED,
+            f"instance group '{placement.group.name}' of model '{config.name}' has host policy "
+            f"'{name}', but instances of its backend '{config.backend or config.platform}' cannot "
+            "keep to CPU cores: give the group another host_policy",
+        )
+    return cores
+
+
+def _default_policy(placement: Placement) -> str:
+    """The name of the policy of a group that names none, as on Triton."""
+    if placement.group.kind is InstanceKind.KIND_GPU:
+        return f"gpu_{placement.device}"
+    return "model" if placement.group.kind is InstanceKind.KIND_MODEL else "cpu"

@@ -1,21 +1,26 @@
-"""The instances of one loaded version: serving, restart and in-place update."""
+"""The instances of one loaded version: their slots, serving, restart and in-place update."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.models.instance_slots import InstanceSlot, close_slots, unregister_slots
+from gateway.models.closings import Closings
+from gateway.models.instance_groups import Placement
 from gateway.models.limits import Limits
 from gateway.models.warmup import warm_up
 from gateway.observability.statistics import ModelStatistics
+from gateway.schedulers.rate_limiter import ExecutionLimiter, Registration
 from gateway.schedulers.scheduler import Scheduler
 
 log = logging.getLogger("sluice.model")
+
+Load = Callable[[], Awaitable[Instance]]
 
 FIRST_BACKOFF_SECS = 0.5
 LONGEST_BACKOFF_SECS = 30.0
@@ -26,6 +31,29 @@ STABLE_SECS = 60.0
 def backoff_secs(tries: int) -> float:
     """Delay before a restart, by the number of earlier tries (seconds)."""
     return min(LONGEST_BACKOFF_SECS, FIRST_BACKOFF_SECS * 2.0 ** min(tries, 16))
+
+
+@dataclass(slots=True, eq=False)
+class InstanceSlot:
+    """A placement, its instance (None while none is alive), and the function that loads one.
+
+    `registration` is the slot's at the execution limiter, if any; `closings` close its instances.
+    `since` is the start of the instance (monotonic seconds); `tries` counts restarts since it was
+    stable.
+    """
+
+    load: Load
+    placement: Placement = field(default_factory=Placement)
+    instance: Instance | None = None
+    registration: Registration | None = None
+    closings: Closings = field(default_factory=Closings)
+    tries: int = 0
+    since: float = 0.0
+
+    @property
+    def passive(self) -> bool:
+        """Loaded, but never given a request."""
+        return self.placement.group.passive
 
 
 class Instances:
@@ -63,10 +91,9 @@ class Instances:
         """The slots, loaded or not."""
         return tuple(self._slots)
 
-    @property
-    def instances(self) -> Iterable[Instance]:
+    def __iter__(self) -> Iterator[Instance]:
         """The instances that are alive."""
-        return tuple(slot.instance for slot in self._slots if slot.instance is not None)
+        return iter([slot.instance for slot in self._slots if slot.instance is not None])
 
     @property
     def passive(self) -> bool:
@@ -123,24 +150,27 @@ class Instances:
             if slot not in slots:
                 self._retire(slot)
 
-    def instance_name(self, instance: Instance) -> str:
+    def name(self, instance: Instance) -> str:
         """The name of an instance; empty if it is in no slot."""
         found = (slot.placement.name for slot in self._slots if slot.instance is instance)
         return next(found, "")
 
-    def restart(self, instance: Instance, reason: str) -> bool:
-        """Kill an instance and load it again; False if it is in no slot, or `run` is ending."""
+    def restart(self, instance: Instance, reason: str) -> None:
+        """Kill a stalled instance and load it again; its requests fail with UNAVAILABLE.
+
+        No effect if it is in no slot, or `run` is ending.
+        """
         slot = next((each for each in self._slots if each.instance is instance), None)
         watch = None if slot is None else self._watches.get(slot)
         if slot is None or watch is None or self._tasks is None:
-            return False
+            return
         extra = {"model": self._config.name, "instance": slot.placement.name, "reason": reason}
         log.error("instance stalled", extra=extra)
         watch.cancel()
         closed = self._drop(slot, instance, reason)
         instance.kill(reason)
         self._watches[slot] = self._tasks.create_task(self._reload(slot, closed, reason))
-        return True
+        self._statistics.stalls += 1
 
     def close(self) -> Awaitable[object]:
         """Begin to close all instances concurrently; await the end."""
@@ -276,3 +306,79 @@ class Instances:
 
     def _failed(self, reason: str) -> InferenceError:
         return InferenceError(Code.UNAVAILABLE, f"model '{self._config.name}' failed: {reason}")
+
+
+def register_slots(slots: Sequence[InstanceSlot], limiter: ExecutionLimiter | None) -> None:
+    """Register each active slot at the execution limiter; all or none.
+
+    Raises INVALID_ARG for a slot that could never execute.
+    """
+    if limiter is None:
+        return
+    try:
+        for slot in slots:
+            if not slot.passive:
+                slot.registration = limiter.register(slot.placement.group, slot.placement.device)
+    except BaseException:
+        unregister_slots(slots)
+        raise
+
+
+def unregister_slots(slots: Iterable[InstanceSlot]) -> None:
+    """Unregister slots that no longer execute."""
+    for slot in slots:
+        registration, slot.registration = slot.registration, None
+        if registration is not None:
+            registration.unregister()
+
+
+async def load_slots(slots: Sequence[InstanceSlot], *, side_by_side: bool) -> None:
+    """Load the instances; after an error none stays loaded, and the error is raised."""
+    try:
+        if side_by_side:
+            await _load_together(slots)
+        else:
+            for slot in slots:
+                slot.instance = await slot.load()
+    except BaseException:
+        await close_slots(slots)
+        raise
+
+
+def close_slots(slots: Sequence[InstanceSlot]) -> Awaitable[object]:
+    """Begin to close the instances concurrently, and unregister the slots; await the end.
+
+    If the wait is cancelled, they still close.
+    """
+    unregister_slots(slots)
+    ends: list[asyncio.Future[None]] = []
+    for slot in slots:
+        instance, slot.instance = slot.instance, None
+        if instance is not None:
+            ends.append(slot.closings.close(instance, slot.placement.name))
+    return asyncio.gather(*ends)
+
+
+async def _load_together(slots: Sequence[InstanceSlot]) -> None:
+    async def load_one(slot: InstanceSlot) -> None:
+        slot.instance = await slot.load()
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for slot in slots:
+                tasks.create_task(load_one(slot))
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
+
+def match_slots(
+    wanted: Sequence[InstanceSlot], present: Sequence[InstanceSlot]
+) -> list[InstanceSlot | None]:
+    """For each wanted slot a present slot of an equal placement, or None."""
+    left = list(present)
+    found: list[InstanceSlot | None] = []
+    for slot in wanted:
+        suits = (each for each in left if each.placement.signature == slot.placement.signature)
+        found.append(next(suits, None))
+        left = [each for each in left if each is not found[-1]]
+    return found

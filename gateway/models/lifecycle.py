@@ -17,10 +17,10 @@ from gateway.models.ensemble_members import (
     orphans,
 )
 from gateway.models.load_failures import cause, load_failed, member_failed, poll_failed, read_folder
+from gateway.models.loaded_models import LoadedModels
 from gateway.models.loading import InPlaceUpdate, Loaded, LoadedMembers, ModelLoader, close_all
 from gateway.models.model import Model
 from gateway.models.model_folder import Override, Snapshot
-from gateway.models.model_tasks import ModelTasks
 from gateway.models.registry import (
     UNLOADED,
     KnownModel,
@@ -53,7 +53,7 @@ class Lifecycle:
         registry: ModelRegistry,
         repository: ModelRepository,
         loader: ModelLoader,
-        loaded: ModelTasks,
+        loaded: LoadedModels,
         threads: Threads,
     ) -> None:
         self._threads = threads

@@ -20,27 +20,22 @@ from gateway.ensembles.backend import EnsembleBackend
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.models.closings import Closings
-from gateway.models.instance_groups import check_memory
-from gateway.models.instance_slots import (
-    EVERY_CORE,
+from gateway.models.instance_groups import EVERY_CORE, Placement, check_memory, cores_of, placements
+from gateway.models.instances import (
     InstanceSlot,
-    Placement,
     close_slots,
-    cores_of,
     load_slots,
     match_slots,
-    placements,
     register_slots,
 )
 from gateway.models.model import Model
-from gateway.models.model_folder import Labels, read_labels, take_snapshot
+from gateway.models.model_folder import Labels, files_folder, read_labels, take_snapshot
 from gateway.models.normalisation import completed
 from gateway.models.repository import LoadSource
 from gateway.models.reshaped_instance import with_reshapes
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.rate_limiter import ExecutionLimiter
 from gateway.settings import ModelSettings
-from gateway.storage.store import ModelStore, StoreError
 from gateway.stream import ResponseStream
 from gateway.threads import Threads
 
@@ -51,8 +46,6 @@ LoadedMembers = Mapping[tuple[str, int], Model]
 """The models that an ensemble calls, by the name and version in its steps."""
 NO_MEMBERS: LoadedMembers = MappingProxyType({})
 
-STORED_MODEL = "stored_model"
-"""Parameter of a model: the name under which `sluice fetch` stored its files."""
 RANDOM_BYTES = 16
 
 
@@ -226,7 +219,7 @@ class ModelLoader:
         folder = await self._threads.run(self._folder, source, int(model.version))
         backend = await self._threads.run(self._backends.of, config)
         wanted = self._slots(backend, config, folder, model.statistics)
-        update = InPlaceUpdate(model, config, wanted, match_slots(wanted, model.slots))
+        update = InPlaceUpdate(model, config, wanted, match_slots(wanted, model.instances.slots))
         register_slots(update.added, self._limiter)
         await load_slots(update.added, side_by_side=backend.loads_side_by_side)
         await _prepare(model, update.added)
@@ -334,40 +327,6 @@ def _labels_of_members(config: ModelConfig, members: LoadedMembers) -> Labels:
             if tensor in outputs and output in labels:
                 found[tensor] = labels[output]
     return found
-
-
-def files_folder(config: ModelConfig, version: Path, store: Path) -> Path:
-    """The folder whose files the backend loads: the version's, or that of a stored model.
-
-    A config names a stored model in its parameters. A version with the model's own file keeps its
-    folder, for a model.py and its files; the model.py gets the path of the stored model. Raises
-    InferenceError: INVALID_ARG for a name that is a path, UNAVAILABLE if it is not stored.
-    """
-    name = config.parameters.get(STORED_MODEL)
-    if name is None:
-        return version
-    models = ModelStore(store)
-    try:
-        folder = models.path(name)
-    except StoreError as error:
-        raise InferenceError(
-            Code.INVALID_ARG, f"model '{config.name}': parameter '{STORED_MODEL}': {error}"
-        ) from None
-    if not _is_stored(models, name):
-        raise InferenceError(
-            Code.UNAVAILABLE,
-            f"model '{config.name}': its parameter '{STORED_MODEL}' names '{name}', which is not "
-            f"in the model store, or damaged there; run: sluice fetch {name}",
-        )
-    own = config.default_model_filename
-    return version if own and (version / own).exists() else folder
-
-
-def _is_stored(models: ModelStore, name: str) -> bool:
-    try:
-        return models.has(name)
-    except StoreError:  # its text names folders of this host; `sluice fetch` shows it
-        return False
 
 
 def _is_cached(config: ModelConfig) -> bool:

@@ -3,20 +3,18 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from gateway.backend import Instance
 from gateway.cache.cache import ResponseCache, load_key
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.event_loop import BusyPoll
 from gateway.messages import NO_PARAMETERS, Checked, InferRequest
 from gateway.models.cached_request import CachedRequest, ModelCache
-from gateway.models.instance_slots import InstanceSlot
-from gateway.models.instances import Instances
+from gateway.models.instances import Instances, InstanceSlot
 from gateway.models.limits import ConversationLimits, Limits
 from gateway.models.model_folder import Labels
 from gateway.models.request_validation import RequestRules
@@ -26,8 +24,8 @@ from gateway.observability.trace import Trace
 from gateway.openai_contract import further_names
 from gateway.schedulers.direct import DirectScheduler
 from gateway.schedulers.dynamic import DynamicScheduler
-from gateway.schedulers.execution import Entry, Execution
-from gateway.schedulers.scheduler import OpenSequences, Scheduler
+from gateway.schedulers.execution import Entry
+from gateway.schedulers.scheduler import Scheduler
 from gateway.sequences.scheduler import SequenceScheduler
 from gateway.stream import ResponseStream, StreamRecorder
 from gateway.threads import Threads
@@ -91,8 +89,8 @@ class Model:
         self.busy_poll: BusyPoll | None = None
         self.retired = False
         self.members: Sequence[Model] = ()
-        self._scheduler = build_scheduler(config, statistics, folder)
-        self._instances = Instances(config, slots, self._scheduler, folder, statistics)
+        self.scheduler = build_scheduler(config, statistics, folder)
+        self.instances = Instances(config, slots, self.scheduler, folder, statistics)
         self._limits = Limits.read(config)
         self.conversation_limits = ConversationLimits.read(config)
         self._rules = RequestRules(config)
@@ -116,7 +114,7 @@ class Model:
 
         An ensemble is ready only while all of its members are.
         """
-        ready = self._instances.ready
+        ready = self.instances.ready
         return ready and (not self.members or all(member.ready for member in self.members))
 
     @property
@@ -127,7 +125,7 @@ class Model:
         for member in self.members:
             if not member.ready:
                 return f"its member '{member.name}' is not ready: {member.trouble}"
-        return self._instances.trouble
+        return self.instances.trouble
 
     async def check_ready(self) -> None:
         """Check the instances; raises the InferenceError of one that is not ready."""
@@ -140,16 +138,6 @@ class Model:
                     *(self.name, self.version, error.message),
                 )
                 raise
-
-    @property
-    def sequences(self) -> OpenSequences | None:
-        """The open sequences; None if the model has none."""
-        return self._scheduler.sequences
-
-    @property
-    def executions(self) -> Iterable[Execution]:
-        """The executions that have not ended."""
-        return self._scheduler.executions
 
     def oldest_secs(self) -> float:
         """The age of the oldest request in flight, in seconds; 0 if there is none."""
@@ -164,29 +152,10 @@ class Model:
             if record.progress_ns <= since_ns:
                 yield record, stream
 
-    def instance_name(self, instance: Instance) -> str:
-        """The name of an instance; empty if it is closed."""
-        return self._instances.instance_name(instance)
-
-    def restart(self, instance: Instance, reason: str) -> None:
-        """Kill an instance and load it again; its requests fail with UNAVAILABLE."""
-        if self._instances.restart(instance, reason):
-            self.statistics.stalls += 1
-
     @property
     def in_flight(self) -> int:
         """Requests accepted and not yet ended."""
         return len(self._streams)
-
-    @property
-    def instances(self) -> Iterable[Instance]:
-        """The instances that are alive."""
-        return self._instances.instances
-
-    @property
-    def slots(self) -> Sequence[InstanceSlot]:
-        """The slots of its instances, loaded or not."""
-        return self._instances.slots
 
     @property
     def cached(self) -> bool:
@@ -205,8 +174,8 @@ class Model:
 
         `slots` are new slots for `exchange`; the default is all slots.
         """
-        filled = self._instances.slots if slots is None else slots
-        await self._instances.prepare(filled)
+        filled = self.instances.slots if slots is None else slots
+        await self.instances.prepare(filled)
         for instance in (slot.instance for slot in filled if slot.instance is not None):
             self.further_names = tuple(dict.fromkeys((*self.further_names, *instance.adapters)))
             self.max_model_len = instance.max_model_len
@@ -218,7 +187,7 @@ class Model:
         the other instances complete their executions.
         """
         self.config = config
-        self._instances.exchange(config, slots)
+        self.instances.exchange(config, slots)
 
     def submit(
         self,
@@ -269,9 +238,9 @@ class Model:
         self._idle.clear()
         entry = Entry(request, stream, record)
         if interceptor is None:
-            self._scheduler.submit(entry)
+            self.scheduler.submit(entry)
         else:
-            interceptor.submit(entry, self._scheduler)
+            interceptor.submit(entry, self.scheduler)
         return stream
 
     def checked(self, request: InferRequest) -> InferRequest:
@@ -286,7 +255,7 @@ class Model:
 
         `on_change` is called whenever `ready` may have changed.
         """
-        await self._instances.run(on_change, self.abandon)
+        await self.instances.run(on_change, self.abandon)
 
     async def drained(self) -> None:
         """Wait until no request is in flight."""
@@ -326,12 +295,12 @@ class Model:
         self.abandon(InferenceError(Code.UNAVAILABLE, f"model '{self.name}' is being closed"))
         while self._on_close:
             self._on_close.pop()()
-        return self._instances.close()
+        return self.instances.close()
 
     def _refuse_if_unable(self) -> None:
-        if not self._instances.able:
+        if not self.instances.able:
             raise InferenceError(
-                Code.UNAVAILABLE, f"model '{self.name}' is unavailable: {self._instances.trouble}"
+                Code.UNAVAILABLE, f"model '{self.name}' is unavailable: {self.instances.trouble}"
             )
 
     def _admit(self, request: InferRequest, cached: CachedRequest | None, *, limited: bool) -> None:
@@ -339,7 +308,7 @@ class Model:
         if limited and (cached is None or cached.lookup.response is None):
             self._refuse_if_full()
         if cached is None or cached.lookup.missed:
-            self._scheduler.admit(request)
+            self.scheduler.admit(request)
 
     def _refuse_if_full(self) -> None:
         limit = self._limits.max_in_flight

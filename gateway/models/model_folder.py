@@ -11,6 +11,7 @@ from typing import NamedTuple
 from gateway.config import ModelConfig, VersionPolicy
 from gateway.errors import Code, InferenceError
 from gateway.private_folder import PrivateFolder
+from gateway.storage.store import ModelStore, StoreError
 
 Snapshot = Mapping[str, tuple[int, int]]
 """Modification time (ns) and size (bytes) of each file by its path; a folder has size -1."""
@@ -22,6 +23,8 @@ CONFIG_FILE = "config.pbtxt"
 RESERVED = frozenset({"warmup", "initial_state", "configs"})
 """Folders of a model that are never versions."""
 HIGHEST = 2**63 - 1
+STORED_MODEL = "stored_model"
+"""Parameter of a model: the name under which `sluice fetch` stored its files."""
 
 
 def take_snapshot(folder: Path) -> Snapshot:
@@ -129,6 +132,40 @@ def _read_labels(filename: str, model: str, folder: Path) -> tuple[str, ...]:
 
 
 FILE_PREFIX = "file:"
+
+
+def files_folder(config: ModelConfig, version: Path, store: Path) -> Path:
+    """The folder whose files the backend loads: the version's, or that of a stored model.
+
+    A config names a stored model in its parameters. A version with the model's own file keeps its
+    folder, for a model.py and its files; the model.py gets the path of the stored model. Raises
+    InferenceError: INVALID_ARG for a name that is a path, UNAVAILABLE if it is not stored.
+    """
+    name = config.parameters.get(STORED_MODEL)
+    if name is None:
+        return version
+    models = ModelStore(store)
+    try:
+        folder = models.path(name)
+    except StoreError as error:
+        raise InferenceError(
+            Code.INVALID_ARG, f"model '{config.name}': parameter '{STORED_MODEL}': {error}"
+        ) from None
+    if not _is_stored(models, name):
+        raise InferenceError(
+            Code.UNAVAILABLE,
+            f"model '{config.name}': its parameter '{STORED_MODEL}' names '{name}', which is not "
+            f"in the model store, or damaged there; run: sluice fetch {name}",
+        )
+    own = config.default_model_filename
+    return version if own and (version / own).exists() else folder
+
+
+def _is_stored(models: ModelStore, name: str) -> bool:
+    try:
+        return models.has(name)
+    except StoreError:  # its text names folders of this host; `sluice fetch` shows it
+        return False
 
 
 @dataclass(frozen=True, slots=True)

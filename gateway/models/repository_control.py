@@ -13,10 +13,10 @@ from gateway.event_loop import BusyPoll
 from gateway.models.closings import Closings
 from gateway.models.lifecycle import Lifecycle
 from gateway.models.load_failures import outcome, poll_failed
+from gateway.models.loaded_models import LoadedModels
 from gateway.models.loading import Infer, ModelLoader, SharedParts
 from gateway.models.model import Model
 from gateway.models.model_folder import Override, Snapshot
-from gateway.models.model_tasks import ModelTasks
 from gateway.models.registry import IndexRow, ModelRegistry
 from gateway.models.repository import ModelId, ModelRepository
 from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
@@ -81,7 +81,7 @@ class RepositoryControl:
         self._backends = backends
         self._cache = cache
         self._closings = Closings()
-        self.loaded = ModelTasks(
+        self.loaded = LoadedModels(
             self.registry.notify, busy_poll, self._closings, settings.stall_secs
         )
         self._lifecycle: Lifecycle | None = None

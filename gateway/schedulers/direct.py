@@ -40,9 +40,10 @@ class DirectScheduler(Scheduler):
     def remove(self, instance: Instance, error: InferenceError | None = None) -> Awaitable[object]:
         self._free.remove(instance)
         running = {task: each for task, each in self._running.items() if each.instance is instance}
-        for execution in running.values() if error is not None else ():
-            if not execution.refuse():
-                execution.entries[0].stream.abandon(error)
+        if error is not None:
+            for execution in running.values():
+                if not execution.refuse():
+                    execution.entries[0].stream.abandon(error)
         return all_ended(running)
 
     @property

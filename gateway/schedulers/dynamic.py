@@ -110,10 +110,11 @@ class DynamicScheduler(Scheduler):
         running = {
             task: each for task, each in self._running.items() if each[0].instance is instance
         }
-        for execution, batch in running.values() if error is not None else ():
-            if not execution.refuse():
-                for waiting in batch:
-                    waiting.entry.stream.abandon(error)
+        if error is not None:
+            for execution, batch in running.values():
+                if not execution.refuse():
+                    for waiting in batch:
+                        waiting.entry.stream.abandon(error)
         return all_ended(running)
 
     @property

@@ -9,7 +9,7 @@ from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import SequenceTag
-from gateway.models.instance_slots import InstanceSlot, register_slots
+from gateway.models.instances import InstanceSlot, register_slots
 from gateway.models.model import Model
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.rate_limiter import ExecutionLimiter
@@ -25,7 +25,7 @@ ALL = {"direct": TEXT, "dynamic": dynamic(1), "sequences": direct(slots=1)}
 
 def dismiss(model: Model, instance: ScriptedInstance) -> None:
     """Serve without an instance from here on, as after an in-place update."""
-    kept = [slot for slot in model.slots if slot.instance is not instance]
+    kept = [slot for slot in model.instances.slots if slot.instance is not instance]
     model.exchange(model.config, kept)
 
 
@@ -49,8 +49,8 @@ async def test_a_sequence_ends_with_its_retired_instance(config: ModelConfig, se
     await settle()
     leaving.die("its worker has died")
     await soon(leaving.closed.wait())
-    assert model.sequences is not None
-    assert not model.sequences.continues(part(1, "b"))
+    assert model.scheduler.sequences is not None
+    assert not model.scheduler.sequences.continues(part(1, "b"))
     with pytest.raises(InferenceError, match="must specify the START flag"):
         model.submit(part(1, "b"))
     again = model.submit(part(1, "c", "start end"))
@@ -117,12 +117,12 @@ async def test_an_instance_that_lives_is_closed_once_its_sequences_have_ended(
 async def test_a_retired_slot_without_an_instance_is_unregistered(serve: Serve) -> None:
     dead, staying = ScriptedInstance(), ScriptedInstance()
     model = serve(dead, staying)
-    register_slots(model.slots, ExecutionLimiter())
-    slot = model.slots[0]
+    register_slots(model.instances.slots, ExecutionLimiter())
+    slot = model.instances.slots[0]
     assert slot.registration is not None
     dead.die("its worker has died")
     await soon(dead.closed.wait())
-    model.exchange(model.config, model.slots[1:])
+    model.exchange(model.config, model.instances.slots[1:])
     assert slot.registration is None
 
 
@@ -190,7 +190,7 @@ async def test_a_stalled_instance_is_closed_though_the_server_stops_as_it_is_res
     running = RunningModel(stalled)
     await settle()
     running.task.cancel()
-    running.model.restart(stalled, "it has made no progress")
+    running.model.instances.restart(stalled, "it has made no progress")
     await running.end()
     assert (stalled.closes, running.loads) == (1, 0)
 

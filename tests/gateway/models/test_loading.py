@@ -111,8 +111,8 @@ async def test_an_instance_with_a_method_that_the_seam_no_longer_has_fails_its_l
 ) -> None:
     monkeypatch.setattr(ScriptedInstance, "left", lambda *_: None, raising=False)
     write(tmp_path, "a", 1)
-    registry = await start()
-    (reason,) = registry.failures().values()
+    control = await start()
+    (reason,) = control.registry.failures().values()
     assert "'tests.builders.ScriptedInstance' has the method 'left'" in reason
     assert reason.endswith("; subscribe to the 'cancellation' of a request instead")
     assert [each.closes for each in backend.instances["a 1"]] == [1]

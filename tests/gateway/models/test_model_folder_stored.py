@@ -8,7 +8,7 @@ import pytest
 
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.models.loading import files_folder
+from gateway.models.model_folder import files_folder
 from gateway.storage.store import ModelStore
 
 

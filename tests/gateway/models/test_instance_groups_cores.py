@@ -7,7 +7,7 @@ import pytest
 
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.models.instance_slots import Placement, cores_of
+from gateway.models.instance_groups import Placement, cores_of
 from tests.registries import ScriptedBackend, Start, write
 
 POLICIES = {
