@@ -109,7 +109,7 @@ def request_tensors(
     body: RequestBody, endpoint: Endpoint, config: ModelConfig
 ) -> tuple[Tensor, ...]:
     """The input tensors of a request to a model of this config."""
-    shape = (1, 1) if config.batching else (1,)
+    shape = (1, 1) if config.max_batch_size > 0 else (1,)
     request = Tensor(REQUEST, Datatype.BYTES, shape, body)
     if not declares_endpoint(config):
         return (request,)

@@ -6,17 +6,21 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from gateway.errors import Code, InferenceError
 from gateway.models.ensemble_members import (
     EnsembleMembers,
     MemberWaits,
+    cause,
     dependents,
     kept_alive,
+    load_failed,
+    member_failed,
     orphans,
+    poll_failed,
 )
-from gateway.models.load_failures import cause, load_failed, member_failed, poll_failed, read_folder
 from gateway.models.loaded_models import LoadedModels
 from gateway.models.loading import InPlaceUpdate, Loaded, LoadedMembers, ModelLoader, close_all
 from gateway.models.model import Model
@@ -33,6 +37,8 @@ from gateway.models.repository import IN_TWO_REPOSITORIES, LoadSource, ModelId, 
 from gateway.threads import Threads
 
 log = logging.getLogger("sluice.lifecycle")
+
+Found = TypeVar("Found")
 
 INTERRUPTED = InferenceError(Code.UNAVAILABLE, "it was unloaded while it was being loaded")
 
@@ -169,7 +175,7 @@ class Lifecycle:
         return self._locks.setdefault(model, asyncio.Lock())
 
     async def _scan(self, model: ModelId) -> Snapshot:
-        return await read_folder(self._threads, model, self._repository.snapshot)
+        return await self._blocking(model, self._repository.snapshot)
 
     async def _read(
         self, model: ModelId, *, override: Override | None = None, seen: Snapshot | None = None
@@ -178,14 +184,32 @@ class Lifecycle:
             source = partial(self._repository.source, snapshot=seen)
         else:
             source = partial(self._repository.overridden, override=override)
-        return await read_folder(self._threads, model, source)
+        return await self._blocking(model, source)
+
+    async def _blocking(self, model: ModelId, read: Callable[[ModelId], Found]) -> Found:
+        """The result of a blocking read of a model's folder; raises InferenceError."""
+        try:
+            return await self._threads.run(read, model)
+        except OSError as error:
+            raise InferenceError(
+                Code.INTERNAL, f"model '{model.name}' cannot be read: {error.strerror}"
+            ) from None
+        except InferenceError:
+            raise
+        except Exception:
+            # Around one model load: an unforeseen file must not stop the loads of others.
+            log.exception("reading failed", extra={"model": str(model)})
+            text = f"model '{model.name}' cannot be read; the server's log says why"
+            raise InferenceError(Code.INTERNAL, text) from None
 
     def _note_unreadable(self, known: KnownModel, error: InferenceError) -> None:
-        if error.message == IN_TWO_REPOSITORIES:
+        is_ambiguous = error.message == IN_TWO_REPOSITORIES
+        if is_ambiguous:
             self._drop(known, error.message)
         if not known.models:
             known.versions.clear()
-            known.trouble, known.readable = _index_reason(error), False
+            known.trouble = error.message if is_ambiguous else error.reason
+            known.readable = False
         self._registry.notify()
 
     async def _apply(
@@ -263,7 +287,9 @@ class Lifecycle:
                     raise member_failed(known.id.name, needed, error) from None
             return self._members.bind(known.id, source.config)
         except InferenceError as error:
-            self._note_invalid(known, error)
+            if not known.models:
+                known.trouble = f"{Code.INVALID_ARG.value}: {cause(error)}"
+                known.readable = False
             raise
 
     async def _require_member(
@@ -279,10 +305,6 @@ class Lifecycle:
                 raise known.failure.with_traceback(None)
             known.implicit = True
             await self._follow(known, changed, scan=True, again=again)
-
-    def _note_invalid(self, known: KnownModel, error: InferenceError) -> None:
-        if not known.models:
-            known.trouble, known.readable = f"{Code.INVALID_ARG.value}: {cause(error)}", False
 
     async def _ripple(self, changed: Iterable[ModelId]) -> None:
         """Reload the ensembles of changed members, and the ensembles that call those."""
@@ -341,7 +363,7 @@ class Lifecycle:
         model.namespace = known.id.namespace
         if source.upload is not None:
             source.upload.hold()
-        self._loaded.start(model, source.upload.release if source.upload else _nothing)
+        self._loaded.start(model, source.upload.release if source.upload else lambda: None)
 
     def _drop(self, known: KnownModel, reason: str) -> None:
         for status in known.versions.values():
@@ -373,13 +395,5 @@ def _clauses(errors: Mapping[int, InferenceError]) -> str:
     )
 
 
-def _index_reason(error: InferenceError) -> str:
-    return error.message if error.message == IN_TWO_REPOSITORIES else error.reason
-
-
 def _extra(model: ModelId, error: InferenceError) -> Mapping[str, object]:
     return {"model": str(model), "reason": error.reason}
-
-
-def _nothing() -> None:
-    """Called when a model without uploaded files has been closed."""

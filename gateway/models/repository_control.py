@@ -11,8 +11,8 @@ from gateway.cache.cache import ResponseCache
 from gateway.errors import Code, InferenceError
 from gateway.event_loop import BusyPoll
 from gateway.models.closings import Closings
+from gateway.models.ensemble_members import poll_failed
 from gateway.models.lifecycle import Lifecycle
-from gateway.models.load_failures import outcome, poll_failed
 from gateway.models.loaded_models import LoadedModels
 from gateway.models.loading import Infer, ModelLoader, SharedParts
 from gateway.models.model import Model
@@ -22,7 +22,7 @@ from gateway.models.repository import ModelId, ModelRepository
 from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
 from gateway.threads import Threads, load_threads, request_threads
 
-log = logging.getLogger("sluice.poller")
+log = logging.getLogger("sluice.lifecycle")
 
 NOT_EXPLICIT = InferenceError(
     Code.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled"
@@ -228,6 +228,20 @@ class RepositoryControl:
     def close_by(self, at: float) -> None:
         """Close or kill every instance before this time of the event loop."""
         self._closings.end_by(at)
+
+
+async def outcome(model: ModelId, operation: Coroutine[None, None, None]) -> InferenceError | None:
+    """Run an operation on a model and return its error, so that others continue."""
+    try:
+        await operation
+    except InferenceError as error:
+        return error
+    except Exception:
+        # Around one model load, reload or unload: an error in it must not end the server.
+        log.exception("model operation failed", extra={"model": str(model)})
+        text = f"loading or unloading model '{model.name}' failed unexpectedly; see the log"
+        return InferenceError(Code.INTERNAL, text)
+    return None
 
 
 def _check_name(name: str) -> None:

@@ -7,8 +7,14 @@ import pytest
 
 from gateway.config import ModelConfig
 from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
-from gateway.models.ensemble_members import MemberWaits, dependents, members, orphans, resolve
-from gateway.models.load_failures import DependencyCycle
+from gateway.models.ensemble_members import (
+    DependencyCycle,
+    MemberWaits,
+    dependents,
+    members,
+    orphans,
+    resolve,
+)
 from gateway.models.registry import KnownModel
 from gateway.models.repository import LoadSource, ModelEntry, ModelId
 from tests.builders import TEXT
