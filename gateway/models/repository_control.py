@@ -107,7 +107,7 @@ class RepositoryControl:
         if not on_disk and not (override and override.files):
             raise poll_failed(name, f"model '{name}' is not in any repository")
         for model in on_disk or (ModelId(name),):
-            await self._perform(model, self._control.load(model, override))
+            await self._perform(model, self._running_lifecycle.load(model, override))
 
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         """Remove a model from look-ups; returns once its draining has begun.
@@ -117,7 +117,9 @@ class RepositoryControl:
         self._require_explicit()
         for known in tuple(self.registry):
             if known.id.name == name:
-                unload = self._control.unload(known.id, unload_dependents=unload_dependents)
+                unload = self._running_lifecycle.unload(
+                    known.id, unload_dependents=unload_dependents
+                )
                 await self._perform(known.id, unload)
 
     async def poll(self) -> None:
@@ -136,9 +138,9 @@ class RepositoryControl:
         changes = compare(before, now, self._wanted())
         async with asyncio.TaskGroup() as tasks:
             for model, snapshot in changes.load.items():
-                tasks.create_task(outcome(model, self._control.follow(model, snapshot)))
+                tasks.create_task(outcome(model, self._running_lifecycle.follow(model, snapshot)))
             for model in changes.unload:
-                tasks.create_task(outcome(model, self._control.unload(model)))
+                tasks.create_task(outcome(model, self._running_lifecycle.unload(model)))
 
     def _log_unreadable(self, now: Mapping[ModelId, Snapshot | Exception]) -> None:
         """Log each unreadable folder once, until it is readable again."""
@@ -158,7 +160,7 @@ class RepositoryControl:
         ]
 
     @property
-    def _control(self) -> Lifecycle:
+    def _running_lifecycle(self) -> Lifecycle:
         if self._lifecycle is None:
             raise InferenceError(Code.UNAVAILABLE, "Server not ready")
         return self._lifecycle
@@ -214,7 +216,7 @@ class RepositoryControl:
         models = await self._threads.run(self._first)
         async with asyncio.TaskGroup() as loads:
             for model in models:
-                loads.create_task(outcome(model, self._control.follow(model)))
+                loads.create_task(outcome(model, self._running_lifecycle.follow(model)))
         self.registry.settle()
 
     def _first(self) -> list[ModelId]:
