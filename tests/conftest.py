@@ -3,7 +3,7 @@
 import asyncio
 import datetime
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -21,6 +21,13 @@ from tests.builders import TEXT, soon
 from tests.distribution import ModuleScheduling
 from tests.host_gpu import HostGpu
 from tests.serving import EVERY_SERVER
+
+KINDS = {
+    "": (),
+    "@grpcio": ("--grpc-transport=grpcio",),
+    "@frontends": ("--frontends=2",),
+}
+"""Servers that tests marked `runs_on` run on, with their flags; the first is the default."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,6 +54,28 @@ def pytest_configure(config: pytest.Config) -> None:
         EVERY_SERVER.append(f"--grpc-transport={transport}")
     if frontends := config.getoption("--frontends"):
         EVERY_SERVER.append(f"--frontends={frontends}")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests marked `runs_on` run on the default and on those kinds of servers.
+
+    With an option that chooses the servers, each test runs once.
+    """
+    marker = metafunc.definition.get_closest_marker("runs_on")
+    if marker is not None and not EVERY_SERVER:
+        others = [pytest.param(f"@{kind}", marks=pytest.mark.wire) for kind in marker.args]
+        metafunc.parametrize(
+            "server_kind", ["", *others], ids=lambda kind: kind, indirect=True, scope="module"
+        )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server_kind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The kind of the servers of a test; fixtures of one server for several tests depend on it."""
+    before = EVERY_SERVER[:]
+    EVERY_SERVER.extend(KINDS[getattr(request, "param", "")])
+    yield
+    EVERY_SERVER[:] = before
 
 
 @pytest.hookimpl(optionalhook=True)

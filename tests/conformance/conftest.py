@@ -28,7 +28,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def server(
-    request: pytest.FixtureRequest, repository: Path, environment: dict[str, str]
+    request: pytest.FixtureRequest,
+    repository: Path,
+    environment: dict[str, str],
+    server_kind: None,
 ) -> Iterator[Serving]:
     """A server with the module's FLAGS; however it was treated, it ends well.
 

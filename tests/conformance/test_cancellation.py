@@ -23,6 +23,8 @@ from tests.raw import Connection, post
 from tests.rpc import connected, infer_request, streaming
 from tests.serving import Serving, wait_until
 
+pytestmark = pytest.mark.runs_on("grpcio", "frontends")
+
 SEND_TIMEOUT_SECS = 1
 NOTICED_SECS = 1
 FLAGS = (f"--send-timeout-secs={SEND_TIMEOUT_SECS}", "--http-first-response-secs=0.2")

@@ -25,6 +25,8 @@ from tests.raw import Connection
 from tests.rpc import StreamRpc, connected, infer_request, streaming
 from tests.serving import WAIT_SECS, Serving, wait_until
 
+pytestmark = pytest.mark.runs_on("grpcio", "frontends")
+
 CLIENT = Path(__file__).with_name("conversation_client.py")
 LONG = "count 100000"
 NOTICED_SECS = 1

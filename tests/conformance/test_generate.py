@@ -11,6 +11,8 @@ from tests.conformance.models import DATATYPES
 from tests.raw import Connection, get, post
 from tests.serving import Serving
 
+pytestmark = pytest.mark.runs_on("frontends")
+
 FIRST_RESPONSE_SECS = 0.3
 KEEP_ALIVE_SECS = 0.2
 FLAGS = (

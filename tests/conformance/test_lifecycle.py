@@ -23,6 +23,8 @@ from tests.raw import Connection, get
 from tests.rpc import connected, infer_request, streaming
 from tests.serving import WAIT_SECS, Serving, http_get, serving, wait_until, write_model
 
+pytestmark = pytest.mark.runs_on("frontends")
+
 LOGGED_ERROR = re.compile(r"E\d{4} ")
 SOON_SECS = 3.0
 LAST_ANSWERS_SECS = 2.0

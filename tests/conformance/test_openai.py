@@ -17,6 +17,8 @@ from tests.leaving import IN_FLIGHT, noticed
 from tests.raw import Connection
 from tests.serving import WAIT_SECS, Serving
 
+pytestmark = pytest.mark.runs_on("frontends")
+
 FLAGS = (
     "--exit-on-error=false",
     "--strict-readiness=false",

@@ -14,6 +14,8 @@ from tests.raw import Connection
 from tests.rpc import connected, infer_request, streaming
 from tests.serving import Serving
 
+pytestmark = pytest.mark.runs_on("grpcio", "frontends")
+
 LIMIT = 2
 AT_ONCE_SECS = 1
 MESSAGE = (

@@ -20,6 +20,8 @@ from tests.raw import Connection, get
 from tests.rpc import connected, infer_request, streaming
 from tests.serving import WAIT_SECS, Serving, serving, wait_until, write_model
 
+pytestmark = pytest.mark.runs_on("grpcio", "frontends")
+
 PATH = "/v2/models/repeat/generate_stream"
 COUNT = 6
 GRACE_SECS = 0.3

@@ -16,6 +16,8 @@ from tests.conformance.clients import text
 from tests.rpc import connected, infer_request, streaming
 from tests.serving import WAIT_SECS, Serving
 
+pytestmark = pytest.mark.runs_on("grpcio", "frontends")
+
 FINAL = "triton_final_response"
 EMPTY_FINAL = "triton_enable_empty_final_response"
 STRICT = (("triton_grpc_error", "true"),)

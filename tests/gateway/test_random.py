@@ -15,6 +15,8 @@ from tests.serving import EVERY_SERVER
 
 SECS = 10.0
 
+pytestmark = pytest.mark.runs_on("grpcio", "frontends")
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 @pytest.mark.timeout(240)

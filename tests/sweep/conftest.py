@@ -28,10 +28,11 @@ Run = Callable[[Callable[[], Awaitable[None]]], None]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sweeps of every step take their time."""
-    if config.getoption("--every-step"):
-        for item in items:
-            if Path(__file__).parent in item.path.parents:
+    """Mark sweeps; those of every step may take long."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.sweep)
+            if config.getoption("--every-step"):
                 item.add_marker(pytest.mark.timeout(EVERY_STEP_SECS))
 
 
