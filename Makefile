@@ -9,34 +9,31 @@ PIP_ARGS ?=
 TEST ?= compare
 ARGS ?=
 MARKS ?=
-# Processes of tests; each takes a gigabyte of memory.
-WORKERS ?= 4
-PARALLEL = $(BIN)/pytest -n $(WORKERS)
+# Processes of each of the two concurrent runs of tests; each process takes a gigabyte of memory.
+WORKERS ?= 3
+NEWEST_WORKERS ?= 2
 # The oldest Python that is served is Debian 12's. Its environment shares the packages of $(VENV).
 OLDEST ?= /usr/bin/python3.11
 OLDEST_VENV := $(VENV)/oldest
 OLDEST_BIN := $(OLDEST_VENV)/bin
-OLDEST_TESTS := tests/gateway tests/backends tests/interop tests/conformance
-OLDEST_PYTEST := $(OLDEST_BIN)/python -m pytest
-OLDEST_ARGS = -m "not vllm and not browser and not node and not quiet" $(OLDEST_TESTS)
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
-# Status 5 of pytest: ARGS chooses no test. Status 1: failed tests run again, alone, and the log has both runs. A test that
-# passes then depends on a busy machine.
-ONCE_MORE = || case $$? in \
-  5) ;; \
-  1) echo "test: running failed tests again, alone"; \
-     $(or $(2),$(BIN)/pytest) --last-failed --last-failed-no-failures=none $(1) ;; \
-  *) exit 1 ;; esac
-OTHER := --grpc-transport=grpcio
+# Every test runs in one of the three; tests marked `both` run in the first two.
+ON_OLDEST := not (vllm or browser or node or sweep or wire or quiet)
+ON_NEWEST := (vllm or browser or node or sweep or wire or both) and not quiet
+ALONE := quiet
+# The modules of those tests; a module that is not collected costs nothing.
+marked = $(shell grep -rlE --include='test_*.py' $(1) tests)
+NEWEST_TESTS = $(call marked,'mark\.(vllm|browser|node|both|runs_on)|engine_marks') tests/sweep
+ALONE_TESTS = $(call marked,'mark\.quiet')
+# Status 5 of pytest: ARGS chooses no test.
+OR_NONE = || [ $$? = 5 ]
 conformance = $(addprefix tests/conformance/test_, $(addsuffix .py, $(1)))
-RANDOM := tests/gateway/test_random.py
-GRPC_TESTS := $(call conformance, stream_infer cancellation conversations resumption overload)
-PROCESSES := --frontends=2
 # These tests choose the processes or the transport themselves.
 ONE_PROCESS := $(call conformance, frontend_processes grpc_sockets grpc_transports grpc_keepalive)
-FRONTEND_TESTS := $(GRPC_TESTS) $(call conformance, generate lifecycle openai)
+# Hundreds of tests start a process: without bytecode each of them compiles the server again.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve test test-all suite test-oldest lint bench profile soak gpu-check clean
+.PHONY: setup serve test test-all test-oldest test-newest test-alone stored lint bench profile soak gpu-check clean
 
 setup: $(READY)
 
@@ -87,39 +84,43 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# `make -j2 test` runs both at the same time.
-test: lint suite
+# `make -j3 test` runs the first three at the same time. Tests that measure time run when nothing else does.
+test: lint test-oldest test-newest
+	@$(MAKE) --no-print-directory test-alone
 
-# Many tests wait, so there are more processes than cores; modules that start engines share one of them.
-# Tests marked `quiet` measure time and run when nothing else does. The tests of gRPC run again on the other transport, and
-# those of streams, disconnects, limits and drains again with frontend processes.
-suite: $(READY)
+stored: $(READY)
 	@$(BIN)/sluice fetch
-	$(PARALLEL) -m "not quiet $(MARKS)" $(ARGS) $(call ONCE_MORE,-m "not quiet $(MARKS)" $(ARGS))
-	$(BIN)/pytest -m "quiet $(MARKS)" $(ARGS) $(call ONCE_MORE,-m "quiet $(MARKS)" $(ARGS))
-ifeq ($(ARGS),)
-	$(PARALLEL) -m "not quiet" $(OTHER) $(GRPC_TESTS) $(RANDOM) $(call ONCE_MORE,$(OTHER) $(GRPC_TESTS) $(RANDOM))
-	$(PARALLEL) -m "not quiet" $(PROCESSES) $(FRONTEND_TESTS) $(RANDOM) \
-	  $(call ONCE_MORE,$(PROCESSES) $(FRONTEND_TESTS) $(RANDOM))
-endif
+
+# Tests without an engine, on the oldest Python if this machine has it.
+test-oldest: $(READY) stored
+	@$(FIND_OLDEST); \
+	echo "test-oldest: $$($$python -V)"; \
+	$$python -m pytest -n $(WORKERS) -m "$(ON_OLDEST) $(MARKS)" $(ARGS) $(OR_NONE)
+
+# Engines, browsers, Node, sweeps, and the tests of the wires on other transports and with frontend processes. Modules that
+# start engines share one process.
+test-newest: $(READY) stored
+	$(BIN)/pytest -n $(NEWEST_WORKERS) -m "$(ON_NEWEST) $(MARKS)" $(or $(ARGS),$(NEWEST_TESTS)) $(OR_NONE)
+
+test-alone: $(READY) stored
+	$(BIN)/pytest -m "$(ALONE) $(MARKS)" $(or $(ARGS),$(ALONE_TESTS)) $(OR_NONE)
 
 # Before a release, for hours: every conformance test on each transport and with frontend processes, every test without an
-# engine on the oldest Python, and every step of the sweeps.
+# engine on both Pythons, and every step of the sweeps.
 test-all: test
-	$(PARALLEL) $(OTHER) tests/conformance tests/interop
-	$(PARALLEL) $(PROCESSES) $(filter-out $(ONE_PROCESS),$(wildcard tests/conformance/test_*.py))
-	$(MAKE) test-oldest OLDEST_TESTS=tests
-	$(PARALLEL) tests/sweep --every-step
+	$(BIN)/pytest -n $(WORKERS) --grpc-transport=grpcio tests/conformance tests/interop
+	$(BIN)/pytest -n $(WORKERS) --frontends=2 $(filter-out $(ONE_PROCESS),$(wildcard tests/conformance/test_*.py))
+	$(BIN)/pytest -n $(WORKERS) -m "$(ON_OLDEST)"
+	@$(FIND_OLDEST); $$python -m pytest -n $(WORKERS) tests/sweep
+	$(BIN)/pytest -n $(WORKERS) tests/sweep --every-step
 
-# Every test without an engine but sweeps and encoders, which `make test-all` runs, too.
-test-oldest: $(READY)
-	@found=$$($(OLDEST) -V 2>&1); ours=$$($(BIN)/python -V); \
-	if [ "$${found%.*}" != "$${ours%.*}" ] || [ "$$found" = "$$ours" ]; then \
-	  echo "test-oldest: skipped: $(OLDEST) is '$$found', $(VENV) has '$$ours'"; \
-	else \
-	  { $(MAKE_OLDEST); } && { $(OLDEST_PYTEST) -n $(WORKERS) $(OLDEST_ARGS) \
-	    $(call ONCE_MORE,$(OLDEST_ARGS),$(OLDEST_PYTEST)); }; \
-	fi
+# Sets `python`.
+define FIND_OLDEST
+found=$$($(OLDEST) -V 2>&1); ours=$$($(BIN)/python -V); python=$(BIN)/python; \
+if [ "$${found%.*}" = "$${ours%.*}" ] && [ "$$found" != "$$ours" ]; then \
+  { $(MAKE_OLDEST); } || exit 1; python=$(OLDEST_BIN)/python; \
+fi
+endef
 
 define MAKE_OLDEST
 $(OLDEST) -m venv --without-pip --clear $(OLDEST_VENV) && \

@@ -69,6 +69,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         )
 
 
+MARKERS_IN_TEXT = ("mark.vllm", "mark.browser", "mark.node", "mark.quiet", "mark.both")
+"""The Makefile finds the modules of these markers by their text."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a marker that the Makefile would not find."""
+    paths = {item.path for item in items}
+    texts = {path: path.read_text().replace("engine_marks", "mark.vllm") for path in paths}
+    for item in items:
+        text = texts[item.path]
+        for marker in MARKERS_IN_TEXT:
+            if item.get_closest_marker(marker.removeprefix("mark.")) and marker not in text:
+                raise pytest.UsageError(f"{item.path}: `{marker}` stands in another module")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def server_kind(request: pytest.FixtureRequest) -> Iterator[None]:
     """The kind of the servers of a test; fixtures of one server for several tests depend on it."""

@@ -26,6 +26,8 @@ from tests.builders import (
 )
 from tests.conftest import Serve
 
+pytestmark = pytest.mark.both
+
 SCHEDULERS = {
     "direct": TEXT,
     "decoupled": replace(TEXT, model_transaction_policy=DECOUPLED),

@@ -6,6 +6,8 @@ from gateway.errors import Code, InferenceError
 from gateway.stream import INTERRUPTED, Interrupted, ResponseStream
 from tests.builders import FLAG, Notebook, read_all, settle, soon, text_response, texts
 
+pytestmark = pytest.mark.both
+
 
 @pytest.fixture
 def notebook() -> Notebook:

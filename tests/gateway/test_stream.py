@@ -10,6 +10,8 @@ from gateway.messages import InferResponse
 from gateway.stream import SHARED_LIMIT_BYTES, ResponseStream
 from tests.builders import FLAG, Notebook, read_all, settle, soon, text_response, texts
 
+pytestmark = pytest.mark.both
+
 BROKEN = InferenceError(Code.INTERNAL, "broken")
 
 

@@ -20,6 +20,8 @@ from tests.conftest import tasks_left
 from tests.gateway.in_process.conftest import SLOW, in_flight
 from tests.serving import ROOT, http_get, wait_until, write_model
 
+pytestmark = pytest.mark.both
+
 ONE = np.ones(1, dtype=np.float32)
 CYCLES = 50
 

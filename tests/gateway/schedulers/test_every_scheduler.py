@@ -25,6 +25,8 @@ from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import TOKENS, Queue, dynamic, word
 from tests.gateway.sequences.parts import direct, oldest
 
+pytestmark = pytest.mark.both
+
 SLOW = QueuePolicy(default_timeout_microseconds=60_000_000, max_queue_size=100)
 BROKEN = InferenceError(Code.INTERNAL, "broken")
 
