@@ -8,7 +8,7 @@ from tests.sweep.ways import IN_PROCESS, WAYS, Way
 
 
 def impossible(subject: Subject, way: Way) -> str:
-    """Why no client can ask this model this way; empty if one can."""
+    """The reason why no client can ask this model this way; empty if one can."""
     has_contract = subject.contract is Contract.OPENAI
     if way.openai != has_contract:
         return "only a model of OpenAI's contract is asked for chats, and it for nothing else"

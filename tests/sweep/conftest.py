@@ -18,9 +18,9 @@ from tests.sweep.sweep import Choice, chosen
 from tests.sweep.ways import SUFFIXES
 
 EVERY_STEP_SECS = 3600
-SAMPLED = {"": 22, "grpcio": 3, "frontends": 3}
+SAMPLED = {"": 14, "grpcio": 3, "frontends": 3}
 """The number of models asked on each kind of server, unless every step is wanted."""
-SAMPLED_EVENTS = 6
+SAMPLED_EVENTS = 4
 ALWAYS = frozenset({"direct_python", "dynamic_python"})
 """These are in each sample of disconnects: executions of workers overlap."""
 
@@ -68,7 +68,7 @@ def _seed(config: pytest.Config) -> str:
 
 @pytest.fixture
 def choice(request: pytest.FixtureRequest) -> Choice:
-    """Which steps are swept; printed, so that a failure can be repeated."""
+    """The steps of the sweep; printed, so that a failure can be repeated."""
     found = Choice(_seed(request.config), request.config.getoption("--every-step"))
     sys.stdout.write(f"repeat with --sweep-seed={found.seed}\n")
     return found

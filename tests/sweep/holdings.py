@@ -50,7 +50,7 @@ class Holdings:
         )
 
     def beyond(self, before: "Holdings", *, of_pools: bool = False) -> str:
-        """What is held now and was not before; empty if nothing is.
+        """The difference between the things held now and before; empty if there is none.
 
         Threads of the server's own pools count if they are asked for, `of_pools`.
         """

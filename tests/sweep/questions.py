@@ -52,13 +52,13 @@ class Question:
 
     @property
     def text(self) -> str:
-        """What it says."""
+        """Its text."""
         number = 0 if self.subject.repeats else self.number
         return f"v{number}{'.' * self.subject.bytes}"
 
     @property
     def expected(self) -> Outcome:
-        """What a model that works answers."""
+        """The answer of a model that works."""
         if self.subject.contract is Contract.NUMBERS:
             return Outcome((str(self._numbers),))
         if self.subject.contract is Contract.OPENAI:
@@ -67,7 +67,7 @@ class Question:
 
     @property
     def infer_path(self) -> str:
-        """Where v2 infer is asked."""
+        """The path of v2 infer."""
         return f"/v2/models/{self.model}/infer"
 
     @property

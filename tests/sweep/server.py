@@ -26,7 +26,7 @@ STOP_SECS = EXIT_SECS + 8
 """All of a stop: answers that clients have to take, and the end of each process."""
 MORTAL = ("PythonInstance", "StandIn")
 GRACE_SECS = 0.05
-"""How long a resumable stream waits for its client."""
+"""The time for which a resumable stream waits for its client."""
 
 
 class Server:

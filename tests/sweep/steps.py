@@ -114,7 +114,7 @@ async def until(
 
 
 def stacks() -> str:
-    """Where every task of the running loop waits: its coroutines, the innermost last."""
+    """The places at which tasks of the running loop wait: coroutines, the innermost last."""
     return "\n".join(sorted(_stack(task) for task in asyncio.all_tasks()))
 
 

@@ -42,7 +42,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How much of a sweep runs: every step, or a sample that the seed determines."""
+    """The part of a sweep that runs: every step, or a sample that the seed determines."""
 
     seed: str
     every_step: bool = False
@@ -129,7 +129,7 @@ async def check_another(server: Server, way: Way) -> None:
 
 @dataclass(slots=True)
 class Ground:
-    """What a server held before a sweep, the steps of a request, and the requests since then.
+    """Holdings of a server before a sweep, the steps of a request, and the requests since then.
 
     A request whose client left may be counted late, or never have been read: of all that were
     made at `least` and at `most` these are counted.

@@ -11,9 +11,9 @@ from tests.sweep.subjects import Subject
 from tests.sweep.sweep import Choice, sweep_disconnects
 from tests.sweep.ways import IN_PROCESS
 
-SCENES = {IN_PROCESS: 40}
-"""How many scenes of a way are sampled."""
-OTHERS = 10
+SCENES = {IN_PROCESS: 30}
+"""The number of scenes of a way in a sample."""
+OTHERS = 8
 
 
 def test_a_client_may_disconnect_at_every_step(

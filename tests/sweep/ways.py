@@ -38,7 +38,7 @@ HEADERS = ("Connection: close", "Content-Type: application/json")
 
 
 class Leave(StrEnum):
-    """How a client disconnects."""
+    """The means by which a client disconnects."""
 
     CLOSE = "close"
     RESET = "reset"
@@ -53,7 +53,7 @@ class Client(ABC):
 
     @abstractmethod
     def outcome(self) -> Outcome:
-        """What has been answered."""
+        """The answer so far."""
 
     @abstractmethod
     def leave(self, how: Leave) -> None:
