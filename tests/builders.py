@@ -1,4 +1,4 @@
-"""What tests put together: configs, requests, instances they drive by hand, and loaded models."""
+"""Builders of configs, requests, instances that tests drive by hand, and loaded models."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Mapping, Sequence
@@ -63,7 +63,7 @@ FLAG = InferResponse(final=True)
 
 
 def texts(responses: Iterable[InferResponse]) -> list[str]:
-    """What each response says; "" for one without outputs."""
+    """The text of each response; "" for one without outputs."""
     return ["".join(e.decode() for o in r.outputs for e in o.elements()) for r in responses]
 
 
@@ -210,7 +210,7 @@ class LoadedModels:
         return [each for each in self._models if each.name == name and each.ready]
 
     def failures(self) -> Mapping[str, str]:
-        """What the test says is wrong."""
+        """The error that the test sets."""
         return self.trouble
 
     @property

@@ -11,7 +11,7 @@ def frontends_of(server: int) -> Sequence[int]:
 
 
 def command(pid: int) -> bytes:
-    """How a process was started; empty once it has gone."""
+    """The command line of a process; empty once it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except FileNotFoundError:

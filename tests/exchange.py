@@ -77,7 +77,7 @@ class Exchange:
         return message["status"], {k.decode(): v.decode() for k, v in message["headers"]}
 
     async def chunk(self) -> bytes:
-        """What one write carried; empty at the end of a streamed body."""
+        """The bytes of one write; empty at the end of a streamed body."""
         found: bytes = (await self._body_message())["body"]
         return found
 

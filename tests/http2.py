@@ -38,14 +38,14 @@ STATUS = (
     "UNAUTHENTICATED",
 )
 RESETS = {7: "UNAVAILABLE", 8: "CANCELLED", 11: "RESOURCE_EXHAUSTED", 12: "PERMISSION_DENIED"}
-"""What the error codes of a reset mean; all others are INTERNAL."""
+"""The meaning of the error codes of a reset; all others are INTERNAL."""
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 @dataclass
 class Answer:
-    """What came on one stream: its headers, its body, and how it ended."""
+    """The content of one stream: its headers, its body, and its end."""
 
     head: Headers = ()
     body: bytes = b""
@@ -62,7 +62,7 @@ class Answer:
 
     @property
     def grpc_status(self) -> int | None:
-        """What the trailers say, or a head that is all there is."""
+        """The fields of the trailers, or of a head without trailers."""
         found = self.text("grpc-status")
         return None if found is None else int(found)
 
@@ -187,7 +187,7 @@ class Connection:
         return found
 
     def known(self, stream: int) -> Answer:
-        """What has come on a stream so far."""
+        """The frames of a stream so far."""
         return self._answers.setdefault(stream, Answer())
 
     def take(self, frame: Frame | None) -> None:

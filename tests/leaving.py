@@ -46,7 +46,7 @@ for answer in infer(iter(requests.get, None)):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to ask a model, as the body of generate and as the message of gRPC."""
+    """A question to a model, as the body of generate and as the message of gRPC."""
 
     body: Mapping[str, Any]
     message: Any
@@ -59,7 +59,7 @@ class Question:
 
 
 class Moment(Enum):
-    """When a client leaves."""
+    """The moment when a client leaves."""
 
     BEFORE_THE_FIRST_ANSWER = auto()
     BETWEEN_ANSWERS = auto()
@@ -84,7 +84,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What the server's metrics say of the requests of one model."""
+    """The server's metrics of the requests of one model."""
 
     in_flight: float
     pending: float

@@ -1,4 +1,4 @@
-"""What some tests need of a machine: without it they are skipped, in CI (`CI=true`) they fail."""
+"""Needs of some tests from a machine: without it they are skipped, in CI (`CI=true`) they fail."""
 
 import os
 import shutil

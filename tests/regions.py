@@ -20,7 +20,7 @@ def shared_object(content: bytes) -> Iterator[str]:
 
 
 def path_of(key: str) -> Path:
-    """Where the system keeps an object."""
+    """The file in which the system keeps an object."""
     return Path("/dev/shm") / key.lstrip("/")
 
 

@@ -86,7 +86,7 @@ class Serving:
 
     @property
     def open_files(self) -> int:
-        """How many files and sockets the process has open."""
+        """The number of files and sockets that the process has open."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def wait_listening(self) -> Self:
@@ -191,7 +191,7 @@ def write_model(
 
 
 def series(name: str, model: str, **labels: str) -> str:
-    """How the metrics page names a sample of a model's version 1, or of another."""
+    """The name on the metrics page of a sample of a model's version 1, or of another."""
     every = {"version": "1", **labels, "model": model}
     shown = ",".join(f'{key}="{value}"' for key, value in sorted(every.items()))
     return f"{name}{{{shown}}}"

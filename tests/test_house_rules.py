@@ -130,7 +130,7 @@ def called(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def clean_ups(tree: ast.AST) -> Iterator[Sequence[ast.stmt]]:
-    """What runs in a task that may be cancelled already."""
+    """The statements that run in a task that may be cancelled already."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Try):
             yield node.finalbody
@@ -290,11 +290,12 @@ def offences_of_prose() -> Iterator[str]:
 
 
 def asking_docstrings() -> Iterator[str]:
-    """The module and the first word of each docstring of the server that asks."""
-    for path in sources():
+    """The module and the first line of each docstring of the server or a test that asks."""
+    for path in (*sources(), *files("tests", "*.py")):
         for docstring in docstrings(path.read_text()):
-            if found := RIDDLE.match(docstring):
-                yield f"{named(path)}: {found[0]} ..."
+            first = docstring.partition("\n")[0]
+            if first.endswith("?") or RIDDLE.match(first):
+                yield f"{named(path)}: {first}"
 
 
 def names_of_tests(text: str) -> Iterator[str]:
@@ -312,28 +313,16 @@ def offences_of_names() -> Iterator[str]:
                 yield f"{named(path)}: {name}"
 
 
-def riddles() -> Iterator[str]:
-    """The module and the first line of each module docstring that asks a question."""
-    for path in sources():
-        first = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
-        if first.endswith("?") or RIDDLE.match(first):
-            yield f"{named(path)}: {first}"
-
-
 def test_prose_has_no_forbidden_words() -> None:
     assert list(offences_of_prose()) == []
 
 
-def test_no_docstring_of_the_server_asks() -> None:
+def test_no_docstring_asks() -> None:
     assert list(asking_docstrings()) == []
 
 
 def test_names_of_tests_have_no_forbidden_words() -> None:
     assert list(offences_of_names()) == []
-
-
-def test_the_first_line_of_a_module_is_no_question() -> None:
-    assert list(riddles()) == []
 
 
 def test_every_test_that_a_page_names_exists() -> None:

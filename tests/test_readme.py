@@ -1,4 +1,4 @@
-"""What the README shows and needs nothing but this machine works as it stands there."""
+"""Commands of the README that need nothing but this machine work as they stand there."""
 
 import re
 import subprocess

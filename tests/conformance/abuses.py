@@ -1,4 +1,4 @@
-"""What a client of HTTP/2 can do to a server, in bytes: each abuse in any number."""
+"""Abuses of a server by a client of HTTP/2, in bytes: each in any number."""
 
 import select
 import socket
@@ -20,7 +20,7 @@ END_STREAM, END_HEADERS, PADDED = 1, 4, 8
 TABLE_SIZE, INITIAL_WINDOW = 1, 4
 CANCEL = struct.pack(">L", 8)
 FRAME_BYTES = 16384
-"""What a frame may have without asking."""
+"""The bytes that a frame may have without asking."""
 
 STALL_SECS = 0.3
 """A server that takes nothing for so long does not read any more."""
@@ -164,7 +164,7 @@ def asking(count: int, message: bytes) -> bytes:
 
 @dataclass
 class Met:
-    """How the server met a client: how much it took, and what it sent."""
+    """The server's behaviour to a client: the bytes that it took, and those that it sent."""
 
     sent: int = 0
     received: bytes = b""
@@ -181,7 +181,7 @@ class Met:
 
     @property
     def kinds(self) -> list[int]:
-        """What frames came."""
+        """The frames that came."""
         return [kind for kind, _ in self._frames()]
 
     @property

@@ -52,7 +52,7 @@ class Client:
         raise AssertionError(f"{method} was not refused: {found}")
 
     def code(self, name: str) -> str:
-        """How this client shows a code of gRPC's."""
+        """A code of gRPC's as this client shows it."""
         return STATUS[name] if self.over_http else name
 
     async def metadata(self, model: str, version: str = "") -> Any:

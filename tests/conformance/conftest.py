@@ -22,7 +22,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What a server needs to find the backend `scripted`."""
+    """The environment in which a server finds the backend `scripted`."""
     return installed(tmp_path_factory.mktemp("installed"))
 
 

@@ -148,7 +148,7 @@ class World:
         return self.load(PYTHON + size + inputs + outputs + config + group)
 
     def refused(self, config: str, files: Files | None = None) -> str:
-        """Why a model is not loaded."""
+        """The reason why a model is not loaded."""
         with pytest.raises(InferenceError) as caught:
             self.load(config, files)
         return caught.value.message
@@ -171,7 +171,7 @@ class Gate:
 
     @property
     def count(self) -> int:
-        """How many executions have been held."""
+        """The number of executions that have been held."""
         return len(list(self._path.parent.glob(f"{self._path.name}-*")))
 
     def open(self) -> None:
@@ -190,7 +190,7 @@ def ask(model: ModelHandle, inputs: Mapping[str, Any] | None = None, **fields: A
 
 
 def told(responses: Responses) -> Any:
-    """What a probe has answered: its T."""
+    """The answer of a probe: its T."""
     return json.loads(responses.only().outputs["T"].flat[0])
 
 

@@ -23,7 +23,7 @@ PAUSE_SECS = 0.004
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the neighbour met since it was last asked: of its two clients the worse."""
+    """The service of the neighbour since the last look: of its two clients the worse."""
 
     answers: int
     p99_secs: float
@@ -37,7 +37,7 @@ class Neighbour:
         self._process = process
 
     def served(self) -> Served:
-        """How it was served since it was last asked; an answer comes first."""
+        """Its service since the last look; an answer comes first."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("\n")
@@ -60,7 +60,7 @@ def neighbour(target: str) -> Iterator[Neighbour]:
 
 
 class _Log:
-    """How long the answers took that one client has waited for."""
+    """The times of the answers that one client has waited for."""
 
     def __init__(self) -> None:
         self._secs: list[float] = []

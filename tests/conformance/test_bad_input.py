@@ -1,4 +1,4 @@
-"""What no client should send: each is answered or cut off, and the next good request is served."""
+"""Input that no client should send: it is answered or cut off, and the next request is served."""
 
 import json
 import random

@@ -18,7 +18,7 @@ from tests.serving import Serving, series, wait_until, write_model
 
 WIRES = ("http.aio", "grpc.aio")
 ROW_US = 400_000
-"""What an execution takes for each row: long enough to send the next requests meanwhile."""
+"""The time of an execution for each row: long enough to send the next requests meanwhile."""
 
 
 @pytest.fixture(scope="module")

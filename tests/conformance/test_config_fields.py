@@ -74,7 +74,7 @@ ON_A_GPU = {
     "optimization.execution_accelerators.gpu_execution_accelerator.parameters": PLAYED_GPU
     + "test_options_of_tensorrt_have_tritons_names",
 }
-"""Where the fields without an effect on a CPU are tested."""
+"""The tests of fields without an effect on a CPU."""
 
 
 def shows(*paths: str) -> Callable[[Effect], Effect]:
@@ -446,7 +446,7 @@ def _rate_priority(world: World) -> None:
 
 
 def queue_ns(found: ModelHandle) -> int:
-    """How long the requests of a model have waited in all."""
+    """The time that the requests of a model have waited in all."""
     waited: int = found.statistics()["model_stats"][0]["inference_stats"]["queue"]["ns"]
     return waited
 
@@ -622,7 +622,7 @@ def overtakes(world: World, config: str, *asked: dict[str, Any]) -> bool:
 
 
 def executions(found: ModelHandle) -> int:
-    """How many executions of a model have ended."""
+    """The number of executions of a model that have ended."""
     count: int = found.statistics()["model_stats"][0]["execution_count"]
     return count
 

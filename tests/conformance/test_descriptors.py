@@ -30,7 +30,7 @@ FREE = 16
 
 SILENT = 10_000
 OWN_FILES = 1_000
-"""What this process and the server have open besides connections, at most."""
+"""The descriptors of this process and the server besides connections, at most."""
 
 TOKENS = 200
 DELAY_US = 10_000

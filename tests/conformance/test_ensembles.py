@@ -83,7 +83,7 @@ def outputs(answer: dict[str, Any]) -> dict[str, tuple[list[int], list[int]]]:
 
 
 def counts(http: httpx.Client, model: str) -> dict[str, Any]:
-    """What the statistics of a model count."""
+    """The counts in the statistics of a model."""
     found = http.get(f"/v2/models/{model}/stats").json()["model_stats"][0]
     rows = {key: row["count"] for key, row in found["inference_stats"].items()}
     batches = {row["batch_size"]: row["compute_infer"]["count"] for row in found["batch_stats"]}
@@ -312,7 +312,7 @@ def test_a_decoupled_member_makes_the_ensemble_decoupled(
 
 
 def streamed(server: Serving, model: str) -> tuple[list[list[int]], bool]:
-    """What comes on a gRPC stream, and whether the last message says that it is the last."""
+    """The messages of a gRPC stream, and whether the last message says that it is the last."""
     found: list[Any] = []
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: found.append(error or result))

@@ -46,7 +46,7 @@ def frontends(server: Serving) -> Sequence[int]:
 
 
 def counted(server: Serving) -> tuple[float, float]:
-    """How many processes there are by the metrics, and how many were started again."""
+    """The number of processes by the metrics, and of those that were started again."""
     found = server.metrics()
     return found["gateway_frontends"], found["gateway_frontend_restarts_total"]
 

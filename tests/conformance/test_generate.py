@@ -298,7 +298,7 @@ FRAMES = {
     "generate": ("application/json", b"%b"),
     "generate_stream": ("text/event-stream; charset=utf-8", b"data: %b\n\n"),
 }
-"""How each endpoint writes an answer."""
+"""An answer as each endpoint writes it."""
 
 
 @pytest.mark.parametrize("endpoint", FRAMES)

@@ -24,7 +24,7 @@ FLAGS = ("--grpc-transport=hyper",)
 SCALE = int(os.environ.get("ABUSE_SCALE", "1"))
 MIB = 1 << 20
 P99_SECS = 0.5
-"""What a neighbour may wait; on an idle machine it waits a fiftieth of that, on any scale."""
+"""The time that a neighbour may wait; on an idle machine it waits a fiftieth, on any scale."""
 
 MEMORY_BYTES = 64 * MIB
 FILES_WITHIN_SECS = 30.0
@@ -58,7 +58,7 @@ def _harmless(server: Serving, bystander: Neighbour) -> Iterator[None]:
 
 @pytest.fixture
 def port(server: Serving) -> int:
-    """Where to do harm."""
+    """The place to do harm."""
     return server.ports["grpc"]
 
 
@@ -194,7 +194,7 @@ def test_frames_that_are_wrong_end_the_connection(port: int, data: bytes, code: 
 
 
 def client_hello() -> bytes:
-    """What a client of TLS says first."""
+    """The first bytes of a client of TLS."""
     said = ssl.MemoryBIO()
     session = ssl.create_default_context().wrap_bio(
         ssl.MemoryBIO(), said, server_hostname="localhost"

@@ -37,7 +37,7 @@ def server(
 
 
 def encoded(data: bytes) -> str:
-    """How bytes stand in JSON."""
+    """Bytes as they stand in JSON."""
     return base64.b64encode(data).decode()
 
 

@@ -61,7 +61,7 @@ def level(leveled: tuple[Serving, str]) -> str:
 
 
 def expected(level: str, accepted: str) -> str:
-    """What gRPC's C-core chooses, by its own table: (low, medium, high) by what is accepted."""
+    """The choice of gRPC's C-core, by its own table: (low, medium, high) by what is accepted."""
     both, gzip, deflate = ("gzip", "deflate", "deflate"), ("gzip",) * 3, ("deflate",) * 3
     none = ("identity",) * 3
     table = {BOTH: both, "gzip": gzip, "deflate": deflate, "identity": none, "br,zstd": none}

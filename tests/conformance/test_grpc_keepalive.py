@@ -1,4 +1,4 @@
-"""How long a connection of gRPC lasts: the pings of both ends, and its age."""
+"""The life of a connection of gRPC: the pings of both ends, and its age."""
 
 import errno
 import itertools
@@ -74,7 +74,7 @@ class Client(Connection):
             self.send(PingFrame(0, frame.opaque_data, flags=("ACK",)))
 
     def pinged(self, times: int, within: float = WAIT_SECS) -> int:
-        """How often the server pings it, and is answered, before it has been silent for so long."""
+        """The number of answered pings of the server before it has been silent for that long."""
         found = 0
         with suppress(TimeoutError):
             while found < times:
@@ -116,7 +116,7 @@ def refuses(port: int) -> bool:
 
 
 def left(client: Client) -> tuple[int, bytes]:
-    """Why the server ends the connection, which it does."""
+    """The reason with which the server ends the connection."""
     found = client.last if isinstance(client.last, GoAwayFrame) else None
     found = client.closed() or found
     assert found is not None

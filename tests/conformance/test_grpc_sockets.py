@@ -63,7 +63,7 @@ def answered(target: str) -> bool:
 
 
 def announced(server: Serving) -> str:
-    """What it prints of gRPC."""
+    """The lines on gRPC that it prints."""
     return next(line.split()[1] for line in server.log if line.startswith("    grpc  "))
 
 

@@ -195,7 +195,7 @@ def transport(request: pytest.FixtureRequest) -> GrpcTransport:
 
 @pytest.fixture(scope="module")
 def port(transport: GrpcTransport, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Where a server of that transport is; it ends well, and without a word of a defect."""
+    """The address of a server of that transport; it ends well, and without a word of a defect."""
     repository = tmp_path_factory.mktemp("repository")
     write_model(repository, "echo", identity("FP32"))
     write_model(repository, "stuck", identity("BYTES", "1", delay_us=NEVER_US, concurrency=0))
@@ -206,7 +206,7 @@ def port(transport: GrpcTransport, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def answer(port: int, sent: Sent) -> Answer:
-    """What comes of it; of a connection that was ended, nothing."""
+    """The bytes of an answer; of a connection that was ended, none."""
     with Connection(port) as connection:
         connection.begin()
         try:
@@ -277,7 +277,7 @@ SIZE = "/test.Service/Size"
 
 @pytest.fixture
 async def limited(transport: GrpcTransport, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    """Where a transport is whose messages have at most LIMIT bytes; its method tells their size."""
+    """The port of a transport for messages of up to LIMIT bytes; its method returns their size."""
 
     async def size(message: bytes, call: RpcCall) -> bytes:
         return str(len(message)).encode()

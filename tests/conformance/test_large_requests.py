@@ -21,7 +21,7 @@ from tests.serving import WAIT_SECS, Serving, serving
 pytestmark = pytest.mark.quiet
 
 LIMIT_SECS = 0.1
-"""How long the event loop may be blocked."""
+"""The time for which the event loop may be blocked."""
 BUSY_SECS = 3.0
 SMALL = 60 << 10
 PAUSE_SECS = 0.01

@@ -1,4 +1,4 @@
-"""How a server starts, what it says when it cannot, and how it ends with requests under way."""
+"""Start of a server, its error when it cannot, and its end with requests in flight."""
 
 import queue
 import re

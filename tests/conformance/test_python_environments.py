@@ -140,7 +140,7 @@ async def client(request: pytest.FixtureRequest, server: Serving) -> AsyncIterat
 
 
 async def load(server: Serving, model: str) -> str:
-    """Why a model cannot be loaded, or nothing; pip takes longer than the clients wait."""
+    """The reason why a model cannot load, or nothing; pip takes longer than the clients wait."""
     async with httpx.AsyncClient(timeout=120) as patient:
         answer = await patient.post(f"{server.http}/v2/repository/models/{model}/load")
     error: str = answer.json().get("error", "") if answer.content else ""

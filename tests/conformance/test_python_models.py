@@ -1,4 +1,4 @@
-"""What model.py may do, over both wires; the answers are those of Triton 2.51 unless noted."""
+"""Uses of model.py, over both wires; the answers are those of Triton 2.51 unless noted."""
 
 import json
 import shutil
@@ -129,7 +129,7 @@ async def test_the_error_of_one_request_counts_as_its_answer(client: Client) -> 
 
 
 async def counted(client: Client) -> tuple[int, int]:
-    """How many requests to the probe have succeeded, and failed."""
+    """The number of requests to the probe that have succeeded, and failed."""
     found = (await client.statistics("probe")).model_stats[0].inference_stats
     return found.success.count, found.fail.count
 
@@ -422,7 +422,7 @@ async def test_a_model_completes_its_config(client: Client) -> None:
 
 
 def streamed(server: Serving, code: str) -> list[Any]:
-    """What a decoupled probe answers over ModelStreamInfer: arrays, "final", or an error's text."""
+    """Answers of a decoupled probe over ModelStreamInfer: arrays, "final", or an error's text."""
     request = infer_request("probe_decoupled", "", code=code)
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     with connected(server.grpc) as stub, streaming(stub) as rpc:

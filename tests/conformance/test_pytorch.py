@@ -63,7 +63,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def file(repository: Path, model: str, name: str, config: str) -> Path:
-    """Where the model's file goes; its folder and its config are there."""
+    """The place of the model's file; its folder and its config are there."""
     (repository / model / "1").mkdir(parents=True)
     (repository / model / "config.pbtxt").write_text(config)
     return repository / model / "1" / name

@@ -55,7 +55,7 @@ def take(connection: Connection, count: int) -> bytes:
 
 
 def rest(server: Serving, token: str, number: int) -> bytes:
-    """What comes behind an event."""
+    """The text behind an event."""
     with Connection(server.ports["http"]) as connection:
         connection.send(get(PATH, f"Last-Event-ID: {token}.{number}"))
         return connection.answer().body

@@ -42,7 +42,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the server writes traces."""
+    """The file of the server's traces."""
     return tmp_path_factory.mktemp("traces") / "trace.json"
 
 

@@ -1,4 +1,4 @@
-"""What models execute before they serve, as clients see it; a real Triton gave the same answers."""
+"""Executions of models before they serve, as clients see it; Triton gave the same answers."""
 
 import struct
 from pathlib import Path

@@ -9,7 +9,7 @@ FINAL = "triton_final_response"
 
 
 def messages(*texts: str) -> str:
-    """What a client says, as the JSON of messages."""
+    """The turn of a client, as the JSON of messages."""
     return json.dumps([{"role": "user", "content": each} for each in texts])
 
 
@@ -41,7 +41,7 @@ def stop(request_id: str, model: str = "chatting") -> Any:
 
 
 def said(answer: Any) -> str:
-    """What an answer says; nothing if it is only a flag."""
+    """The text of an answer; nothing if it is only a flag."""
     contents = answer.infer_response.raw_output_contents
     return contents[0][4:].decode() if contents else ""
 

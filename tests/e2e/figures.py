@@ -1,4 +1,4 @@
-"""What the metrics page says of the model, and by how much that has grown."""
+"""Figures of the model on the metrics page, and their growth."""
 
 from collections import defaultdict
 from collections.abc import Iterator

@@ -17,7 +17,7 @@ from tests.serving import ROOT, Serving
 
 SHIPPED = ROOT / "model_repository" / "llama"
 ANSWER_SECS = 30.0
-"""How long an answer of a few tokens may take while others use the CPU, too."""
+"""The time that an answer of a few tokens may take while others use the CPU, too."""
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
@@ -26,7 +26,7 @@ FRANCE = {"messages": QUESTION, **GREEDY}
 """A request whose answer is known."""
 
 ENDLESS = {"max_tokens": 8000, "ignore_eos": True}
-"""How to ask for what takes minutes."""
+"""The fields of a request that takes minutes."""
 
 
 def write_llama(

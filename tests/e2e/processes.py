@@ -1,4 +1,4 @@
-"""Which processes has a server started that still live? All of them write to its log."""
+"""The living processes that a server has started. All of them write to its log."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.serving import Serving, wait_until
 ENGINE = "EngineCore"
 WORKER = "Worker"
 OTHERS = ("resource_tracker", "gateway.processes")
-"""What Python starts with others, and ends with the one that has started it; and our frontends."""
+"""Processes that Python starts with others, and that end with their parent; and our frontends."""
 
 
 class Processes:

@@ -80,7 +80,7 @@ def code(language: str, word: str) -> str:
 
 
 def run(*command: str) -> str:
-    """What a program writes; it must end well."""
+    """The output of a program; it must end well."""
     ended = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=ANSWER_SECS
     )

@@ -48,7 +48,7 @@ def store() -> ModelStore:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a fresh checkout serves, without the LLM."""
+    """The models of a fresh checkout, without the LLM."""
     folder = tmp_path_factory.mktemp("repository")
     for name in STORED:
         shutil.copytree(ROOT / "model_repository" / name, folder / name)
@@ -71,7 +71,7 @@ def sentences(store: ModelStore) -> Sequence[dict[str, Array]]:
 
 @pytest.fixture(scope="module")
 def expected(sentences: Sequence[dict[str, Array]]) -> Sequence[Answer]:
-    """What transformers says of each sentence."""
+    """The result of transformers for each sentence."""
     reference = Reference()
     return [(reference.embedding(each), reference.hidden(each)) for each in sentences]
 

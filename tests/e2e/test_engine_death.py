@@ -37,7 +37,7 @@ TALE = {"messages": QUESTION, "stream": True, **ENDLESS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """What was seen when an engine was killed under the requests of four clients.
+    """The observations when an engine was killed under the requests of four clients.
 
     `noticed_secs` is how long the model, or the server, was still called ready. `meanwhile` has
     the status of other requests while the engine was away, `refusals` the answers to those for it,

@@ -50,7 +50,7 @@ def conversation(topic: str) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def reference(stored_model: Path) -> Iterator[dict[str, Answer]]:
-    """What vLLM's own server answers."""
+    """The answers of vLLM's own server."""
     own = servers.vllm("llama", read_model(SHIPPED, gateway_defaults()).flags).launch()
     with launched(own, frozenset()) as server, _client(server.ports.http) as client:
         yield {topic: _whole(client, topic) for topic in TOPICS}

@@ -28,7 +28,7 @@ Answers = Mapping[str, Any]
 
 @pytest.fixture(scope="module")
 def answers(server: Serving) -> Answers:
-    """What litellm got, in each of its ways; without it the tests are skipped."""
+    """The answers that litellm got, in each of its ways; without it the tests are skipped."""
     if not PYTHON.exists():
         folder = FOLDER.relative_to(ROOT)
         needs.lacking(

@@ -23,7 +23,7 @@ DROPPED_SECS = 1.0
 
 
 def chunks(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the responses have as JSON."""
+    """The JSON of the responses."""
     return [json.loads(each["openai_response"]) for each in found]
 
 

@@ -37,7 +37,7 @@ class Runtime(Backend):
 
 @dataclass(slots=True)
 class Creation:
-    """What is installed under a name: `make` is called to create it."""
+    """The entry that is installed under a name: `make` is called to create it."""
 
     name: str
     make: Callable[[], Any]

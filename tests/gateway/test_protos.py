@@ -1,4 +1,4 @@
-"""Do our protocol definitions say on the wire exactly what Triton's say?
+"""Our protocol definitions are the same as Triton's on the wire.
 
 The client's descriptors and ours share one pool when they share a process, and comparing an object
 with itself proves nothing. So ours are read in a process of their own, as serialized bytes.

@@ -11,7 +11,7 @@ RUN_SECS = 60.0
 
 
 def run(module: str, folder: Path) -> str:
-    """What a module writes that runs in a folder."""
+    """The output of a module that runs in a folder."""
     found = subprocess.run(
         module_command(module),
         env=module_environment(),

@@ -27,7 +27,7 @@ OPTIONS: Options = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How an RPC ended, and the metadata on both sides of its messages."""
+    """The end of an RPC, and the metadata on both sides of its messages."""
 
     code: str
     details: str

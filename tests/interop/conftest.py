@@ -22,13 +22,13 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 @pytest.fixture
 def servicer() -> InteropServicer:
-    """What stands behind the service."""
+    """The implementation behind the service."""
     return InteropServicer()
 
 
 @pytest.fixture
 def compression_level() -> CompressionLevel:
-    """How much answers are compressed, unless a test says otherwise."""
+    """The compression of answers, unless a test sets another."""
     return CompressionLevel.NONE
 
 
@@ -50,7 +50,7 @@ async def transport(
 
 @pytest.fixture
 def target(transport: Transport) -> str:
-    """Where the service is."""
+    """The address of the service."""
     return f"127.0.0.1:{transport.port}"
 
 

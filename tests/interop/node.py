@@ -22,7 +22,7 @@ def need_client() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of an RPC; bytes are base64."""
+    """The result of an RPC; bytes are base64."""
 
     code: int
     details: str

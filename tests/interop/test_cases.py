@@ -17,7 +17,7 @@ SPECIAL = "\t\ntest with whitespace\r\nand Unicode BMP ☺ and non-BMP \U0001f60
 
 
 def sizes(responses: list[object]) -> list[int]:
-    """How many bytes each payload has; all are zeros."""
+    """The number of bytes of each payload; all are zeros."""
     bodies = [response.payload.body for response in responses]
     assert all(not body.strip(b"\0") for body in bodies)
     return [len(body) for body in bodies]

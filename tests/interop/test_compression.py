@@ -26,7 +26,7 @@ BOTH = pytest.mark.parametrize("compression", [GZIP, DEFLATE], ids=["gzip", "def
 
 @pytest.fixture
 async def relay(transport: Transport) -> AsyncIterator[Relay]:
-    """What counts."""
+    """The bytes that count."""
     async with relayed(transport.port) as found:
         yield found
 

@@ -1,4 +1,4 @@
-"""What the server's settings allow, a client may use from the first RPC on."""
+"""A client may use all that the server's settings allow from the first RPC on."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ REQUEST_BYTES = 60_000
 
 PATH = "/grpc.testing.TestService/UnaryCall"
 SMALLEST_FRAME = 16_384
-"""What every peer takes before it says otherwise."""
+"""The limits of every peer before it sets others."""
 
 
 def _answered(port: int) -> list[bytes]:

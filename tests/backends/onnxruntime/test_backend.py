@@ -57,7 +57,7 @@ def external(folder: Path) -> Path:
 
 
 async def failure(folder: Path, config: ModelConfig = FIXED) -> InferenceError:
-    """Why a model cannot be loaded; never with a path of the host or a place in C++ sources."""
+    """The reason why a model cannot be loaded; never with a path of the host or of C++ sources."""
     with pytest.raises(InferenceError) as caught:
         await soon(OnnxRuntimeBackend().load(context(config, folder)))
     message = caught.value.message

@@ -1,4 +1,4 @@
-"""Which models take as long for one request as for another."""
+"""Models that take as long for one request as for another."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How many threads sessions get, and that they take no more."""
+"""The number of threads that sessions get, and that they take no more."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Which processors instances keep to, and that their threads do."""
+"""The processors of instances, and that their threads keep to them."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""What loads a model.py in a worker of its own."""
+"""Loads of a model.py in a worker of its own."""
 
 import gc
 import os

@@ -73,7 +73,7 @@ def request(*values: float, **fields: Any) -> InferRequest:
 
 
 async def answers(instance: Instance, *requests: InferRequest) -> list[Answer]:
-    """What comes for the requests, but for the note that the instance is free."""
+    """The responses of the requests, without the note that the instance is free."""
 
     async def collect() -> list[Answer]:
         found = [answer async for answer in instance.execute(requests)]

@@ -234,7 +234,7 @@ SLOW = """
 
 
 def written(path: Path) -> str:
-    """What a worker writes into a file, once it has."""
+    """The text that a worker writes into a file, once it has."""
     wait_until(lambda: path.exists() and bool(path.read_text()), f"{path.name} is written")
     return path.read_text()
 

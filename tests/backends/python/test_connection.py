@@ -46,7 +46,7 @@ class Ends:
         self.changed.clear()
 
     async def receive(self, size: int) -> bytes:
-        """What the channel has sent, as the other end reads it."""
+        """The messages that the channel has sent, as the other end reads them."""
         self.other.setblocking(False)
         loop, found = asyncio.get_running_loop(), b""
         while len(found) < size:

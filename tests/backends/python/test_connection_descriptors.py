@@ -27,7 +27,7 @@ LARGE = """
 
 
 def open_descriptors() -> int:
-    """How many this process has."""
+    """The number that this process has."""
     return len(os.listdir("/proc/self/fd")) - 1
 
 

@@ -1,4 +1,4 @@
-"""Which Python runs a model: its own if it has one, in a fixed order, else the gateway's."""
+"""The Python of a model: its own if it has one, in a fixed order, else the gateway's."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""What a config and --backend-config say of workers: defaults, limits, and Triton's refusals."""
+"""Settings of workers in a config and --backend-config: defaults, limits, Triton's refusals."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What models print: by the line, cut, and no more than a log can bear."""
+"""Output of models: by the line, cut, and no more than a log can bear."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Do the stand-ins have the signatures of the real packages? Runs where these are installed."""
+"""Stand-ins have the signatures of the real packages. Runs where these are installed."""
 
 import inspect
 import json

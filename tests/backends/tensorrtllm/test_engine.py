@@ -1,4 +1,4 @@
-"""Which GPU an engine sees, and why it may not start."""
+"""The GPU of an engine, and the reasons why it may not start."""
 
 import importlib.util
 import os

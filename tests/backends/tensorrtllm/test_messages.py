@@ -1,4 +1,4 @@
-"""What chat templates get of messages."""
+"""Messages as chat templates get them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a model's file may say, and what is said of one that is wrong."""
+"""The content of a model's file, and the errors for one that is wrong."""
 
 from pathlib import Path
 

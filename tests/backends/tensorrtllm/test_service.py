@@ -1,4 +1,4 @@
-"""How one request is answered, without a worker process."""
+"""Answers to one request, without a worker process."""
 
 import asyncio
 import importlib

@@ -22,7 +22,7 @@ print(json.dumps(describe()))
 
 
 def describe() -> dict[str, Any]:
-    """What is called and read of the package that is imported here."""
+    """The calls and attributes of the package that is imported here."""
     llmapi = importlib.import_module("tensorrt_llm.llmapi")
     executor = importlib.import_module("tensorrt_llm.executor")
     results = importlib.import_module(
@@ -55,7 +55,7 @@ def describe() -> dict[str, Any]:
 
 
 def _names(kind: Any) -> list[str]:
-    """What a caller may name; private names are the library's business."""
+    """The parameters that a caller may name; private names are the library's business."""
     return [name for name in inspect.signature(kind).parameters if not name.startswith("_")]
 
 
@@ -68,7 +68,7 @@ def described_stand_in() -> dict[str, Any]:
 
 
 USED = {"RequestOutput": {"abort", "__aiter__", "__anext__"}}
-"""What has other attributes in the stand-in than in the library, and which of them are used."""
+"""Classes with other attributes in the stand-in than in the library, if those are used."""
 USED["reasoning parser"] = {"parse", "parse_delta"}
 USED["tool parser"] = {"detect_and_parse", "parse_streaming_increment"}
 USED["attributes of LLM"] = {"generate_async", "get_stats_async", "shutdown"}

@@ -118,7 +118,7 @@ class Llama:
         return found
 
     async def chunks(self, request: InferRequest) -> list[Any]:
-        """What each response to a request of OpenAI's has as JSON."""
+        """The JSON of each response to a request of OpenAI's."""
         responses = await self.answers(request)
         return [json.loads(strings(each, "openai_response")[0]) for each in responses]
 
@@ -168,7 +168,7 @@ Write = Callable[..., ModelContext]
 
 @pytest.fixture(scope="session")
 def store() -> Path:
-    """Where the model is stored; without it, or without vLLM, the tests are skipped."""
+    """The folder of the stored model; without it, or without vLLM, the tests are skipped."""
     if find_spec("vllm") is None:
         pytest.skip("vllm is not installed")
     root = default_root(ENVIRONMENT)

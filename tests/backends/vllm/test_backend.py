@@ -1,4 +1,4 @@
-"""What the backend adds to a config, without starting anything."""
+"""The fields that the backend adds to a config, without starting anything."""
 
 import sys
 from dataclasses import replace

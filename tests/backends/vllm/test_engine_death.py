@@ -14,9 +14,9 @@ from tests.builders import death_of, soon
 pytestmark = engine_marks
 
 KNOWN_SECS = 2.0
-"""How soon a dead engine must be known."""
+"""The time in which a dead engine must be known."""
 CLOSED_SECS = 15.0
-"""How long the close of a dead engine may take; vLLM waits for its processes."""
+"""The time that the close of a dead engine may take; vLLM waits for its processes."""
 
 
 async def failure(llama: Llama, request: InferRequest) -> InferenceError:

@@ -1,4 +1,4 @@
-"""What the engine computes for answers' shapes is bounded in time and in number."""
+"""Bounds of the engine's work for the shapes of answers, in time and in number."""
 
 import threading
 import time

@@ -16,7 +16,7 @@ def imported(store: object) -> None:
 
 
 def refusal(schema: Any) -> str:
-    """Why a schema is refused, "" if it is not."""
+    """The reason why a schema is refused, "" if it is not."""
     from vllm.exceptions import VLLMValidationError
 
     from backends.vllm.grammar_time import check_schema

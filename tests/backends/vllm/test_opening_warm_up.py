@@ -1,4 +1,4 @@
-"""What an engine does before its first request."""
+"""The work of an engine before its first request."""
 
 import logging
 from typing import Any

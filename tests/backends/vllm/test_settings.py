@@ -1,4 +1,4 @@
-"""What `model.json` asks of the engine, and where its model is."""
+"""Settings of the engine in `model.json`, and the place of its model."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What pydantic refuses, in one line."""
+"""Refusals of pydantic, in one line."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""What the probes share: they run the code that they are sent."""
+"""Shared parts of the probes: they run the code that they are sent."""
 
 import numpy as np
 import triton_python_backend_utils as pb_utils

@@ -1,4 +1,4 @@
-"""What litellm gets from a server, as JSON; it runs in an environment that has litellm.
+"""Answers that litellm gets from a server, as JSON; it runs in an environment that has litellm.
 
 The arguments are the server's URL, a model, the messages of a question as JSON, and the beginning
 of a text.

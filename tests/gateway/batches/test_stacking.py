@@ -51,7 +51,7 @@ def floats(values: Any, name: str = "X") -> Tensor:
 
 
 def echo(stacking: Stacking, requests: Sequence[InferRequest]) -> list[tuple[Tensor, ...]]:
-    """What a model whose output Y is its input X answers."""
+    """The response of a model whose output Y is its input X."""
     gathered = stacking.gather(requests)["X"]
     return list(stacking.scatter({"Y": replace(gathered, name="Y")}, requests))
 

@@ -28,7 +28,7 @@ Start = Callable[..., Awaitable[RedisCache]]
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    """Where a real server listens."""
+    """The address of a real server."""
     with redis_server() as found:
         yield found
 
@@ -70,7 +70,7 @@ async def start(line: Relay, inside: object) -> AsyncIterator[Start]:
 
 
 async def settled(lookup: Lookup) -> list[str]:
-    """What a lookup found."""
+    """The result of a lookup."""
     done = asyncio.Event()
     lookup.then(done.set)
     await soon(done.wait())

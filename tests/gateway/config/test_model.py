@@ -59,7 +59,7 @@ def value_of(field: FieldDescriptor) -> FieldDescriptor:
 
 
 def annotation(field: FieldDescriptor, value: Any) -> Any:
-    """How a field with values of this type has to be annotated."""
+    """The annotation of a field with values of this type."""
     if value_of(field) is not field:
         key = field.message_type.fields_by_name["key"]
         return Mapping[SCALARS[key.cpp_type], value]  # type: ignore[misc]

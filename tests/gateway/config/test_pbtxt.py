@@ -46,7 +46,7 @@ DIFFERENCES: dict[str, list[tuple[tuple[str | int, ...], Any]]] = {
         (("model_transaction_policy",), ABSENT),
     ],
 }
-"""Where our answer is another one than Triton's, by the path into the JSON."""
+"""The places where our answer is another one than Triton's, by the path into the JSON."""
 
 
 def config_text(name: str) -> str:

@@ -66,12 +66,12 @@ def raw_turn(
 
 
 def user(text: str) -> Mapping[str, str]:
-    """What a client says."""
+    """The turn of a client."""
     return {"role": "user", "content": text}
 
 
 def assistant(text: str) -> Mapping[str, str]:
-    """What the model says."""
+    """The turn of the model."""
     return {"role": "assistant", "content": text}
 
 
@@ -85,7 +85,7 @@ def told(execution: Execution) -> list[Mapping[str, str]]:
 
 
 class Door(Protocol):
-    """Where requests go in."""
+    """The entrance of requests."""
 
     def infer(self, request: InferRequest) -> ResponseStream:
         """Submit a request."""

@@ -1,4 +1,4 @@
-"""Do the models of an ensemble fit it, and one another? Texts were compared with Triton 2.51."""
+"""Models of an ensemble fit it, and one another. Texts were compared with Triton 2.51."""
 
 from dataclasses import replace
 

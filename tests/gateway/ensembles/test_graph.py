@@ -1,4 +1,4 @@
-"""What is there to run for the outputs that a request asks for?"""
+"""Steps to run for the outputs that a request asks for."""
 
 from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
 from gateway.ensembles.graph import EnsembleGraph, StepPlan

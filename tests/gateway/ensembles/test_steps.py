@@ -1,4 +1,4 @@
-"""Which steps are due once which tensors are there?"""
+"""Steps that are due once their tensors are there."""
 
 import random
 from functools import partial

@@ -1,4 +1,4 @@
-"""How do tensors go between models that batch and models that do not?"""
+"""Tensors between models that batch and models that do not."""
 
 import pytest
 

@@ -33,12 +33,12 @@ def models(tmp_path: Path) -> Path:
 
 
 def canceled(page: str, model: str) -> int:
-    """How many of a model's requests were cancelled, as the metrics page says."""
+    """The number of a model's cancelled requests, as the metrics page says."""
     return _sample(page, "nv_inference_request_failure", f'model="{model}",reason="CANCELED"')
 
 
 def in_flight(page: str, model: str) -> int:
-    """How many of a model's requests are in flight, as the metrics page says."""
+    """The number of a model's requests in flight, as the metrics page says."""
     return _sample(page, "gateway_requests_in_flight", f'model="{model}"')
 
 

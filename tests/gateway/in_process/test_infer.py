@@ -181,7 +181,7 @@ def test_closing_wakes_a_thread_that_waits(server: Server) -> None:
 
 
 def produced(model: ModelHandle) -> int:
-    """How many responses of the only request have been made; the statistics count up to 256."""
+    """The number of responses to the only request so far; the statistics count up to 256."""
     return len(model.statistics()["model_stats"][0]["response_stats"])
 
 

@@ -21,7 +21,7 @@ ONLY_LOADING_TELLS = ("x_badload", "x_badens", "x_dec_cached")
 
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Why each model is refused; the models of the conformance tests, and some more."""
+    """The reason why each model is refused; the models of the conformance tests, and some more."""
     folder = tmp_path_factory.mktemp("checked")
     write_ensembles(folder)
     write_model(folder, "x_absent", ensemble(calls("absent", "X", "m"), calls("gone", "m", "Y")))

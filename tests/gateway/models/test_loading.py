@@ -23,7 +23,7 @@ COLD = InferenceError(Code.INTERNAL, "failed to run warmup sample 'zeros'")
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Instance]]:
-    """What is done with each instance before its model serves."""
+    """The warm-up of each instance before its model serves."""
     found: list[tuple[str, Instance]] = []
 
     async def warm_up(

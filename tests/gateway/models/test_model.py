@@ -31,7 +31,7 @@ STOPPING = InferenceError(Code.UNAVAILABLE, "the server is shutting down")
 
 
 class Spares:
-    """What a model loads when an instance has died: instances, or errors, in this order."""
+    """Loads of a model when an instance has died: instances, or errors, in this order."""
 
     def __init__(self, *spares: Instance | Exception) -> None:
         self._spares = deque(spares)

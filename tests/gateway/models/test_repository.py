@@ -33,7 +33,7 @@ def add_model(
 
 
 def refusal(repository: Path, name: str) -> InferenceError:
-    """Why a model cannot be read; wherever it is, the message must not say so."""
+    """The reason why a model cannot be read; the message must not name the place of the model."""
     with pytest.raises(InferenceError) as caught:
         ModelRepository([repository]).read(name)
     assert str(repository.parent) not in caught.value.message

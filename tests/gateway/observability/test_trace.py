@@ -1,4 +1,4 @@
-"""What a trace has of its request, in Triton's JSON."""
+"""A trace of a request, in Triton's JSON."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +16,7 @@ from tests.conftest import Serve
 
 
 class Kept:
-    """Where a test's traces end up."""
+    """The folder of a test's traces."""
 
     def __init__(self) -> None:
         self.traces: list[Trace] = []

@@ -22,7 +22,7 @@ MOMENT = 0.01
 
 
 async def rest(reader: RecordingReader) -> list[str]:
-    """What a reader still gets, to the end."""
+    """The responses that a reader still gets, to the end."""
     found: list[InferResponse] = []
     while batch := await soon(reader.batch()):
         found += batch

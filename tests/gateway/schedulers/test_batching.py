@@ -286,7 +286,7 @@ async def after_batches(start: Start, count: int) -> tuple[Queue, ScriptedInstan
 
 
 async def one_by_one(start: Start, patient: bool) -> list[list[str]]:
-    """What shares executions if three requests come two turns apart, after many single ones."""
+    """The executions if three requests come two turns apart, after many single ones."""
     queue, instance = await after_batches(start, TRY_EVERY - patient)
     found = []
     for text in "abc":

@@ -1,4 +1,4 @@
-"""What every scheduler does: the same cases for each of them, with requests that share no batch."""
+"""Behaviour of every scheduler: the same cases for each, with requests that share no batch."""
 
 import asyncio
 import weakref

@@ -46,7 +46,7 @@ class Models:
             queue.add(self.instances[-1], each)
 
     async def running(self) -> list[Execution]:
-        """What executes, once nothing more happens."""
+        """The executions, once nothing more happens."""
         for _ in self.instances:
             await settle()
         found = [execution for each in self.instances for execution in each.executions]

@@ -1,4 +1,4 @@
-"""What executions need, how much there is, and whose turn it is; a real Triton agrees on limits."""
+"""Resources of executions, their amount and their turns; a real Triton agrees on limits."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What tests of the sequence batcher put together: configs, requests of sequences, executions."""
+"""Builders for tests of the sequence batcher: configs, requests of sequences, executions."""
 
 from dataclasses import replace
 

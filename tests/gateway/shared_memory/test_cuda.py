@@ -19,7 +19,7 @@ CONTENT = bytes(range(64))
 
 @pytest.fixture
 def memory(host_gpu: HostGpu) -> DeviceMemory:
-    """What the handle leads to: 64 bytes, and no more."""
+    """The memory of the handle: 64 bytes, and no more."""
     found = host_gpu.allocate(CONTENT)
     host_gpu.share(HANDLE, found)
     return found

@@ -1,4 +1,4 @@
-"""Which POSIX shared memory can be opened, and how much it costs to hold it."""
+"""POSIX shared memory that can be opened, and the cost of holding it."""
 
 import gc
 import os

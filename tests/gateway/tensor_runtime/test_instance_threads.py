@@ -131,7 +131,7 @@ def on_loop() -> ShortExecutions:
 
 
 def pause(runs: ShortExecutions) -> int:
-    """How many runs on the thread it takes until one is on the loop again."""
+    """The number of runs on the thread until one is on the loop again."""
     for count in range(2 * LAST_PAUSE):
         if runs.on_loop(1):
             return count

@@ -24,7 +24,7 @@ HANG = '(echo started; exec sleep 1000) > "$0.held" & wait\n'
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """What stands for perf_analyzer."""
+    """The program that stands for perf_analyzer."""
     return tmp_path / "analyzer"
 
 

@@ -1,4 +1,4 @@
-"""Is vLLM's own server started with what the gateway serves a model with?"""
+"""vLLM's own server is started with the arguments of the gateway's engine."""
 
 from pathlib import Path
 

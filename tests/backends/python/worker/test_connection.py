@@ -1,4 +1,4 @@
-"""What a worker says while the gateway does not read all of it."""
+"""Messages of a worker while the gateway does not read all of them."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""What a model asks of the server besides inference: metrics, other models, lines in its log."""
+"""Requests of a model besides inference: metrics, other models, lines in the server's log."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What one process writes for another reads as it was."""
+"""Messages between processes are read as they were written."""
 
 import math
 from typing import Any

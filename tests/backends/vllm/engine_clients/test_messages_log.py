@@ -1,4 +1,4 @@
-"""What a process without a log of its own logs is logged by its server."""
+"""Log lines of a process without a log of its own, in the log of its server."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ class Kept(logging.Handler):
 
 @pytest.fixture
 def here() -> Iterator[Kept]:
-    """What is logged under the same name in the server, from INFO on."""
+    """The lines under the same name in the server's log, from INFO on."""
     logger, kept = logging.getLogger("here.engine"), Kept()
     logger.addHandler(kept)
     logger.setLevel(logging.INFO)

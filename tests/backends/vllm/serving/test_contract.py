@@ -1,4 +1,4 @@
-"""What we use of vLLM is where it was, and takes what it took; a new one that moved it fails."""
+"""Every name of vLLM in use is where it was, with the same parameters; a moved one fails."""
 
 import inspect
 from importlib import import_module
@@ -62,7 +62,7 @@ ARGUMENTS = {
     *("lora_modules", "chat_template", "trust_request_chat_template", "tool_call_parser"),
     *("enable_auto_tool_choice", "log_error_stack"),
 }
-"""What is set of the arguments of `vllm serve`."""
+"""The arguments of `vllm serve` that are set."""
 
 
 def found(place: str) -> Any:

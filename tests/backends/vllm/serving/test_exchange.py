@@ -1,4 +1,4 @@
-"""What the handlers of vLLM ask of the engine is passed on, counted, and ended."""
+"""Requests of vLLM's handlers to the engine are passed on, counted, and ended."""
 
 import asyncio
 from collections.abc import Callable

@@ -25,7 +25,7 @@ INVOCATIONS = "vllm:tool_call_parser_invocations_total"
 
 
 async def content(llama: Llama, **members: Any) -> str:
-    """What is said to a conversation, in one piece."""
+    """The text of a conversation, in one piece."""
     answer = await llama.whole(openai({**CHAT, **members}))
     return str(answer["choices"][0]["message"]["content"])
 

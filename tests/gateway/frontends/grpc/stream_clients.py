@@ -120,7 +120,7 @@ class StreamClient:
 
     @property
     def unread(self) -> int:
-        """How many requests the server has not read yet."""
+        """The number of requests that the server has not read yet."""
         return self._asked.qsize()
 
     @property

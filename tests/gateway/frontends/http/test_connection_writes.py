@@ -16,7 +16,7 @@ HEADERS = [(b"content-type", b"application/json"), (b"content-length", b"%d" % l
 
 
 class Connection:
-    """What a transport was given, and how often an answer was whole."""
+    """The bytes that a transport was given, and the number of whole answers."""
 
     def __init__(self) -> None:
         self.writes: list[Sequence[bytes]] = []

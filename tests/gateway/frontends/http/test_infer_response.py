@@ -37,7 +37,7 @@ class Config:
 
 
 class Labelled:
-    """What of a model its responses tell."""
+    """The parts of a model that its responses state."""
 
     name = "m"
     version = "3"

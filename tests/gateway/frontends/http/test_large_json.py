@@ -47,7 +47,7 @@ def text(chance: random.Random) -> bytes:
 
 
 def plain(found: Any) -> Any:
-    """What was parsed without parts; of cut arrays only the order of their values counts."""
+    """The parsed value without parts; of cut arrays only the order of their values counts."""
     if isinstance(found, LargeArray):
         return [plain(each) for part in found.parts() for each in part]
     if isinstance(found, LongString):

@@ -24,12 +24,12 @@ class Talking:
     repository: Path
 
     def flags(self, wire: str) -> list[str]:
-        """How `sluice chat` finds it by a wire."""
+        """The address at which `sluice chat` finds it by a wire."""
         return self.by_http if wire == "http" else ["--url", self.server.grpc]
 
     @property
     def by_http(self) -> list[str]:
-        """How `sluice chat` finds it by HTTP."""
+        """The address at which `sluice chat` finds it by HTTP."""
         return ["--http", "--url", self.server.http]
 
     @contextmanager

@@ -29,7 +29,7 @@ class Drawn:
 
     @property
     def screen(self) -> str:
-        """What it shows now."""
+        """The text that it shows now."""
         screen = Screen(HEIGHT)
         screen.write(self.file.getvalue())
         return screen.text

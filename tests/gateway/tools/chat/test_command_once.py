@@ -30,7 +30,7 @@ def chat(*arguments: str, piped: bytes | None = None) -> "subprocess.CompletedPr
 
 
 def mistake(*arguments: str, piped: bytes | None = None) -> str:
-    """What it says when it fails, which is one line and nothing on standard output."""
+    """The error when it fails, which is one line and nothing on standard output."""
     ended = chat(*arguments, piped=piped)
     assert ended.returncode == 1
     assert ended.stdout == b""

@@ -1,4 +1,4 @@
-"""How a plan is built, as far as a network of layers needs it."""
+"""Building of a plan, as far as a network of layers needs it."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -37,7 +37,7 @@ class BuilderFlag(Enum):
 
 
 class ITensor:
-    """What has been done to the input until here; of a constant, its values."""
+    """The operations on the input until here; of a constant, its values."""
 
     def __init__(self, name: str, shape: Sequence[int], layers: Sequence[Any], values: Any = None):
         self.name, self.shape, self.layers, self.values = name, shape, layers, values

@@ -1,4 +1,4 @@
-"""What engines of the stand-in compute: each output by one operation on inputs.
+"""Computation of the stand-in's engines: each output by one operation on inputs.
 
 An operation tells the output's shape from those of its inputs (and the values of shape tensors),
 or -1 for sizes that only its values tell.

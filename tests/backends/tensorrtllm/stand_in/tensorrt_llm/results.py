@@ -1,4 +1,4 @@
-"""What the stand-in answers with: one object that grows, as the library's does."""
+"""Results of the stand-in: one object that grows, as the library's does."""
 
 import asyncio
 from collections.abc import Generator

@@ -21,7 +21,7 @@ DONE = "data: [DONE]\n\n"
 
 @pytest.fixture
 async def instance() -> ScriptedInstance:
-    """What the test drives."""
+    """The part that the test drives."""
     return ScriptedInstance(None)
 
 

@@ -22,7 +22,7 @@ PATH = "/v1/chat/completions"
 
 @pytest.fixture
 async def instance() -> ScriptedInstance:
-    """What the test drives."""
+    """The part that the test drives."""
     return ScriptedInstance(None)
 
 

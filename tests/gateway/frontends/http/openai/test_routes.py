@@ -47,7 +47,7 @@ def text_in(request: InferRequest, name: str) -> str:
 
 @pytest.fixture
 async def instance() -> ScriptedInstance:
-    """What the test drives."""
+    """The part that the test drives."""
     return ScriptedInstance(None)
 
 

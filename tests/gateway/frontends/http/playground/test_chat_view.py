@@ -280,7 +280,7 @@ def css(page: Page, selector: str, name: str) -> str:
 
 
 def contrast(page: Page, selector: str) -> float:
-    """How text stands out from what is behind it (WCAG's ratio)."""
+    """The contrast of text with its background (WCAG's ratio)."""
     script = """element => {
       const colour = (each, name) => getComputedStyle(each)[name].match(/[\\d.]+/g).map(Number);
       const light = ([r, g, b]) => [r, g, b].map((c) => c / 255).map((c) =>

@@ -18,7 +18,7 @@ READ = (
 
 
 def run(program: str, folder: Path) -> str:
-    """What a program prints that sees the packages in a folder first."""
+    """The output of a program that sees the packages in a folder first."""
     ended = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,

@@ -52,7 +52,7 @@ class IndexedModels(LoadedModels):
         self._index = index
 
     async def index(self, *, ready: bool = False) -> list[IndexRow]:
-        """What the test says."""
+        """The values that the test sets."""
         return self._index
 
 

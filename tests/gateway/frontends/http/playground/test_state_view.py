@@ -116,7 +116,7 @@ def test_two_minutes_of_a_busy_server_with_a_gpu_and_an_engine_are_plotted(
 
 
 def busy_server(second: int) -> dict[str, Any]:
-    """What a server of an engine and an encoder tells in its n-th second."""
+    """The state of a server of an engine and an encoder in its n-th second."""
     wave = (1 + math.sin(second / 9)) / 2
     done = 2 * second
     totals = {"failed": 0, "inferences": done, "executions": done, "succeeded": done}

@@ -40,7 +40,7 @@ def infer(person: Person, model: str, *values: str) -> Locator:
 
 
 def refused(person: Person, model: str, *values: str) -> str:
-    """What is said when a model cannot be asked so."""
+    """The error when a model cannot be asked so."""
     choose(person, model, *values)
     person.page.click("#infer")
     failure = person.page.locator("#infer-status.failure")

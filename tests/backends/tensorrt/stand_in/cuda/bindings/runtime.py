@@ -64,7 +64,7 @@ class cudaGraphExec_t(cudaStream_t):
 
 
 def _call(results: int = 0) -> Callable[[Callable[..., Any]], Callable[..., tuple[Any, ...]]]:
-    """What the function returns behind the status, or None instead if that is no success."""
+    """The function's value behind the status, or None instead if that is no success."""
 
     def wrap(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
         @functools.wraps(function)

@@ -28,7 +28,7 @@ TEXTS = {
 }
 
 ENVIRONMENT = "SLUICE_STAND_IN_GPUS"
-"""What a server that a test starts has: JSON of the arguments of `World.reset`."""
+"""The world of a server that a test starts: JSON of the arguments of `World.reset`."""
 
 Work = Callable[[], None]
 

@@ -1,4 +1,4 @@
-"""What a parser has found."""
+"""The result of a parser."""
 
 from dataclasses import dataclass, field
 
