@@ -57,6 +57,37 @@ def test_a_module_is_short_and_says_what_question_it_answers(path: Path) -> None
         assert text.startswith('"""')
 
 
+LONG_TESTS = {
+    f"tests/conformance/test_{name}.py"
+    for name in (
+        "bad_input",
+        "config_fields",
+        "conversations",
+        "ensembles",
+        "generate",
+        "http_infer",
+        "infer",
+        "lifecycle",
+        "openai",
+        "python_backend",
+        "python_models",
+        "repository",
+        "sequences",
+        "shared_memory",
+    )
+}
+"""Each module of `tests/conformance` starts a server of its own; these are long to save servers."""
+
+
+def test_modules_of_tests_are_short() -> None:
+    long = {named(path) for path in files("tests", "*.py") if lines_of(path) > LINE_LIMIT}
+    assert long == LONG_TESTS
+
+
+def lines_of(path: Path) -> int:
+    return path.read_text().count("\n")
+
+
 INITS_WITH_CODE = {"gateway/__init__.py", "gateway/config/__init__.py"}
 """The version, and the path from which plug-in backends import `ModelConfig`."""
 

@@ -6,39 +6,24 @@ They are those of a first load: of one that fails again Triton gives no reason.
 import asyncio
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.models.model_folder import Override
 from gateway.models.repository_control import RepositoryControl
 from gateway.settings import EVERY_MODEL, ControlMode
-from tests.builders import WAIT_SECS, ScriptedInstance, read_all, soon, text_request
-from tests.registries import CONFIG, ScriptedBackend, Start, write
-
-EXPLICIT: dict[str, Any] = {"control_mode": ControlMode.EXPLICIT}
-NO_WEIGHTS = InferenceError(Code.INTERNAL, "no weights")
-INT_TEXT = CONFIG.replace("TYPE_STRING", "TYPE_INT32").format(backend="scripted", more="")
-
-
-def chain(*names: str, more: str = "", version: int = -1) -> str:
-    """The config of an ensemble that calls these models one after the other."""
-    tensors = ["text_input", *(f"t{number}" for number in range(1, len(names))), "text_output"]
-    steps = "".join(
-        f"""step {{ model_name: "{name}" model_version: {version}
-            input_map {{ key: "text_input" value: "{tensors[number]}" }}
-            output_map {{ key: "text_output" value: "{tensors[number + 1]}" }} }}
-        """
-        for number, name in enumerate(names)
-    )
-    return f"""
-        platform: "ensemble"
-        input {{ name: "text_input" data_type: TYPE_STRING dims: 1 }}
-        output {{ name: "text_output" data_type: TYPE_STRING dims: 1 }}
-        ensemble_scheduling {{ {steps} }}
-        {more}
-    """
+from tests.builders import WAIT_SECS, soon
+from tests.gateway.models.ensembles import (
+    EXPLICIT,
+    INT_TEXT,
+    NO_WEIGHTS,
+    answer,
+    chain,
+    names,
+    only,
+    states,
+)
+from tests.registries import ScriptedBackend, Start, write
 
 
 @pytest.fixture(autouse=True)
@@ -50,32 +35,10 @@ def repository(tmp_path: Path) -> None:
     write(tmp_path, "outer", 1, text=chain("e", "b"))
 
 
-def names(control: RepositoryControl) -> list[str]:
-    return [model.name for model in control.registry.models()]
-
-
-async def states(control: RepositoryControl, *wanted: str) -> dict[str, tuple[str, str]]:
-    """State and reason of each, or of those that are wanted."""
-    rows = {row.name: (row.state, row.reason) for row in await control.index()}
-    return {name: rows[name] for name in wanted or rows}
-
-
 async def refusal(control: RepositoryControl, name: str) -> tuple[Code, str]:
     with pytest.raises(InferenceError) as caught:
         await soon(control.load(name))
     return caught.value.code, caught.value.message
-
-
-async def answer(control: RepositoryControl, name: str, *instances: ScriptedInstance) -> list[str]:
-    """Ask a model; the instances answer in turn, each with one letter more."""
-    with control.registry.find(name, "").submit(text_request("x", model=name)) as stream:
-        for number, instance in enumerate(instances, 1):
-            (await instance.begun()).finish("x" * (number + 1))
-        return await soon(read_all(stream))
-
-
-def only(backend: ScriptedBackend, name: str) -> ScriptedInstance:
-    return backend.instances[f"{name} 1"][-1]
 
 
 # Coming.
@@ -290,123 +253,3 @@ async def test_under_poll_an_ensemble_follows_the_folders_of_its_members(
     write(tmp_path, "b", 1)
     await soon(control.poll())
     assert names(control) == ["a", "b", "e"]
-
-
-# Changing.
-
-
-async def test_an_ensemble_is_suspended_while_a_member_does_not_suit_it(
-    tmp_path: Path, start: Start
-) -> None:
-    control = await start(startup=("outer",), **EXPLICIT)
-    write(tmp_path, "b", 1, text=INT_TEXT)
-    await soon(control.load("b"))
-    assert names(control) == ["a", "b"]
-    write(tmp_path, "b", 1)
-    await soon(control.load("b"))
-    assert names(control) == ["a", "b", "e", "outer"]
-
-
-async def test_a_request_ends_with_the_members_it_began_with_and_later_ones_have_the_new(
-    tmp_path: Path, start: Start, backend: ScriptedBackend
-) -> None:
-    control = await start(startup=("e",), **EXPLICIT)
-    old_a, old_b = only(backend, "a"), only(backend, "b")
-    with control.registry.find("e", "").submit(text_request("x", model="e")) as stream:
-        execution = await old_a.begun()
-        write(tmp_path, "b", 1, more="parameters { key: 'new' value { string_value: '1' } }")
-        await soon(control.load("b"))
-        assert only(backend, "b") is not old_b
-        execution.finish("xx")
-        (await old_b.begun()).finish("the old one")
-        assert await soon(read_all(stream)) == ["the old one"]
-    await soon(old_b.closed.wait())
-    assert await answer(control, "e", old_a, only(backend, "b")) == ["xxx"]
-
-
-async def test_a_request_survives_the_unloading_of_members_it_has_not_reached(
-    start: Start, backend: ScriptedBackend
-) -> None:
-    control = await start(startup=("e",), **EXPLICIT)
-    a, b = only(backend, "a"), only(backend, "b")
-    with control.registry.find("e", "").submit(text_request("x", model="e")) as stream:
-        execution = await a.begun()
-        await soon(control.unload("b"))
-        assert await states(control, "b", "e") == dict.fromkeys("be", ("UNLOADING", ""))
-        assert not b.closed.is_set()
-        execution.finish("xx")
-        (await b.begun()).finish("still there")
-        assert await soon(read_all(stream)) == ["still there"]
-    await soon(b.closed.wait())
-    assert not a.closed.is_set()
-
-
-async def test_a_failed_reload_of_a_member_does_not_affect_the_ensemble(
-    start: Start, backend: ScriptedBackend
-) -> None:
-    control = await start(startup=("e",), **EXPLICIT)
-    ensemble = control.registry.find("e", "")
-    backend.errors["b 1 again"] = NO_WEIGHTS
-    override = Override(config='{"backend": "scripted", "input": [], "output": []}')
-    with pytest.raises(InferenceError):
-        await soon(control.load("b", override))
-    assert control.registry.find("e", "") is ensemble
-    assert await answer(control, "e", only(backend, "a"), only(backend, "b")) == ["xxx"]
-
-
-async def test_an_ensemble_whose_members_have_not_changed_is_not_loaded_again(
-    start: Start,
-) -> None:
-    control = await start(**EXPLICIT, startup=(EVERY_MODEL,))
-    ensemble = control.registry.find("e", "")
-    await soon(control.load("b"))
-    await soon(control.load("e"))
-    assert control.registry.find("e", "") is ensemble
-
-
-async def test_loads_of_members_and_ensembles_at_once_end_with_all_of_them_bound(
-    tmp_path: Path, start: Start, backend: ScriptedBackend
-) -> None:
-    control = await start(**EXPLICIT)
-    async with asyncio.TaskGroup() as tasks:
-        for name in ("outer", "b", "e", "a", "outer"):
-            tasks.create_task(control.load(name))
-    assert names(control) == ["a", "b", "e", "outer"]
-    for number in range(3):
-        more = f"parameters {{ key: 'n' value {{ string_value: '{number}' }} }}"
-        write(tmp_path, "a", 1, more=more)
-        write(tmp_path, "b", 1, more=more)
-        async with asyncio.TaskGroup() as tasks:
-            for name in ("a", "b", "e"):
-                tasks.create_task(control.load(name))
-    a, b = only(backend, "a"), only(backend, "b")
-    assert await answer(control, "outer", a, b, b) == ["xxxx"]
-
-
-async def test_an_ensemble_is_not_ready_while_the_instances_of_a_member_are_dead(
-    start: Start, backend: ScriptedBackend
-) -> None:
-    control = await start(**EXPLICIT, startup=(EVERY_MODEL,))
-    (instance,) = backend.instances["a 1"]
-    backend.gate = asyncio.Semaphore(0)
-    assert control.registry.find("outer", "").ready
-    changed = asyncio.create_task(control.registry.changed())
-    await asyncio.sleep(0)
-    instance.die("its engine has stopped")
-    await soon(changed)
-    models = {name: control.registry.find(name, "") for name in ("a", "b", "e", "outer")}
-    assert {name: each.ready for name, each in models.items()} == {
-        "a": False,
-        "b": True,
-        "e": False,
-        "outer": False,
-    }
-    assert models["outer"].trouble.startswith(
-        "its member 'e' is not ready: its member 'a' is not ready: its engine has stopped"
-    )
-    assert "its engine has stopped" in control.registry.failures()["outer version 1"]
-    backend.gate.release()
-    while not models["outer"].ready:
-        await soon(control.registry.changed())
-    assert control.registry.failures() == {}
-    assert control.registry.find("outer", "") is models["outer"], "it was not loaded again"

@@ -1,45 +1,28 @@
 """One execution: the answer of each request, and the time when it stops."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
 from functools import partial
 
 import pytest
 
-from gateway.backend import Answer, Note, NotSent
 from gateway.errors import AnsweredError, Code, InferenceError
-from gateway.messages import InferRequest, InferResponse
-from gateway.observability.statistics import FailureReason, ModelStatistics
+from gateway.messages import InferRequest
+from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers import execution as schedulers
-from gateway.schedulers.execution import LAG_BYTES, Entry, SequenceCall
-from gateway.stream import DEFAULT_LIMIT, SHARED_LIMIT_BYTES, ResponseStream
+from gateway.schedulers.execution import SequenceCall
+from gateway.stream import ResponseStream
 from tests.builders import (
     FLAG,
-    Execution,
     ScriptedInstance,
-    StoppableInstance,
     new_entry,
     read_all,
     settle,
     soon,
     text_request,
     text_response,
-    texts,
 )
-
-BROKEN = InferenceError(Code.INVALID_ARG, "no such token")
-
-
-@dataclass(frozen=True)
-class Running:
-    """An execution under way, and the streams of its requests."""
-
-    task: asyncio.Task[None]
-    streams: list[ResponseStream]
-
-
-Start = Callable[..., Running]
+from tests.gateway.schedulers.executions import BROKEN, Running, Start, finish
 
 
 @pytest.fixture
@@ -65,14 +48,6 @@ async def start(instance: ScriptedInstance, statistics: ModelStatistics) -> Asyn
     yield begin
     await soon(asyncio.wait(tasks))
     assert statistics.pending == 0
-
-
-async def finish(execution: Execution, *indices: int) -> None:
-    """Answer these requests for the last time, and return."""
-    for index in indices:
-        execution.answer(text_response(f"answer {index}", final=True), index)
-    execution.end()
-    await soon(execution.stopped.wait())
 
 
 # Answers.
@@ -319,201 +294,3 @@ async def test_stopping_the_server_fails_executing_requests(
         with pytest.raises(InferenceError) as caught:
             await soon(stream.batch())
         assert caught.value.code is Code.UNAVAILABLE
-
-
-# Bounds.
-
-
-async def test_a_slow_reader_holds_back_its_producer(
-    instance: ScriptedInstance, start: Start
-) -> None:
-    (stream,) = start("first").streams
-    execution = await instance.begun()
-    total = 3 * DEFAULT_LIMIT
-    for number in range(total):
-        execution.answer(text_response(str(number), final=number == total - 1))
-    execution.end()
-    with stream:
-        taken: list[int] = []
-        while responses := await soon(stream.batch()):
-            taken.append(len(responses))
-            assert execution.taken <= sum(taken)
-    assert sum(taken) == total
-    assert max(taken) == DEFAULT_LIMIT
-
-
-def large(*, final: bool = False) -> InferResponse:
-    """A response of which one fills a stream."""
-    return replace(text_response("large", final=final), shared_bytes=SHARED_LIMIT_BYTES)
-
-
-async def test_a_slow_reader_of_large_responses_does_not_stop_its_batch(
-    instance: ScriptedInstance, start: Start
-) -> None:
-    slow, fast = start("first", "second").streams
-    execution = await instance.begun()
-    for number in range(8):
-        execution.answer(large())
-        execution.answer(text_response(str(number)), 1)
-        assert texts(await soon(fast.batch())) == [str(number)]
-    await finish(execution, 0, 1)
-    assert await soon(read_all(fast)) == ["answer 1"]
-    assert await soon(read_all(slow)) == ["large"] * 8 + ["answer 0"]
-
-
-async def test_a_batch_waits_for_a_reader_that_lags_too_much(
-    instance: ScriptedInstance, start: Start
-) -> None:
-    slow, fast = start("first", "second").streams
-    execution = await instance.begun()
-    most = 1 + LAG_BYTES // SHARED_LIMIT_BYTES
-    for _ in range(most + 1):
-        execution.answer(large())
-    execution.answer(text_response("late"), 1)
-    await settle()
-    assert execution.taken == most
-    assert len(await soon(slow.batch())) == most
-    assert texts(await soon(fast.batch())) == ["late"]
-    await finish(execution, 0, 1)
-    for stream in (slow, fast):
-        await soon(read_all(stream))
-
-
-async def test_a_batch_of_lagging_readers_continues_with_the_first_that_reads(
-    instance: ScriptedInstance, start: Start
-) -> None:
-    slow, fast = start("first", "second").streams
-    execution = await instance.begun()
-    execution.answer(large(), 1)
-    execution.answer(large(), 0)
-    execution.answer(text_response("next"), 1)
-    await settle()
-    assert execution.taken == 2
-    assert texts(await soon(fast.batch())) == ["large"]
-    assert texts(await soon(fast.batch())) == ["next"]
-    await finish(execution, 0, 1)
-    for stream in (slow, fast):
-        await soon(read_all(stream))
-
-
-async def test_a_blocked_producer_stops_when_its_reader_disconnects(
-    instance: ScriptedInstance, start: Start
-) -> None:
-    (stream,) = start("first").streams
-    execution = await instance.begun()
-    for number in range(2 * DEFAULT_LIMIT):
-        execution.answer(text_response(str(number)))
-    await soon(asyncio.sleep(0))
-    with stream:
-        await soon(stream.batch())
-    await soon(execution.stopped.wait())
-    assert execution.taken <= DEFAULT_LIMIT + 1
-
-
-# Accounts.
-
-
-async def test_an_execution_counts_once_for_all_its_requests(
-    instance: ScriptedInstance, start: Start, statistics: ModelStatistics
-) -> None:
-    running = start("first", "second", "third")
-    await finish(await instance.begun(), 0, 1, 2)
-    await soon(running.task)
-    assert statistics.execution_count == 1
-    counts = {size: found.compute_infer.count for size, found in statistics.batches.items()}
-    assert counts == {3: 1}
-    assert statistics.last_inference_ms > 0
-    assert (statistics.success.count, statistics.fail.count) == (3, 0)
-
-
-async def test_padding_rows_count_in_the_batch_only(
-    instance: ScriptedInstance, statistics: ModelStatistics
-) -> None:
-    entry = new_entry(statistics, text_request("only"))
-    padded = schedulers.Execution(instance, [entry], statistics, call=SequenceCall(padding_rows=2))
-    task = asyncio.create_task(padded.run())
-    (await instance.begun()).finish("done")
-    assert await soon(read_all(entry.stream)) == ["done"]
-    await soon(task)
-    assert list(statistics.batches) == [3]
-    assert (statistics.inference_count, statistics.success.count) == (1, 1)
-
-
-async def test_a_failing_execution_counts_as_one_too(
-    instance: ScriptedInstance, start: Start, statistics: ModelStatistics
-) -> None:
-    running = start("first", "second", "third")
-    (await instance.begun()).crash(BROKEN)
-    await soon(running.task)
-    assert statistics.execution_count == 1
-    assert (statistics.success.count, statistics.fail.count) == (0, 3)
-    assert statistics.failures[FailureReason.BACKEND] == 3
-
-
-async def test_tokens_generated_after_a_disconnect_are_wasted(
-    instance: ScriptedInstance, start: Start, statistics: ModelStatistics
-) -> None:
-    streams = start("first", "second").streams
-    execution = await instance.begun()
-    streams[0].cancel()
-    execution.answer(text_response("late", tokens=5), 0)
-    execution.answer(text_response("wanted", tokens=3, final=True), 1)
-    assert await soon(read_all(streams[1])) == ["wanted"]
-    assert (statistics.completion_tokens, statistics.wasted_tokens) == (8, 5)
-
-
-async def test_a_request_that_should_end_early_ends_as_its_model_likes(
-    statistics: ModelStatistics,
-) -> None:
-    instance = StoppableInstance()
-    entries = [new_entry(statistics, text_request(text)) for text in "ab"]
-    task = asyncio.create_task(schedulers.Execution(instance, entries, statistics).run())
-    execution = await instance.begun()
-    stream = entries[0].stream
-    stream.stop()
-    assert instance.stopped == [execution.requests[0]]
-    execution.answer(text_response("goes on"), 0)
-    execution.answer(InferenceError(Code.CANCELLED, "it stops"), 0)
-    assert [each.outputs != () for each in await soon(stream.batch())] == [True]
-    with pytest.raises(InferenceError, match="it stops"):
-        await soon(stream.batch())
-    execution.answer(text_response("b", final=True), 1)
-    execution.end()
-    assert await soon(read_all(entries[1].stream)) == ["b"]
-    await soon(task)
-
-
-@pytest.mark.parametrize(
-    "step", [NotSent(Code.UNAVAILABLE, "died"), (0, Note.RESCHEDULED)], ids=["unsent", "again"]
-)
-async def test_a_request_that_should_end_early_is_not_executed_again(
-    statistics: ModelStatistics, step: Exception | Answer
-) -> None:
-    instance = StoppableInstance()
-    entries = [new_entry(statistics, text_request("a"))]
-    again: list[Entry] = []
-    execution = schedulers.Execution(instance, entries, statistics, rescheduled=again.append)
-    task = asyncio.create_task(execution.attempt())
-    begun = await instance.begun()
-    entries[0].stream.stop()
-    begun.steps.put_nowait(step)
-    begun.end()
-    with pytest.raises(InferenceError) as caught:
-        await soon(read_all(entries[0].stream))
-    assert caught.value.code is Code.CANCELLED
-    await soon(task)
-    assert again == []
-
-
-async def test_a_request_of_a_model_that_cannot_end_early_is_cancelled(
-    instance: ScriptedInstance, start: Start
-) -> None:
-    running = start("a", "b")
-    execution = await instance.begun()
-    running.streams[0].stop()
-    with pytest.raises(InferenceError) as caught:
-        await soon(running.streams[0].batch())
-    assert caught.value.code is Code.CANCELLED
-    execution.answer(text_response("b", final=True), 1)
-    execution.end()
-    assert await soon(read_all(running.streams[1])) == ["b"]

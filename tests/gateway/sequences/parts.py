@@ -2,16 +2,28 @@
 
 from dataclasses import replace
 
+import pytest
+
 from gateway.config import ModelConfig
+from gateway.config.data_type import DataType
 from gateway.config.scheduling import (
+    Control,
+    ControlInput,
+    ControlKind,
     SequenceBatching,
     StrategyDirect,
     StrategyOldest,
 )
+from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
 from gateway.schedulers.execution import Entry
 from gateway.tensor import NUMPY_TYPES
-from tests.builders import TEXT, Execution
+from tests.builders import (
+    TEXT,
+    Execution,
+    read_all,
+    soon,
+)
 from tests.gateway.schedulers.queues import Queue, word
 
 HOUR_US = 3_600_000_000
@@ -69,3 +81,49 @@ def control(request: InferRequest, name: str) -> object:
     if tensor.datatype in NUMPY_TYPES:
         return tensor.array().item()
     return tensor.elements()[0].decode()
+
+
+BROKEN = InferenceError(Code.UNAVAILABLE, "broken")
+
+
+SOON_US = 30_000
+
+
+EITHER = {"direct": direct(), "oldest": oldest()}
+
+
+CONTROLS = (
+    ControlInput(
+        name="START",
+        control=(Control(kind=ControlKind.CONTROL_SEQUENCE_START, int32_false_true=(0, 1)),),
+    ),
+    ControlInput(
+        name="END",
+        control=(Control(kind=ControlKind.CONTROL_SEQUENCE_END, fp32_false_true=(0.0, 1.0)),),
+    ),
+    ControlInput(
+        name="READY",
+        control=(Control(kind=ControlKind.CONTROL_SEQUENCE_READY, bool_false_true=(False, True)),),
+    ),
+    ControlInput(
+        name="ID",
+        control=(
+            Control(kind=ControlKind.CONTROL_SEQUENCE_CORRID, data_type=DataType.TYPE_UINT64),
+        ),
+    ),
+)
+
+
+async def answer(entry: Entry) -> list[str]:
+    return await soon(read_all(entry.stream))
+
+
+async def refusal(entry: Entry) -> tuple[Code, str]:
+    with pytest.raises(InferenceError) as caught:
+        await answer(entry)
+    return caught.value.code, caught.value.message
+
+
+def told(execution: Execution, row: int) -> list[object]:
+    request = execution.requests[row]
+    return [control(request, name) for name in ("START", "END", "READY", "ID")]

@@ -16,7 +16,7 @@ from gateway.openai_contract import ENDPOINT, REQUEST, Endpoint, OpenAiRefusal
 from gateway.stream import INTERRUPTED
 from gateway.tensor import Datatype
 from tests.builders import FLAG, Execution, LoadedModels, ScriptedInstance, settle, soon
-from tests.conftest import Serve, tasks_left
+from tests.conftest import Serve
 from tests.exchange import Exchange
 from tests.gateway.frontends.http.conftest import Open
 from tests.gateway.frontends.http.openai.conftest import (
@@ -375,27 +375,3 @@ async def test_the_page_of_the_routes_has_them_in_a_group(client: httpx.AsyncCli
     first = {paths_of(endpoint)[0] for endpoint in Endpoint}
     models = {"/v1/models", "/v1/models/{model}"}
     assert grouped == {*first, *models, "/health", "/ping", "/version", "/load"}
-
-
-# Leaving.
-
-
-async def test_a_disconnect_before_the_answer_stops_the_model(
-    serve: Serve, instance: ScriptedInstance
-) -> None:
-    model = serve(instance, config=CHAT)
-    async with Exchange(app_of(model), "/v1/chat/completions", ASK) as exchange:
-        execution = await instance.begun()
-        exchange.leave()
-        await soon(execution.stopped.wait())
-        await exchange.ended()
-    assert (model.in_flight, model.statistics.fail.count) == (0, 1)
-
-
-async def test_nothing_is_left_when_a_request_has_been_answered(
-    client: httpx.AsyncClient, instance: ScriptedInstance
-) -> None:
-    await settle()
-    before = set(tasks_left())
-    await answer(client, b'{"model":"nope"}')
-    assert set(tasks_left()) == before
