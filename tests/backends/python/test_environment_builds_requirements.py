@@ -66,38 +66,40 @@ def said(environment: Path, script: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-async def test_it_has_what_is_required_and_numpy_and_nothing_of_the_gateways(model: Path) -> None:
-    require(model, "greeting")
-    found = await made(model)
-    assert said(found, "import greeting, numpy; print(greeting.TEXT, numpy.arange(2))") == (
+async def test_it_has_what_is_required_and_is_made_once_for_what_it_is_made_of(model: Path) -> None:
+    (model / "more.txt").write_text("# nothing yet, / or ..\n")
+    require(model, "greeting", "-r more.txt")
+    both = await asyncio.gather(made(model), made(model))
+    first = await made(model)
+    assert both == [first, first]
+    assert said(first, "import greeting, numpy; print(greeting.TEXT, numpy.arange(2))") == (
         "hello [0 1]"
     )
-    assert said(found, "import importlib.util as u; print(u.find_spec('fastapi'))") == "None"
-
-
-async def test_it_is_made_once_for_what_it_is_made_of(model: Path) -> None:
-    require(model, "numpy")
-    both = await asyncio.gather(made(model), made(model))
-    again = await made(model)
-    assert both == [again, again]
-    (again / "noted").touch()
-    require(model, "greeting", "numpy")
+    assert said(first, "import importlib.util as u; print(u.find_spec('fastapi'))") == "None"
+    (first / "noted").touch()
+    require(model, "numpy", "-r more.txt")
     other = await made(model)
-    assert other != again
-    require(model, "numpy")
+    (model / "more.txt").write_text("greeting\n")
+    included = await made(model)
+    assert len({first, other, included}) == 3
+    (model / "more.txt").write_text("# nothing yet, / or ..\n")
+    require(model, "greeting", "-r more.txt")
     assert (await made(model) / "noted").exists()
 
 
-async def test_it_is_made_anew_for_other_wheels_and_other_included_files(model: Path) -> None:
-    (model / "more.txt").write_text("# nothing yet, / or ..\n")
-    require(model, "numpy", "-r more.txt")
+async def test_it_is_made_anew_for_other_wheels_and_if_it_is_incomplete(model: Path) -> None:
+    require(model, "greeting")
     first = await made(model)
-    (model / "more.txt").write_text("greeting\n")
-    second = await made(model)
+    (first / ".whole").unlink()
+    (first / "left").touch()
+    again = await made(model)
+    assert again == first
+    assert not (again / "left").exists()
+    assert said(again, "import greeting; print(greeting.TEXT)") == "hello"
     write_wheel(model / "wheels", "greeting", {"greeting.py": "TEXT = 'hi'\n"}, "1.1")
-    third = await made(model)
-    assert len({first, second, third}) == 3
-    assert said(third, "import greeting; print(greeting.TEXT)") == "hi"
+    other = await made(model)
+    assert other != first
+    assert said(other, "import greeting; print(greeting.TEXT)") == "hi"
 
 
 @pytest.mark.parametrize(
@@ -121,17 +123,6 @@ async def test_a_failure_is_reported_in_pips_words_without_paths_and_its_folder_
     assert text in refused.value.message
     assert str(model.parent) not in refused.value.message
     assert not [each for each in (model.parent / "kept").iterdir() if each.is_dir()]
-
-
-async def test_an_incomplete_environment_is_never_used(model: Path) -> None:
-    require(model, "greeting")
-    whole = await made(model)
-    (whole / ".whole").unlink()
-    (whole / "left").touch()
-    again = await made(model)
-    assert again == whole
-    assert not (again / "left").exists()
-    assert said(again, "import greeting; print(greeting.TEXT)") == "hello"
 
 
 def _content(file: Path) -> bytes:
