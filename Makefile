@@ -118,7 +118,7 @@ test-all: test
 define FIND_OLDEST
 found=$$($(OLDEST) -V 2>&1); ours=$$($(BIN)/python -V); python=$(BIN)/python; \
 if [ "$${found%.*}" = "$${ours%.*}" ] && [ "$$found" != "$$ours" ]; then \
-  { $(MAKE_OLDEST); } || exit 1; python=$(OLDEST_BIN)/python; \
+  { $(MAKE_OLDEST); } || exit 1; python=$(OLDEST_BIN)/python; export PATH="$(CURDIR)/$(BIN):$$PATH"; \
 fi
 endef
 
