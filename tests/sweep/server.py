@@ -30,11 +30,15 @@ GRACE_SECS = 0.05
 
 
 class Server:
-    """One model and those it needs, explicitly loaded. Made, used and ended in a SteppedLoop."""
+    """One model and those it needs, explicitly loaded. Made, used and ended in a SteppedLoop.
+
+    `uncounted` requests of earlier sweeps may still be counted.
+    """
 
     def __init__(self, subject: Subject, options: Mapping[str, object], repository: Path) -> None:
         self.subject = subject
         self.errors = _Errors()
+        self.uncounted = 0
         self._number = 0
         self._lost: list[Instance] = []
         names = [*subject.needs, subject.name]

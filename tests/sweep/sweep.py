@@ -159,6 +159,7 @@ class Ground:
         await check_another(server, way)
         self.least, self.most = self.least + 1, self.most + 1
         await self.settled(server)
+        server.uncounted = self.most - server.requests
 
 
 async def rehearse(server: Server, way: Way) -> Ground:
@@ -166,7 +167,7 @@ async def rehearse(server: Server, way: Way) -> Ground:
 
     A frontend process may relay a request after its client left: it is counted late, or never.
     """
-    steps, endless, most = 0, server.subject.endless, server.requests
+    steps, endless, most = 0, server.subject.endless, server.requests + server.uncounted
     for crowded in (False, True) * REHEARSALS:
         step = ENDLESS_STEPS if endless else -1
         played = await play(server, way, Scene(Leave.CLOSE, crowded, step=step))

@@ -57,7 +57,9 @@ async def test_a_model_without_an_environment_has_the_gateways(places: Places) -
     assert await chosen(places) == WorkerEnvironment(python=Path(sys.executable))
 
 
-async def test_an_environment_is_taken_from_the_first_of_its_places(places: Places, ready: Path) -> None:
+async def test_an_environment_is_taken_from_the_first_of_its_places(
+    places: Places, ready: Path
+) -> None:
     assert places.backend is not None
     for folder in (
         places.backend / ".venv",

@@ -32,7 +32,7 @@ async def refusal(control: RepositoryControl, name: str, override: Override | No
 
 
 def lookup(control: RepositoryControl, name: str, version: str = "") -> str:
-    """Why a request for the model is refused."""
+    """The reason why a request for the model is refused."""
     with pytest.raises(InferenceError) as caught:
         control.registry.find(name, version)
     return caught.value.message.removeprefix("Request for unknown model: ")
