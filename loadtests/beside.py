@@ -19,8 +19,16 @@ from loadtests.support import generation, rounds, servers
 from loadtests.support.generation import Load, put
 from loadtests.support.http_client import Address
 from loadtests.support.repositories import ADD_SUB_BODY, ADD_SUB_PATH
-from loadtests.support.results import Better, Metric, Results, save, standings
-from loadtests.support.rounds import LoadTestFailed, Plan, Step
+from loadtests.support.rounds import (
+    Better,
+    LoadTestFailed,
+    Metric,
+    Plan,
+    Results,
+    Step,
+    save,
+    standings,
+)
 from loadtests.support.servers import GATEWAY, Server, gateway, pinned
 from loadtests.support.texts import prompts
 

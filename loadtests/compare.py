@@ -13,11 +13,16 @@ from pathlib import Path
 from rich.console import Console
 
 from loadtests.support import generation, rounds, servers
-from loadtests.support.generation import PROMPT_TOKENS, WARM_UP_SEED, Door, Load
-from loadtests.support.results import Results, comparison, save
-from loadtests.support.rounds import LoadTestFailed, Plan, Step
+from loadtests.support.generation import (
+    PROMPT_TOKENS,
+    WARM_UP_SEED,
+    Door,
+    Load,
+    gateway_defaults,
+    read_model,
+)
+from loadtests.support.rounds import LoadTestFailed, Plan, Results, Step, comparison, save
 from loadtests.support.servers import pinned
-from loadtests.support.vllm_flags import gateway_defaults, read_model
 
 REPOSITORY = Path(__file__).parent.parent / "model_repository"
 MODEL = "llama"

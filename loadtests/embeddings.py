@@ -24,8 +24,7 @@ from rich.console import Console
 from loadtests.support import rounds, servers
 from loadtests.support.http_client import Address, post
 from loadtests.support.repositories import texts, with_ensemble
-from loadtests.support.results import Better, Metric, comparison, save
-from loadtests.support.rounds import LoadTestFailed, Plan, Step
+from loadtests.support.rounds import Better, LoadTestFailed, Metric, Plan, Step, comparison, save
 from loadtests.support.servers import GATEWAY, Server, pinned
 from loadtests.support.texts import LONGEST
 

@@ -8,22 +8,27 @@ limit for every server.
 
 import argparse
 import re
+import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+import orjson
 from rich.console import Console
 
 from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root
 from loadtests.support import perf_analyzer, rounds, servers
-from loadtests.support.encoder_session import best_rate
 from loadtests.support.perf_analyzer import Traffic
 from loadtests.support.repositories import ENCODER, repository, write_encoder
-from loadtests.support.results import Better, Metric, Results, save, standings
-from loadtests.support.rounds import LoadTestFailed
+from loadtests.support.rounds import Better, LoadTestFailed, Metric, Results, save, standings
 from loadtests.support.servers import Contender, pinned, serving
 from loadtests.support.texts import LONGEST, sentences, write_input_data
 
@@ -32,6 +37,13 @@ ONNX = "all-minilm-l6-v2-onnx/model.onnx"
 ALONE = "ONNX Runtime alone"
 PADDED = f"triton, padded to {LONGEST}"
 TRUE = "triton, true lengths"
+
+TOKEN_BUDGETS = (128, 256, 512, 1024, 2048)
+"""Batch sizes to try, in padded tokens."""
+OUTPUT = "sentence_embedding"
+PRINT_RATES = "from loadtests.encoders import print_rates; print_rates()"
+
+Ids = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +150,54 @@ def _serve(asked: argparse.Namespace, each: Measured) -> Mapping[Metric, float]:
 
 def _rate(asked: argparse.Namespace) -> Metric:
     return Metric("requests/s", asked.clients, "", Better.HIGHER, "client")
+
+
+def best_rate(onnx: Path, threads: int, sentences: Sequence[Ids]) -> float:
+    """Sentences per second at the best batch size, in a process of its own."""
+    client = subprocess.run(
+        [sys.executable, "-c", PRINT_RATES, str(onnx), str(threads)],
+        input=orjson.dumps(list(sentences)),
+        capture_output=True,
+        check=False,
+    )
+    if client.returncode:
+        raise LoadTestFailed(f"ONNX Runtime alone failed:\n{client.stderr.decode()}")
+    return max(map(float, client.stdout.split()))
+
+
+def print_rates() -> None:
+    """Print sentences per second of each batch size; the sentences come as JSON."""
+    onnx, threads = sys.argv[1:]
+    sentences = sorted(orjson.loads(sys.stdin.buffer.read()), key=len)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = int(threads)
+    session = onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
+    session.run([OUTPUT], _session_inputs(sentences[:8]))
+    for budget in TOKEN_BUDGETS:
+        began = time.perf_counter()
+        for batch in _batches(sentences, budget):
+            session.run([OUTPUT], _session_inputs(batch))
+        sys.stdout.write(f"{len(sentences) / (time.perf_counter() - began)}\n")
+
+
+def _batches(sentences: Sequence[Ids], budget: int) -> Iterator[Sequence[Ids]]:
+    """Neighbours in length, as many as fit the budget."""
+    batch: list[Ids] = []
+    for each in sentences:
+        if batch and len(each) * (len(batch) + 1) > budget:
+            yield batch
+            batch = []
+        batch.append(each)
+    yield batch
+
+
+def _session_inputs(batch: Sequence[Ids]) -> dict[str, npt.NDArray[np.int64]]:
+    shape = (len(batch), max(map(len, batch)))
+    ids, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    for row, each in enumerate(batch):
+        ids[row, : len(each)] = each
+        mask[row, : len(each)] = 1
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros(shape, np.int64)}
 
 
 if __name__ == "__main__":

@@ -18,12 +18,10 @@ import uvloop
 from rich.console import Console
 
 from loadtests.support import rounds, servers
-from loadtests.support.grpc_clients import METHOD, TEXT, GrpcConnection, repeat_request
 from loadtests.support.http_client import Address, EventCounter, connect, post
-from loadtests.support.results import Better, Metric, comparison, save
-from loadtests.support.rounds import LoadTestFailed, Plan, Step
+from loadtests.support.rounds import Better, LoadTestFailed, Metric, Plan, Step, comparison, save
 from loadtests.support.servers import Server, gateway, pinned
-from loadtests.support.stream_client import PATH
+from loadtests.support.stream_client import METHOD, PATH, TEXT, GrpcConnection, repeat_request
 
 HERE = Path(__file__).parent
 SETTLED_SECS = 2.0

@@ -23,11 +23,10 @@ from rich.console import Console
 from tritonclient.grpc import service_pb2 as pb
 
 from loadtests.support import rounds, servers
-from loadtests.support.grpc_clients import METHOD, OWN_CONNECTION, repeat_request
 from loadtests.support.http_client import Address
-from loadtests.support.results import FOLDER, Panel, draw
-from loadtests.support.rounds import LoadTestFailed
+from loadtests.support.rounds import FOLDER, LoadTestFailed, Panel, draw
 from loadtests.support.servers import Server, pinned, read_metrics, serving, total
+from loadtests.support.stream_client import METHOD, OWN_CONNECTION, repeat_request
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 ECHO = """backend: "identity"

@@ -18,11 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtests.support import rounds, servers
-from loadtests.support.grpc_clients import METHOD, MODEL, TEXT, GrpcConnection, repeat_request
 from loadtests.support.http_client import Address, connect, post
-from loadtests.support.results import save
-from loadtests.support.rounds import LoadTestFailed
+from loadtests.support.rounds import LoadTestFailed, save
 from loadtests.support.servers import Server, pinned, read_metrics, serving, total
+from loadtests.support.stream_client import METHOD, MODEL, TEXT, GrpcConnection, repeat_request
 
 RESPONSES = 1000
 DELAY_US = 1_800_000_000

@@ -19,8 +19,7 @@ from loadtests.encoders import ONNX
 from loadtests.support import perf_analyzer, rounds, servers
 from loadtests.support.perf_analyzer import Traffic
 from loadtests.support.repositories import ENSEMBLE, of_gateway, of_triton, write_texts
-from loadtests.support.results import Better, Metric, comparison, save
-from loadtests.support.rounds import LoadTestFailed, Plan, Step
+from loadtests.support.rounds import Better, LoadTestFailed, Metric, Plan, Step, comparison, save
 from loadtests.support.servers import GATEWAY, Contender, Server, pinned
 
 WIRES = {"http": "HTTP", "grpc": "gRPC"}

@@ -21,13 +21,11 @@ from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root
 from loadtests.frontends import ENGINE, SERVER, spent_secs
 from loadtests.support import generation, rounds, servers
-from loadtests.support.generation import Door, Load, put
+from loadtests.support.generation import Door, Load, put, read_model
 from loadtests.support.http_client import Address
-from loadtests.support.results import Better, Metric, comparison, save
-from loadtests.support.rounds import LoadTestFailed, Plan, Step
+from loadtests.support.rounds import Better, LoadTestFailed, Metric, Plan, Step, comparison, save
 from loadtests.support.servers import Contender, Server, pinned
 from loadtests.support.texts import prompts
-from loadtests.support.vllm_flags import read_model
 
 MODEL = "llama"
 STORED = "smollm2-135m-instruct"

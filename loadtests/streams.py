@@ -14,8 +14,16 @@ import orjson
 from rich.console import Console
 
 from loadtests.support import rounds, servers
-from loadtests.support.results import Better, Metric, Results, comparison, save
-from loadtests.support.rounds import LoadTestFailed, Plan, Step
+from loadtests.support.rounds import (
+    Better,
+    LoadTestFailed,
+    Metric,
+    Plan,
+    Results,
+    Step,
+    comparison,
+    save,
+)
 from loadtests.support.servers import (
     GATEWAY,
     Contender,

@@ -13,8 +13,7 @@ from rich.console import Console
 
 from loadtests.support import perf_analyzer, rounds, servers
 from loadtests.support.perf_analyzer import Traffic
-from loadtests.support.results import Better, Metric, comparison, save
-from loadtests.support.rounds import Plan, Step
+from loadtests.support.rounds import Better, Metric, Plan, Step, comparison, save
 from loadtests.support.servers import Contender, Server, add_triton_flag, gateway, pinned, triton
 
 HERE = Path(__file__).parent

@@ -9,12 +9,23 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtests.gpu_check import machine
 from loadtests.gpu_check.outcome import Outcome, Status, table
-from loadtests.gpu_check.parts import CPU, CUDA, PARTS, Asked, Part, missing
+from loadtests.gpu_check.parts import (
+    CPU,
+    CUDA,
+    PARTS,
+    ROOT,
+    Asked,
+    Part,
+    cards,
+    is_installed,
+    missing,
+    why_none,
+    write_distribution,
+)
 from loadtests.gpu_check.processes import KILL_SECS, STOP_SECS, run_part
 from loadtests.support import rounds
-from loadtests.support.results import save
+from loadtests.support.rounds import save
 from loadtests.support.servers import ENVIRONMENT
 
 LIMIT_SECS = 600.0
@@ -31,14 +42,14 @@ def main() -> None:
     asked, console = _asked(parsed), Console()
     with rounds.failures_as_lines("gpu_check"), tempfile.TemporaryDirectory() as folder:
         outcomes = run(asked, parsed.limit_secs, chosen(parsed.parts), Path(folder), console)
-    cards = machine.cards()
+    names = cards()
     console.print(
         table(
-            f"Sluice on {', '.join(cards) if asked.device == CUDA and cards else asked.device}",
+            f"Sluice on {', '.join(names) if asked.device == CUDA and names else asked.device}",
             outcomes,
         )
     )
-    arguments = {**vars(parsed), **asked.as_json(), "cards": cards}
+    arguments = {**vars(parsed), **asked.as_json(), "cards": names}
     file = save("gpu_check", arguments, [each.as_json() for each in outcomes])
     rounds.tell_file(file, console)
     if any(each.status is Status.FAILED for each in outcomes):
@@ -51,7 +62,7 @@ def run(
     """Run the parts one after the other; `folder` is for what they need to find."""
     deadline = time.monotonic() + limit_secs
     environment = _environment(folder)
-    no_gpu = machine.why_none()
+    no_gpu = why_none()
     outcomes = []
     for part in parts:
         left = deadline - time.monotonic() - STOP_SECS - KILL_SECS
@@ -91,9 +102,9 @@ def chosen(names: str) -> Sequence[Part]:
 
 def _environment(folder: Path) -> Mapping[str, str]:
     """That of every part: without network, and with this source as what is installed."""
-    path = [str(machine.ROOT)]
-    if not machine.is_installed():
-        machine.write_distribution(folder / "site")
+    path = [str(ROOT)]
+    if not is_installed():
+        write_distribution(folder / "site")
         path.append(str(folder / "site"))
     path += filter(None, [os.environ.get("PYTHONPATH")])
     return {**os.environ, **ENVIRONMENT, **OFFLINE, "PYTHONPATH": os.pathsep.join(path)}

@@ -17,12 +17,10 @@ import orjson
 from gateway.cuda_driver import call, load_driver
 from gateway.device_memory import Device, device
 from gateway.shared_memory.cuda import HANDLE_BYTES
-from loadtests.gpu_check.machine import why_none
 from loadtests.gpu_check.outcome import Row, Skipped
-from loadtests.gpu_check.parts import Asked
+from loadtests.gpu_check.parts import Asked, why_none
 from loadtests.support import servers
-from loadtests.support.results import Better
-from loadtests.support.rounds import LoadTestFailed
+from loadtests.support.rounds import Better, LoadTestFailed
 from loadtests.support.servers import Cpus, Server, serving
 
 BYTES = 4 << 20

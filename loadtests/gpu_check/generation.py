@@ -33,8 +33,7 @@ from loadtests.support.generation import (
     warm_up,
 )
 from loadtests.support.http_client import Timing
-from loadtests.support.results import Better, Metric, Results
-from loadtests.support.rounds import LoadTestFailed
+from loadtests.support.rounds import Better, LoadTestFailed, Metric, Results
 from loadtests.support.servers import Cpus, serving
 from loadtests.support.texts import WORDS, prompts
 

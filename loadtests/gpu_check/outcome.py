@@ -8,7 +8,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from loadtests.support.results import Better
+from loadtests.support.rounds import Better
 
 
 class Status(StrEnum):

@@ -15,8 +15,7 @@ from gateway.errors import InferenceError
 from gateway.in_process.server import Server
 from loadtests.gpu_check.outcome import Row
 from loadtests.gpu_check.parts import Asked
-from loadtests.support.results import Better
-from loadtests.support.rounds import LoadTestFailed
+from loadtests.support.rounds import Better, LoadTestFailed
 
 Array = npt.NDArray[np.float32]
 Network = Callable[[Array], Array]

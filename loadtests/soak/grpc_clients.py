@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 from loadtests.grpc_soak import ABUSES, INFER, UNLIMITED
 from loadtests.soak import requests
 from loadtests.soak.requests import Question, Refused, Tally, Wrong
-from loadtests.support.grpc_clients import METHOD
+from loadtests.support.stream_client import METHOD
 
 LEAVE_SECS = 0.004
 DEADLINE_SECS = 0.01

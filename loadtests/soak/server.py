@@ -129,7 +129,7 @@ def serving(folder: Path, flags: Sequence[str] = ()) -> Iterator[SoakServer]:
     (folder / "temporary").mkdir()
     write_repository(folder / "models")
     command = [
-        *(sys.executable, "-m", "loadtests.soak.dumping", str(folder / "dump"), "serve"),
+        *(sys.executable, "-m", "loadtests.soak.census", str(folder / "dump"), "serve"),
         *(f"--model-repository={folder / 'models'}", "--http-address=127.0.0.1"),
         *("--grpc-address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0"),
         *(*FLAGS, *flags),

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from loadtests.support import servers
+from loadtests.support.generation import gateway_defaults, read_model
 from loadtests.support.servers import serving as launched
-from loadtests.support.vllm_flags import gateway_defaults, read_model
 from tests.conformance.clients import tensor, text
 from tests.e2e.llama import ANSWER_SECS, SHIPPED, Llama, joined
 from tests.e2e.streams import STREAM, hear

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.gpu_check import machine
+from loadtests.gpu_check import parts
 from loadtests.gpu_check.check import chosen, why_not
 from loadtests.gpu_check.parts import CPU, CUDA, PARTS, Asked, Part
 
@@ -66,7 +66,7 @@ def run(*arguments: str) -> tuple[int, dict[str, object], str]:
     return ended.returncode, {each["part"]: each for each in told["results"]}, ended.stdout
 
 
-@pytest.mark.skipif(not machine.why_none(), reason="there is a GPU")
+@pytest.mark.skipif(not parts.why_none(), reason="there is a GPU")
 def test_without_a_gpu_every_part_is_skipped_and_that_is_no_failure() -> None:
     status, parts, shown = run()
     assert status == 0

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from loadtests.gpu_check import outcome
 from loadtests.gpu_check.outcome import Outcome, Row, Status, judged, read_outcome
-from loadtests.support.results import Better
+from loadtests.support.rounds import Better
 
 GOOD = Row(name="infer/s", gateway=50.0, alone=100.0, better=Better.HIGHER)
 WRONG = Row(name="error", gateway=0.5, ok=False, expected="at most 0.001")

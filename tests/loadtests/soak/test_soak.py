@@ -23,7 +23,7 @@ NOTHING = Census(processes={}, descriptors={}, tasks={}, files={}, memory_bytes=
 WAITING = """
 import asyncio, sys
 from pathlib import Path
-from loadtests.soak.dumping import install
+from loadtests.soak.census import install
 
 async def events():
     asyncio.get_running_loop().call_soon(lambda: print("ready", flush=True))

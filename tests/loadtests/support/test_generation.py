@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from loadtests.support.generation import read_model
 from loadtests.support.servers import ServerFailed
-from loadtests.support.vllm_flags import read_model
 
 CONFIG = """backend: "vllm"
 parameters { key: "tool_call_parser" value { string_value: "hermes" } }

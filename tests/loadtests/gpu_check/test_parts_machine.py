@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from loadtests.gpu_check import machine
-from loadtests.gpu_check.machine import ROOT, write_distribution
+from loadtests.gpu_check import parts
+from loadtests.gpu_check.parts import ROOT, write_distribution
 
 
 class Driver:
@@ -44,10 +44,10 @@ class Driver:
 def test_cards_or_the_reason_why_there_is_none(
     driver: Driver | None, reason: str, cards: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "load_driver", lambda: driver)
-    assert reason in machine.why_none()
-    assert bool(machine.why_none()) == bool(reason)
-    assert machine.cards() == cards
+    monkeypatch.setattr(parts, "load_driver", lambda: driver)
+    assert reason in parts.why_none()
+    assert bool(parts.why_none()) == bool(reason)
+    assert parts.cards() == cards
 
 
 def test_the_entry_points_are_those_of_the_project(tmp_path: Path) -> None:
