@@ -9,12 +9,10 @@ import onnxruntime
 
 from backends.onnxruntime.checks import check, complete, is_complete
 from backends.onnxruntime.instance import OnnxRuntimeInstance
-from backends.onnxruntime.model_file import find_model, is_steady
-from backends.onnxruntime.parameter_values import count
+from backends.onnxruntime.model_file import OnnxSignature, find_model, is_steady
+from backends.onnxruntime.parameters import CorePin, CorePins, SessionThreads, SharedThreads, count
 from backends.onnxruntime.providers import CUDA, providers
 from backends.onnxruntime.session import SessionPlan, open_session
-from backends.onnxruntime.signature import OnnxSignature
-from backends.onnxruntime.threads import CorePin, CorePins, SessionThreads, SharedThreads
 from gateway.backend import Backend, Instance, ModelContext
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from backends.onnxruntime.signature import ModelTensor, OnnxSignature
+from backends.onnxruntime.model_file import ModelTensor, OnnxSignature
 from gateway.batches.shapes import batched_shape_problems, whole_shape_problems
 from gateway.batches.stacking import sequence_inputs, with_sequence_tensors
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from backends.onnxruntime.failures import ClearFailures
-from backends.onnxruntime.signature import BFLOAT16, BFLOAT16_KIND, OnnxSignature
-from backends.onnxruntime.threads import CorePin
+from backends.onnxruntime.model_file import BFLOAT16, BFLOAT16_KIND, OnnxSignature
+from backends.onnxruntime.parameters import CorePin
+from backends.onnxruntime.session import ClearFailures
 from gateway.backend import ModelContext
 from gateway.batches.stacking import with_sequence_tensors
 from gateway.config import InstanceKind

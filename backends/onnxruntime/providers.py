@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnxruntime
 
-from backends.onnxruntime.parameter_values import integer, switch
+from backends.onnxruntime.parameters import integer, switch
 from gateway.config import InstanceKind, ModelConfig
 from gateway.config.optimization import Accelerator, ExecutionAccelerators
 from gateway.errors import Code, InferenceError

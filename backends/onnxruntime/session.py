@@ -1,20 +1,42 @@
-"""Opening of a session of ONNX Runtime."""
+"""Opening of a session of ONNX Runtime, and failures of the library."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import onnxruntime
 from onnxruntime import ExecutionMode, GraphOptimizationLevel
+from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-from backends.onnxruntime.failures import ClearFailures
 from backends.onnxruntime.model_file import find_libraries, find_model
-from backends.onnxruntime.parameter_values import integer, switch
+from backends.onnxruntime.parameters import SessionThreads, integer, switch
 from backends.onnxruntime.providers import CPU, Provider, require_installed
-from backends.onnxruntime.threads import SessionThreads
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
+
+RUNTIME_ERRORS: tuple[type[Exception], ...] = (
+    *(
+        each
+        for each in vars(state).values()
+        if isinstance(each, type) and issubclass(each, Exception)
+    ),
+    RuntimeError,
+    ValueError,
+    TypeError,
+    MemoryError,
+)
+"""All exceptions of the library: its own have no common base, and bindings raise Python's."""
+
+NUMBERED = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : ")
+SOURCE = re.compile(
+    r"\S*\.(?:cc|cpp|h|hpp|cu|cuh):\d+ (?:[\w:~<>]+(?: [\w:*&~<>]+)*\([^\n]*?\)(?: const)? )?"
+)
+"""A place in the library's C++ sources, and the function after it."""
+SPACES = re.compile(r"\s+")
+LONGEST = 2000
 
 LEVELS = {
     -1: GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -32,6 +54,40 @@ SPINNING_INTER = "session.inter_op.allow_spinning"
 SPINNING_STOP = "session.force_spinning_stop"
 FATAL_ONLY = 4
 """Failures are raised, so the library need not write them to stderr."""
+
+
+class ClearFailures:
+    """A context that turns a failure of the library into InferenceError INTERNAL.
+
+    `what` begins its text. `folder` is the model's; the text omits it and its parents.
+    """
+
+    __slots__ = ("_folder", "_what")
+
+    def __init__(self, folder: Path, what: str) -> None:
+        self._folder = folder
+        self._what = what
+
+    def __enter__(self) -> None:
+        """The block calls the library."""
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, RUNTIME_ERRORS):
+            text = f"{self._what}: {_clear(str(error), self._folder)}"
+            raise InferenceError(Code.INTERNAL, text) from error
+
+
+def _clear(text: str, folder: Path) -> str:
+    number = NUMBERED.search(text)
+    text = NUMBERED.sub("", text)
+    for known in {folder, folder.resolve()}:
+        text = text.replace(f"{known}/", "").replace(str(known), folder.name)
+        for above in known.parents[:-1]:
+            text = text.replace(f"{above}/", "")
+    text = SPACES.sub(" ", SOURCE.sub("", text)).strip()[:LONGEST]
+    return f"onnx runtime error {number[1] if number else 1}: {text}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,11 @@ from torch._C import (
 
 from backends.pytorch.checks import check_config, complete_from, describe_from
 from backends.pytorch.exported import load_exported
-from backends.pytorch.failures import FAILURES, load_failure
 from backends.pytorch.inductor import load_inductor
 from backends.pytorch.instance import PytorchInstance
-from backends.pytorch.model_file import FileKind, kind_of, model_file
-from backends.pytorch.parameters import PytorchParameters, thread_count
+from backends.pytorch.model_file import FAILURES, FileKind, kind_of, load_failure, model_file
+from backends.pytorch.parameters import PytorchParameters, ThreadBudget, thread_count
 from backends.pytorch.signature import Program, input_names, output_names
-from backends.pytorch.threads import ThreadBudget
 from backends.pytorch.torchscript import load_torchscript
 from gateway.backend import Backend, Description, Instance, ModelContext
 from gateway.config import InstanceKind, ModelConfig

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from backends.pytorch.exported import load_exported
-from backends.pytorch.failures import FAILURES
 from backends.pytorch.inductor import load_inductor
-from backends.pytorch.model_file import FileKind, kind_of
+from backends.pytorch.model_file import FAILURES, FileKind, kind_of
 from backends.pytorch.parameters import integer
 from backends.pytorch.signature import DATATYPES, Program, ProgramSignature, Size, TensorSlot
 from backends.pytorch.torchscript import load_torchscript, load_traced

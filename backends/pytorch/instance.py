@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from backends.pytorch.failures import FAILURES, reason
-from backends.pytorch.parameters import PytorchParameters
+from backends.pytorch.model_file import FAILURES, reason
+from backends.pytorch.parameters import PytorchParameters, ThreadBudget
 from backends.pytorch.signature import (
     Program,
     SignatureFit,
@@ -17,7 +17,6 @@ from backends.pytorch.signature import (
     place_outputs,
 )
 from backends.pytorch.tensors import from_torch, to_torch
-from backends.pytorch.threads import ThreadBudget
 from gateway.batches.stacking import with_sequence_tensors
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError

@@ -1,12 +1,25 @@
-"""Triton's parameters of PyTorch models (`parameters` of config.pbtxt)."""
+"""Parameters of models (`parameters` of config.pbtxt), and the budget of threads on the CPU.
 
-from collections.abc import Mapping
+PyTorch gives every calling thread a pool of its own, of the size last set on that thread: instances
+would together use many times the machine's cores.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
+from backends.pytorch.model_file import reason
 from gateway.config import ModelConfig
+from gateway.cpus import processors
 from gateway.errors import Code, InferenceError
 
 BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+
+log = logging.getLogger("sluice.pytorch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,3 +86,80 @@ def thread_count(settings: Mapping[str, str]) -> int:
         raise InferenceError(
             Code.INVALID_ARG, f"--backend-config=pytorch,thread-count: {error}"
         ) from None
+
+
+class ThreadBudget:
+    """At most `budget` threads, shared by all instances on the CPU.
+
+    Every run takes the same share of it: INTRA_OP_THREAD_COUNT if a model has set it, else the
+    budget divided by the number of instances, at least one. A run waits until its share is free.
+    """
+
+    def __init__(self, budget: int = 0) -> None:
+        self.budget = budget or processors()
+        self._changed = threading.Condition()
+        self._free = self.budget
+        self._instances = 0
+        self._intra_op = 0
+        self._inter_op = 0
+
+    @property
+    def share(self) -> int:
+        """The threads of one run at present."""
+        asked = self._intra_op or self.budget // max(1, self._instances)
+        return max(1, min(asked, self.budget))
+
+    def join(self) -> None:
+        """Count one more instance on the CPU."""
+        with self._changed:
+            self._instances += 1
+
+    def leave(self) -> None:
+        """Count one instance less; its last run has ended."""
+        with self._changed:
+            self._instances -= 1
+
+    @contextmanager
+    def taken(self) -> Iterator[int]:
+        """Take one share of the threads for the calling thread's pool, within the block."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= self.share)
+            share = self.share
+            self._free -= share
+        try:
+            torch.set_num_threads(share)
+            yield share
+        finally:
+            with self._changed:
+                self._free += share
+                self._changed.notify_all()
+
+    def ask(self, intra_op: int, inter_op: int, model: str) -> None:
+        """Set the counts of a model; they hold for the process, so the first model wins."""
+        with self._changed:
+            if intra_op:
+                self._intra_op = self._intra_op or intra_op
+                _note_if_other(model, "INTRA_OP_THREAD_COUNT", intra_op, self._intra_op)
+            if intra_op > self.budget:
+                _note_if_other(model, "INTRA_OP_THREAD_COUNT", intra_op, self.budget)
+            if inter_op and not self._inter_op:
+                self._inter_op = _set_inter_op(inter_op)
+            if inter_op:
+                _note_if_other(model, "INTER_OP_THREAD_COUNT", inter_op, self._inter_op)
+
+
+def _set_inter_op(count: int) -> int:
+    """Set it, unless PyTorch has started that pool; returns the count in use."""
+    try:
+        torch.set_num_interop_threads(count)
+    except (RuntimeError, ValueError) as error:
+        log.warning("inter-op threads not set", extra={"why": reason(error)})
+    return int(torch.get_num_interop_threads())
+
+
+def _note_if_other(model: str, parameter: str, wanted: int, have: int) -> None:
+    if wanted != have:
+        log.warning(
+            "thread count not applied",
+            extra={"model": model, "parameter": parameter, "wanted": wanted, "have": have},
+        )

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.pytorch.failures import FAILURES, reason
+from backends.pytorch.model_file import FAILURES, reason
 from backends.pytorch.signature import DATATYPES, TensorSlot, Value
 from gateway.device_memory import DeviceMemory
 from gateway.errors import Code, InferenceError

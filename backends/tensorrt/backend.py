@@ -8,10 +8,9 @@ from pathlib import Path
 from backends.tensorrt.checks import check, complete, is_complete, with_batching
 from backends.tensorrt.cuda import CudaRuntime, GpuStream
 from backends.tensorrt.engines import Engine, Engines
-from backends.tensorrt.failures import load_failure
 from backends.tensorrt.graphs import captures
 from backends.tensorrt.instance import TensorRtInstance
-from backends.tensorrt.library import Library
+from backends.tensorrt.library import Library, load_failure
 from backends.tensorrt.parameters import (
     allocation,
     cuda_hints,

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from backends.tensorrt.signature import Binding, EngineSignature
+from backends.tensorrt.engines import Binding, EngineSignature
 from gateway.batches.shapes import batched_shape_problems, whole_shape_problems
 from gateway.batches.stacking import sequence_inputs, with_sequence_tensors
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape

@@ -8,8 +8,7 @@ from contextlib import ExitStack
 
 from backends.tensorrt.cuda import CudaError, GpuStream
 from backends.tensorrt.engines import Engine
-from backends.tensorrt.failures import LIBRARY_ERRORS
-from backends.tensorrt.library import LibraryError, clear
+from backends.tensorrt.library import LIBRARY_ERRORS, LibraryError, clear
 from backends.tensorrt.plan import PlanOnGpu
 from gateway.backend import ModelContext
 from gateway.errors import InferenceError

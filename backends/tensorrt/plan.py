@@ -5,15 +5,12 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from backends.tensorrt.bound_profile import BoundProfile, OutputRoom
 from backends.tensorrt.cuda import CudaError, GpuStream
-from backends.tensorrt.engines import Engine
-from backends.tensorrt.graphs import Capture, CapturedGraph, find
+from backends.tensorrt.engines import Engine, Shape, closest, refusals
+from backends.tensorrt.graphs import BoundProfile, Capture, CapturedGraph, OutputRoom, find
 from backends.tensorrt.library import LibraryError, LibraryLog
-from backends.tensorrt.memory import GpuMemory
+from backends.tensorrt.memory import GpuMemory, Tensors, with_rows
 from backends.tensorrt.parameters import Allocation
-from backends.tensorrt.signature import Shape, closest, refusals
-from backends.tensorrt.tensors import Tensors, with_rows
 from gateway.tensor import Tensor
 
 log = logging.getLogger("sluice.tensorrt")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from backends.onnxruntime.checks import check
-from backends.onnxruntime.signature import ModelTensor, OnnxSignature
+from backends.onnxruntime.model_file import ModelTensor, OnnxSignature
 from gateway.config import BatchInput, ModelConfig, ModelInput, ModelOutput, TensorReshape
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import Control, ControlInput, ControlKind, SequenceBatching, State

@@ -14,7 +14,7 @@ from onnx import TensorProto
 from onnxruntime import InferenceSession
 
 from backends.onnxruntime.instance import GpuPlace, OnnxRuntimeInstance, gpu_place
-from backends.onnxruntime.signature import OnnxSignature
+from backends.onnxruntime.model_file import OnnxSignature
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.device_memory import DeviceMemory
 from gateway.messages import InferRequest, InferResponse, RequestedOutput, SharedRegion

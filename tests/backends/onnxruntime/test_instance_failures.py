@@ -12,8 +12,8 @@ from onnx import TensorProto
 
 from backends.onnxruntime.backend import OnnxRuntimeBackend
 from backends.onnxruntime.instance import OnnxRuntimeInstance
+from backends.onnxruntime.parameters import SessionThreads
 from backends.onnxruntime.session import SessionPlan, open_session
-from backends.onnxruntime.threads import SessionThreads
 from gateway.config import (
     ModelConfig,
 )

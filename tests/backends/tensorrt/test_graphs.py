@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backends.tensorrt.engines import Range
 from backends.tensorrt.graphs import Capture, captures, find
-from backends.tensorrt.signature import Range
 from gateway.config import ModelConfig, ModelInput
 from gateway.config.data_type import DataType
 from gateway.config.optimization import (

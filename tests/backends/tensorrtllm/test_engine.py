@@ -12,8 +12,8 @@ from backends.tensorrtllm.worker.sluice_tensorrtllm.engine import (
     import_library,
     opened,
 )
-from backends.tensorrtllm.worker.sluice_tensorrtllm.errors import Refusal
 from backends.tensorrtllm.worker.sluice_tensorrtllm.model_file import LlmModelFile
+from backends.tensorrtllm.worker.sluice_tensorrtllm.request import Refusal
 
 FILE = LlmModelFile(name="model.yaml", arguments={"model": "m"})
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from backends.tensorrtllm.backend import adapter_names
-from backends.tensorrtllm.worker.sluice_tensorrtllm.errors import Refusal, clean
 from backends.tensorrtllm.worker.sluice_tensorrtllm.model_file import read_model_file
+from backends.tensorrtllm.worker.sluice_tensorrtllm.request import Refusal, clean
 from gateway.errors import InferenceError
 
 

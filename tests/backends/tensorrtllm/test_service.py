@@ -78,7 +78,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Result]:
     for folder in (WORKER, ROOT / "backends" / "tensorrtllm" / "worker"):
         monkeypatch.syspath_prepend(str(folder))
     module = importlib.import_module("sluice_tensorrtllm.service")
-    live = importlib.import_module("sluice_tensorrtllm.aborts")
+    live = importlib.import_module("sluice_tensorrtllm.service")
     result = Result()
     llm = SimpleNamespace(generate_async=lambda *_, **__: result)
     library = SimpleNamespace(SamplingParams=dict, RequestError=ZeroDivisionError)

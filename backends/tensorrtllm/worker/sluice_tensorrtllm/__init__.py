@@ -2,8 +2,8 @@
 
 Read in this order:
 `model` is the model.py: it reads the `model_file`, starts the `engine` and has its event loop.
-`service` executes a request: `request` reads tensors, `aborts` watches disconnects, `deltas` reads
-the engine's outputs, `outputs` makes responses of them.
-`openai_request` and `openai_response` do so for OpenAI's clients, with `messages` and `parsers`.
-`metrics` are the engine's; `errors` are refusals.
+`service` executes a request and watches disconnects: `request` reads tensors and refuses, `deltas`
+reads the engine's outputs, `responses` makes tensors and OpenAI's JSON of them.
+`openai_request` reads OpenAI's requests, `chat` their messages and the answer's calls and thoughts.
+`metrics` are the engine's.
 """

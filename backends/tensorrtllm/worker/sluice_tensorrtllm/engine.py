@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import Refusal, clean
 from .model_file import LlmModelFile
+from .request import Refusal, clean
 
 HOW_TO_INSTALL = (
     "give the model an environment that has it: a folder 'venv' or a requirements.txt with "

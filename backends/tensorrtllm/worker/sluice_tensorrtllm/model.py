@@ -12,13 +12,12 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 from sluice_worker.errors import BadAnswer
 
-from .aborts import AbortWatch
+from .chat import load_parsers
 from .engine import choose_gpu, import_library, opened
-from .errors import Refusal
 from .metrics import TrtLlmMetrics
 from .model_file import AdapterRequests, LlmModelFile, read_model_file
-from .parsers import load_parsers
-from .service import ModelContract, RequestService
+from .request import Refusal
+from .service import AbortWatch, ModelContract, RequestService
 
 
 class EngineLoop:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .errors import Refusal, clean
-from .request import LlmRequest
+from .request import LlmRequest, Refusal, clean
 
 YAML, JSON, ADAPTERS = "model.yaml", "model.json", "multi_lora.json"
 OF_TRITON = "triton_config"

@@ -4,10 +4,9 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from .errors import Refusal
+from .chat import Tools
 from .model_file import LORA_NAME
-from .parsers import Tools
-from .request import GUIDE, GUIDE_TYPE, LlmRequest
+from .request import GUIDE, GUIDE_TYPE, LlmRequest, Refusal
 
 NUMBERS = {
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), (int, float)),

@@ -1,26 +1,31 @@
-"""Execution of one request, from its inputs to its last response."""
+"""Execution of one request, from its inputs to its last response, and aborts in the engine."""
 
 import asyncio
 import os
 import traceback
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import triton_python_backend_utils as pb_utils
 
-from .aborts import AbortWatch, RunningRequest
+from .chat import Parsers, readable
 from .deltas import DeltaReader, SequenceDelta
 from .engine import LlmLibrary
-from .errors import Refusal, clean
-from .messages import readable
 from .metrics import TrtLlmMetrics
 from .model_file import AdapterRequests
-from .openai_response import ENDPOINT, REQUEST, OpenAiCall, read_call
-from .outputs import TensorResponses
-from .parsers import Parsers
-from .request import Inputs, LlmRequest, end_beside_words, guided, read_request, revises
+from .request import (
+    Inputs,
+    LlmRequest,
+    Refusal,
+    clean,
+    end_beside_words,
+    guided,
+    read_request,
+    revises,
+)
+from .responses import ENDPOINT, REQUEST, OpenAiCall, TensorResponses, read_call
 
 PREFIX = "Error generating request: "
 """The prefix of Triton's model for the reason of a failed request."""
@@ -33,6 +38,68 @@ LONG_LETTERS = 4096
 DEFAULT_TOKENS = 32
 """The library's default of new tokens."""
 Writer = TensorResponses | OpenAiCall
+
+
+@dataclass(eq=False)
+class RunningRequest:
+    """One request in the engine; `result` is the library's object for it."""
+
+    request_id: str
+    is_cancelled: Callable[[], bool]
+    result: Any
+    aborted: bool = False
+
+    def abort(self) -> None:
+        """Abort it in the engine; its last output has the finish reason `cancelled`."""
+        if not self.aborted:
+            self.aborted = True
+            try:
+                self.result.abort()
+            except Exception as error:  # noqa: BLE001 - the other requests must still be checked
+                pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
+
+
+class AbortWatch:
+    """Requests in the engine, aborted when they are cancelled; used in one event loop.
+
+    Cancellation has no callback, so all requests are checked every `check_secs`, as on Triton,
+    and never while there are none.
+    """
+
+    def __init__(self, check_secs: float) -> None:
+        self._check_secs = check_secs
+        self._running: set[RunningRequest] = set()
+        self._watch: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def holding(self, running: RunningRequest) -> Iterator[RunningRequest]:
+        """Check a request within the block; an exception in the block aborts it."""
+        self._running.add(running)
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().create_task(self._check())
+        try:
+            yield running
+        except BaseException:
+            running.abort()
+            raise
+        finally:
+            self._running.discard(running)
+
+    def stop(self, request_id: str) -> None:
+        """Abort all requests of that id."""
+        for running in tuple(self._running):
+            if running.request_id == request_id:
+                running.abort()
+
+    async def _check(self) -> None:
+        try:
+            while self._running:
+                await asyncio.sleep(self._check_secs)
+                for running in tuple(self._running):
+                    if running.is_cancelled():
+                        running.abort()
+        finally:
+            self._watch = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.pytorch.failures import LONGEST, reason
+from backends.pytorch.model_file import LONGEST, reason
 
 TRACED = """The following operation failed in the TorchScript interpreter.
 Traceback of TorchScript, serialized code (most recent call last):

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from backends.onnxruntime.threads import PINNING, CorePins
+from backends.onnxruntime.parameters import PINNING, CorePins
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from tests import onnx_models

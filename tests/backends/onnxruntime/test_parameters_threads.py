@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.onnxruntime.threads import SessionThreads, SharedThreads
+from backends.onnxruntime.parameters import SessionThreads, SharedThreads
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.cpus import processors
 from gateway.errors import Code, InferenceError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from backends.pytorch.threads import ThreadBudget
+from backends.pytorch.parameters import ThreadBudget
 from tests import torch_models as models
 
 WAIT_SECS = 20.0

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from backends.tensorrtllm.worker.sluice_tensorrtllm.errors import Refusal
-from backends.tensorrtllm.worker.sluice_tensorrtllm.messages import readable
+from backends.tensorrtllm.worker.sluice_tensorrtllm.chat import readable
+from backends.tensorrtllm.worker.sluice_tensorrtllm.request import Refusal
 
 
 def called(arguments: str) -> list[dict[str, Any]]:

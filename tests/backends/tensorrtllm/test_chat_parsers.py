@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from backends.tensorrtllm.worker.sluice_tensorrtllm.parsers import (
+from backends.tensorrtllm.worker.sluice_tensorrtllm.chat import (
     ChatPiece,
     ForcedToolReader,
     ParsedReader,

@@ -1,4 +1,4 @@
-"""Threads of sessions, and the CPU cores that they are bound to.
+"""Parameters of a model: numbers and switches, the threads of sessions, and their CPU cores.
 
 A session of n threads computes on the thread that runs it and on n - 1 of its own. The system moves
 busy threads to idle cores too late: two of them share a core for a while, and another one is idle.
@@ -13,13 +13,52 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
-from backends.onnxruntime.parameter_values import count, switch
 from gateway.config import InstanceKind, ModelConfig
 from gateway.cpus import processors
+from gateway.errors import Code, InferenceError
+
+TRUE = frozenset({"true", "on", "1"})
+FALSE = frozenset({"false", "off", "0"})
+LARGEST = 2**31 - 1
+"""The largest count that the library accepts."""
 
 INTRA = "intra_op_thread_count"
 INTER = "inter_op_thread_count"
 GLOBAL = "enable-global-threadpool"
+
+
+def integer(parameters: Mapping[str, str], key: str, default: int = 0) -> int:
+    """The integer under that key; InferenceError INVALID_ARG if it is invalid."""
+    text = parameters.get(key, str(default)).strip()
+    try:
+        return int(text)
+    except ValueError:
+        raise _unreadable(key, text, "integral number") from None
+
+
+def count(parameters: Mapping[str, str], key: str, default: int = 0) -> int:
+    """The number from 0 to LARGEST under that key; InferenceError INVALID_ARG if it is invalid."""
+    found = integer(parameters, key, default)
+    if not 0 <= found <= LARGEST:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"parameter '{key}' is {found}, expected a number from 0 to {LARGEST}",
+        )
+    return found
+
+
+def switch(parameters: Mapping[str, str], key: str, *, default: bool) -> bool:
+    """Whether that key is on; InferenceError INVALID_ARG if it is invalid."""
+    text = parameters.get(key, str(default)).strip()
+    if text.lower() in TRUE | FALSE:
+        return text.lower() in TRUE
+    raise _unreadable(key, text, "boolean")
+
+
+def _unreadable(key: str, text: str, kind: str) -> InferenceError:
+    return InferenceError(
+        Code.INVALID_ARG, f"parameter '{key}': failed to convert '{text}' to {kind}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
