@@ -7,24 +7,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backends.python.business_logic import BusinessLogic
+from backends.python.business_logic import BusinessLogic, LoadCycles, ModelManagement, NoOtherModels
 from backends.python.codec import RequestEncoder
 from backends.python.connection import WorkerConnection
 from backends.python.environments import Places, WorkerEnvironment, interpreter
+from backends.python.execution import Quarantine
 from backends.python.executions import WorkerExecutions
 from backends.python.instance import PythonInstance
-from backends.python.load_messages import (
+from backends.python.loading import (
+    WorkerLimits,
     code_identity,
     complete_message,
     completed_config,
     instance_name,
     load_message,
+    refuse_special_name,
+    stub_timeout_secs,
     version_of,
 )
 from backends.python.metrics import MetricCalls, MetricStore
-from backends.python.model_management import LoadCycles, ModelManagement, NoOtherModels
-from backends.python.parameters import WorkerLimits, refuse_special_name, stub_timeout_secs
-from backends.python.quarantine import Quarantine
 from backends.python.running_worker import RunningWorker, Services
 from backends.python.services import LogLines, LogOnly, ServicesOfServer
 from backends.python.worker.sluice_worker.protocol import ToGateway, ToWorker

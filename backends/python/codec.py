@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 
 import orjson
 
-from backends.python.worker.sluice_worker.protocol import BrokenFrame, ToWorker
-from backends.python.worker.sluice_worker.segments import (
+from backends.python.worker.sluice_worker.protocol import (
     SHARED_FROM_BYTES,
+    BrokenFrame,
     IncomingSegments,
     OutgoingSegments,
+    ToWorker,
 )
 from gateway.config import ModelConfig
 from gateway.errors import AnsweredError, Code, InferenceError

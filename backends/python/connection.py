@@ -11,12 +11,14 @@ from itertools import chain
 from backends.python.codec import to_json
 from backends.python.worker.sluice_worker.protocol import (
     RECEIVE_BYTES,
+    SCARCE,
     BrokenFrame,
     FrameSplitter,
+    IncomingSegments,
+    OutgoingSegments,
     ToWorker,
     frame,
 )
-from backends.python.worker.sluice_worker.segments import SCARCE, IncomingSegments, OutgoingSegments
 
 log = logging.getLogger("sluice.python")
 

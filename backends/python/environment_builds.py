@@ -1,25 +1,37 @@
-"""Environments unpacked or installed once per content (python backend, execution environments)."""
+"""Builds of environments: folders kept for all gateways of a user, commands with progress."""
 
 import asyncio
-import hashlib
 import logging
 import os
-import platform
 import re
 import shutil
-import stat
-import sys
-import tarfile
-import threading
-from collections.abc import Awaitable, Callable, Iterator
-from itertools import islice
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from filelock import AsyncFileLock
 
-from backends.python.environment_commands import BuildProgress, CommandError, run
 from gateway.errors import Code, InferenceError
 from gateway.threads import apart
+
+log = logging.getLogger("sluice.python")
+
+LOG_EVERY_SECS = 3.0
+QUICK_SECS = 60.0
+LAST_LINES = 8
+LINE_LENGTH = 300
+NO_PATHS_OF_OURS = {"PYTHONPATH": "", "PYTHONHOME": ""}
+"""Variables that keep the gateway's own packages out of another interpreter."""
+
+# A path of this host, as a word or a file URL; the addresses of indexes are no paths.
+_PATHS = re.compile(r"(?:file:/+|(?<![\w:/.]))/?(?:[\w.+@~-]*/){2,}([\w.+@~-]*)")
+_URLS = re.compile(r"\b(?!file:)[a-z][a-z+]*://\S+")
 
 MARK = ".whole"
 """Written last: a folder without it is incomplete."""
@@ -73,193 +85,159 @@ async def _remove(folder: Path) -> None:
     await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
 
 
-log = logging.getLogger("sluice.python")
-
-FOLDER_MODE = 0o755
-FILE_MODE = 0o755
-"""Without set-user-id bits, and without the right to write for others."""
-
-NO_ARCHIVE = "file could not be opened successfully"
+class CommandError(Exception):
+    """A command failed; the text is the end of its output, without paths of the host."""
 
 
-async def unpacked(archive: Path, model: str, kept: KeptFolders) -> Path:
-    """The folder with the content of a tar archive, of any compression.
+@dataclass(slots=True)
+class BuildProgress:
+    """Progress of several commands, logged every few seconds.
 
-    InferenceError if it is no archive, is damaged, or has a member outside of the folder.
+    `about` are the fields of its lines.
     """
-    digest = await apart(_archive_digest, archive)
 
-    async def build(folder: Path) -> None:
-        log.info("environment unpacking started", extra={"model": model, "of": archive.name})
-        try:
-            await _in_thread(archive, folder)
-        except (tarfile.TarError, OSError, EOFError, ValueError) as error:
-            raise InferenceError(
-                Code.INVALID_ARG,
-                f"model '{model}': its environment '{archive.name}' cannot be unpacked: "
-                f"{_reason(error)}",
-            ) from error
+    about: Mapping[str, str]
+    began: float = field(default_factory=time.monotonic)
+    last: float = field(default_factory=time.monotonic)
 
-    return await kept.get(digest, build)
+    def step(self, says: str) -> None:
+        """Log the current step, if the last line is old enough."""
+        now = time.monotonic()
+        if now - self.last < LOG_EVERY_SECS:
+            return
+        self.last = now
+        elapsed = {"elapsed_secs": round(now - self.began), "says": without_paths(says)}
+        log.info("environment build in progress", extra={**self.about, **elapsed})
+
+    def end(self) -> None:
+        """Log the end."""
+        secs = round(time.monotonic() - self.began, 1)
+        log.info("environment built", extra={**self.about, "secs": secs})
 
 
-async def _in_thread(archive: Path, folder: Path) -> None:
-    """Unpack in a thread; when this returns or is cancelled, the thread has ended."""
-    stop = threading.Event()
-    unpacking = asyncio.create_task(apart(_unpack, archive, folder, stop))
+@dataclass(slots=True)
+class _Output:
+    """The output of a command: its last lines, and the beginning of the next one."""
+
+    rest: str = ""
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+
+    def feed(self, data: bytes) -> None:
+        """Add output; a line without end is cut."""
+        *lines, rest = (self.rest + data.decode(errors="replace")).split("\n")
+        self.rest = rest[:LINE_LENGTH]
+        self.lines.extend(line.rstrip()[:LINE_LENGTH] for line in lines if line.strip())
+
+    @property
+    def reason(self) -> str:
+        """The lines of errors, else the last lines."""
+        lines = [*self.lines, *([self.rest] if self.rest else [])]
+        errors = [line for line in lines if line.lower().startswith("error")]
+        return "; ".join(without_paths(line.strip()) for line in errors or lines[-3:])
+
+
+async def run(
+    command: Sequence[str | Path],
+    folder: Path,
+    environment: Mapping[str, str],
+    progress: BuildProgress,
+) -> None:
+    """Run a command in a folder until it ends.
+
+    CommandError for a status other than 0. If this is cancelled, the command and all its
+    processes are killed.
+    """
+    output = _Output()
+    with _started(command, folder, environment, subprocess.STDOUT) as process:
+        async with _reading(process.stdout) as said:
+            while not said.at_eof():
+                await _feed(said, output)
+                progress.step(output.lines[-1] if output.lines else _shown(command))
+        status = await apart(process.wait)
+    if status:
+        raise CommandError(output.reason or f"it ended with status {status}")
+
+
+async def output(command: Sequence[str | Path], folder: Path) -> str:
+    """The output of a short command in a folder; CommandError if it fails or takes too long."""
     try:
-        await asyncio.shield(unpacking)
-    except asyncio.CancelledError:
-        stop.set()
-        await asyncio.wait([unpacking])
-        raise
+        with _started(command, folder, {}, subprocess.PIPE) as process:
+            async with (
+                asyncio.timeout(QUICK_SECS),
+                _reading(process.stdout) as saying,
+                _reading(process.stderr) as complaining,
+            ):
+                said, complained = await asyncio.gather(saying.read(), complaining.read())
+            status = await apart(process.wait)
+    except TimeoutError:
+        raise CommandError(f"it takes more than {QUICK_SECS:g} s") from None
+    if status:
+        lines = complained.decode(errors="replace").strip().splitlines()
+        raise CommandError(without_paths(lines[-1]) if lines else f"status {status}")
+    return said.decode(errors="replace")
 
 
-class _Elsewhere(ValueError):
-    """An archive's member that is no file, folder or link inside its folder."""
+@contextmanager
+def _started(
+    command: Sequence[str | Path], folder: Path, environment: Mapping[str, str], errors: int
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process; at the end of the block it is killed with all that it started.
 
-    def __init__(self, member: tarfile.TarInfo) -> None:
-        super().__init__(f"'{member.name}' would not lie inside it")
-
-
-def _unpack(archive: Path, folder: Path, stop: threading.Event) -> None:
-    root = os.path.realpath(folder)
-    with tarfile.open(archive) as packed:
-        packed.errorlevel = 2
-        # Python 3.11.0 to 3.11.3 have no filters, so the checks here are the only ones.
-        packed.extraction_filter = lambda member, path: member
-        for member in packed:
-            if stop.is_set():
-                raise tarfile.ExtractError("the load was cancelled")
-            packed.extract(_checked(member, root), root)
-
-
-def _checked(member: tarfile.TarInfo, root: str) -> tarfile.TarInfo:
-    """The member with a file mode for this user, if it lies in the folder.
-
-    A symbolic link may lead out: bin/python of a packed venv names the system's. A later member
-    whose name or hard link resolves through it is refused.
+    By `subprocess`: event loops fork first, and gRPC's fork handlers may crash the child of a
+    process with threads.
     """
-    member.name = member.name.lstrip("/")
-    regular = member.isreg() or member.isdir() or member.issym() or member.islnk()
-    if not regular or not _lies_in(root, member.name):
-        raise _Elsewhere(member)
-    if member.islnk() and not _lies_in(root, member.linkname):
-        raise _Elsewhere(member)
-    member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
-    member.mode = FOLDER_MODE if member.isdir() else member.mode & FILE_MODE | stat.S_IRUSR
-    return member
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            cwd=folder,
+            env={**os.environ, **NO_PATHS_OF_OURS, **environment},
+            start_new_session=True,  # a group of its own, to be killed whole
+        )
+    except OSError as error:
+        name = Path(command[0]).name
+        raise CommandError(f"'{name}' cannot be started: {error.strerror}") from None
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
-def _lies_in(root: str, name: str) -> bool:
-    """Whether a name of the archive leads into its folder, through the links made so far."""
-    found = os.path.realpath(os.path.join(root, name))
-    return os.path.commonpath((root, found)) == root
+@asynccontextmanager
+async def _reading(pipe: IO[bytes] | None) -> AsyncIterator[asyncio.StreamReader]:
+    """A reader of a pipe, which is closed at the end of the block."""
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
+    )
+    try:
+        yield reader
+    finally:
+        transport.close()
 
 
-def _archive_digest(archive: Path) -> str:
-    with archive.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+async def _feed(said: asyncio.StreamReader, output: _Output) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LOG_EVERY_SECS):
+            output.feed(await said.read(1 << 16))
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    if str(error).startswith(NO_ARCHIVE):  # followed by a dozen lines of other formats
-        return "it is no tar archive, compressed by gzip, bzip2, xz or not at all"
-    return str(error).partition("\n")[0]
+def _shown(command: Sequence[str | Path]) -> str:
+    return " ".join(str(each) for each in command)
 
 
-FILE = "requirements.txt"
-PIP_SAYS_LITTLE = {"PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-LARGEST_FILE_BYTES = 1 << 20
-"""Smaller files are identified by content, larger ones by size and time."""
-MOST_FILES = 10_000
-"""Files of a named folder that are examined."""
+def without_paths(line: str) -> str:
+    """The line with every path of this host cut to its last part; addresses stay."""
+    kept: list[str] = []
 
-_COMMENTS = re.compile(r"(?:^|\s)#.*")
-_WORDS = re.compile(r"[\s=@'\"]+")
+    def keep(found: re.Match[str]) -> str:
+        kept.append(found.group())
+        return f"\0{len(kept) - 1}\0"
 
-
-async def virtual_environment(requirements: Path, model: str, kept: KeptFolders) -> Path:
-    """The folder of a virtual environment with those requirements, and numpy.
-
-    Python's own venv and pip make it: they exist wherever Python does, and read the user's settings
-    of indexes. UNAVAILABLE with pip's last lines if they fail.
-    """
-    builder = _Builder(requirements, model)
-    return await kept.get(await apart(_requirements_digest, requirements), builder.build)
-
-
-class _Builder:
-    """The steps, each a command with its progress in the log."""
-
-    def __init__(self, requirements: Path, model: str) -> None:
-        self._requirements = requirements
-        self._model = model
-        self._progress = BuildProgress({"model": model, "of": requirements.name})
-
-    async def build(self, folder: Path) -> None:
-        python = folder / "bin" / "python"
-        try:
-            await self._run(sys.executable, "-P", "-m", "venv", folder)
-            await self._install(python)
-            if not await apart(_has_numpy, folder):
-                await self._install(python, "numpy")
-            self._progress.end()
-        except CommandError as error:
-            raise InferenceError(
-                Code.UNAVAILABLE,
-                f"model '{self._model}': the environment that its {FILE} asks for cannot be made: "
-                f"{error}",
-            ) from None
-
-    async def _install(self, python: Path, *more: str) -> None:
-        # The file is repeated for additions: it may name indexes and limit versions.
-        pip = (python, "-P", "-m", "pip", "install", "--progress-bar", "off")
-        await self._run(*pip, "-r", self._requirements.name, *more)
-
-    async def _run(self, *command: str | Path) -> None:
-        # Paths in the file are relative to it, and messages then name no folders.
-        folder = self._requirements.parent
-        await run(command, folder, PIP_SAYS_LITTLE, self._progress)
-
-
-def _has_numpy(folder: Path) -> bool:
-    return any(folder.glob("lib/python*/site-packages/numpy/__init__.py"))
-
-
-def _requirements_digest(requirements: Path) -> str:
-    """A digest of this Python, the requirements, and the files that they name."""
-    digest = hashlib.sha256()
-    about = (sys.version, sys.base_prefix, platform.platform(), sys.implementation.cache_tag)
-    digest.update(repr(about).encode())
-    for part in _parts(requirements, set()):
-        digest.update(hashlib.sha256(part).digest())
-    return digest.hexdigest()[:32]
-
-
-def _parts(file: Path, seen: set[Path]) -> Iterator[bytes]:
-    seen.add(file)
-    content = _content(file)
-    yield content
-    if file.suffix not in (".txt", ".in"):
-        return
-    text = _COMMENTS.sub("", content.decode(errors="replace"))
-    for word in sorted(set(_WORDS.split(text))):
-        named = file.parent / word
-        if word and named not in seen and os.path.exists(named):  # False for a word that is no name
-            yield word.encode()
-            yield from _parts(named, seen)
-
-
-def _content(file: Path) -> bytes:
-    """The bytes of a small file, else its sizes and times."""
-    if file.is_file() and file.stat().st_size <= LARGEST_FILE_BYTES:
-        return file.read_bytes()
-    files = [file] if file.is_file() else list(islice(file.rglob("*"), MOST_FILES))
-    found = [
-        (str(each.relative_to(file)), each.stat().st_size, each.stat().st_mtime_ns)
-        for each in sorted(files)
-    ]
-    return repr(found).encode()
+    line = _PATHS.sub(r"\1", _URLS.sub(keep, line))
+    return re.sub("\0(\\d+)\0", lambda found: kept[int(found.group(1))], line)

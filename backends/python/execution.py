@@ -1,7 +1,11 @@
-"""One execution of a worker, and the backlog of unread answers."""
+"""One execution of a worker, the backlog of unread answers, and quarantined requests."""
 
 import asyncio
+import hashlib
+import logging
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -9,20 +13,24 @@ from backends.python.codec import to_json
 from backends.python.connection import WorkerConnection
 from backends.python.worker.sluice_worker.protocol import ToWorker
 from gateway.backend import Answer, Note
-from gateway.errors import InferenceError
+from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 
 HOLD_BYTES = 16 << 20
-"""An execution with this many bytes of unread answers is held: its senders block.
-
-The limit shrinks as other executions have more unread.
-"""
+"""An execution with this much unread is held: senders block. It shrinks as others have more."""
 HELD_BYTES = 256 << 20
 """With this many bytes of unread answers in all, the worker's socket is not read."""
 HELD_SEGMENTS = 256
 """If the unread answers have this many segments of shared memory, an execution may have one."""
 SHARES = 16
 """Divisor: one execution may fill this fraction of the free room."""
+
+log = logging.getLogger("sluice.python")
+DEATHS = 2
+"""A request is refused after it was executing at the end of this many workers."""
+KEPT_SECS = 600.0
+MOST = 1024
+"""Of more suspects the oldest are forgotten."""
 
 
 class WorkerExecution:
@@ -276,3 +284,113 @@ class Backlog:
     def _send(self, kind: ToWorker, execution: WorkerExecution) -> None:
         if numbers := execution.open:
             self._link.control.send(to_json([kind, *numbers]))
+
+
+@dataclass(slots=True)
+class Suspect:
+    """`deaths` so far, the last of them at `seen`; `size` is that of the request's inputs."""
+
+    deaths: int
+    seen: float
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionPlan:
+    """Indexes of an execution's requests: `groups` execute in turn, `refused` do not execute."""
+
+    groups: Sequence[Sequence[int]]
+    refused: Sequence[tuple[int, InferenceError]] = ()
+
+
+class Quarantine:
+    """Suspects by their content, for ten minutes after the last worker that they ended.
+
+    All requests of an execution become suspects when its worker ends. A suspect then executes
+    alone, so a second end proves it guilty, and an answer clears it. `load` identifies the state
+    of a model's files.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._suspects: dict[bytes, Suspect] = {}
+        self._sizes: set[int] = set()
+
+    def plan(self, load: bytes, requests: Sequence[InferRequest]) -> ExecutionPlan:
+        """Groups for the requests of an execution; one group if there is no suspect."""
+        if not self._suspects:
+            return ExecutionPlan((range(len(requests)),))
+        self._forget_old()
+        together: list[int] = []
+        alone: list[tuple[int]] = []
+        refused = []
+        for index, request in enumerate(requests):
+            suspect = self._find(load, request)
+            if suspect is None:
+                together.append(index)
+            elif suspect.deaths < DEATHS:
+                alone.append((index,))
+            else:
+                refused.append((index, _refusal(request)))
+        return ExecutionPlan([*([together] if together else []), *alone], refused)
+
+    def died(self, load: bytes, requests: Sequence[InferRequest]) -> None:
+        """Mark requests as suspects: their worker has ended."""
+        for request in requests:
+            key = _fingerprint(load, request)
+            before = self._suspects.pop(key, None)
+            deaths = 1 + (0 if before is None else before.deaths)
+            self._suspects[key] = Suspect(deaths, self._clock(), _size(request))
+            if deaths >= DEATHS:
+                extra = {"model": request.model, "id": request.id, "workers_ended": deaths}
+                log.error("request quarantined", extra={**extra, "secs": KEPT_SECS})
+        while len(self._suspects) > MOST:
+            del self._suspects[next(iter(self._suspects))]
+        self._note_sizes()
+
+    def survived(self, load: bytes, requests: Sequence[InferRequest]) -> None:
+        """Clear requests: their worker has executed them and is alive."""
+        if not self._suspects:
+            return
+        for request in requests:
+            if self._find(load, request) is not None:
+                del self._suspects[_fingerprint(load, request)]
+        self._note_sizes()
+
+    def _find(self, load: bytes, request: InferRequest) -> Suspect | None:
+        # Most requests need not be hashed: no suspect has as many bytes.
+        if _size(request) not in self._sizes:
+            return None
+        return self._suspects.get(_fingerprint(load, request))
+
+    def _forget_old(self) -> None:
+        oldest = self._clock() - KEPT_SECS
+        self._suspects = {k: s for k, s in self._suspects.items() if s.seen > oldest}
+        self._note_sizes()
+
+    def _note_sizes(self) -> None:
+        self._sizes = {suspect.size for suspect in self._suspects.values()}
+
+
+def _size(request: InferRequest) -> int:
+    return sum([len(tensor.raw()) for tensor in request.inputs])
+
+
+def _fingerprint(load: bytes, request: InferRequest) -> bytes:
+    """A hash of inputs and parameters, which are all that a suspect is identified by."""
+    found = hashlib.blake2b(load, digest_size=16)
+    for tensor in request.inputs:
+        data = tensor.raw()
+        found.update(repr((tensor.name, tensor.datatype, tensor.shape, len(data))).encode())
+        found.update(data)
+    found.update(repr(sorted(request.parameters.items())).encode(errors="surrogatepass"))
+    return found.digest()
+
+
+def _refusal(request: InferRequest) -> InferenceError:
+    return InferenceError(
+        Code.INVALID_ARG,
+        f"model '{request.model}' does not execute this request: its worker ended {DEATHS} times "
+        f"while executing one with the same inputs and parameters; it is refused for "
+        f"{KEPT_SECS / 60:g} minutes",
+    )

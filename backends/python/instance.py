@@ -5,8 +5,8 @@ from functools import partial
 
 from prometheus_client.core import Metric
 
+from backends.python.execution import Quarantine
 from backends.python.executions import WorkerExecutions
-from backends.python.quarantine import Quarantine
 from backends.python.running_worker import RunningWorker
 from gateway.backend import Answer, Instance
 from gateway.messages import Cancellation, InferRequest

@@ -11,16 +11,22 @@ from prometheus_client.core import Metric
 from backends.python.codec import RequestEncoder, to_json
 from backends.python.connection import NOT_UNDERSTOOD, RETRY_SECS, FrameSocket, WorkerConnection
 from backends.python.executions import WorkerExecutions
-from backends.python.health import Pulse, Readiness
-from backends.python.parameters import WorkerLimits
-from backends.python.worker.sluice_worker.protocol import ToGateway, ToWorker
-from backends.python.worker.sluice_worker.segments import (
+from backends.python.loading import WorkerLimits
+from backends.python.worker.sluice_worker.protocol import (
     SCARCE,
     IncomingSegments,
     OutgoingSegments,
+    ToGateway,
+    ToWorker,
 )
-from backends.python.worker_output import WorkerOutput
-from backends.python.worker_process import WorkerProcess, describe_exit, watch_exit
+from backends.python.worker_process import (
+    Pulse,
+    Readiness,
+    WorkerOutput,
+    WorkerProcess,
+    describe_exit,
+    watch_exit,
+)
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 

@@ -6,14 +6,19 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from backends.python.business_logic import BusinessLogic, ModelCall, Served
+from backends.python.business_logic import (
+    BusinessLogic,
+    ModelCall,
+    ModelManagement,
+    Served,
+    read_files,
+)
 from backends.python.codec import TensorReader, read_request
 from backends.python.connection import WorkerConnection
 from backends.python.executions import WorkerExecutions
 from backends.python.metrics import MetricCalls
-from backends.python.model_management import ModelManagement, read_files
 from backends.python.worker.sluice_worker.protocol import ToGateway
-from backends.python.worker_output import LineLimit
+from backends.python.worker_process import LineLimit
 
 log = logging.getLogger("sluice.python")
 

@@ -3,19 +3,17 @@
 In reading order:
 
 - `backend`: the backend, without an import of vLLM
-- `settings`: `model.json`, and parameters of the config
-- `lora`: adapters of a model
+- `settings`: `model.json`, parameters of the config, LoRA adapters
 - `opening`: loading of a model
 - `engine`: start and stop of the engine
+- `engine_processes`: their exit with the server, their errors, their end
 - `instance`: requests executed by the engine
 - `engine_request`: one request in the engine: prompt, outputs, abort
 - `sampling`: sampling parameters
 - `grammar_time`: limits on schemas and on the time that grammars take
-- `failures`, `validation`: errors of vLLM and of pydantic
+- `failures`: errors of vLLM and of pydantic
 - `metrics`: metrics of one engine
-- `watch`: detection of engines that stop
-- `orphans`: the engine's processes: their exit with the server, their errors
-- `machine`, `amx`, `usage`: plugins of vLLM for CPUs and for its usage reports
+- `machine`: plugins of vLLM for CPUs and for its usage reports
 - `serving/`: OpenAI's requests
 - `engine_clients/`: engines with several client processes
 """

@@ -21,12 +21,11 @@ from vllm.exceptions import VLLMError
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from backends.vllm.failures import ENGINE_PROCESS
+from backends.vllm.engine_processes import ErrorSender, FollowingSettings, one_line
+from backends.vllm.failures import ENGINE_PROCESS, first_mistake
 from backends.vllm.machine import fit
 from backends.vllm.metrics import EngineMetrics
-from backends.vllm.orphans import ErrorSender, FollowingSettings, one_line
 from backends.vllm.settings import EngineModel, check_names, hide_folders
-from backends.vllm.validation import first_mistake
 from gateway.errors import Code, InferenceError
 
 log = logging.getLogger("sluice.vllm")

@@ -17,9 +17,9 @@ from vllm.exceptions import VLLMError
 from vllm.outputs import EmbeddingRequestOutput, PoolingRequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 
+from backends.vllm.failures import first_mistake
 from backends.vllm.grammar_time import SECS as GRAMMAR_SECS
 from backends.vllm.grammar_time import check_constraint
-from backends.vllm.validation import first_mistake
 from gateway.errors import Code, InferenceError
 from gateway.generation import IMAGE, MESSAGES, TEXT_INPUT, Delta, GenerationRequest, invalid
 

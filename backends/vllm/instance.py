@@ -12,14 +12,14 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from backends.vllm.engine import stop_engine
+from backends.vllm.engine_processes import STOPPED, Watch
 from backends.vllm.engine_request import EngineRequest, PromptRenderer, read_output
 from backends.vllm.failures import FAILURES, Failures, refusals
-from backends.vllm.lora import PARAMETER, LoraAdapter, LoraAdapters
 from backends.vllm.metrics import EngineMetrics
 from backends.vllm.sampling import SamplingRules, casts_of
 from backends.vllm.serving.refusals import Refusals
 from backends.vllm.serving.serving import OpenAiServing
-from backends.vllm.watch import STOPPED, Watch
+from backends.vllm.settings import PARAMETER, LoraAdapter, LoraAdapters
 from gateway.backend import Answer, Instance
 from gateway.errors import InferenceError
 from gateway.generation import (

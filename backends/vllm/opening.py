@@ -10,15 +10,14 @@ from vllm.exceptions import VLLMError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from backends.vllm.engine import MISTAKES, start_engine, stop_engine
+from backends.vllm.engine_processes import Watch
 from backends.vllm.engine_request import EngineRequest, PromptRenderer
 from backends.vllm.failures import REFUSALS, EngineErrors, Failures
 from backends.vllm.instance import RunningEngine, VllmInstance, lora_request
-from backends.vllm.lora import LoraAdapters
 from backends.vllm.metrics import EngineMetrics
 from backends.vllm.serving.refusals import Refusals
 from backends.vllm.serving.serving import check_parsers, open_handlers
-from backends.vllm.settings import EngineModel
-from backends.vllm.watch import Watch
+from backends.vllm.settings import EngineModel, LoraAdapters
 from gateway.backend import Instance
 from gateway.errors import Code, InferenceError
 

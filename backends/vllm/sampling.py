@@ -9,7 +9,7 @@ from typing import Any, Union, get_args, get_origin
 
 import orjson
 
-from backends.vllm.validation import first_mistake
+from backends.vllm.failures import first_mistake
 from gateway.errors import Code, InferenceError
 
 MAX_SEQUENCES = 64

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from backends.python.worker.sluice_worker.segments import IDLE_COUNT
+from backends.python.worker.sluice_worker.protocol import IDLE_COUNT
 
 SHARED = ("/dev/shm/", "/memfd:")
 POOLED = ("asyncio", "ThreadPoolExecutor")

@@ -1,23 +1,14 @@
 """The API that a model.py imports as `triton_python_backend_utils`."""
 
-from sluice_worker.datatypes import (
-    TRITON_STRING_TO_NUMPY,
-    deserialize_bytes_tensor,
-    numpy_to_triton_type,
-    serialize_byte_tensor,
-    triton_string_to_numpy,
-    triton_to_numpy_type,
-)
+from sluice_worker.business_logic import is_model_ready, load_model, unload_model
 from sluice_worker.errors import TritonError, TritonModelException
-from sluice_worker.logger import Logger
-from sluice_worker.metrics import Metric, MetricFamily
 from sluice_worker.model_config import (
     ModelConfig,
     get_input_config_by_name,
     get_output_config_by_name,
     using_decoupled_model_transaction_policy,
 )
-from sluice_worker.model_management import is_model_ready, load_model, unload_model
+from sluice_worker.observability import Logger, Metric, MetricFamily
 from sluice_worker.open_requests import (
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     InferenceResponseSender,
@@ -35,8 +26,16 @@ from sluice_worker.request import (
     get_input_tensor_by_name,
 )
 from sluice_worker.response import InferenceResponse, get_output_tensor_by_name
-from sluice_worker.tensor import Tensor
-from sluice_worker.worker_state import get_model_dir
+from sluice_worker.tensor import (
+    TRITON_STRING_TO_NUMPY,
+    Tensor,
+    deserialize_bytes_tensor,
+    numpy_to_triton_type,
+    serialize_byte_tensor,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
+)
+from sluice_worker.work import get_model_dir
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",

@@ -3,9 +3,7 @@
 In reading order:
 
 - `instance`: the instance, and its opening
-- `shared_engine`: the processes of the engine
-- `remote_client`: a client as the server sees it
-- `call`: both ends of one request
-- `messages`: kinds of frames, requests, responses, errors, log records
+- `shared_engine`: the processes of the engine, and the clients as the server sees them
+- `messages`: kinds of frames, requests, responses, errors, log records, both ends of a call
 - `client`: the client process
 """

@@ -10,7 +10,7 @@ import sys
 
 import uvloop
 
-from backends.vllm.orphans import follow
+from backends.vllm.engine_processes import follow
 
 
 async def _run(descriptor: int) -> None:

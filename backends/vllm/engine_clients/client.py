@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from backends.vllm.engine import engine_config, new_client, started, stop_engine
-from backends.vllm.engine_clients.call import ServedCall
 from backends.vllm.engine_clients.messages import (
     ClientKind,
     ClientSettings,
     Offer,
     RecordSender,
+    ServedCall,
     read_settings,
     write,
     write_error,

@@ -10,13 +10,12 @@ from prometheus_client.core import Metric
 
 from backends.vllm.engine import started
 from backends.vllm.engine_clients.messages import Offer
-from backends.vllm.engine_clients.remote_client import RemoteClient
-from backends.vllm.engine_clients.shared_engine import SharedEngine
+from backends.vllm.engine_clients.shared_engine import RemoteClient, SharedEngine
+from backends.vllm.engine_processes import Watch
 from backends.vllm.failures import EngineErrors
 from backends.vllm.metrics import SharedMetrics
 from backends.vllm.serving.serving import check_parsers
 from backends.vllm.settings import EngineModel
-from backends.vllm.watch import Watch
 from gateway.backend import Answer, Instance
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest

@@ -1,9 +1,13 @@
-"""The processes of an engine with several clients, which the server starts."""
+"""The processes of an engine with several clients, and the clients as the server sees them."""
 
+import asyncio
+import logging
 import mmap
 import os
+import socket
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,16 +17,209 @@ from vllm.v1.engine.utils import bind_engine_zmq_listeners, launch_core_engines
 from vllm.v1.executor.abstract import Executor
 
 from backends.vllm.engine import own_engine_config
-from backends.vllm.engine_clients.remote_client import ClientProcess
-from backends.vllm.orphans import ErrorSender
+from backends.vllm.engine_clients.messages import (
+    ClientKind,
+    ClientSettings,
+    EngineCall,
+    Offer,
+    read_error,
+    read_offer,
+    relay,
+    tokens,
+    write,
+)
+from backends.vllm.engine_processes import ErrorSender
 from backends.vllm.settings import EngineModel
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest
 from gateway.private_folder import PrivateFolder
+from gateway.processes.channel import NO_CALL, Channel, Frame, Receiver, call_numbers, read_number
+from gateway.python_processes import module_command, module_environment
+
+log = logging.getLogger("sluice.vllm")
+
+ANSWER_TIMEOUT_SECS = 60.0
+"""A client that sends no frame for this time is killed; long texts take a while."""
+
+EXIT_STATUS_SECS = 0.1
+"""Time from the disconnect of a process to its exit status."""
+
+MODULE = "backends.vllm.engine_clients"
+
+PROMETHEUS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable with the folder of metric values that other processes read."""
 
 EXIT_SECS = 5.0
 """Time for clients to exit after their connections are closed; then they are killed."""
 
 SUPERVISOR = -1
 """The rank of a process that starts an engine and is not its client."""
+
+
+class ClientProcess:
+    """The process of a client, started by the constructor in any thread.
+
+    `settings` is its first message. `ends` are vLLM's two listeners for this client, which it
+    takes over; `addresses` are vLLM's further addresses. The file `counters` and the
+    `metrics_folder` are shared by all clients. vLLM reads `name`, `exitcode` and `sentinel`, and
+    aborts a start if a client exits.
+    """
+
+    def __init__(
+        self,
+        model: EngineModel,
+        index: int,
+        ends: tuple[Any, Any],
+        addresses: Mapping[str, str],
+        counters: Path,
+        metrics_folder: Path,
+    ) -> None:
+        self.index = index
+        self.name = f"client {index}"
+        self.connection, theirs = socket.socketpair()
+        self.sentinel = self.connection.fileno()  # readable when the client exits
+        listening = (ends[0].socket.fileno(), ends[1].socket.fileno())
+        reachable = {
+            "input_address": ends[0].address,
+            "output_address": ends[1].address,
+            **addresses,
+        }
+        debug = log.isEnabledFor(logging.DEBUG)
+        self.settings = write(
+            ClientSettings(model, index, reachable, *listening, str(counters), debug)
+        )
+        arguments = (str(theirs.fileno()), str(os.getpid()))
+        with theirs:
+            self._process = subprocess.Popen(
+                module_command(MODULE, *arguments),
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), *listening),
+                start_new_session=True,  # signals of the terminal reach the server only
+                env=module_environment(**{PROMETHEUS_FOLDER: str(metrics_folder)}),
+            )
+        for end in ends:
+            end.close()
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit code; None while the process runs."""
+        return self._process.poll()
+
+    @property
+    def exit_text(self) -> str:
+        """The exit status for messages, if it is known."""
+        status = self.exitcode
+        return "" if status is None else f" (exit code {status})"
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self._process.kill()
+
+    def end(self, within: float) -> None:
+        """Close the connection, and kill the process if it does not exit in time; blocks."""
+        self.connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(within)
+        self._process.kill()
+        self._process.wait()
+
+
+class RemoteClient(Receiver):
+    """The connection to a client, on one event loop; `calls` is its number of open calls.
+
+    `wasted` is called with numbers of tokens of cancelled requests, `stopped` with the reason when
+    the client or the engine stops.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        process: ClientProcess,
+        wasted: Callable[[int], None],
+        stopped: Callable[[str], None],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.calls = 0
+        self._model = model
+        self._process = process
+        self._wasted = wasted
+        self._stopped = stopped
+        self._numbers = call_numbers()
+        self._channel = Channel(self._waste)
+        self._offer: asyncio.Future[Offer] = loop.create_future()
+        self._has_answered = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def offer(self) -> Offer:
+        """Connect, and wait until the client is ready; InferenceError if it fails."""
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: self._channel, sock=self._process.connection)
+        self._channel.join(NO_CALL, self)
+        self._channel.send(ClientKind.SETTINGS, NO_CALL, self._process.settings)
+        offer = await self._offer
+        self._timer = loop.call_later(ANSWER_TIMEOUT_SECS, self._check)
+        return offer
+
+    def call(self, request: InferRequest) -> EngineCall:
+        """Send a request; `returned` must follow."""
+        call = EngineCall(self._channel, next(self._numbers), request)
+        self.calls += 1
+        return call
+
+    def returned(self, call: EngineCall) -> None:
+        """End a call."""
+        self.calls -= 1
+        if unread := call.leave():
+            self._wasted(unread)
+
+    def close(self) -> None:
+        """Close the connection, so that the process exits."""
+        self._offer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._channel.leave(NO_CALL)
+        self._channel.close()
+
+    def hear(self, frame: Frame) -> None:
+        self._has_answered = True
+        if frame.kind == ClientKind.READY:
+            self._offer.set_result(read_offer(frame.payload))
+        elif frame.kind == ClientKind.FAILED:
+            self._offer.set_exception(read_error(frame.payload))
+        elif frame.kind == ClientKind.WASTED:
+            self._wasted(read_number(frame.payload))
+        elif frame.kind == ClientKind.LOG:
+            relay(frame.payload)
+        elif frame.kind == ClientKind.STOPPED:
+            self._end(frame.payload.decode())
+
+    def lose(self) -> None:
+        asyncio.get_running_loop().call_later(EXIT_STATUS_SECS, self._lost)
+
+    def _lost(self) -> None:
+        self._end(f"client {self._process.index} of its engine ended{self._process.exit_text}")
+
+    def _end(self, why: str) -> None:
+        if not self._offer.done():
+            reason = f"model '{self._model}': {why}; the log says more"
+            self._offer.set_exception(InferenceError(Code.INTERNAL, reason))
+        self._stopped(why)
+
+    def _check(self) -> None:
+        """Send a PING; kill the client if it has sent no frame since the last check."""
+        if self._has_answered:
+            self._has_answered = False
+            self._channel.send(ClientKind.PING)
+            self._timer = asyncio.get_running_loop().call_later(ANSWER_TIMEOUT_SECS, self._check)
+            return
+        about = {"model": self._model, "client": self._process.index, "secs": ANSWER_TIMEOUT_SECS}
+        log.error("engine client killed: no answer", extra=about)
+        self._process.kill()
+
+    def _waste(self, frame: Frame) -> None:
+        """Count the tokens of a late frame of an ended call."""
+        if late := tokens(frame):
+            self._wasted(late)
 
 
 class SharedEngine:

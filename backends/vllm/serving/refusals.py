@@ -13,9 +13,8 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from backends.vllm.failures import MAX_TEXT, Failures
+from backends.vllm.failures import MAX_TEXT, Failures, first_mistake, mistake_of
 from backends.vllm.settings import hide_folders
-from backends.vllm.validation import first_mistake, mistake_of
 from gateway.errors import Code, InferenceError
 from gateway.openai_contract import OpenAiRefusal
 

@@ -11,8 +11,8 @@ from backends.python.codec import RequestEncoder
 from backends.python.connection import FrameSocket, WorkerConnection
 from backends.python.execution import Backlog, WorkerExecution
 from backends.python.executions import WorkerExecutions
-from backends.python.parameters import WorkerLimits
-from backends.python.worker.sluice_worker.segments import IncomingSegments, OutgoingSegments
+from backends.python.loading import WorkerLimits
+from backends.python.worker.sluice_worker.protocol import IncomingSegments, OutgoingSegments
 from gateway.backend import Answer, Note
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse

@@ -12,7 +12,7 @@ from tests.builders import death_of
 
 WRITES = """
     def execute(self, requests):
-        from sluice_worker.worker_state import worker
+        from sluice_worker.work import worker
         from sluice_worker.protocol import frame
         worker().connection._work.sendall(GARBAGE)
         return [response(x(each)) for each in requests]

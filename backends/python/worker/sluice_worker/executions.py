@@ -9,11 +9,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from .business_logic import SERVED
-from .connection import GatewayConnection
+from .connection import GatewayConnection, Packing, Unpacking
 from .errors import BadAnswer, described_failure
-from .logger import Level
+from .observability import Level
 from .open_requests import OpenRequests
-from .packing import Packing, Unpacking
 from .protocol import ToGateway
 from .request import InferenceRequest
 from .response import InferenceResponse

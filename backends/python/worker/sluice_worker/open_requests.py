@@ -7,9 +7,8 @@ from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Any
 
-from .connection import GatewayConnection
+from .connection import GatewayConnection, Packing
 from .errors import ErrorCode, TritonModelException
-from .packing import Packing
 from .protocol import ToGateway
 from .response import InferenceResponse
 

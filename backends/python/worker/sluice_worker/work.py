@@ -1,4 +1,4 @@
-"""The socket for executions, and calls that wait for an answer of the gateway."""
+"""The socket for executions, calls that wait for the gateway, and the state of this process."""
 
 import itertools
 import os
@@ -6,12 +6,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from queue import SimpleQueue
 from typing import Any
 
-from .connection import Buffer, GatewayConnection, end_group
+from .connection import Buffer, GatewayConnection, Unpacking, end_group, parsed
 from .errors import TritonModelException
-from .packing import Unpacking, parsed
 from .protocol import FrameSplitter, ToGateway, ToWorker
 
 Answered = Callable[[Any, bool], None]
@@ -123,3 +124,44 @@ def take_inferred(
     """Pass another model's answer to the receiver of its call."""
     _, call, response, final = header
     calls.answer(call, Unpacking(connection, body).response(response), final)
+
+
+class LifeStage(IntEnum):
+    """Stages of a worker; they decide which calls model.py may make."""
+
+    STARTING = 0
+    COMPLETING = 1
+    INITIALIZING = 2
+    SERVING = 3
+    FINALIZING = 4
+
+
+@dataclass
+class WorkerState:
+    """The parts of this process that model.py's API uses."""
+
+    connection: GatewayConnection
+    calls: GatewayCalls
+    work: WorkSocket
+    stage: LifeStage = LifeStage.STARTING
+    model_folder: str = ""
+
+
+_workers: list[WorkerState] = []
+
+
+def set_worker(worker: WorkerState) -> None:
+    """Set the state of this process; once, at its start."""
+    _workers[:] = [worker]
+
+
+def worker() -> WorkerState:
+    """The state of this process; TritonModelException if it is no worker."""
+    if not _workers:
+        raise TritonModelException("this works only in the process that serves the model")
+    return _workers[0]
+
+
+def get_model_dir() -> str:
+    """The folder of the model's version."""
+    return worker().model_folder

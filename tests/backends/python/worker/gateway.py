@@ -15,11 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from backends.python.worker.sluice_worker.protocol import FrameSplitter, ToGateway, ToWorker, frame
-from backends.python.worker.sluice_worker.segments import (
+from backends.python.worker.sluice_worker.protocol import (
     SHARED_FROM_BYTES,
+    FrameSplitter,
     IncomingSegments,
     OutgoingSegments,
+    ToGateway,
+    ToWorker,
+    frame,
 )
 
 WORKER = Path(__file__).parents[4] / "backends" / "python" / "worker"

@@ -10,8 +10,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from backends.python.worker.sluice_worker.connection import GatewayConnection
-from backends.python.worker.sluice_worker.protocol import FrameSplitter, ToGateway
-from backends.python.worker.sluice_worker.segments import OutgoingSegments
+from backends.python.worker.sluice_worker.protocol import FrameSplitter, OutgoingSegments, ToGateway
 
 WAIT_SECS = 20.0
 

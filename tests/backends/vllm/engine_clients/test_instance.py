@@ -8,7 +8,7 @@ import pytest
 
 from gateway.processes.channel import NO_CALL, Channel
 from tests.backends.vllm.conftest import Write
-from tests.backends.vllm.engine_clients.test_remote_client import Process
+from tests.backends.vllm.engine_clients.test_shared_engine_client import Process
 from tests.builders import soon
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]

@@ -19,8 +19,13 @@ from backends.vllm.engine_clients.messages import (
     write_request,
     write_response,
 )
-from backends.vllm.lora import LoraAdapter, LoraAdapters, LoraRefusal
-from backends.vllm.settings import EngineModel, OpenAiSettings
+from backends.vllm.settings import (
+    EngineModel,
+    LoraAdapter,
+    LoraAdapters,
+    LoraRefusal,
+    OpenAiSettings,
+)
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases, Usage
 from gateway.openai_contract import OpenAiRefusal

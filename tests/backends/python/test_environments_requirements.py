@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.python.environment_builds import KeptFolders, virtual_environment
+from backends.python.environment_builds import KeptFolders
+from backends.python.environments import virtual_environment
 from gateway.errors import Code, InferenceError
 from tests.serving import wait_until
 from tests.wheels import write_numpy, write_wheel

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from backends.python.worker.sluice_worker.segments import (
+from backends.python.worker.sluice_worker.protocol import (
     IDLE_BYTES,
     SHARED_FROM_BYTES,
     IncomingSegments,

@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from backends.vllm.orphans import ErrorSender, one_line
+from backends.vllm.engine_processes import ErrorSender, one_line
 
 Ends = tuple[Connection, ErrorSender]
 

@@ -9,7 +9,7 @@ from multiprocessing.process import BaseProcess
 
 import pytest
 
-from backends.vllm.watch import Watch
+from backends.vllm.engine_processes import Watch
 from gateway.errors import InferenceError
 from tests.builders import WAIT_SECS, settle, soon
 

@@ -5,8 +5,8 @@ import socket
 import subprocess
 from pathlib import Path
 
-from backends.vllm.engine_clients.remote_client import MODULE
-from backends.vllm.orphans import EXIT_CODE
+from backends.vllm.engine_clients.shared_engine import MODULE
+from backends.vllm.engine_processes import EXIT_CODE
 from gateway.python_processes import module_command, module_environment
 
 ENDED_SECS = 60.0

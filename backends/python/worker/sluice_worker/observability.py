@@ -1,14 +1,18 @@
-"""Custom metrics of model.py (python backend, custom metrics)."""
+"""Custom metrics and log lines of model.py."""
 
 import itertools
 import math
+import sys
 import weakref
 from enum import IntEnum
 from typing import Any
 
 from .errors import TritonModelException
 from .protocol import ToGateway
-from .worker_state import worker
+from .work import worker
+
+MESSAGE_LIMIT = 1 << 16
+"""Characters of one line."""
 
 
 class MetricKind(IntEnum):
@@ -144,3 +148,63 @@ def _check_buckets(kind: MetricKind, buckets: Any) -> None:
         raise TritonModelException("Failed to create metric. Unexpected buckets found.")
     if kind is MetricKind.HISTOGRAM and buckets is None:
         raise TritonModelException("Failed to create metric. Missing required buckets.")
+
+
+class Level(IntEnum):
+    """Triton's levels."""
+
+    INFO = 0
+    WARNING = 1
+    ERROR = 2
+    VERBOSE = 3
+
+
+class Logger:
+    """Writes to the server's log, with file and line in model.py; usable in every stage."""
+
+    LogLevel = Level
+    INFO = Level.INFO
+    WARNING = Level.WARNING
+    ERROR = Level.ERROR
+    VERBOSE = Level.VERBOSE
+
+    @staticmethod
+    def log(message: str, level: Level = Level.INFO) -> None:
+        """Log a line of that level."""
+        _log(level, message)
+
+    @staticmethod
+    def log_info(message: str) -> None:
+        """Log at INFO."""
+        _log(Level.INFO, message)
+
+    @staticmethod
+    def log_warn(message: str) -> None:
+        """Log at WARNING."""
+        _log(Level.WARNING, message)
+
+    @staticmethod
+    def log_error(message: str) -> None:
+        """Log at ERROR."""
+        _log(Level.ERROR, message)
+
+    @staticmethod
+    def log_verbose(message: str) -> None:
+        """Log at VERBOSE, which is DEBUG in the server's log."""
+        _log(Level.VERBOSE, message)
+
+
+def _log(level: Level, message: str) -> None:
+    if not isinstance(message, str):
+        raise TypeError(f"a message for the log must be a str, found {type(message)}")
+    if not isinstance(level, Level):
+        raise TypeError(f"level must be one of Logger's, found {level!r}")
+    place = sys._getframe(2)  # noqa: SLF001 - the caller, without reading its source
+    line = [
+        ToGateway.LOG,
+        level.name,
+        message[:MESSAGE_LIMIT],
+        place.f_code.co_filename,
+        place.f_lineno,
+    ]
+    worker().connection.send(line)

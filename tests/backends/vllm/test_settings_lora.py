@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backends.vllm.lora import LoraAdapter, LoraAdapters, LoraRefusal, read_adapters
+from backends.vllm.settings import LoraAdapter, LoraAdapters, LoraRefusal, read_adapters
 from gateway.errors import Code, InferenceError
 
 

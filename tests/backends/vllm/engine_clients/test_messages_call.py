@@ -10,8 +10,7 @@ from itertools import count
 
 import pytest
 
-from backends.vllm.engine_clients.call import EngineCall, ServedCall
-from backends.vllm.engine_clients.messages import ClientKind
+from backends.vllm.engine_clients.messages import ClientKind, EngineCall, ServedCall
 from gateway.backend import Answer, Instance
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, Usage

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from backends.python import worker_output as module
-from backends.python.worker_output import LINE_BYTES, LINES_PER_SECOND, LineLimit, WorkerOutput
+from backends.python import worker_process as module
+from backends.python.worker_process import LINE_BYTES, LINES_PER_SECOND, LineLimit, WorkerOutput
 from tests.builders import settle
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.python.environment_commands import without_paths
+from backends.python.environment_builds import without_paths
 
 
 @pytest.mark.parametrize(

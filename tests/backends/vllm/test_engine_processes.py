@@ -10,15 +10,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from backends.vllm.orphans import ErrorSender, FollowingSettings, follow_parent, wait_for_exit
+from backends.vllm.engine_processes import (
+    ErrorSender,
+    FollowingSettings,
+    follow_parent,
+    wait_for_exit,
+)
 
 GONE_SECS = 10.0
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 PARENT = """
 import multiprocessing, sys, time
-from backends.vllm.orphans import ErrorSender
-from backends.vllm.orphans import FollowingSettings, follow_parent
+from backends.vllm.engine_processes import ErrorSender
+from backends.vllm.engine_processes import FollowingSettings, follow_parent
 
 def told(_):
     print("up", flush=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.python.model_management import LoadCycles
+from backends.python.business_logic import LoadCycles
 from gateway.errors import InferenceError
 
 

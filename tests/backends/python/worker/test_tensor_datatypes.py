@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.python.worker.sluice_worker.datatypes import (
+from backends.python.worker.sluice_worker.model_config import (
+    get_input_config_by_name,
+    get_output_config_by_name,
+    using_decoupled_model_transaction_policy,
+)
+from backends.python.worker.sluice_worker.tensor import (
     deserialize_bytes_tensor,
     numpy_to_triton_type,
     serialize_byte_tensor,
     triton_string_to_numpy,
     triton_to_numpy_type,
-)
-from backends.python.worker.sluice_worker.model_config import (
-    get_input_config_by_name,
-    get_output_config_by_name,
-    using_decoupled_model_transaction_policy,
 )
 
 

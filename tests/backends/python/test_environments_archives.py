@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.python.environment_builds import KeptFolders, unpacked
+from backends.python.environment_builds import KeptFolders
+from backends.python.environments import unpacked
 from gateway.errors import Code, InferenceError
 
 Member = Callable[[tarfile.TarFile], None]

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from backends.vllm.validation import first_mistake
+from backends.vllm.failures import first_mistake
 
 
 class Text(BaseModel):

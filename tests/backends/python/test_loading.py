@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.python.parameters import WorkerLimits, refuse_special_name, stub_timeout_secs
+from backends.python.loading import WorkerLimits, refuse_special_name, stub_timeout_secs
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 

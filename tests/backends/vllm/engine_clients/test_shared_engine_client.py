@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 
-from backends.vllm.engine_clients import remote_client
+from backends.vllm.engine_clients import shared_engine
 from backends.vllm.engine_clients.messages import ClientKind, Offer, write, write_error
-from backends.vllm.engine_clients.remote_client import ClientProcess, RemoteClient
+from backends.vllm.engine_clients.shared_engine import ClientProcess, RemoteClient
 from gateway.errors import Code, InferenceError
 from gateway.processes.channel import NO_CALL, Channel, Frame, number
 from tests.builders import soon, text_request
@@ -115,7 +115,7 @@ async def test_a_closed_client_reports_nothing(situation: Situation) -> None:
     await situation.offered()
     situation.client.close()
     await soon(situation.far.lost())
-    await asyncio.sleep(2 * remote_client.EXIT_STATUS_SECS)
+    await asyncio.sleep(2 * shared_engine.EXIT_STATUS_SECS)
     assert situation.stopped.empty()
 
 
@@ -151,7 +151,7 @@ async def test_a_request_that_cannot_be_written_is_no_call(situation: Situation)
 async def test_a_client_that_answers_is_left_alone_and_one_that_hangs_is_killed(
     situation: Situation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_client, "ANSWER_TIMEOUT_SECS", 0.05)
+    monkeypatch.setattr(shared_engine, "ANSWER_TIMEOUT_SECS", 0.05)
     await situation.offered()
     for _ in range(3):
         assert (await soon(situation.heard.get())).kind == ClientKind.PING
