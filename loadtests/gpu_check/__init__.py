@@ -1,5 +1,5 @@
 """The check of a machine with a GPU.
 
-`check` runs the `parts`, `processes` one of them, `outcome` is its verdict; each other module is a
+`check` runs the `parts`, `outcome` has the process and the verdict of one; each other module is a
 part, or its model.
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtests.gpu_check.outcome import Outcome, Status, table
+from loadtests.gpu_check.outcome import KILL_SECS, STOP_SECS, Outcome, Status, run_part, table
 from loadtests.gpu_check.parts import (
     CPU,
     CUDA,
@@ -23,7 +23,6 @@ from loadtests.gpu_check.parts import (
     why_none,
     write_distribution,
 )
-from loadtests.gpu_check.processes import KILL_SECS, STOP_SECS, run_part
 from loadtests.support import rounds
 from loadtests.support.rounds import save
 from loadtests.support.servers import ENVIRONMENT

@@ -11,9 +11,8 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from loadtests.gpu_check.generation import LONGEST, NAME, write_repository
-from loadtests.gpu_check.outcome import Row
+from loadtests.gpu_check.outcome import Row, descendants, name_of
 from loadtests.gpu_check.parts import Asked
-from loadtests.gpu_check.processes import descendants, name_of
 from loadtests.support import generation, servers
 from loadtests.support.generation import PROMPT_WORDS, Door, Load, ask_once, warm_up
 from loadtests.support.http_client import Address, StreamFailed

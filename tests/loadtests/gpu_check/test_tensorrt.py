@@ -3,9 +3,9 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+from loadtests.gpu_check.outcome import COMMAND
 from loadtests.gpu_check.parts import CUDA, Asked
 from tests import needs
 
@@ -21,7 +21,7 @@ def test_a_plan_is_built_served_and_held_against_the_cpu(tmp_path: Path) -> None
     answer = tmp_path / "answer"
     asked = json.dumps(ASKED.as_json())
     ended = subprocess.run(
-        [sys.executable, "-m", "loadtests.gpu_check.processes", "tensorrt", asked, answer],
+        [*COMMAND, "tensorrt", asked, answer],
         env={
             **os.environ,
             "PYTHONPATH": str(STAND_IN),

@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from loadtests.gpu_check.processes import descendants, name_of
+from loadtests.gpu_check.outcome import descendants, name_of
 
 RUN = """
 import json, os, pathlib, sys
-from loadtests.gpu_check import processes
+from loadtests.gpu_check import outcome
 from loadtests.gpu_check.parts import Asked
 from loadtests.gpu_check.parts import PARTS
 
 folder, program, limit = pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-processes.LOGS, processes.STOP_SECS = folder, 0.5
+outcome.LOGS, outcome.STOP_SECS = folder, 0.5
 asked = Asked(device="cpu", streams=[1], max_tokens=1, secs=0.1)
-outcome = processes.run_part(
+found = outcome.run_part(
     PARTS[0], asked, limit, os.environ, (sys.executable, "-c", program)
 )
-print(json.dumps({**outcome.as_json(), "left": list(processes.descendants(os.getpid()))}))
+print(json.dumps({**found.as_json(), "left": list(outcome.descendants(os.getpid()))}))
 """
 ANSWERING = """
 import json, sys
