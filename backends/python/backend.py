@@ -13,7 +13,7 @@ from backends.python.connection import WorkerConnection
 from backends.python.environments import Places, WorkerEnvironment, interpreter
 from backends.python.execution import Quarantine
 from backends.python.executions import WorkerExecutions
-from backends.python.instance import PythonInstance
+from backends.python.instance import PythonInstance, RunningWorker, Services
 from backends.python.loading import (
     WorkerLimits,
     code_identity,
@@ -26,7 +26,6 @@ from backends.python.loading import (
     version_of,
 )
 from backends.python.metrics import MetricCalls, MetricStore
-from backends.python.running_worker import RunningWorker, Services
 from backends.python.services import LogLines, LogOnly, ServicesOfServer
 from backends.python.worker.sluice_worker.protocol import ToGateway, ToWorker
 from backends.python.worker_process import WorkerProcess

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.python import running_worker
+from backends.python import instance as workers
 from gateway.errors import InferenceError
 from tests.backends.python.loading import Load, answers, request, soon
 from tests.builders import death_of
@@ -44,7 +44,7 @@ WRITES = """
 async def test_an_invalid_message_ends_the_worker(
     load: Load, garbage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running_worker, "LAST_WORDS_SECS", 0.05)
+    monkeypatch.setattr(workers, "LAST_WORDS_SECS", 0.05)
     instance = await load(WRITES.replace("GARBAGE", garbage))
     found = await answers(instance, request(1))
     reason = await soon(death_of(instance))
