@@ -32,7 +32,7 @@ INFER_FILES = 20
 TOKEN_FILES = 10
 CANCEL_FILES = 22
 POLL_FILES = 10
-CHAT_FILES = 29
+CHAT_FILES = 25
 """These limits may fall, and not rise."""
 CANCEL_SECS = 0.4
 """Less than the delay between two responses of the cancelled request."""
