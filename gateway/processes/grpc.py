@@ -8,8 +8,14 @@ from contextlib import suppress
 from typing import Any
 
 from gateway.errors import UNEXPECTED
-from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import ClientDisconnected, Metadata, RpcCall, RpcError, StatusCode
+from gateway.frontends.grpc.rpc import (
+    ClientDisconnected,
+    Metadata,
+    Method,
+    RpcCall,
+    RpcError,
+    StatusCode,
+)
 from gateway.processes.call import ChannelCall
 from gateway.processes.channel import Channel, Frame, headed, read_headed
 from gateway.processes.messages import FrontendKind, encodable, metadata_pairs, read_metadata

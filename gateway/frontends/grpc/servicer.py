@@ -9,13 +9,12 @@ from gateway.config import pbtxt
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.message_memo import InferMessage, MessageMemo
-from gateway.frontends.grpc.methods import Parse, ParseLarge
 from gateway.frontends.grpc.outbox import Outbox
 from gateway.frontends.grpc.parameters import HeaderForwarding
 from gateway.frontends.grpc.protobuf_wire import Message, parse_request
 from gateway.frontends.grpc.request import LargeMessages, RequestDecoder, begin_trace
 from gateway.frontends.grpc.response import InferResponseEncoder
-from gateway.frontends.grpc.rpc import RpcCall, RpcError, StatusCode, rpc_error
+from gateway.frontends.grpc.rpc import Parse, ParseLarge, RpcCall, RpcError, StatusCode, rpc_error
 from gateway.frontends.grpc.stream_infer import StreamInfer, StrictModeError
 from gateway.messages import InferRequest
 from gateway.models.model import Model

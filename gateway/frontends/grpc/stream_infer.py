@@ -11,7 +11,6 @@ from functools import partial
 from gateway.conversations.turn import read_turn
 from gateway.dataplane import DataPlane, RequestName
 from gateway.errors import UNEXPECTED, Code, InferenceError, first_error
-from gateway.frontends.grpc.methods import ParsedMessages
 from gateway.frontends.grpc.outbox import (
     OrderPosition,
     Outbox,
@@ -24,7 +23,7 @@ from gateway.frontends.grpc.protobuf_wire import Message
 from gateway.frontends.grpc.request import RequestDecoder, begin_trace
 from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.frontends.grpc.resumption import marked, recorded, resumed, resumes
-from gateway.frontends.grpc.rpc import ClientDisconnected, RpcError
+from gateway.frontends.grpc.rpc import ClientDisconnected, ParsedMessages, RpcError
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.observability.trace import Trace

@@ -8,8 +8,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.rpc import (
+    Method,
     RpcCall,
 )
 from gateway.frontends.http.request_scope import RawHeaders
