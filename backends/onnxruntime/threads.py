@@ -15,7 +15,7 @@ from threading import Lock
 
 from backends.onnxruntime.parameter_values import count, switch
 from gateway.config import InstanceKind, ModelConfig
-from gateway.cpus import processors
+from gateway.process_limits import processors
 
 INTRA = "intra_op_thread_count"
 INTER = "inter_op_thread_count"

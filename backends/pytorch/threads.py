@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from backends.pytorch.failures import reason
-from gateway.cpus import processors
+from gateway.process_limits import processors
 
 log = logging.getLogger("sluice.pytorch")
 

@@ -10,7 +10,7 @@ from backends.tensorrt.cuda import GpuStream
 from backends.tensorrt.memory import Staging
 from backends.tensorrt.signature import Binding, EngineSignature, Shape, size_bytes
 from gateway.config.data_type import DataType
-from gateway.device_memory import DeviceMemory
+from gateway.cuda_driver import DeviceMemory
 from gateway.tensor import Datatype, Tensor
 
 

@@ -16,8 +16,7 @@ from gateway.frontends.grpc.rpc import (
     RpcError,
     StatusCode,
 )
-from gateway.processes.call import ChannelCall
-from gateway.processes.channel import Channel, Frame, headed, read_headed
+from gateway.processes.channel import Channel, ChannelCall, Frame, headed, read_headed
 from gateway.processes.messages import FrontendKind, encodable, metadata_pairs, read_metadata
 from gateway.processes.relayed_call import (
     RelayedCall,

@@ -18,8 +18,7 @@ from backends.vllm.engine_clients.messages import (
 from gateway.backend import Instance
 from gateway.errors import UNEXPECTED, Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
-from gateway.processes.call import ChannelCall
-from gateway.processes.channel import Channel, Frame
+from gateway.processes.channel import Channel, ChannelCall, Frame
 
 log = logging.getLogger("sluice.vllm")
 

@@ -10,12 +10,12 @@ from typing import Any
 from httpunk import H2Server, HTTPunkError
 from httpunk.asyncio import H2ServerProtocol
 
-from gateway.descriptors import DescriptorReserve
 from gateway.frontends.grpc.http2_wire import DEADLINE, DEADLINE_PASSED, NotGrpc, require_grpc
 from gateway.frontends.grpc.hyper_call import HyperBackend, HyperCall, is_reset, is_whole, on_reset
 from gateway.frontends.grpc.hyper_limits import BufferBudget, KeepaliveServer
 from gateway.frontends.grpc.rpc import ClientDisconnected, Method, RpcError, StatusCode, Transport
 from gateway.frontends.grpc.sockets import HTTP_2, SocketFile, bound, read_certificates, unix_path
+from gateway.process_limits import DescriptorReserve
 from gateway.settings import UNIX, GrpcSettings
 from gateway.threads import Threads, request_threads
 

@@ -13,8 +13,7 @@ from gateway.frontends.grpc.rpc import (
     RpcCall,
 )
 from gateway.frontends.http.request_scope import RawHeaders
-from gateway.processes.call import FRAME_BYTES, REPORTED_BYTES, WINDOW_BYTES
-from gateway.processes.channel import Channel, Frame
+from gateway.processes.channel import FRAME_BYTES, REPORTED_BYTES, WINDOW_BYTES, Channel, Frame
 from gateway.processes.grpc import GrpcCall, relaying, shapes
 from gateway.processes.http import HttpCall, HttpRelay
 from gateway.processes.messages import FrontendKind

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from backends.vllm.engine_clients.remote_client import MODULE
 from backends.vllm.orphans import EXIT_CODE
-from gateway.python_processes import module_command, module_environment
+from gateway.processes.channel import module_command, module_environment
 
 ENDED_SECS = 60.0
 """It imports all of vLLM first."""
