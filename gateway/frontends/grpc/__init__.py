@@ -5,9 +5,8 @@ In reading order:
 - `server`: services, health, reflection and shutdown behind one transport
 - `servicer`: one method per RPC of the v2 protocol
 - `rpc`: calls, methods, status codes and errors; the interface of transports
-- `stream_infer`: ModelStreamInfer
-- `outbox`: sending, order and limits of its responses
-- `resumption`: resumable streams
+- `stream_infer`: ModelStreamInfer, its requests and their cancellation
+- `outbox`: order, limits and sending of its responses
 - `request`: decoding of requests
 - `parameters`: request parameters and forwarded metadata
 - `message_memo`: memo of parsed messages
