@@ -2,39 +2,48 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from importlib import import_module
 from typing import Any, Final
 
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
-from grpc_reflection.v1alpha.reflection import aio
 
 from gateway.dataplane import DataPlane
-from gateway.frontends.grpc.grpcio_transport import GrpcioTransport
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.rpc import Method, RpcCall, RpcError, StatusCode, Transport, methods
 from gateway.frontends.grpc.servicer import Servicer
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.recordings import Recordings
 from gateway.settings import GrpcSettings, GrpcTransport
+from gateway.threads import apart
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 COMPRESSING = ("ModelInfer", "ModelStreamInfer")
 """Methods with compressed responses, as in Triton (protocol: gRPC transport)."""
 EAGER = ("ModelInfer",)
 """Methods that start without a task; their code never asks for the current task."""
-TRANSPORTS = {GrpcTransport.HYPER: HyperTransport, GrpcTransport.GRPCIO: GrpcioTransport}
-
-
 TransportFactory = Callable[[Mapping[str, Method], GrpcSettings], Transport]
 """Creates a transport for methods; raises OSError if the address cannot be bound."""
 
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 
+def _grpcio_transport(methods: Mapping[str, Method], settings: GrpcSettings) -> Transport:
+    # Other servers do without the import of grpcio, which takes 50 ms.
+    library = import_module("gateway.frontends.grpc.grpcio_transport")
+    transport: Transport = library.GrpcioTransport(methods, settings)
+    return transport
+
+
+TRANSPORTS: Mapping[GrpcTransport, TransportFactory] = {
+    GrpcTransport.HYPER: HyperTransport,
+    GrpcTransport.GRPCIO: _grpcio_transport,
+}
+
+
 def local_transport(methods: Mapping[str, Method], settings: GrpcSettings) -> Transport:
     """The configured transport, in this process."""
-    transport: Transport = TRANSPORTS[settings.transport](methods, settings)
-    return transport
+    return TRANSPORTS[settings.transport](methods, settings)
 
 
 class GrpcServer:
@@ -160,10 +169,11 @@ REFLECTION_NAMES = (REFLECTION.full_name, "grpc.reflection.v1.ServerReflection")
 
 
 class ReflectionServicer:
-    """Server reflection with the answers of grpcio's servicer."""
+    """Server reflection with the answers of grpcio's servicer, which the first RPC imports."""
 
     def __init__(self, services: Iterable[str]) -> None:
-        self._answers: Any = aio.ReflectionServicer((*services, *REFLECTION_NAMES))
+        self._services = (*services, *REFLECTION_NAMES)
+        self._answers: Any = None
 
     def methods(self) -> Iterator[tuple[str, Method]]:
         """The paths of both versions, with the method."""
@@ -183,5 +193,12 @@ class ReflectionServicer:
     async def ServerReflectionInfo(
         self, requests: AsyncIterator[reflection_pb2.ServerReflectionRequest], call: RpcCall
     ) -> None:
+        if self._answers is None:
+            self._answers = await apart(self._load_answers)
         async for answer in self._answers.ServerReflectionInfo(requests, None):
             await call.send([answer.SerializeToString()])
+
+    def _load_answers(self) -> Any:
+        # The import of grpcio takes 50 ms, and few clients ask for reflection.
+        library = import_module("grpc_reflection.v1alpha.reflection")
+        return library.aio.ReflectionServicer(self._services)
