@@ -29,8 +29,6 @@ from tests.scripted import installed
 from tests.serving import ROOT, write_model
 
 SOURCES = (f"{ROOT}/gateway/", f"{ROOT}/backends/")
-TIMERS = {"HttpListener.serve"}
-"""Functions that run periodically, and are no part of a request."""
 POLL_SECS = 0.2
 INFER_FILES = 20
 TOKEN_FILES = 10
@@ -68,9 +66,7 @@ class Walk:
 
     def _note(self, frame: FrameType, event: str, _: object) -> None:
         name = frame.f_code.co_filename
-        if event != "call" or frame.f_code.co_qualname in TIMERS:
-            return
-        if name.startswith(SOURCES):
+        if event == "call" and name.startswith(SOURCES):
             self.files.add(name.removeprefix(f"{ROOT}/"))
 
 
