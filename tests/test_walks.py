@@ -32,9 +32,9 @@ SOURCES = (f"{ROOT}/gateway/", f"{ROOT}/backends/")
 POLL_SECS = 0.2
 INFER_FILES = 20
 TOKEN_FILES = 10
-MODEL_INFER_FILES = 32
+MODEL_INFER_FILES = 26
 RESPONSE_FILES = 14
-CANCEL_FILES = 16
+CANCEL_FILES = 15
 POLL_FILES = 10
 CHAT_FILES = 29
 """These limits may fall, and not rise."""
