@@ -8,8 +8,8 @@ import time
 from types import FrameType, TracebackType
 from typing import Self
 
-from gateway import cpus
-from gateway.cpus import processors
+from gateway import process_limits
+from gateway.process_limits import processors
 
 log = logging.getLogger("sluice.loop")
 
@@ -144,5 +144,5 @@ class BusyPoll:
 
 
 def _has_several_processors() -> bool:
-    quota = cpus.quota()
+    quota = process_limits.quota()
     return processors() > 1 and (quota is None or quota > 1)

@@ -6,8 +6,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self
 
 from gateway.errors import InferenceError
-from gateway.tensor import Tensor
-from gateway.value import keyword_value, value
+from gateway.tensor import Tensor, keyword_value, value
 
 Parameter = bool | int | float | str
 """A parameter of the v2 protocol."""

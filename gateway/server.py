@@ -11,8 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from gateway.backend_loader import BackendLoader
-from gateway.cache.cache import ResponseCache
-from gateway.cache.local import LocalCache
+from gateway.cache.cache import LocalCache, ResponseCache
 from gateway.cuda_driver import load_driver, usable_gpus
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError

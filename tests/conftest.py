@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from gateway import device_memory
+from gateway import cuda_driver
 from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.models.instances import InstanceSlot
@@ -109,7 +109,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def host_gpu(monkeypatch: pytest.MonkeyPatch) -> HostGpu:
     """This process finds a GPU, whose memory is of the host."""
     found = HostGpu()
-    for module in (device_memory, cuda):
+    for module in (cuda_driver, cuda):
         monkeypatch.setattr(module, "load_driver", lambda: found)
     return found
 

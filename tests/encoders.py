@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gateway.storage.embedded import find, locate
+from gateway.storage.fetch import find, locate
 
 Array = npt.NDArray[Any]
 

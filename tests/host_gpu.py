@@ -3,7 +3,7 @@
 import ctypes
 from typing import Any
 
-from gateway.device_memory import DeviceMemory, DeviceRegion
+from gateway.cuda_driver import DeviceMemory, DeviceRegion
 
 INVALID_DEVICE, INVALID_HANDLE, OUT_OF_ORDER = 101, 400, 999
 

@@ -1,7 +1,8 @@
 """Limits for the source files that a request enters on the event loop.
 
 Each walk runs once to warm up, then again under a profile of the loop's thread. The files of the
-last run are in the message of a failure.
+last run are in the message of a failure. The server polls its repository for the walk of a poll
+only, so that other walks count what their request enters.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 from gateway.in_process.server import Server
+from gateway.protos import grpc_service_pb2 as pb
 from tests import onnx_models
 from tests.conformance.models import REPEAT
 from tests.conformance.openai_models import contract, piece
@@ -30,10 +32,13 @@ SOURCES = (f"{ROOT}/gateway/", f"{ROOT}/backends/")
 POLL_SECS = 0.2
 INFER_FILES = 20
 TOKEN_FILES = 10
-CANCEL_FILES = 22
+MODEL_INFER_FILES = 26
+RESPONSE_FILES = 14
+CANCEL_FILES = 15
 POLL_FILES = 10
 CHAT_FILES = 25
 """These limits may fall, and not rise."""
+TIMEOUT_SECS = 10.0
 CANCEL_SECS = 0.4
 """Less than the delay between two responses of the cancelled request."""
 ADD_SUB = """backend: "onnxruntime"
@@ -66,19 +71,37 @@ class Walk:
 
 
 @pytest.fixture
-async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
-    """A server on this event loop, so that its code runs in the thread of the test."""
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The models of all walks."""
     installed(tmp_path / "installed")
     monkeypatch.syspath_prepend(str(tmp_path / "installed"))
-    tmp_path = tmp_path / "models"
-    write_model(tmp_path, "tokens", contract(*TOKENS))
-    onnx_models.write(tmp_path, "add_sub", onnx_models.add_sub(), ADD_SUB)
-    write_model(tmp_path, "repeat", REPEAT)
-    shutil.copytree(ROOT / "model_repository" / "openai_python", tmp_path / "openai_python")
-    options: dict[str, Any] = {"allow_http": True, "http_port": 0, "allow_grpc": True}
-    options |= {"grpc_port": 0, "http_address": "127.0.0.1", "grpc_address": "127.0.0.1"}
-    options |= {"model_control_mode": "poll", "repository_poll_secs": POLL_SECS}
-    async with Server(model_repository=str(tmp_path), exit_on_error=False, **options) as started:
+    models = tmp_path / "models"
+    write_model(models, "tokens", contract(*TOKENS))
+    onnx_models.write(models, "add_sub", onnx_models.add_sub(), ADD_SUB)
+    write_model(models, "repeat", REPEAT)
+    shutil.copytree(ROOT / "model_repository" / "openai_python", models / "openai_python")
+    return models
+
+
+def serving(repository: Path, **options: Any) -> Server:
+    """A server on this event loop, so that its code runs in the thread of the test."""
+    addresses = {"http_address": "127.0.0.1", "grpc_address": "127.0.0.1"}
+    ports = {"http_port": 0, "grpc_port": 0}
+    return Server(
+        model_repository=str(repository), exit_on_error=False, **addresses, **ports, **options
+    )
+
+
+@pytest.fixture
+async def server(repository: Path) -> AsyncIterator[Server]:
+    async with serving(repository, allow_http=True, allow_grpc=True) as started:
+        yield started
+
+
+@pytest.fixture
+async def polling_server(repository: Path) -> AsyncIterator[Server]:
+    poll = {"model_control_mode": "poll", "repository_poll_secs": POLL_SECS}
+    async with serving(repository, **poll) as started:
         yield started
 
 
@@ -154,6 +177,28 @@ def read_events(connection: Connection, count: int) -> None:
         count -= connection.chunk().count(b"data: ")
 
 
+async def test_a_model_infer_in_a_batch_of_onnx_runtime(server: Server) -> None:
+    request = pb.ModelInferRequest(model_name="add_sub")
+    for name in ("INPUT0", "INPUT1"):
+        request.inputs.add(name=name, datatype="FP32", shape=[1, 16])
+        request.raw_input_contents.append(np.arange(16, dtype=np.float32).tobytes())
+    with connected(f"127.0.0.1:{server.ports['grpc']}") as stub:
+        files = await walked(lambda: stub.ModelInfer(request, timeout=TIMEOUT_SECS))
+    assert len(files) <= MODEL_INFER_FILES, "\n".join(sorted(files))
+
+
+async def test_a_further_response_of_model_stream_infer(server: Server) -> None:
+    request = infer_request("repeat", "a", text_input="x", n=8, delay_us=100_000)
+    with connected(f"127.0.0.1:{server.ports['grpc']}") as stub, streaming(stub) as rpc:
+        await asyncio.to_thread(rpc.ask, request)
+        for _ in range(2):
+            await asyncio.to_thread(rpc.answer)
+        with Walk() as walk:
+            for _ in range(2):
+                await asyncio.to_thread(rpc.answer)
+    assert len(walk.files) <= RESPONSE_FILES, "\n".join(sorted(walk.files))
+
+
 async def test_a_cancelled_model_stream_infer(server: Server) -> None:
     request = infer_request("repeat", "a", text_input="x", n=100, delay_us=500_000)
     with connected(f"127.0.0.1:{server.ports['grpc']}") as stub, streaming(stub) as rpc:
@@ -172,9 +217,9 @@ def failures(server: Server) -> int:
     return int(rows["inference_stats"]["fail"]["count"])
 
 
-async def test_a_poll_that_replaces_a_model(server: Server, tmp_path: Path) -> None:
+async def test_a_poll_that_replaces_a_model(polling_server: Server, repository: Path) -> None:
     with Walk() as walk:
-        os.utime(tmp_path / "models" / "repeat" / "config.pbtxt")
+        os.utime(repository / "repeat" / "config.pbtxt")
         await asyncio.sleep(5 * POLL_SECS)
     files = {each for each in walk.files if each.startswith("gateway/models/")}
     assert "gateway/models/loading.py" in files

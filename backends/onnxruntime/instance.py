@@ -15,7 +15,7 @@ from backends.onnxruntime.session import ClearFailures
 from gateway.backend import ModelContext
 from gateway.batches.stacking import with_sequence_tensors
 from gateway.config import InstanceKind
-from gateway.device_memory import DeviceMemory
+from gateway.cuda_driver import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.tensor import NUMPY_TYPES, Datatype, Tensor, array_tensor
 from gateway.tensor_runtime.instance import TensorInstance

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from threading import Lock
 
 from gateway.config import InstanceKind, ModelConfig
-from gateway.cpus import processors
 from gateway.errors import Code, InferenceError
+from gateway.process_limits import processors
 
 TRUE = frozenset({"true", "on", "1"})
 FALSE = frozenset({"false", "off", "0"})

@@ -14,8 +14,8 @@ import torch
 
 from backends.pytorch.model_file import reason
 from gateway.config import ModelConfig
-from gateway.cpus import processors
 from gateway.errors import Code, InferenceError
+from gateway.process_limits import processors
 
 BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 

@@ -8,7 +8,7 @@ import torch
 
 from backends.pytorch.model_file import FAILURES, reason
 from backends.pytorch.signature import DATATYPES, TensorSlot, Value
-from gateway.device_memory import DeviceMemory
+from gateway.cuda_driver import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Datatype, Tensor, array_tensor
 

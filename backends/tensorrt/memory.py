@@ -10,7 +10,7 @@ import numpy.typing as npt
 from backends.tensorrt.cuda import GpuStream
 from backends.tensorrt.engines import Binding, EngineSignature, Shape, size_bytes
 from gateway.config.data_type import DataType
-from gateway.device_memory import DeviceMemory
+from gateway.cuda_driver import DeviceMemory
 from gateway.tensor import Datatype, Tensor
 
 SMALLEST = 256

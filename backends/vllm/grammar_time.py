@@ -15,7 +15,7 @@ import orjson
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.structured_output import StructuredOutputManager
 
-from gateway.cpus import processors
+from gateway.process_limits import processors
 
 SECS = 60.0
 AT_ONCE = max(4, (processors() + 1) // 2)

@@ -17,7 +17,7 @@ from gateway.batches.padding import Padding, cut_padded, pad, pad_value
 from gateway.config import BatchInput, BatchInputKind, ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import Control, ControlKind, SequenceBatching, State
-from gateway.device_memory import DeviceMemory
+from gateway.cuda_driver import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.tensor import NUMPY_TYPES, SIZES, Buffer, Datatype, Tensor, array_tensor, format_shape

@@ -1,5 +1,5 @@
 """The response cache.
 
-`cache` is the interface with keys and encoding, `local` keeps responses in this process, `redis`
-in a Redis server.
+`cache` has the interface, keys and encoding, and keeps responses in this process; `redis` keeps
+them in a Redis server.
 """

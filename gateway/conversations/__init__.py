@@ -1,5 +1,5 @@
 """Conversations of ModelStreamInfer and `generate`.
 
-`conversations` finds them by correlation id, `conversation` queues the turns of one, `turn` is one
-request with its answer, `history` holds messages within a memory budget.
+`conversations` finds them by correlation id and queues the turns of each, `turn` is one request
+with its answer, `history` holds messages within a memory budget.
 """

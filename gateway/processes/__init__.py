@@ -2,8 +2,7 @@
 
 In reading order:
 
-- `channel`: frames and their connection
-- `call`: one end of a call, with its windows
+- `channel`: commands of processes, frames, and calls with their windows
 - `messages`: kinds of frames and heads of requests
 - `supervisor`: frontend processes as the server starts and restarts them
 - `listeners`: their listeners as the server sees them

@@ -1,4 +1,4 @@
-"""Frames and channel between the server and a process that it has started.
+"""Calls on a channel between the server and a process that it has started.
 
 A frame is a head of nine bytes (payload length, kind, number of the call; little endian) and a
 payload, whose format depends on the kind.
@@ -6,7 +6,9 @@ payload, whose format depends on the kind.
 
 import asyncio
 import logging
+import os
 import struct
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -17,6 +19,16 @@ log = logging.getLogger("sluice.server")
 
 HEAD = struct.Struct("<IBI")
 LENGTH = struct.Struct("<I")
+
+WINDOW_BYTES = 1 << 20
+"""Maximum of unacknowledged bytes of a call; a single piece may be larger."""
+
+REPORTED_BYTES = 64 << 10
+"""Passed-on bytes from which a TAKEN frame is sent."""
+
+
+FRAME_BYTES = 64
+"""Overhead counted per frame, which limits the number of empty frames."""
 
 
 class FrameKind:
@@ -219,3 +231,114 @@ class Channel(asyncio.Protocol):
         unsent, self._unsent = self._unsent, []
         if unsent and self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(unsent))
+
+
+class SendWindow:
+    """The sender's side of a window: sent bytes that the receiver has not passed on."""
+
+    __slots__ = ("_closed", "_unacknowledged", "_waiters")
+
+    def __init__(self) -> None:
+        self._unacknowledged = 0
+        self._closed = False
+        self._waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be sent."""
+        return self._unacknowledged < WINDOW_BYTES or self._closed
+
+    def sent(self, size: int) -> None:
+        """Count a sent frame."""
+        self._unacknowledged += size + FRAME_BYTES
+
+    def taken(self, size: int) -> None:
+        """Count bytes that the receiver has passed on, as `ReceiveWindow` reports them."""
+        self._unacknowledged -= size
+        self._wake()
+
+    def close(self) -> None:
+        """Stop limiting, because the other end has closed; waiting tasks continue."""
+        self._closed = True
+        self._wake()
+
+    async def room(self) -> None:
+        """Wait until more may be sent."""
+        while not self.has_room:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def _wake(self) -> None:
+        if not self.has_room:
+            return
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class ReceiveWindow:
+    """The receiver's side of a window: passed-on bytes that are not reported."""
+
+    __slots__ = ("_unreported",)
+
+    def __init__(self) -> None:
+        self._unreported = 0
+
+    def add(self, size: int) -> int:
+        """Count a passed-on frame; the bytes to report now, or 0."""
+        self._unreported += size + FRAME_BYTES
+        if self._unreported < REPORTED_BYTES:
+            return 0
+        reported, self._unreported = self._unreported, 0
+        return reported
+
+
+class ChannelCall(Receiver):
+    """One end of a call: its windows, and the waiting for its frames."""
+
+    def __init__(self, channel: Channel, call: int) -> None:
+        self._channel = channel
+        self._call = call
+        self._window = SendWindow()
+        self._receipts = ReceiveWindow()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def hear(self, frame: Frame) -> None:
+        if frame.kind == FrameKind.TAKEN:
+            self._window.taken(read_number(frame.payload))
+        else:
+            self._take(frame)
+
+    @abstractmethod
+    def _take(self, frame: Frame) -> None:
+        """Handle a frame other than TAKEN."""
+
+    def _send_data(self, payload: bytes) -> None:
+        self._channel.send(FrameKind.DATA, self._call, payload)
+        self._window.sent(len(payload))
+
+    def _passed_on(self, size: int) -> None:
+        """Count a passed-on frame, and report it to the sender."""
+        if reported := self._receipts.add(size):
+            self._channel.send(FrameKind.TAKEN, self._call, number(reported))
+
+    async def _news(self) -> None:
+        """Wait for the next frame or disconnect; one task at a time."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def module_command(module: str, *arguments: str) -> tuple[str, ...]:
+    """The command of a module; `-P` keeps the working directory from the head of its path."""
+    return (sys.executable, "-P", "-m", module, *arguments)
+
+
+def module_environment(**variables: str) -> dict[str, str]:
+    """The environment for such a command: this process's own, with its search path."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}

@@ -8,10 +8,15 @@ from contextlib import suppress
 from typing import Any
 
 from gateway.errors import UNEXPECTED
-from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import ClientDisconnected, Metadata, RpcCall, RpcError, StatusCode
-from gateway.processes.call import ChannelCall
-from gateway.processes.channel import Channel, Frame, headed, read_headed
+from gateway.frontends.grpc.rpc import (
+    ClientDisconnected,
+    Metadata,
+    Method,
+    RpcCall,
+    RpcError,
+    StatusCode,
+)
+from gateway.processes.channel import Channel, ChannelCall, Frame, headed, read_headed
 from gateway.processes.messages import FrontendKind, encodable, metadata_pairs, read_metadata
 from gateway.processes.relayed_call import (
     RelayedCall,

@@ -17,8 +17,7 @@ from gateway.frontends.http.request_scope import (
     RawHeaders,
     send_apart,
 )
-from gateway.processes.call import ChannelCall
-from gateway.processes.channel import Channel, Frame, headed, read_headed
+from gateway.processes.channel import Channel, ChannelCall, Frame, headed, read_headed
 from gateway.processes.messages import (
     FrontendKind,
     byte_pairs,

@@ -8,8 +8,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import Transport
+from gateway.frontends.grpc.rpc import Method, Transport
 from gateway.frontends.grpc.sockets import SocketFile, bound, read_certificates, unix_path
 from gateway.frontends.http.listener import listening_at
 from gateway.observability.log import Log

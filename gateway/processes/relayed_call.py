@@ -8,8 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from gateway.errors import first_error
-from gateway.processes.call import ChannelCall
-from gateway.processes.channel import Channel, Frame, call_numbers, headed
+from gateway.processes.channel import Channel, ChannelCall, Frame, call_numbers, headed
 from gateway.processes.messages import FrontendKind
 
 

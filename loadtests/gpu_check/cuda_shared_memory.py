@@ -14,8 +14,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 import orjson
 
-from gateway.cuda_driver import call, load_driver
-from gateway.device_memory import Device, device
+from gateway.cuda_driver import Device, call, device, load_driver
 from gateway.shared_memory.cuda import HANDLE_BYTES
 from loadtests.gpu_check.outcome import Row, Skipped
 from loadtests.gpu_check.parts import Asked, why_none

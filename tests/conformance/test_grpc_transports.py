@@ -12,8 +12,7 @@ import pytest
 from hyperframe.frame import ContinuationFrame, DataFrame, HeadersFrame
 
 from gateway.frontends.grpc import grpcio_transport, hyper_call
-from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import RpcCall
+from gateway.frontends.grpc.rpc import Method, RpcCall
 from gateway.frontends.grpc.server import TRANSPORTS
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.settings import GrpcSettings, GrpcTransport

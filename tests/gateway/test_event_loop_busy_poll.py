@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gateway import cpus, event_loop
+from gateway import event_loop, process_limits
 from gateway.event_loop import BusyPoll, busy_poll
 
 pytestmark = pytest.mark.quiet
@@ -17,7 +17,7 @@ SPAN_SECS = SPAN_US / 1e6
 @pytest.fixture(autouse=True)
 def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_loop, "processors", lambda: 2)
-    monkeypatch.setattr(cpus, "quota", lambda: None)
+    monkeypatch.setattr(process_limits, "quota", lambda: None)
 
 
 async def is_awake(secs: float) -> bool:
@@ -69,7 +69,7 @@ def test_it_never_polls(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     if reason == "one processor":
         monkeypatch.setattr(event_loop, "processors", lambda: 1)
     if reason == "half of two":
-        monkeypatch.setattr(cpus, "quota", lambda: 1.0)
+        monkeypatch.setattr(process_limits, "quota", lambda: 1.0)
     assert busy_poll(0 if reason == "switched off" else SPAN_US) is None
 
 

@@ -18,8 +18,7 @@ from gateway.backend import Instance
 from gateway.errors import UNEXPECTED, Code, InferenceError
 from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse, Parameter, Usage
 from gateway.openai_contract import OpenAiRefusal
-from gateway.processes.call import ChannelCall
-from gateway.processes.channel import Channel, Frame, FrameKind
+from gateway.processes.channel import Channel, ChannelCall, Frame, FrameKind
 from gateway.tensor import Datatype, Tensor
 
 OMITTED = frozenset({"args", "exc_info", "exc_text", "stack_info", "msg"})

@@ -33,8 +33,16 @@ from backends.vllm.settings import EngineModel
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.private_folder import PrivateFolder
-from gateway.processes.channel import NO_CALL, Channel, Frame, Receiver, call_numbers, read_number
-from gateway.python_processes import module_command, module_environment
+from gateway.processes.channel import (
+    NO_CALL,
+    Channel,
+    Frame,
+    Receiver,
+    call_numbers,
+    module_command,
+    module_environment,
+    read_number,
+)
 
 log = logging.getLogger("sluice.vllm")
 

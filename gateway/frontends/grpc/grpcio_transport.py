@@ -10,9 +10,15 @@ from typing import Any, NoReturn
 
 import grpc
 
-from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
-from gateway.frontends.grpc.rpc import ClientDisconnected, Metadata, RpcCall, RpcError, Transport
+from gateway.frontends.grpc.rpc import (
+    ClientDisconnected,
+    Metadata,
+    Method,
+    RpcCall,
+    RpcError,
+    Transport,
+)
 from gateway.frontends.grpc.sockets import read_certificates, require_free, unix_path
 from gateway.settings import CompressionLevel, GrpcKeepaliveSettings, GrpcSettings, netloc
 

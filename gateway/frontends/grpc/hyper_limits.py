@@ -1,16 +1,20 @@
-"""Limits of memory and of time on the event loop for connections on hyper's HTTP/2.
+"""Limits of one connection on hyper's HTTP/2: memory, time on the event loop, pings and age.
 
 The overridden methods of httpunk are private: its release is pinned, and tests fail if they change.
 """
 
-from collections.abc import Callable
+import asyncio
+import random
+import struct
+from collections.abc import Callable, Hashable
 from typing import Any
 
-from httpunk import H2ProtocolError, H2StreamError
+from httpunk import ConnectionClosedError, H2ProtocolError, H2Server, H2StreamError
 from httpunk.h2 import connection as library
 from httpunk.h2.server import ServerConnection, ServerRequest
 
 from gateway.frontends.grpc.rpc import RpcError, StatusCode
+from gateway.settings import NEVER_MS, GrpcKeepaliveSettings
 
 TURN_BYTES = 16 << 10
 """Maximum read of one connection per turn of the event loop; less for small frames."""
@@ -30,6 +34,15 @@ UNREAD_BYTES = 16 << 20
 ENHANCE_YOUR_CALM = 11
 
 FULL = "the server's buffers for incomplete and unsent messages are full"
+
+PING, GO_AWAY = 6, 7
+HEAD = struct.Struct(">BHBBL")
+TOO_MANY_PINGS = b"too_many_pings"
+"""Debug data of the GOAWAY; gRPC clients then ping half as often (gRPC proposal A8)."""
+
+PING_DATA = b"alive?\r\n"
+AGE_JITTER = 0.1
+"""Random part of the maximum age, which spreads reconnects (gRPC proposal A9)."""
 
 
 class BufferBudget:
@@ -180,3 +193,174 @@ class BoundedConnection(ServerConnection):
             self._share.change(max(0, unread - UNREAD_BYTES))
         except RpcError as error:
             raise H2ProtocolError(ENHANCE_YOUR_CALM, error.details) from None
+
+
+class KeepaliveServer(H2Server):
+    """httpunk's server of one connection, with the keep-alive of gRPC."""
+
+    def __init__(
+        self, stream: Any, socket: Any, settings: GrpcKeepaliveSettings, **options: Any
+    ) -> None:
+        self._conn: Any = KeepaliveConnection(stream, **options)  # type: ignore[no-untyped-call]
+        self._conn.keepalive = Keepalive(self._conn, socket, settings)
+
+    @property
+    def connection(self) -> "KeepaliveConnection":
+        """The connection, which handles frames."""
+        found: KeepaliveConnection = self._conn
+        return found
+
+    def stop(self) -> None:
+        """Stop the timers and return the reserved bytes after a disconnect."""
+        self._conn.keepalive.stop()
+        self._conn.close_budget()
+
+
+class KeepaliveConnection(BoundedConnection):
+    """Connection that reports pings and traffic to its keep-alive."""
+
+    keepalive: "Keepalive"
+    window_updates = 0
+
+    def recv_ping(self, frame: Any) -> int:
+        """Override of httpunk: a ping, or the answer to one."""
+        self.keepalive.handle_ping(frame)
+        found: int = super().recv_ping(frame)
+        return found
+
+    def recv_window_update(self, frame: Any) -> Any:
+        """Override of httpunk: the client has read data."""
+        self.window_updates += 1
+        return super().recv_window_update(frame)
+
+    def traffic(self) -> Hashable:
+        """A value that changes when data or headers are sent."""
+        return self.max_stream_id, self.num_streams, self.conn_send_window, self.window_updates
+
+    def end(self) -> None:
+        """Refuse new RPCs, and close when the running ones have ended."""
+        self._after(self.begin_graceful_shutdown())  # type: ignore[no-untyped-call]
+
+
+class Keepalive:
+    """Pings a client, drops it without an answer, and ends the connection at its maximum age."""
+
+    def __init__(
+        self, connection: KeepaliveConnection, socket: Any, settings: GrpcKeepaliveSettings
+    ) -> None:
+        self._connection = connection
+        self._socket = socket
+        self._settings = settings
+        self._strikes = PingStrikes(settings)
+        self._loop = asyncio.get_running_loop()
+        self._pings = 0
+        self._traffic: Hashable = None
+        self._awaits_answer = False
+        self._ping_timer = self._later(settings.time_ms, self._ping)
+        self._age_timer = self._later(
+            settings.max_connection_age_ms * random.uniform(1 - AGE_JITTER, 1 + AGE_JITTER),
+            self._end_old,
+        )
+
+    def stop(self) -> None:
+        """Cancel the timers."""
+        for timer in (self._ping_timer, self._age_timer):
+            if timer is not None:
+                timer.cancel()
+
+    def handle_ping(self, frame: Any) -> None:
+        """Handle a ping, or the answer to one; ConnectionClosedError after too many pings."""
+        if frame.ack:
+            if self._awaits_answer and frame.data == PING_DATA:
+                self._answered()
+            return
+        idle = not self._connection.num_streams
+        now, traffic = self._loop.time(), self._connection.traffic()
+        if self._strikes.is_too_many(now, traffic, idle=idle):
+            last = struct.pack(">LL", self._connection.last_processed_id, ENHANCE_YOUR_CALM)
+            self._socket.write(_frame(GO_AWAY, last + TOO_MANY_PINGS))
+            raise ConnectionClosedError("too many pings")
+
+    def _later(self, delay_ms: float, act: Any, *arguments: Any) -> asyncio.TimerHandle | None:
+        if not 0 < delay_ms < NEVER_MS:
+            return None
+        return self._loop.call_later(delay_ms / 1000, act, *arguments)
+
+    def _ping(self) -> None:
+        if self._socket.is_closing():
+            return
+        if not self._may_ping():
+            self._ping_timer = self._later(self._settings.time_ms, self._ping)
+            return
+        # Each write of httpunk is a sequence of complete frames.
+        self._socket.write(_frame(PING, PING_DATA))
+        self._awaits_answer = True
+        self._await_answer()
+
+    def _may_ping(self) -> bool:
+        traffic, limit = self._connection.traffic(), self._settings.max_pings_without_data
+        self._pings = self._pings + 1 if traffic == self._traffic else 1
+        self._traffic = traffic
+        has_rpcs = self._connection.num_streams or self._settings.permit_without_calls
+        return bool(has_rpcs) and (not limit or self._pings <= limit)
+
+    def _await_answer(self) -> None:
+        unsent = self._socket.get_write_buffer_size()
+        self._ping_timer = self._later(self._settings.timeout_ms, self._check_answer, unsent)
+
+    def _check_answer(self, unsent_before: int) -> None:
+        """Drop a client that has neither answered nor read output since the ping."""
+        if self._socket.get_write_buffer_size() < unsent_before:
+            self._await_answer()
+        else:
+            self._socket.abort()
+
+    def _answered(self) -> None:
+        self._awaits_answer = False
+        if self._ping_timer is not None:
+            self._ping_timer.cancel()
+        self._ping_timer = self._later(self._settings.time_ms, self._ping)
+
+    def _end_old(self) -> None:
+        self._connection.end()
+        grace_ms = self._settings.max_connection_age_grace_ms
+        self._age_timer = self._later(grace_ms, self._socket.abort)
+
+
+def _frame(kind: int, payload: bytes) -> bytes:
+    """A frame on stream 0 (RFC 9113, 4.1)."""
+    return HEAD.pack(0, len(payload), kind, 0, 0) + payload
+
+
+IDLE_INTERVAL_SECS = 7200.0
+"""Minimum interval of pings without an RPC, unless pings are permitted then."""
+
+
+class PingStrikes:
+    """Counter of a client's early pings, by gRPC's rules (gRPC proposal A8, C-core).
+
+    Sending data to the client resets the counter.
+    """
+
+    def __init__(self, settings: GrpcKeepaliveSettings) -> None:
+        self._permitted = settings.permit_without_calls
+        self._interval_secs = settings.min_recv_ping_interval_ms / 1000
+        self._limit = settings.max_ping_strikes
+        self._strikes = 0
+        self._latest = 0.0
+        self._traffic: Hashable = None
+
+    def is_too_many(self, now: float, traffic: Hashable, *, idle: bool) -> bool:
+        """Count a ping at `now`, in seconds; whether the strikes exceed the limit.
+
+        `traffic` changes when data are sent to the client; `idle` means that no RPC is open.
+        """
+        interval = IDLE_INTERVAL_SECS if idle and not self._permitted else self._interval_secs
+        in_time = traffic != self._traffic or now - self._latest >= interval
+        if traffic != self._traffic:
+            self._strikes = 0
+        self._latest, self._traffic = now, traffic
+        if in_time:
+            return False
+        self._strikes += 1
+        return 0 < self._limit < self._strikes

@@ -1,18 +1,62 @@
-"""Transport `hyper`: gRPC on hyper's HTTP/2 (httpunk), its port and its shutdown."""
+"""Transport `hyper`: gRPC on hyper's HTTP/2 (httpunk), its port, its connections and their RPCs."""
 
 import asyncio
+import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.frontends.grpc.hyper_connection import GREETING_SECS, HyperConnection, HyperPort
-from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import Transport
-from gateway.frontends.grpc.sockets import SocketFile, bound, read_certificates, unix_path
-from gateway.settings import GrpcSettings
+from httpunk import H2Server, HTTPunkError
+from httpunk.asyncio import H2ServerProtocol
+
+from gateway.frontends.grpc.http2_wire import DEADLINE, DEADLINE_PASSED, NotGrpc, require_grpc
+from gateway.frontends.grpc.hyper_call import HyperBackend, HyperCall, is_reset, is_whole, on_reset
+from gateway.frontends.grpc.hyper_limits import BufferBudget, KeepaliveServer
+from gateway.frontends.grpc.rpc import ClientDisconnected, Method, RpcError, StatusCode, Transport
+from gateway.frontends.grpc.sockets import HTTP_2, SocketFile, bound, read_certificates, unix_path
+from gateway.process_limits import DescriptorReserve
+from gateway.settings import UNIX, GrpcSettings
+from gateway.threads import Threads, request_threads
 
 BACKLOG = 4096
 """Connections waiting to be accepted; the clients of further ones retry after a second."""
+
+log = logging.getLogger("sluice.grpc")
+
+LIMITS: Mapping[str, Any] = {
+    "max_concurrent_streams": 4096,
+    "initial_window_size": 4 << 20,
+    "initial_connection_window_size": 1 << 30,
+    "max_frame_size": 1 << 20,
+    "max_header_list_size": 64 << 10,
+    "max_pending_accept_reset_streams": 24,
+    "max_send_buf_size": 1 << 20,
+    "auto_date_header": False,
+}
+"""Limits per connection; windows, frames and buffers in bytes.
+
+Data that a method does not read fills the window of its stream and of the connection. The window
+of the connection is that of 256 streams, so a few unread streams do not block the others.
+"""
+
+WRITE_BUFFER_BYTES = 1 << 20
+"""Unsent output of a connection above which reading stops."""
+
+BUFFERED_BYTES = 4 << 30
+"""Maximum of incomplete and unsent messages of all connections together."""
+
+GREETING_SECS = 20.0
+"""Timeout for the preface and the settings of a client."""
+
+MAPPED = "::ffff:"
+"""Prefix of an IPv4 address on an IPv6 socket."""
+
+SHOWN_CHARS = 256
+"""Longest part of the path shown in the error."""
+
+
+Create = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 
 class HyperTransport(Transport):
@@ -75,3 +119,219 @@ class HyperTransport(Transport):
 
     def _connect(self) -> "HyperConnection":
         return HyperConnection(self._shared)
+
+
+@dataclass(slots=True)
+class HyperPort:
+    """State shared by the connections of one port; the transport closes the threads."""
+
+    methods: Mapping[str, Method]
+    settings: GrpcSettings
+    budget: BufferBudget = field(default_factory=lambda: BufferBudget(BUFFERED_BYTES))
+    reserve: DescriptorReserve = field(default_factory=DescriptorReserve)
+    threads: Threads = field(default_factory=request_threads)
+    connections: "set[HyperConnection]" = field(default_factory=set)
+    is_closing: bool = False
+
+
+class HyperConnection(H2ServerProtocol):
+    """One connection; a reset of a stream cancels the task of its RPC."""
+
+    def __init__(self, shared: HyperPort) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._shared = shared
+        self._socket: Any = None
+        self._peer = ""
+        self._bounds: Any = None
+        self._rpcs: set[asyncio.Task[None]] = set()
+        self._greeting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self._socket = transport
+        self._peer = _peer_name(transport.get_extra_info("peername"))
+        transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+        self._greeting = self._loop.call_later(GREETING_SECS, self._require_greeted)
+        self._shared.connections.add(self)
+        super().connection_made(transport)  # type: ignore[no-untyped-call]
+        # The connection is kept until its RPCs have ended, also after a disconnect.
+        serving: Any = self._serve_task
+        serving.add_done_callback(lambda _: self._shared.connections.discard(self))
+        refused = not _speaks_http_2(transport.get_extra_info("ssl_object"))
+        if refused or self._shared.is_closing or self._shared.reserve.drops(transport):
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._greeting is not None:
+            self._greeting.cancel()
+        if self._server is not None:
+            self._server.stop()
+        super().connection_lost(exc)  # type: ignore[no-untyped-call]
+
+    async def receive_some(self, max_bytes: int = 0) -> bytes:
+        """Override of httpunk: read at most `turn_bytes`.
+
+        Reading blocks while WRITE_BUFFER_BYTES of output are unsent, and yields to the other
+        connections before each further read.
+        """
+        stream: Any = super()
+        while not stream.writable_now():
+            await stream.drain_future()
+        if stream.readable_now():
+            await asyncio.sleep(0)
+        data: bytes = await stream.receive_some(self._bounds.turn_bytes)
+        return data
+
+    async def graceful_shutdown(self) -> None:
+        """Override of httpunk: refuse new RPCs; drop a client without a preface."""
+        self._require_greeted()
+        await super().graceful_shutdown()
+
+    def cut_off(self) -> None:
+        """Drop the connection."""
+        self._socket.abort()
+        self._cancel_rpcs()
+
+    def _require_greeted(self) -> None:
+        if self._bounds is None or not self._bounds.greeted:
+            self._socket.abort()
+
+    async def _make_server(self) -> H2Server:
+        keepalive = self._shared.settings.keepalive
+        server = KeepaliveServer(
+            self, self._socket, keepalive, backend=HyperBackend(self._loop), **LIMITS
+        )
+        self._bounds = server.connection
+        self._bounds.bound(self._shared.budget, self._begin)
+        if self._conn_lost:
+            server.stop()
+        return server
+
+    async def _serve(self) -> None:
+        """Override of httpunk: the life of the connection; RPCs start where they are received."""
+        self._server = await self._make_server()
+        await self._maybe_apply_graceful()  # type: ignore[no-untyped-call]
+        async with self._server as server:
+            await server.accept()  # returns when the connection ends
+            if self._bounds.is_failed():
+                self._cancel_rpcs()
+            while self._rpcs:
+                await asyncio.wait(self._rpcs)
+
+    def _cancel_rpcs(self) -> None:
+        for task in self._rpcs:
+            task.cancel()
+
+    def _begin(self, request: Any) -> None:
+        if is_reset(request):
+            return
+        create: Create = self._loop.create_task
+        if self._is_eager(request):
+            task = self._begin_eagerly(request, create)
+        else:
+            task = create(self.handle(request))
+        if task is not None:
+            self._rpcs.add(task)
+            task.add_done_callback(self._rpcs.discard)
+            on_reset(request, task.cancel)
+
+    def _begin_eagerly(self, request: Any, create: Create) -> "asyncio.Task[None] | None":
+        try:
+            return start_eagerly(self.handle(request), create)
+        except (Exception, asyncio.CancelledError):
+            # Around one request in a frontend: an error would end the reading of the connection.
+            log.exception("request failed unexpectedly")
+            return create(request.reset())
+
+    def _is_eager(self, request: Any) -> bool:
+        """Whether an RPC can start without a task; a deadline needs one."""
+        method = self._shared.methods.get(request.path)
+        eager = method is not None and method.eager and is_whole(request)
+        return eager and request.headers.get(DEADLINE) is None
+
+    async def handle(self, request: Any) -> None:
+        """Serve one RPC until it is answered or its client disconnects."""
+        call = HyperCall(request, self._peer, self._shared.budget, self._loop, self._shared.threads)
+        try:
+            await self._serve_rpc(request, call)
+        except (ClientDisconnected, HTTPunkError):
+            await request.reset()  # no-op for an ended stream
+        except Exception:
+            # Around one request in a frontend: its stream is reset, the others continue.
+            log.exception("request failed unexpectedly")
+            await request.reset()
+        finally:
+            call.end()
+
+    async def _serve_rpc(self, request: Any, call: HyperCall) -> None:
+        try:
+            require_grpc(request)
+            method = self._shared.methods.get(request.path)
+            if method is None:
+                shown = request.path[:SHOWN_CHARS]
+                raise RpcError(StatusCode.UNIMPLEMENTED, f"no method '{shown}' is served here")
+            if method.compresses:
+                call.compress(self._shared.settings.compression)
+            await call.run(method)
+        except NotGrpc as error:
+            await call.refuse(error.http_status, error)
+        except RpcError as error:
+            await call.fail(error)
+        except TimeoutError:
+            await call.fail(RpcError(StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED))
+
+
+def _speaks_http_2(session: Any) -> bool:
+    """Whether a TLS session has agreed on HTTP/2, as gRPC requires; true without TLS."""
+    return session is None or session.selected_alpn_protocol() == HTTP_2
+
+
+def _peer_name(name: Any) -> str:
+    """An address in gRPC's notation."""
+    if not isinstance(name, tuple):
+        return UNIX
+    host, port = name[0].removeprefix(MAPPED), name[1]
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
+def start_eagerly(
+    coroutine: Coroutine[Any, Any, None], create: Create
+) -> "asyncio.Task[None] | None":
+    """Run a coroutine up to its first wait; `create` makes a task for the rest, if any.
+
+    As `asyncio.eager_task_factory` of Python 3.12. Up to the first wait the current task is the
+    caller's, so the coroutine must not use timeouts or task groups there. An error before the
+    first wait is raised here.
+    """
+    try:
+        awaited = coroutine.send(None)
+    except StopIteration:
+        return None
+    return create(_Rest(coroutine, awaited))
+
+
+class _Rest(Coroutine[Any, Any, None]):
+    """The rest of a coroutine that has run up to its first wait."""
+
+    __slots__ = ("_awaited", "_coroutine", "_is_started")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
+        self._coroutine = coroutine
+        self._awaited = awaited
+        self._is_started = False
+
+    def send(self, value: None) -> Any:
+        if self._is_started:
+            return self._coroutine.send(value)
+        self._is_started = True
+        awaited, self._awaited = self._awaited, None
+        return awaited
+
+    def throw(self, *error: Any) -> Any:
+        self._is_started, self._awaited = True, None
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        raise TypeError("the rest of a coroutine can only be run by a task")

@@ -1,24 +1,34 @@
-"""Outgoing messages of one ModelStreamInfer: sending, order, limits of unsent responses."""
+"""Responses of one ModelStreamInfer: order, limits of unsent ones, sending."""
 
 import asyncio
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Hashable,
-    Iterator,
-    Sequence,
-)
-from contextlib import asynccontextmanager, contextmanager
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
+
+from gateway.errors import UNEXPECTED, InferenceError
+from gateway.frontends.grpc.response import InferResponseEncoder
+from gateway.frontends.grpc.rpc import ClientDisconnected
+from gateway.messages import InferResponse, Parameter
+from gateway.observability.trace import Trace
+from gateway.protos import grpc_service_pb2 as pb
+from gateway.resumption.reader import EventId, RecordingReader, Responses
+from gateway.stream import INTERRUPTED, Interrupted, has_data
+
+log = logging.getLogger("sluice.grpc")
 
 Send = Callable[[Sequence[bytes]], Awaitable[None]]
 
 MAX_ANSWERS = 1024
 MAX_BYTES = 64 * 1024 * 1024
 """Limits of unsent responses; at either one, reading requests blocks."""
+
+EVENT = "sluice_event"
+"""Response parameter: number of the response in its stream, from 1."""
+STREAM = "sluice_stream"
+"""Response parameter of the first response: token of the stream."""
 
 
 class Outbox:
@@ -159,23 +169,150 @@ class UnsentResponses:
             await self._released.wait()
 
 
-class TaskLimit:
-    """Limit of the running tasks of one kind."""
+class StrictModeError(Exception):
+    """An error in strict mode; it ends the RPC with its status."""
 
-    def __init__(self, count: int) -> None:
-        self._free = asyncio.Semaphore(count)
+    def __init__(self, error: InferenceError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
-    async def start(
-        self, tasks: asyncio.TaskGroup, work: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
-        """Wait until the limit allows one more task, and start it."""
-        await self._free.acquire()
+
+@dataclass(slots=True, eq=False)
+class StreamRequest:
+    """One request of the RPC: its response stream, its encoder and its position in the order.
+
+    A `single` request has exactly one response. Other requests have a position only as turns of a
+    conversation.
+    """
+
+    message: pb.ModelInferRequest
+    stream: Responses
+    encoder: InferResponseEncoder
+    position: OrderPosition | None
+    single: bool
+    empty_final: bool
+    trace: Trace | None = None
+
+
+class ResponseSender:
+    """Sends the responses to the requests of one RPC.
+
+    In strict mode an error raises StrictModeError, else it is sent.
+    """
+
+    def __init__(self, outbox: Outbox, *, strict: bool) -> None:
+        self.unsent = UnsentResponses()
+        self._outbox = outbox
+        self._strict = strict
+
+    async def answer(self, asked: StreamRequest) -> None:
+        """Send the responses to a request, and cancel it when this ends."""
+        with asked.stream:
+            try:
+                if asked.single:
+                    await self._forward_single(asked)
+                else:
+                    await self._forward(asked)
+            except InferenceError as error:
+                await self._report(asked, error)
+            except (StrictModeError, ClientDisconnected):
+                raise
+            except Exception:
+                # Around one request in a frontend: the others on the RPC continue.
+                log.exception("request failed unexpectedly")
+                await self._report(asked, UNEXPECTED)
+            finally:
+                if asked.trace is not None:
+                    asked.trace.sent()
+
+    async def refuse(self, refusal: bytes, position: OrderPosition | None) -> None:
+        """Send the response to a refused request, in its place of the order."""
+        with position or nullcontext():
+            if position is not None:
+                await position.reached()
+            await self._outbox.put([refusal])
+
+    async def _forward(self, asked: StreamRequest) -> None:
+        if asked.position is not None:
+            await asked.position.reached()
+        complete = False
+        while batch := await asked.stream.batch():
+            complete = batch[-1].final and _is_sent(asked, batch[-1])
+            shown, error = marked(asked.stream, batch), None
+            if self._strict:
+                shown, error = _until_error(shown)
+            messages = [
+                _encode(asked, response)
+                for each, response in zip(batch, shown, strict=False)
+                if _is_sent(asked, each)
+            ]
+            if messages and not self._outbox.is_busy:
+                await self._send(asked, messages)
+            elif messages:
+                with self.unsent.counted(messages):
+                    await self._send(asked, messages)
+            if error is not None:
+                raise StrictModeError(error)
+        if not complete and asked.empty_final:
+            await self._send(asked, [_encode(asked, InferResponse(final=True))])
+
+    async def _forward_single(self, asked: StreamRequest) -> None:
+        error: InferenceError | None = None
+        messages: list[bytes] = []
         try:
-            task = tasks.create_task(work())
-        except BaseException:
-            self._free.release()
-            raise
-        task.add_done_callback(self._release)
+            messages = [_encode(asked, replace(await asked.stream.only(), final=True))]
+        except Interrupted as found:
+            messages = [_encode(asked, each) for each in (*found.answers, INTERRUPTED)]
+        except InferenceError as found:
+            error = found
+        with self.unsent.counted(messages):
+            if asked.position is not None:
+                await asked.position.reached()
+            if error is not None:
+                raise error
+            await self._send(asked, messages)
 
-    def _release(self, task: "asyncio.Task[None]") -> None:
-        self._free.release()
+    async def _report(self, asked: StreamRequest, error: InferenceError) -> None:
+        if self._strict:
+            raise StrictModeError(error)
+        await self._send(asked, [_encode(asked, InferResponse(error=error, final=True))])
+
+    async def _send(self, asked: StreamRequest, messages: Sequence[bytes]) -> None:
+        """Send messages, and record the times in the trace of the request."""
+        if asked.trace is not None:
+            asked.trace.stamp("GRPC_SEND_START")
+        await self._outbox.put(messages)
+        if asked.trace is not None:
+            asked.trace.stamp("GRPC_SEND_END")
+
+
+def _encode(asked: StreamRequest, response: InferResponse) -> bytes:
+    return asked.encoder.encode_streamed(response, asked.message.model_version)
+
+
+def _until_error(
+    shown: Sequence[InferResponse],
+) -> tuple[Sequence[InferResponse], InferenceError | None]:
+    """The responses before the first with an error, and that error."""
+    for place, response in enumerate(shown):
+        if response.error is not None:
+            return shown[:place], response.error
+    return shown, None
+
+
+def _is_sent(asked: StreamRequest, response: InferResponse) -> bool:
+    return asked.empty_final or has_data(response)
+
+
+def marked(stream: Responses, batch: Sequence[InferResponse]) -> Sequence[InferResponse]:
+    """The responses of the latest batch, with the parameters that a client needs to resume."""
+    if not isinstance(stream, RecordingReader):
+        return batch
+    return [_marked(stream, event, response) for event, response in stream.numbered(batch)]
+
+
+def _marked(stream: RecordingReader, event: EventId, response: InferResponse) -> InferResponse:
+    told: dict[str, Parameter] = {EVENT: event.number}
+    if stream.begins_with(event):
+        told[STREAM] = event.token
+    return replace(response, parameters={**response.parameters, **told})

@@ -11,8 +11,7 @@ from gateway.messages import InferRequest, InferResponse, Parameter, RequestedOu
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.shared_memory.regions import SharedMemory
-from gateway.tensor import Buffer, Datatype, Tensor
-from gateway.value import value
+from gateway.tensor import Buffer, Datatype, Tensor, value
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 

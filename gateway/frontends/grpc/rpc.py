@@ -1,13 +1,35 @@
-"""RPCs as their methods see them: call, status codes, errors, transport."""
+"""RPCs: calls, methods, status codes and errors; the interface of transports."""
 
+import asyncio
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any, Self
 
-from gateway.errors import Code, InferenceError
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from gateway.errors import UNEXPECTED, Code, InferenceError
+from gateway.threads import LARGE_BYTES
 
 Metadata = Sequence[tuple[str, str | bytes]]
 """Pairs of a lower-case name and a value: text, or bytes if the name ends in `-bin`."""
+
+log = logging.getLogger("sluice.grpc")
+
+UNPARSABLE = "Unable to parse request"
+"""Triton's text, with INTERNAL."""
 
 
 class StatusCode(IntEnum):
@@ -131,3 +153,176 @@ class Transport(ABC):
     @abstractmethod
     async def cut_off(self, grace_secs: float) -> None:
         """Drop the connections that remain after the grace period; call after `stop`."""
+
+
+class _ErrorTranslation:
+    """Translates the errors of one RPC in a frontend into RpcError.
+
+    An unexpected error is logged, and its text is not sent. A CancelledError counts as unexpected
+    unless the task of the RPC is being cancelled, because the client still waits.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, InferenceError):
+            raise rpc_error(error) from None
+        if isinstance(error, PASSED):
+            return
+        if isinstance(error, Exception) or _is_stray(error):
+            log.error("request failed unexpectedly", exc_info=error)
+            raise rpc_error(UNEXPECTED) from None
+
+
+def _is_stray(error: BaseException | None) -> bool:
+    """Whether a CancelledError has another cause than the cancellation of this task."""
+    if not isinstance(error, asyncio.CancelledError):
+        return False
+    task = asyncio.current_task()
+    return task is None or not task.cancelling()
+
+
+ERROR_TRANSLATION = _ErrorTranslation()
+PASSED = (RpcError, ClientDisconnected)
+
+Serve = Callable[[Any, RpcCall], Awaitable[Any]]
+Parse = Callable[[bytes], Any]
+ParseLarge = Callable[[bytes, RpcCall], Awaitable[Any]]
+Serialize = Callable[[Any], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """The method of one path.
+
+    `serve` takes a message, or an async iterator of messages if the client streams, and the call.
+    It returns a message; if the server streams it sends its messages and returns None. It may raise
+    InferenceError or RpcError. The iterator also ends when the client disconnects, directly before
+    the task is cancelled. `compresses` allows compression of the answers. `parse_large` parses
+    messages above LARGE_BYTES without blocking the event loop. An `eager` method must not ask for
+    the current task before its first wait (see `start_eagerly`).
+    """
+
+    serve: Serve
+    parse: Parse
+    serialize: Serialize
+    client_streams: bool = False
+    server_streams: bool = False
+    compresses: bool = False
+    eager: bool = False
+    parse_large: ParseLarge | None = None
+
+    async def answer(self, message: bytes, call: RpcCall) -> bytes:
+        """The answer to a message of a unary RPC. Raises only RpcError or ClientDisconnected."""
+        with ERROR_TRANSLATION:
+            if len(message) <= LARGE_BYTES or self.parse_large is None:
+                asked = self.parsed(message)
+            else:
+                asked = await self.parsed_large(self.parse_large(message, call))
+            return self.serialize(await self.serve(asked, call))
+
+    async def run(self, messages: AsyncIterable[bytes], call: RpcCall) -> None:
+        """Answer a streaming RPC. Raises only RpcError or ClientDisconnected."""
+        with ERROR_TRANSLATION:
+            asked: Any = ParsedMessages(self, messages, call)
+            if not self.client_streams:
+                asked = await self._only(asked)
+            answer = await self.serve(asked, call)
+            if not self.server_streams:
+                await call.send([self.serialize(answer)])
+
+    async def _only(self, asked: AsyncIterable[Any]) -> Any:
+        async for message in asked:
+            return message
+        raise RpcError(StatusCode.UNIMPLEMENTED, "the client sent no message, expected one")
+
+    def parsed(self, message: bytes) -> Any:
+        """The parsed message; RpcError INTERNAL if the bytes are not one."""
+        try:
+            return self.parse(message)
+        except DecodeError:
+            raise RpcError(StatusCode.INTERNAL, UNPARSABLE) from None
+
+    async def parsed_large(self, parsing: Awaitable[Any]) -> Any:
+        """The result of parsing a large message; raises as `parsed`."""
+        try:
+            return await parsing
+        except DecodeError:
+            raise RpcError(StatusCode.INTERNAL, UNPARSABLE) from None
+
+    @property
+    def unary(self) -> bool:
+        """Whether one message is answered with one message."""
+        return not (self.client_streams or self.server_streams)
+
+
+class ParsedMessages:
+    """Async iterator that parses the messages of a client.
+
+    `is_parsing` is true while a received large message is parsed in a thread.
+    """
+
+    __slots__ = ("_call", "_iterator", "_messages", "_method", "is_parsing")
+
+    def __init__(self, method: Method, messages: AsyncIterable[bytes], call: RpcCall) -> None:
+        self.is_parsing = False
+        self._method = method
+        self._messages = messages
+        self._call = call
+        self._iterator: AsyncIterator[bytes] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._iterator is None:
+            # Created here because Python warns about an async generator that is never read.
+            self._iterator = aiter(self._messages)
+        message = await anext(self._iterator)
+        parse_large = self._method.parse_large
+        if len(message) <= LARGE_BYTES or parse_large is None:
+            return self._method.parsed(message)
+        self.is_parsing = True
+        try:
+            return await self._method.parsed_large(parse_large(message, self._call))
+        finally:
+            self.is_parsing = False
+
+
+def methods(
+    service: Any,
+    servicer: object,
+    in_bytes: Mapping[str, Parse] | None = None,
+    compressing: Collection[str] = (),
+    eager: Collection[str] = (),
+    large: Callable[[str, Parse], ParseLarge] | None = None,
+) -> Iterator[tuple[str, Method]]:
+    """The paths of a service, by its descriptor, with the methods of the servicer.
+
+    The methods named in `in_bytes` use the parsers given there and return bytes. `compressing` and
+    `eager` name the methods with these properties. `large(name, parser)` gives the parser of large
+    messages of a method.
+    """
+    parsers = in_bytes or {}
+    for described in service.methods:
+        name = described.name
+        parse = parsers.get(name) or GetMessageClass(described.input_type).FromString
+        yield (
+            f"/{service.full_name}/{name}",
+            Method(
+                serve=getattr(servicer, name),
+                parse=parse,
+                serialize=bytes if name in parsers else _serializer(described),
+                client_streams=described.client_streaming,
+                server_streams=described.server_streaming,
+                compresses=name in compressing,
+                eager=name in eager,
+                parse_large=None if large is None else large(name, parse),
+            ),
+        )
+
+
+def _serializer(described: Any) -> Serialize:
+    serialize: Serialize = GetMessageClass(described.output_type).SerializeToString
+    return serialize

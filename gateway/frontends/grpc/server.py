@@ -1,34 +1,49 @@
-"""gRPC server: services, health and shutdown behind one transport."""
+"""gRPC server: the v2 service, health, reflection and shutdown behind one transport."""
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from importlib import import_module
+from typing import Any, Final
+
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
 from gateway.dataplane import DataPlane
-from gateway.frontends.grpc.grpcio_transport import GrpcioTransport
 from gateway.frontends.grpc.hyper_transport import HyperTransport
-from gateway.frontends.grpc.methods import Method, methods
-from gateway.frontends.grpc.rpc import Transport
+from gateway.frontends.grpc.rpc import Method, RpcCall, RpcError, StatusCode, Transport, methods
 from gateway.frontends.grpc.servicer import Servicer
-from gateway.frontends.grpc.standard_services import HEALTH, HealthServicer, ReflectionServicer
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.recordings import Recordings
 from gateway.settings import GrpcSettings, GrpcTransport
+from gateway.threads import apart
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 COMPRESSING = ("ModelInfer", "ModelStreamInfer")
 """Methods with compressed responses, as in Triton (protocol: gRPC transport)."""
 EAGER = ("ModelInfer",)
 """Methods that start without a task; their code never asks for the current task."""
-TRANSPORTS = {GrpcTransport.HYPER: HyperTransport, GrpcTransport.GRPCIO: GrpcioTransport}
-
-
 TransportFactory = Callable[[Mapping[str, Method], GrpcSettings], Transport]
 """Creates a transport for methods; raises OSError if the address cannot be bound."""
+
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+
+
+def _grpcio_transport(methods: Mapping[str, Method], settings: GrpcSettings) -> Transport:
+    # Other servers do without the import of grpcio, which takes 50 ms.
+    library = import_module("gateway.frontends.grpc.grpcio_transport")
+    transport: Transport = library.GrpcioTransport(methods, settings)
+    return transport
+
+
+TRANSPORTS: Mapping[GrpcTransport, TransportFactory] = {
+    GrpcTransport.HYPER: HyperTransport,
+    GrpcTransport.GRPCIO: _grpcio_transport,
+}
 
 
 def local_transport(methods: Mapping[str, Method], settings: GrpcSettings) -> Transport:
     """The configured transport, in this process."""
-    transport: Transport = TRANSPORTS[settings.transport](methods, settings)
-    return transport
+    return TRANSPORTS[settings.transport](methods, settings)
 
 
 class GrpcServer:
@@ -89,3 +104,101 @@ class GrpcServer:
     async def cut_off(self, grace_secs: float) -> None:
         """Drop the connections that remain after the grace period; call after `stop`."""
         await self._transport.cut_off(grace_secs)
+
+
+class HealthServicer:
+    """Health of the server as a whole ("") and of the services with these names.
+
+    The servicer of grpcio requires grpcio's transport, and drops all watchers of a service when
+    one disconnects.
+    """
+
+    def __init__(self, services: tuple[str, ...]) -> None:
+        self._services: Final = ("", *services)
+        self._status = health_pb2.HealthCheckResponse.SERVING
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def set(self, *, ready: bool) -> None:
+        """Set the status of all services; no effect after `close`."""
+        if not self._closed:
+            self._set(
+                health_pb2.HealthCheckResponse.SERVING
+                if ready
+                else health_pb2.HealthCheckResponse.NOT_SERVING
+            )
+
+    def close(self) -> None:
+        """Set NOT_SERVING and end all watches, because the server shuts down."""
+        self._set(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._closed = True
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, call: RpcCall
+    ) -> health_pb2.HealthCheckResponse:
+        if request.service not in self._services:
+            raise RpcError(StatusCode.NOT_FOUND, f"no service '{request.service}' is served here")
+        return health_pb2.HealthCheckResponse(status=self._status)
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, call: RpcCall) -> None:
+        """Send the status now and after each change; UNAVAILABLE at shutdown."""
+        sent = None
+        while True:
+            changed, ended = self._changed, self._closed
+            found = self._status_of(request.service)
+            if found != sent:
+                sent = found
+                await call.send([health_pb2.HealthCheckResponse(status=found).SerializeToString()])
+            if ended:
+                raise RpcError(StatusCode.UNAVAILABLE, "the server ends")
+            await changed.wait()
+
+    def _status_of(self, service: str) -> Any:
+        known = service in self._services
+        return self._status if known else health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+    def _set(self, status: Any) -> None:
+        self._status = status
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+REFLECTION_NAMES = (REFLECTION.full_name, "grpc.reflection.v1.ServerReflection")
+"""Both versions have the same messages; clients try the newer one first."""
+
+
+class ReflectionServicer:
+    """Server reflection with the answers of grpcio's servicer, which the first RPC imports."""
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._services = (*services, *REFLECTION_NAMES)
+        self._answers: Any = None
+
+    def methods(self) -> Iterator[tuple[str, Method]]:
+        """The paths of both versions, with the method."""
+        (described,) = REFLECTION.methods
+        for name in REFLECTION_NAMES:
+            yield (
+                f"/{name}/{described.name}",
+                Method(
+                    self.ServerReflectionInfo,
+                    reflection_pb2.ServerReflectionRequest.FromString,
+                    reflection_pb2.ServerReflectionResponse.SerializeToString,
+                    client_streams=True,
+                    server_streams=True,
+                ),
+            )
+
+    async def ServerReflectionInfo(
+        self, requests: AsyncIterator[reflection_pb2.ServerReflectionRequest], call: RpcCall
+    ) -> None:
+        if self._answers is None:
+            self._answers = await apart(self._load_answers)
+        async for answer in self._answers.ServerReflectionInfo(requests, None):
+            await call.send([answer.SerializeToString()])
+
+    def _load_answers(self) -> Any:
+        # The import of grpcio takes 50 ms, and few clients ask for reflection.
+        library = import_module("grpc_reflection.v1alpha.reflection")
+        return library.aio.ReflectionServicer(self._services)

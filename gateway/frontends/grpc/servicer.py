@@ -1,6 +1,5 @@
 """GRPCInferenceService: one method per RPC of the v2 protocol."""
 
-import logging
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any
 
@@ -9,14 +8,12 @@ from gateway.config import pbtxt
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.message_memo import InferMessage, MessageMemo
-from gateway.frontends.grpc.methods import Parse, ParseLarge
-from gateway.frontends.grpc.outbox import Outbox
 from gateway.frontends.grpc.parameters import HeaderForwarding
 from gateway.frontends.grpc.protobuf_wire import Message, parse_request
 from gateway.frontends.grpc.request import LargeMessages, RequestDecoder, begin_trace
 from gateway.frontends.grpc.response import InferResponseEncoder
-from gateway.frontends.grpc.rpc import RpcCall, RpcError, StatusCode, rpc_error
-from gateway.frontends.grpc.stream_infer import StreamInfer, StrictModeError
+from gateway.frontends.grpc.rpc import Parse, ParseLarge, RpcCall
+from gateway.frontends.grpc.stream_infer import StreamInferRpcs
 from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.models.model_folder import FILE_PREFIX, Override
@@ -34,9 +31,6 @@ from gateway.resumption.recordings import Recordings
 from gateway.settings import GrpcSettings
 from gateway.shared_memory.regions import RegionKind
 
-log = logging.getLogger("sluice.grpc")
-
-STRICT_MODE = ("triton_grpc_error", "true")
 CONFIG = "config"
 UNLOAD_DEPENDENTS = "unload_dependents"
 
@@ -66,13 +60,13 @@ class Servicer:
         recordings: Recordings | None = None,
     ) -> None:
         self._dataplane = dataplane
-        self._recordings = recordings or Recordings()
         self._server_id = server_id
-        self._send_timeout_secs = settings.send_timeout_secs
         self._forwarding = HeaderForwarding(settings.header_forward_pattern)
         self._known = MessageMemo()
         self._large = LargeMessages(dataplane)
-        self._streams: set[StreamInfer] = set()
+        self._streams = StreamInferRpcs(
+            dataplane, recordings or Recordings(), settings.send_timeout_secs
+        )
 
     @property
     def parsers(self) -> Mapping[str, Parse]:
@@ -99,8 +93,7 @@ class Servicer:
 
     def stop_reading(self) -> None:
         """Refuse further requests on every open stream; the received ones are answered."""
-        for stream in self._streams:
-            stream.stop_reading()
+        self._streams.stop_reading()
 
     async def ServerLive(
         self, request: pb.ServerLiveRequest, call: RpcCall
@@ -156,26 +149,8 @@ class Servicer:
             response
         )
 
-    async def ModelStreamInfer(self, requests: AsyncIterator[Message], call: RpcCall) -> None:
-        outbox = Outbox(call.send, self._send_timeout_secs)
-        strict = STRICT_MODE in call.metadata
-        stream = StreamInfer(
-            self._dataplane,
-            self._decoder(call),
-            outbox,
-            strict=strict,
-            recordings=self._recordings,
-        )
-        self._streams.add(stream)
-        try:
-            await stream.run(requests)
-        except StrictModeError as error:
-            raise rpc_error(error.error) from None
-        except TimeoutError:
-            log.warning("client stopped reading", extra={"secs": self._send_timeout_secs})
-            raise RpcError(StatusCode.CANCELLED, "the client stopped reading") from None
-        finally:
-            self._streams.discard(stream)
+    def ModelStreamInfer(self, requests: AsyncIterator[Message], call: RpcCall) -> Awaitable[None]:
+        return self._streams.serve(requests, self._decoder(call), call)
 
     async def RepositoryIndex(
         self, request: pb.RepositoryIndexRequest, call: RpcCall

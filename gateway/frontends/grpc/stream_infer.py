@@ -3,38 +3,48 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from gateway.conversations.turn import read_turn
 from gateway.dataplane import DataPlane, RequestName
-from gateway.errors import UNEXPECTED, Code, InferenceError, first_error
-from gateway.frontends.grpc.methods import ParsedMessages
+from gateway.errors import Code, InferenceError, first_error
 from gateway.frontends.grpc.outbox import (
     OrderPosition,
     Outbox,
+    ResponseSender,
     StreamOrder,
-    TaskLimit,
-    UnsentResponses,
+    StreamRequest,
+    StrictModeError,
 )
 from gateway.frontends.grpc.parameters import wants_cancel, wants_empty_final
 from gateway.frontends.grpc.protobuf_wire import Message
 from gateway.frontends.grpc.request import RequestDecoder, begin_trace
 from gateway.frontends.grpc.response import InferResponseEncoder
-from gateway.frontends.grpc.resumption import marked, recorded, resumed, resumes
-from gateway.frontends.grpc.rpc import ClientDisconnected, RpcError
-from gateway.messages import InferRequest, InferResponse
+from gateway.frontends.grpc.rpc import (
+    ClientDisconnected,
+    ParsedMessages,
+    RpcCall,
+    RpcError,
+    StatusCode,
+    rpc_error,
+)
+from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.observability.trace import Trace
 from gateway.protos import grpc_service_pb2 as pb
-from gateway.resumption.reader import Responses, recorded_stream
-from gateway.resumption.recording import without_resumable
+from gateway.resumption.reader import EventId, RecordingReader, Responses, recorded_stream
+from gateway.resumption.recording import RESUMABLE, RecordedRequest, without_resumable
 from gateway.resumption.recordings import Recordings
-from gateway.stream import INTERRUPTED, Interrupted, ResponseStream, has_data
+from gateway.stream import ResponseStream
 
 log = logging.getLogger("sluice.grpc")
+
+STRICT_MODE = ("triton_grpc_error", "true")
+"""Metadata of an RPC in strict mode."""
 
 REFUSALS = 64
 """Maximum of unsent refusals; above it reading blocks."""
@@ -42,37 +52,54 @@ REFUSALS = 64
 SINGLE = "single"
 """Key of the order of requests for models that are not decoupled."""
 
+RESUME = "resume"
+"""Request parameter: token of the stream to resume."""
+RESUME_AFTER = "resume_after"
+"""Request parameter: number of the last response that the client has received."""
+
 REMEMBERED = 64
 """Number of ended requests of an RPC whose ids are remembered, for late cancellations."""
-
-
-class StrictModeError(Exception):
-    """An error in strict mode; it ends the RPC with its status."""
-
-    def __init__(self, error: InferenceError) -> None:
-        super().__init__(error.message)
-        self.error = error
 
 
 ENDINGS = (StrictModeError, TimeoutError, RpcError, ClientDisconnected)
 """Expected errors, which end the RPC; any other is logged as unexpected."""
 
 
-@dataclass(slots=True, eq=False)
-class StreamRequest:
-    """One request of the RPC: its response stream, its encoder and its position in the order.
+class StreamInferRpcs:
+    """The open RPCs of ModelStreamInfer."""
 
-    A `single` request has exactly one response. Other requests have a position only as turns of a
-    conversation.
-    """
+    def __init__(
+        self, dataplane: DataPlane, recordings: Recordings, send_timeout_secs: float
+    ) -> None:
+        self._dataplane = dataplane
+        self._recordings = recordings
+        self._send_timeout_secs = send_timeout_secs
+        self._open: set[StreamInfer] = set()
 
-    message: pb.ModelInferRequest
-    stream: Responses
-    encoder: InferResponseEncoder
-    position: OrderPosition | None
-    single: bool
-    empty_final: bool
-    trace: Trace | None = None
+    async def serve(
+        self, requests: AsyncIterable[Message], decoder: RequestDecoder, call: RpcCall
+    ) -> None:
+        """Serve one RPC. Raises RpcError or ClientDisconnected."""
+        outbox = Outbox(call.send, self._send_timeout_secs)
+        strict = STRICT_MODE in call.metadata
+        rpc = StreamInfer(
+            self._dataplane, decoder, outbox, strict=strict, recordings=self._recordings
+        )
+        self._open.add(rpc)
+        try:
+            await rpc.run(requests)
+        except StrictModeError as error:
+            raise rpc_error(error.error) from None
+        except TimeoutError:
+            log.warning("client stopped reading", extra={"secs": self._send_timeout_secs})
+            raise RpcError(StatusCode.CANCELLED, "the client stopped reading") from None
+        finally:
+            self._open.discard(rpc)
+
+    def stop_reading(self) -> None:
+        """Refuse further requests on every open RPC; the received ones are answered."""
+        for rpc in self._open:
+            rpc.stop_reading()
 
 
 class StreamInfer:
@@ -96,11 +123,10 @@ class StreamInfer:
         self._recordings = recordings or Recordings()
         self._decoder = decoder
         self._outbox = outbox
-        self._strict = strict
+        self._responses = ResponseSender(outbox, strict=strict)
         self._owned: dict[Responses, RequestName] = {}
         self._ended: deque[int] = deque(maxlen=REMEMBERED)
         self._refusals = TaskLimit(REFUSALS)
-        self._unsent = UnsentResponses()
         self._reader: asyncio.Task[None] | None = None
         self._requests: AsyncIterable[Message] | None = None
         self._awaits_message = False
@@ -163,10 +189,10 @@ class StreamInfer:
             if not _names_another(message[0], error):
                 self._remember(message[0])
             refusal = _refusal(message[0].id, error)
-            await self._refusals.start(answers, partial(self._refuse, refusal, position))
+            await self._refusals.start(answers, partial(self._responses.refuse, refusal, position))
         else:
             answers.create_task(self._answer(asked))
-        await self._unsent.wait_for_room()
+        await self._responses.unsent.wait_for_room()
 
     async def _cancel(self, message: pb.ModelInferRequest, answers: asyncio.TaskGroup) -> None:
         """Cancel the requests that a message names: those of this RPC, else those of any client.
@@ -180,7 +206,7 @@ class StreamInfer:
             self._dataplane.cancel(name, own, only_own=late)
         except InferenceError as error:
             refusal = _refusal(message.id, error)
-            await self._refusals.start(answers, partial(self._refuse, refusal, None))
+            await self._refusals.start(answers, partial(self._responses.refuse, refusal, None))
 
     def _find(self, message: pb.ModelInferRequest) -> Model | InferenceError:
         try:
@@ -244,94 +270,16 @@ class StreamInfer:
             empty_final=wants_empty_final(message),
         )
 
-    async def _refuse(self, refusal: bytes, position: OrderPosition | None) -> None:
-        with position or nullcontext():
-            if position is not None:
-                await position.reached()
-            await self._outbox.put([refusal])
-
     async def _answer(self, asked: StreamRequest) -> None:
         with asked.position or nullcontext():
-            await self._answer_in_turn(asked)
+            await self._responses.answer(asked)
             self._owned.pop(asked.stream, None)
             self._remember(asked.message)
-
-    async def _answer_in_turn(self, asked: StreamRequest) -> None:
-        with asked.stream:
-            try:
-                if asked.single:
-                    await self._forward_single(asked)
-                else:
-                    await self._forward(asked)
-            except InferenceError as error:
-                await self._report(asked, error)
-            except (StrictModeError, ClientDisconnected):
-                raise
-            except Exception:
-                # Around one request in a frontend: the others on the RPC continue.
-                log.exception("request failed unexpectedly")
-                await self._report(asked, UNEXPECTED)
-            finally:
-                if asked.trace is not None:
-                    asked.trace.sent()
 
     def _remember(self, message: pb.ModelInferRequest) -> None:
         """Remember the id of an ended request, by its hash because ids may be long."""
         if message.id:
             self._ended.append(hash((message.model_name, message.id)))
-
-    async def _forward(self, asked: StreamRequest) -> None:
-        if asked.position is not None:
-            await asked.position.reached()
-        complete = False
-        while batch := await asked.stream.batch():
-            complete = batch[-1].final and _is_sent(asked, batch[-1])
-            shown, error = marked(asked.stream, batch), None
-            if self._strict:
-                shown, error = _until_error(shown)
-            messages = [
-                _encode(asked, response)
-                for each, response in zip(batch, shown, strict=False)
-                if _is_sent(asked, each)
-            ]
-            if messages and not self._outbox.is_busy:
-                await self._send(asked, messages)
-            elif messages:
-                with self._unsent.counted(messages):
-                    await self._send(asked, messages)
-            if error is not None:
-                raise StrictModeError(error)
-        if not complete and asked.empty_final:
-            await self._send(asked, [_encode(asked, InferResponse(final=True))])
-
-    async def _forward_single(self, asked: StreamRequest) -> None:
-        error: InferenceError | None = None
-        messages: list[bytes] = []
-        try:
-            messages = [_encode(asked, replace(await asked.stream.only(), final=True))]
-        except Interrupted as found:
-            messages = [_encode(asked, each) for each in (*found.answers, INTERRUPTED)]
-        except InferenceError as found:
-            error = found
-        with self._unsent.counted(messages):
-            if asked.position is not None:
-                await asked.position.reached()
-            if error is not None:
-                raise error
-            await self._send(asked, messages)
-
-    async def _report(self, asked: StreamRequest, error: InferenceError) -> None:
-        if self._strict:
-            raise StrictModeError(error)
-        await self._send(asked, [_encode(asked, InferResponse(error=error, final=True))])
-
-    async def _send(self, asked: StreamRequest, messages: Sequence[bytes]) -> None:
-        """Send messages, and record the times in the trace of the request."""
-        if asked.trace is not None:
-            asked.trace.stamp("GRPC_SEND_START")
-        await self._outbox.put(messages)
-        if asked.trace is not None:
-            asked.trace.stamp("GRPC_SEND_END")
 
 
 def _streams(message: pb.ModelInferRequest, model: Model | InferenceError) -> bool:
@@ -344,26 +292,81 @@ def _names_another(message: pb.ModelInferRequest, error: InferenceError) -> bool
     return resumes(message) or error.code is Code.ALREADY_EXISTS
 
 
-def _encode(asked: StreamRequest, response: InferResponse) -> bytes:
-    return asked.encoder.encode_streamed(response, asked.message.model_version)
-
-
-def _until_error(
-    shown: Sequence[InferResponse],
-) -> tuple[Sequence[InferResponse], InferenceError | None]:
-    """The responses before the first with an error, and that error."""
-    for place, response in enumerate(shown):
-        if response.error is not None:
-            return shown[:place], response.error
-    return shown, None
-
-
-def _is_sent(asked: StreamRequest, response: InferResponse) -> bool:
-    return asked.empty_final or has_data(response)
-
-
 def _refusal(request_id: str, error: InferenceError) -> bytes:
     """The response to a request refused before execution: its id and the error."""
     return pb.ModelStreamInferResponse(
         error_message=error.message, infer_response=pb.ModelInferResponse(id=request_id)
     ).SerializeToString()
+
+
+def resumes(message: pb.ModelInferRequest) -> bool:
+    """Whether a message resumes a stream."""
+    return RESUME in message.parameters
+
+
+def resumed(recordings: Recordings, message: pb.ModelInferRequest) -> RecordingReader:
+    """The rest of a recorded stream of the same model.
+
+    NOT_FOUND for an unknown stream, INVALID_ARG for an invalid parameter.
+    """
+    token = _given(message, RESUME, "string_param")
+    after = (
+        _given(message, RESUME_AFTER, "int64_param") if RESUME_AFTER in message.parameters else 0
+    )
+    if after < 0:
+        raise InferenceError(
+            Code.INVALID_ARG, f"parameter '{RESUME_AFTER}' is {after}, expected 0 or more"
+        )
+    return recordings.resume(EventId(token, after), _place(message))
+
+
+def recorded(
+    recordings: Recordings,
+    message: pb.ModelInferRequest,
+    request: InferRequest,
+    model: Model,
+    submit: Callable[[], ResponseStream],
+) -> RecordingReader:
+    """The recorded stream of a request; INVALID_ARG if the model is not decoupled."""
+    if not model.decoupled:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"parameter '{RESUMABLE}' is for models that answer with a stream of responses, and "
+            f"model '{model.name}' is not decoupled",
+        )
+    return recordings.open(RecordedRequest(_place(message), model, request), submit)
+
+
+def _place(message: pb.ModelInferRequest) -> str:
+    return f"ModelStreamInfer {message.model_name}/{message.model_version}"
+
+
+def _given(message: pb.ModelInferRequest, name: str, kind: str) -> Any:
+    found = message.parameters[name]
+    if found.WhichOneof("parameter_choice") != kind:
+        raise InferenceError(
+            Code.INVALID_ARG, f"invalid value type for '{name}' parameter, expected {kind}."
+        )
+    return getattr(found, kind)
+
+
+class TaskLimit:
+    """Limit of the running tasks of one kind."""
+
+    def __init__(self, count: int) -> None:
+        self._free = asyncio.Semaphore(count)
+
+    async def start(
+        self, tasks: asyncio.TaskGroup, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Wait until the limit allows one more task, and start it."""
+        await self._free.acquire()
+        try:
+            task = tasks.create_task(work())
+        except BaseException:
+            self._free.release()
+            raise
+        task.add_done_callback(self._release)
+
+    def _release(self, task: "asyncio.Task[None]") -> None:
+        self._free.release()

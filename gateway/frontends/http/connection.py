@@ -13,7 +13,6 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from gateway.descriptors import DescriptorReserve
 from gateway.frontends.http.errors import JSON, error_body
 from gateway.frontends.http.request_scope import (
     HEADER_NAMES,
@@ -26,6 +25,7 @@ from gateway.frontends.http.request_scope import (
     RawHeaders,
     RequestState,
 )
+from gateway.process_limits import DescriptorReserve
 from gateway.settings import HttpTimeLimits
 
 log = logging.getLogger("sluice.http")

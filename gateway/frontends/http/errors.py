@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from gateway.errors import Code, InferenceError
 from gateway.openai_contract import OpenAiRefusal
-from gateway.resumption.idempotency import KeyReused
+from gateway.resumption.recording import KeyReused
 
 log = logging.getLogger("sluice.http")
 

@@ -44,9 +44,8 @@ from gateway.frontends.http.sse import (
 )
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
-from gateway.resumption.idempotency import Key
 from gateway.resumption.reader import RecordingReader, Responses
-from gateway.resumption.recording import RESUMABLE, RecordedRequest, without_resumable
+from gateway.resumption.recording import RESUMABLE, Key, RecordedRequest, without_resumable
 from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings
 from gateway.stream import INTERRUPTED, Interrupted, ResponseStream, has_data

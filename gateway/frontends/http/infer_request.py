@@ -32,8 +32,7 @@ from gateway.messages import (
 )
 from gateway.request_memo import MOST_BYTES, RequestMemo
 from gateway.shared_memory.regions import SharedMemory
-from gateway.tensor import Tensor
-from gateway.value import value
+from gateway.tensor import Tensor, value
 
 MAX_CORRELATION_ID = 128
 MAX_INT64 = 2**63 - 1

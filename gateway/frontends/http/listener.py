@@ -10,8 +10,8 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from gateway.descriptors import DescriptorReserve
 from gateway.frontends.http.connection import BoundedProtocol
+from gateway.process_limits import DescriptorReserve
 from gateway.settings import HttpTimeLimits
 
 BACKLOG = 2048

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.messages import InferRequest
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
-from gateway.resumption.idempotency import Key
 from gateway.resumption.reader import EventId, RecordingReader, Responses
+from gateway.resumption.recording import Key
 from gateway.resumption.recordings import Recordings
 from gateway.tensor import Buffer
 

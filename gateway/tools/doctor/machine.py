@@ -9,10 +9,10 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gateway import cpus
-from gateway.cpus import processors
+from gateway import process_limits
+from gateway.process_limits import processors
 from gateway.settings import Settings
-from gateway.storage.embedded import EMBEDDED, Embedded
+from gateway.storage.fetch import EMBEDDED, Embedded
 from gateway.storage.store import ModelStore, StoreError, default_root
 from gateway.tools.doctor.report import Finding, Health, size
 
@@ -29,9 +29,9 @@ FEW_FILES = 4096
 
 def findings() -> Iterator[Finding]:
     """Cores, memory, shared memory and open files."""
-    yield cores(processors(), cpus.quota())
+    yield cores(processors(), process_limits.quota())
     if MEMINFO.exists():
-        yield memory(*_memory(MEMINFO), cpus.memory_bytes())
+        yield memory(*_memory(MEMINFO), process_limits.memory_bytes())
     yield shared_memory(SHARED)
     yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
 

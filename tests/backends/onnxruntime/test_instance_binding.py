@@ -16,7 +16,7 @@ from onnxruntime import InferenceSession
 from backends.onnxruntime.instance import GpuPlace, OnnxRuntimeInstance, gpu_place
 from backends.onnxruntime.model_file import OnnxSignature
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
-from gateway.device_memory import DeviceMemory
+from gateway.cuda_driver import DeviceMemory
 from gateway.messages import InferRequest, InferResponse, RequestedOutput, SharedRegion
 from gateway.tensor import Datatype, Tensor, array_tensor
 from tests.backends.onnxruntime.conftest import Load, answers, context

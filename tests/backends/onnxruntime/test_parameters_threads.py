@@ -8,8 +8,8 @@ import pytest
 
 from backends.onnxruntime.parameters import SessionThreads, SharedThreads
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
-from gateway.cpus import processors
 from gateway.errors import Code, InferenceError
+from gateway.process_limits import processors
 from tests.onnx_models import add_sub, save
 
 

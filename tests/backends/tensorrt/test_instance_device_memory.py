@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.device_memory import DeviceMemory, DeviceRegion
+from gateway.cuda_driver import DeviceMemory, DeviceRegion
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse, RequestedOutput, SharedRegion
 from gateway.tensor import Datatype, Tensor

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from gateway.cache.local import LocalCache
+from gateway.cache.cache import LocalCache
 from gateway.config import ModelResponseCache
 from gateway.config.scheduling import DynamicBatching, QueuePolicy
 from gateway.messages import InferRequest

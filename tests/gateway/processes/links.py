@@ -8,13 +8,12 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.rpc import (
+    Method,
     RpcCall,
 )
 from gateway.frontends.http.request_scope import RawHeaders
-from gateway.processes.call import FRAME_BYTES, REPORTED_BYTES, WINDOW_BYTES
-from gateway.processes.channel import Channel, Frame
+from gateway.processes.channel import FRAME_BYTES, REPORTED_BYTES, WINDOW_BYTES, Channel, Frame
 from gateway.processes.grpc import GrpcCall, relaying, shapes
 from gateway.processes.http import HttpCall, HttpRelay
 from gateway.processes.messages import FrontendKind

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.rpc import (
     Metadata,
+    Method,
     RpcCall,
 )
 from gateway.processes.channel import headed

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from gateway.errors import UNEXPECTED
-from gateway.frontends.grpc.methods import Method
 from gateway.frontends.grpc.rpc import (
     ClientDisconnected,
     Metadata,
+    Method,
     RpcCall,
     RpcError,
     StatusCode,

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from gateway.models.model import Model
-from gateway.resumption.idempotency import Key
 from gateway.resumption.reader import RecordingReader
-from gateway.resumption.recording import RecordedRequest
+from gateway.resumption.recording import Key, RecordedRequest
 from gateway.resumption.recordings import Recordings
 from gateway.settings import ResumptionSettings
 from tests.builders import DECOUPLED, TEXT, Execution, ScriptedInstance, text_request

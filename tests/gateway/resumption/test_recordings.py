@@ -6,9 +6,8 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
-from gateway.resumption.idempotency import Key, KeyReused
 from gateway.resumption.reader import EventId
-from gateway.resumption.recording import MAX_FOLLOWERS, RecordedRequest
+from gateway.resumption.recording import MAX_FOLLOWERS, Key, KeyReused, RecordedRequest
 from gateway.resumption.recordings import BYTES_PER_CHARACTER, RECORDING_BYTES, Recordings
 from gateway.settings import ResumptionSettings
 from gateway.stream import ResponseStream

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from gateway.device_memory import DeviceMemory
+from gateway.cuda_driver import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.messages import SharedRegion
 from gateway.shared_memory import cuda as cuda_region

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gateway.device_memory import DeviceMemory
+from gateway.cuda_driver import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.messages import SharedRegion
 from gateway.shared_memory.regions import DISABLED, MAX_REGIONS, RegionKind, SharedMemory

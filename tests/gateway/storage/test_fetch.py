@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gateway.storage import embedded
-from gateway.storage.embedded import Embedded
-from gateway.storage.fetch import fetch, fetch_all
+from gateway.storage import fetch as fetching
+from gateway.storage.fetch import Embedded, fetch, fetch_all
 from gateway.storage.store import ModelStore, StoreError
 from gateway.storage.unpacking.process import Unpacker
 from tests.packages import Site
@@ -60,7 +59,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(folder), str(ROOT))))
-    monkeypatch.setattr(embedded, "EMBEDDED", (TINY, OTHER))
+    monkeypatch.setattr(fetching, "EMBEDDED", (TINY, OTHER))
     site = Site(folder)
     site.install(TINY.distribution, {"tiny.onnx": b"tiny"})
     site.install(OTHER.distribution, {"other.onnx": b"other"})

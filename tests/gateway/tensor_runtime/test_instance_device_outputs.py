@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.device_memory import DeviceMemory
+from gateway.cuda_driver import DeviceMemory
 from gateway.messages import InferRequest, RequestedOutput, SharedRegion
 from gateway.tensor import Datatype, Tensor
 from gateway.tensor_runtime.instance import delivered, staying

@@ -15,8 +15,7 @@ from gateway.backend import Answer, Instance
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, Usage
 from gateway.openai_contract import OpenAiRefusal
-from gateway.processes.call import WINDOW_BYTES
-from gateway.processes.channel import Channel, Frame
+from gateway.processes.channel import WINDOW_BYTES, Channel, Frame
 from tests.builders import settle, soon, text_request, text_response, texts
 
 Execute = Callable[[InferRequest], AsyncGenerator[Answer, None]]

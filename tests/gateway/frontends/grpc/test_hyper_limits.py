@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from gateway.frontends.grpc import hyper_connection, hyper_limits
+from gateway.frontends.grpc import hyper_limits, hyper_transport
 from gateway.frontends.grpc.hyper_limits import BufferBudget, BufferShare
 from gateway.frontends.grpc.hyper_transport import HyperTransport
-from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import RpcCall, RpcError, StatusCode
+from gateway.frontends.grpc.rpc import Method, RpcCall, RpcError, StatusCode
 from gateway.settings import GrpcSettings
 from tests.conformance import abuses
 from tests.conformance.abuses import BEGIN, CANCEL, END_HEADERS, END_STREAM, frame, head
@@ -48,7 +47,7 @@ METHODS = {
 @pytest.fixture
 async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     """A server with little budget."""
-    monkeypatch.setattr(hyper_connection, "BUFFERED_BYTES", ROOM_BYTES)
+    monkeypatch.setattr(hyper_transport, "BUFFERED_BYTES", ROOM_BYTES)
     monkeypatch.setattr(hyper_limits, "UNREAD_BYTES", ROOM_BYTES)
     transport = HyperTransport(METHODS, GrpcSettings(address="127.0.0.1", port=0))
     await transport.start()
@@ -148,7 +147,7 @@ async def test_decompressed_messages_count_towards_the_budget(
 async def test_a_client_without_a_preface_is_dropped(
     port: int, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
-    monkeypatch.setattr(hyper_connection, "GREETING_SECS", 0.05)
+    monkeypatch.setattr(hyper_transport, "GREETING_SECS", 0.05)
     with Connection(port) as silent:
         silent.send(first)
         assert await asyncio.to_thread(silent.closed) is None
@@ -157,7 +156,7 @@ async def test_a_client_without_a_preface_is_dropped(
 async def test_a_client_with_a_preface_may_be_idle(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hyper_connection, "GREETING_SECS", 0.05)
+    monkeypatch.setattr(hyper_transport, "GREETING_SECS", 0.05)
     with Connection(port) as idle, Connection(port) as silent:
         idle.send(BEGIN)
         await asyncio.to_thread(silent.closed)

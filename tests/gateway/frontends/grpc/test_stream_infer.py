@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.frontends.grpc.stream_infer import StrictModeError
+from gateway.frontends.grpc.outbox import StrictModeError
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb
 from tests.builders import (

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from gateway.frontends.grpc.methods import Method, ParsedMessages
 from gateway.frontends.grpc.protobuf_wire import Message
+from gateway.frontends.grpc.rpc import Method, ParsedMessages
 from gateway.frontends.grpc.stream_infer import REFUSALS
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb

@@ -13,8 +13,14 @@ from hyperframe.frame import DataFrame, RstStreamFrame
 
 from gateway.errors import UNEXPECTED
 from gateway.frontends.grpc.hyper_transport import HyperTransport
-from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import ClientDisconnected, RpcCall, RpcError, StatusCode, Transport
+from gateway.frontends.grpc.rpc import (
+    ClientDisconnected,
+    Method,
+    RpcCall,
+    RpcError,
+    StatusCode,
+    Transport,
+)
 from gateway.frontends.grpc.server import TRANSPORTS
 from gateway.settings import GrpcSettings, GrpcTransport
 from tests.builders import soon

@@ -13,7 +13,7 @@ from gateway.frontends.http.errors import (
     openai_refusal,
 )
 from gateway.openai_contract import OpenAiRefusal
-from gateway.resumption.idempotency import KeyReused
+from gateway.resumption.recording import KeyReused
 
 
 def test_every_code_has_a_status_and_every_status_a_type() -> None:

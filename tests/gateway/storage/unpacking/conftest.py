@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.storage.embedded import find
-from gateway.storage.fetch import fetch
+from gateway.storage.fetch import fetch, find
 from gateway.storage.store import ModelStore
 from gateway.storage.unpacking.process import Unpacker
 from tests.encoders import Reference

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.storage.embedded import find
-from gateway.storage.fetch import fetch
+from gateway.storage.fetch import fetch, find
 from gateway.storage.store import ModelStore
 from gateway.storage.unpacking.process import Unpacker
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.storage.embedded import find, locate
+from gateway.storage.fetch import find, locate
 from tests.gateway.storage.unpacking.conftest import Unpack
 
 NAME = "densenet-121-onnx"

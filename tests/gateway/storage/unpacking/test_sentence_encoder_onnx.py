@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.storage.embedded import find
+from gateway.storage.fetch import find
 from tests.encoders import INPUTS, SENTENCES, TOLERANCE, Array, Reference, encode, padded
 from tests.gateway.storage.unpacking.conftest import Unpack
 

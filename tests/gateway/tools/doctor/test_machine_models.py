@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gateway.storage.embedded import EMBEDDED, Embedded
+from gateway.storage.fetch import EMBEDDED, Embedded
 from gateway.storage.store import ModelStore
 from gateway.tools.doctor.machine import absent, model_store, space
 from gateway.tools.doctor.report import Finding, Health

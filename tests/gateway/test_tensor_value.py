@@ -4,7 +4,7 @@ from dataclasses import field, replace
 
 import pytest
 
-from gateway.value import keyword_value, value
+from gateway.tensor import keyword_value, value
 
 
 @value

@@ -9,13 +9,11 @@ import pytest
 from hyperframe.frame import DataFrame, WindowUpdateFrame
 
 from gateway.frontends.grpc import hyper_limits
-from gateway.frontends.grpc.hyper_connection import HyperConnection as Served
-from gateway.frontends.grpc.hyper_connection import HyperPort, start_eagerly
-from gateway.frontends.grpc.hyper_events import HyperBackend
+from gateway.frontends.grpc.hyper_call import HyperBackend
 from gateway.frontends.grpc.hyper_limits import BufferBudget
-from gateway.frontends.grpc.hyper_transport import HyperTransport
-from gateway.frontends.grpc.methods import Method
-from gateway.frontends.grpc.rpc import RpcCall
+from gateway.frontends.grpc.hyper_transport import HyperConnection as Served
+from gateway.frontends.grpc.hyper_transport import HyperPort, HyperTransport, start_eagerly
+from gateway.frontends.grpc.rpc import Method, RpcCall
 from gateway.settings import GrpcSettings
 from tests.builders import soon
 from tests.conformance import abuses

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.resumption.idempotency import MAX_KEY, Key, KeyReused
+from gateway.resumption.recording import MAX_KEY, Key, KeyReused
 
 
 def test_the_same_request_has_the_same_key() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.storage import unpacking
-from gateway.storage.embedded import EMBEDDED, Embedded, find, locate
+from gateway.storage.fetch import EMBEDDED, Embedded, find, locate
 from gateway.storage.store import StoreError
 from tests.packages import Site
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import cpus
+from gateway import process_limits
 
 MOUNT = "sys/fs/cgroup"
 
@@ -24,8 +24,8 @@ def test_the_second_version_counts_what_the_group_is_in(tmp_path: Path) -> None:
         f"{MOUNT}/pod/a/cpu.max": "150000 100000",
     }
     root = tree(tmp_path, "0::/pod/a", files)
-    assert cpus.memory_bytes(root) == 4 << 30
-    assert cpus.quota(root) == 1.5
+    assert process_limits.memory_bytes(root) == 4 << 30
+    assert process_limits.quota(root) == 1.5
 
 
 def test_the_first_version_has_a_folder_for_each_controller(tmp_path: Path) -> None:
@@ -35,23 +35,23 @@ def test_the_first_version_has_a_folder_for_each_controller(tmp_path: Path) -> N
         f"{MOUNT}/cpu/box/cpu.cfs_period_us": "100000",
     }
     root = tree(tmp_path, "4:memory:/box\n2:cpu,cpuacct:/box\n0::/", files)
-    assert cpus.memory_bytes(root) == 1 << 30
-    assert cpus.quota(root) == 0.5
+    assert process_limits.memory_bytes(root) == 1 << 30
+    assert process_limits.quota(root) == 0.5
 
 
 def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
     files = {f"{MOUNT}/memory.max": "1048576", f"{MOUNT}/cpu.max": "max 100000"}
     root = tree(tmp_path, "0::/../../elsewhere", files)
-    assert cpus.memory_bytes(root) == 1 << 20
-    assert cpus.quota(root) is None
+    assert process_limits.memory_bytes(root) == 1 << 20
+    assert process_limits.quota(root) is None
 
 
 @pytest.mark.parametrize("quota", ["-1", ""])
 def test_no_quota_is_no_limit(tmp_path: Path, quota: str) -> None:
     files = {f"{MOUNT}/cpu/cpu.cfs_quota_us": quota, f"{MOUNT}/cpu/cpu.cfs_period_us": "100000"}
-    assert cpus.quota(tree(tmp_path, "1:cpu:/", files)) is None
+    assert process_limits.quota(tree(tmp_path, "1:cpu:/", files)) is None
 
 
 def test_a_system_without_them_has_no_limits(tmp_path: Path) -> None:
-    assert cpus.memory_bytes(tmp_path) is None
-    assert cpus.quota(tmp_path) is None
+    assert process_limits.memory_bytes(tmp_path) is None
+    assert process_limits.quota(tmp_path) is None

@@ -7,8 +7,16 @@ from typing import Any
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.methods import UNPARSABLE, Method, Parse, methods
-from gateway.frontends.grpc.rpc import ClientDisconnected, RpcCall, RpcError, StatusCode
+from gateway.frontends.grpc.rpc import (
+    UNPARSABLE,
+    ClientDisconnected,
+    Method,
+    Parse,
+    RpcCall,
+    RpcError,
+    StatusCode,
+    methods,
+)
 from gateway.protos import grpc_service_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]

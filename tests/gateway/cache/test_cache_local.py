@@ -7,8 +7,7 @@ from collections import OrderedDict
 
 import pytest
 
-from gateway.cache.cache import Insertion, portable
-from gateway.cache.local import LocalCache, entry_bytes
+from gateway.cache.cache import Insertion, LocalCache, entry_bytes, portable
 from gateway.messages import InferResponse
 from tests.builders import text_response, texts
 

@@ -8,7 +8,7 @@ from urllib.parse import unquote_to_bytes
 import pytest
 from httpunk import HeaderMap
 
-from gateway.frontends.grpc.headers import (
+from gateway.frontends.grpc.http2_wire import (
     NotGrpc,
     read_metadata,
     require_grpc,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.processes.call import (
+from gateway.processes.channel import (
     FRAME_BYTES,
     REPORTED_BYTES,
     WINDOW_BYTES,

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.frontends.grpc.hyper_events import HyperBackend, HyperEvent, HyperQueue
+from gateway.frontends.grpc.hyper_call import HyperBackend, HyperEvent, HyperQueue
 from tests.builders import soon
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from gateway.frontends.grpc.framing import (
+from gateway.frontends.grpc.http2_wire import (
     ACCEPTED,
     COMPRESSED,
     COPIED_BYTES,
