@@ -7,7 +7,6 @@ only, so that other walks count what their request enters.
 
 import asyncio
 import json
-import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -35,7 +34,8 @@ TOKEN_FILES = 10
 MODEL_INFER_FILES = 26
 RESPONSE_FILES = 14
 CANCEL_FILES = 15
-POLL_FILES = 10
+UPDATE_FILES = 10
+REPLACE_FILES = 16
 CHAT_FILES = 25
 """These limits may fall, and not rise."""
 TIMEOUT_SECS = 10.0
@@ -217,13 +217,29 @@ def failures(server: Server) -> int:
     return int(rows["inference_stats"]["fail"]["count"])
 
 
+async def test_a_poll_that_changes_the_instances_of_a_model(
+    polling_server: Server, repository: Path
+) -> None:
+    files = await polled(polling_server, (repository / "repeat" / "config.pbtxt").touch)
+    assert len(files) <= UPDATE_FILES, "\n".join(sorted(files))
+
+
 async def test_a_poll_that_replaces_a_model(polling_server: Server, repository: Path) -> None:
+    files = await polled(polling_server, (repository / "repeat" / "1" / "added").touch)
+    assert "gateway/models/warmup.py" in files
+    assert len(files) <= REPLACE_FILES, "\n".join(sorted(files))
+
+
+async def polled(server: Server, change: Callable[[], object]) -> set[str]:
+    """The files of gateway/models/ that polls enter until a change of a folder is loaded."""
+    while not await server.async_ready():  # noqa: ASYNC110 - a client can only ask
+        await asyncio.sleep(POLL_SECS)
     with Walk() as walk:
-        os.utime(repository / "repeat" / "config.pbtxt")
+        change()
         await asyncio.sleep(5 * POLL_SECS)
     files = {each for each in walk.files if each.startswith("gateway/models/")}
     assert "gateway/models/loading.py" in files
-    assert len(files) <= POLL_FILES, "\n".join(sorted(files))
+    return files
 
 
 async def test_a_chat_with_tools(server: Server) -> None:

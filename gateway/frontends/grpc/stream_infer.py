@@ -130,20 +130,22 @@ class StreamInfer:
         self._reader: asyncio.Task[None] | None = None
         self._requests: AsyncIterable[Message] | None = None
         self._awaits_message = False
-        self._is_closed = False
+        self._is_closed = not dataplane.taking_requests
+        self._is_half_closed = False
         self._order = StreamOrder()
 
     async def run(self, requests: AsyncIterable[Message]) -> None:
         """Serve the RPC until the client half-closes and every request is answered.
 
         Raises StrictModeError in strict mode, TimeoutError when the client stopped reading,
-        RpcError for bytes that are not a message, ClientDisconnected after a disconnect.
+        RpcError for bytes that are not a message, or if the server stopped reading before the
+        half-close: a message may have been lost. ClientDisconnected after a disconnect.
         Cancelling the task cancels every request.
         """
         self._requests = requests
         try:
             async with self._outbox.watched(), asyncio.TaskGroup() as answers:
-                if self._dataplane.taking_requests:
+                if not self._is_closed:
                     self._reader = answers.create_task(self._read(requests, answers))
         except BaseExceptionGroup as group:
             # Before Python 3.11.4 an error raised inside `except*` becomes a group again.
@@ -152,9 +154,11 @@ class StreamInfer:
         finally:
             for stream in self._owned:
                 stream.cancel()
+        if self._is_closed and not self._is_half_closed:
+            raise RpcError(StatusCode.UNAVAILABLE, "Server exiting")
 
     def stop_reading(self) -> None:
-        """Refuse further requests, as after a half-close; received messages are answered."""
+        """Refuse further requests; received messages are answered before the RPC ends."""
         self._is_closed = True
         # Deferred until the reader has handled a message that has just arrived.
         asyncio.get_running_loop().call_soon(self._end_reading)
@@ -172,6 +176,7 @@ class StreamInfer:
             try:
                 message = await anext(messages)
             except StopAsyncIteration:
+                self._is_half_closed = True
                 return
             finally:
                 self._awaits_message = False

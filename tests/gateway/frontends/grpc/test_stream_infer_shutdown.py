@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+
 from gateway.frontends.grpc.protobuf_wire import Message
-from gateway.frontends.grpc.rpc import Method, ParsedMessages
+from gateway.frontends.grpc.rpc import Method, ParsedMessages, RpcError, StatusCode
 from gateway.frontends.grpc.stream_infer import REFUSALS
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb
@@ -42,6 +44,27 @@ async def test_an_immediate_half_close_ends_the_rpc(models: list[Model]) -> None
         await call.ended()
 
 
+async def ended_by_the_server(call: StreamClient) -> None:
+    """The RPC ends with an error: the client cannot know which of its messages were read."""
+    with pytest.raises(RpcError, match="Server exiting") as raised:
+        await call.ended()
+    assert raised.value.status is StatusCode.UNAVAILABLE
+
+
+async def test_a_half_closed_rpc_ends_without_an_error_in_a_drain(
+    models: list[Model], many: ScriptedInstance
+) -> None:
+    async with StreamClient(*models) as call:
+        call.ask("many", "r1")
+        execution = await many.begun()
+        call.half_close()
+        await settle()
+        call.rpc.stop_reading()
+        execution.finish("a")
+        assert await call.said() == ("r1", "a")
+        await call.ended()
+
+
 async def test_a_draining_server_stops_reading_and_answers_received_requests(
     models: list[Model], many: ScriptedInstance
 ) -> None:
@@ -53,7 +76,7 @@ async def test_a_draining_server_stops_reading_and_answers_received_requests(
         call.ask("many", "too late")
         execution.finish("a")
         assert await call.said() == ("r1", "a")
-        await call.ended()
+        await ended_by_the_server(call)
     assert many.asked == ["r1"]
 
 
@@ -66,7 +89,7 @@ async def test_a_draining_server_answers_a_message_not_yet_read(
         call.rpc.stop_reading()
         (await many.begun()).finish("a")
         assert await call.said() == ("r1", "a")
-        await call.ended()
+        await ended_by_the_server(call)
     assert many.asked == ["r1"]
 
 
@@ -96,7 +119,7 @@ async def test_a_draining_server_answers_a_large_message_being_parsed(
         parsed.set()
         (await many.begun()).finish("a")
         assert await call.said() == ("r1", "a")
-        await call.ended()
+        await ended_by_the_server(call)
 
 
 def _never(*_: object) -> Any:
@@ -118,7 +141,7 @@ async def test_a_draining_server_sends_a_refusal_to_a_slow_client(
         call.reads.set()
         heard = [(await call.answer()).infer_response.id for _ in range(REFUSALS + 1)]
         assert heard == [str(number) for number in range(REFUSALS + 1)]
-        await call.ended()
+        await ended_by_the_server(call)
         assert call.silent
 
 
@@ -138,4 +161,4 @@ async def test_a_draining_server_answers_a_cancellation_of_a_slow_client(
         call.reads.set()
         heard = {(await call.answer()).infer_response.id for _ in range(REFUSALS + 1)}
         assert heard == {"unknown", *map(str, range(REFUSALS))}
-        await call.ended()
+        await ended_by_the_server(call)
