@@ -42,6 +42,15 @@ class StreamRpc:
         self.half_close()
         return list(self._answers)
 
+    def until_exit(self) -> list[Any]:
+        """Read to the end, which is the error of a stopping server."""
+        found: list[Any] = []
+        with pytest.raises(grpc.RpcError) as caught:
+            found.extend(iter(self.answer, None))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert caught.value.details() == "Server exiting"
+        return found
+
     def error(self) -> tuple[str, str]:
         """Read to the end, which must be an error: its code and text."""
         with pytest.raises(grpc.RpcError) as caught:

@@ -115,7 +115,7 @@ def test_sigterm_lets_streams_end_and_takes_nothing_new(models: Path) -> None:
             assert refused(stub)
             assert connection.answer().body.count(b"data: ") == SHORT["n"]
             assert connection.ended
-        found = list(rpc.rest())
+        found = rpc.until_exit()
         assert [each.error_message for each in found] == [""] * 10
         with within(SOON_SECS):
             server.wait_ended()
@@ -144,7 +144,7 @@ def test_what_does_not_end_in_time_is_ended_with_an_error(models: Path) -> None:
                 assert answer.headers["retry-after"] == "1"
                 assert unary.code() is grpc.StatusCode.UNAVAILABLE
                 assert unary.details() == ABANDONED
-                *_, last = rpc.rest()
+                *_, last = rpc.until_exit()
                 assert last.error_message == ABANDONED
                 assert server.wait_ended() == 0
     assert any("drain over" in line for line in server.log)
@@ -172,7 +172,7 @@ def test_clients_that_ask_nothing_do_not_hold_up_the_end(models: Path) -> None:
                     assert server.stop() == 0
                 assert idle.ended
             questions.put(None)
-        assert rpc.rest() == []
+        assert rpc.until_exit() == []
 
 
 def test_half_a_request_does_not_hold_up_the_end(models: Path) -> None:

@@ -45,7 +45,7 @@ def test_at_the_end_short_answers_are_finished_and_long_ones_are_cut_with_an_err
         assert events(long.answer().body.decode())[-1] == {"error": reason}
         answer = whole.answer()
         assert (answer.status, answer.json) == (503, {"error": reason})
-        assert [each.error_message for each in rpc.rest()][-1] == reason
+        assert [each.error_message for each in rpc.until_exit()][-1] == reason
         assert server.wait_ended() == 0
         assert time.monotonic() - began < ENDED_SECS
         assert processes.engines() == []

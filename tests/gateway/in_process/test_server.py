@@ -45,7 +45,14 @@ def wait_until_only(names: list[str]) -> None:
 
     Threads of others may end meanwhile.
     """
-    wait_until(lambda: not Counter(threads()) - Counter(names), "no other threads are left")
+
+    def others() -> Counter[str]:
+        return Counter(threads()) - Counter(names)
+
+    try:
+        wait_until(lambda: not others(), "no other threads are left")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {others()}") from None
 
 
 def refused(error: pytest.ExceptionInfo[InferenceError]) -> tuple[Code, str]:

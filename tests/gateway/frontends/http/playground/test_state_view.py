@@ -55,16 +55,18 @@ def test_each_model_is_ready_or_says_why_not(state: Person) -> None:
 def test_requests_show_in_flight_in_the_queue_and_as_rates(state: Person, server: Serving) -> None:
     slow = row(state, "slow")
     expect(slow.locator("[data-label='In flight']")).to_have_text("0")
-    script = """async (count) => {
+    script = """async () => {
       const body = JSON.stringify({inputs: [
         {name: "INPUT", shape: [1], datatype: "BYTES", data: ["x"]}]});
-      const ask = () => fetch("v2/models/slow/infer", {method: "POST", body});
-      await Promise.all(Array.from({length: count}, ask));
+      const ask = async () => {
+        while (!window.enough) await fetch("v2/models/slow/infer", {method: "POST", body});
+      };
+      await Promise.all(Array.from({length: 4}, ask));
     }"""
-    state.page.evaluate(f"window.asked = ({script})(15)")
+    state.page.evaluate(f"window.asked = ({script})(); undefined")
     expect(slow.locator("[data-label='In flight']")).not_to_have_text("0")
     expect(slow.locator("[data-label='Queue']")).not_to_have_text("0")
-    state.page.evaluate("window.asked")
+    state.page.evaluate("window.enough = true; window.asked")
     requests = slow.locator("[data-label='Requests per second']")
     expect(requests.locator(".amount")).to_have_text(re.compile(r"^(?!0$)[\d.]+$"))
     expect(requests.locator("svg")).to_have_attribute("aria-label", re.compile(r"^now [\d.]+$"))
