@@ -25,8 +25,8 @@ ALONE := quiet
 marked = $(shell grep -rlE --include='test_*.py' $(1) tests)
 NEWEST_TESTS = $(call marked,'mark\.(vllm|browser|node|both|runs_on)|engine_marks') tests/sweep
 ALONE_TESTS = $(call marked,'mark\.quiet')
-# Status 5 of pytest: ARGS chooses no test.
-OR_NONE = || [ $$? = 5 ]
+# Status 5 of pytest: ARGS and MARKS choose no test.
+OR_NONE = $(if $(strip $(ARGS)$(MARKS)),|| [ $$? = 5 ])
 conformance = $(addprefix tests/conformance/test_, $(addsuffix .py, $(1)))
 # These tests choose the processes or the transport themselves.
 ONE_PROCESS := $(call conformance, frontend_processes grpc_sockets grpc_transports grpc_keepalive)

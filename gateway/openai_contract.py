@@ -66,6 +66,9 @@ class RequestBody(tuple[bytes]):
         made.members = members
         return made
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (tuple(self),)
+
     def take(self) -> dict[str, Any] | None:
         """The members, for one reader, which may change them; None if they are unknown or taken."""
         found: dict[str, Any] | None = vars(self).pop("members", None)

@@ -1,5 +1,9 @@
 """Tensors of OpenAI's requests: bytes for every model, parsed members for one reader."""
 
+import copy
+import pickle
+from collections.abc import Callable
+
 import orjson
 import pytest
 
@@ -34,6 +38,11 @@ def test_a_body_with_members_is_the_same_tensor_as_its_text() -> None:
     with_members, alone = request_of(RequestBody(TEXT, {"model": "m"})), request_of((TEXT,))
     assert with_members == alone
     assert [each.inputs[0].raw() for each in (with_members, alone)] == [WIRE_FORM] * 2
+
+
+@pytest.mark.parametrize("copied", [copy.copy, lambda body: pickle.loads(pickle.dumps(body))])
+def test_a_copied_body_is_the_text_alone(copied: Callable[[RequestBody], object]) -> None:
+    assert copied(RequestBody(TEXT, {"model": "m"})) == (TEXT,)
 
 
 @pytest.mark.parametrize("data", [(TEXT,), RequestBody(TEXT), WIRE_FORM])

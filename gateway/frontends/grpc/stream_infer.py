@@ -171,7 +171,10 @@ class StreamInfer:
 
     async def _read(self, requests: AsyncIterable[Message], answers: asyncio.TaskGroup) -> None:
         messages = aiter(requests)
-        while not self._is_closed:
+        while True:
+            ends = self._is_closed
+            if ends:  # a half-close that has arrived is still read
+                asyncio.get_running_loop().call_soon(self._end_reading)
             self._awaits_message = True
             try:
                 message = await anext(messages)
@@ -180,6 +183,8 @@ class StreamInfer:
                 return
             finally:
                 self._awaits_message = False
+            if ends:
+                return
             await self._take(message, answers)
 
     async def _take(self, message: Message, answers: asyncio.TaskGroup) -> None:

@@ -163,7 +163,7 @@ def is_large(outputs: Sequence[Tensor]) -> bool:
     size = 0
     for output in outputs:
         data = output.data
-        if type(data) is tuple:
+        if isinstance(data, tuple):
             size += sum(map(len, data)) + len(data)
         elif isinstance(data, bytes | bytearray | memoryview):
             size += len(data)
@@ -187,7 +187,7 @@ def _parts(tensor: Tensor) -> Iterator[Tensor]:
     if tensor.datatype is not Datatype.BYTES:
         data = memoryview(tensor.raw()).cast("B")
         step = PART_ELEMENTS * SIZES[tensor.datatype]
-    elif type(data) is tuple:
+    elif isinstance(data, tuple):
         step = PART_ELEMENTS
     else:
         for part in batched_elements(data, tensor.name, PART_ELEMENTS):

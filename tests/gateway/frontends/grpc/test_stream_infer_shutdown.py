@@ -65,6 +65,33 @@ async def test_a_half_closed_rpc_ends_without_an_error_in_a_drain(
         await call.ended()
 
 
+async def test_a_half_close_that_has_arrived_is_read_in_a_drain(models: list[Model]) -> None:
+    async with StreamClient(*models) as call:
+        await settle()
+        call.ask("unknown", "r1")
+        call.half_close()
+        call.rpc.stop_reading()
+        assert (await call.answer()).infer_response.id == "r1"
+        await call.ended()
+
+
+async def test_a_half_close_behind_refusals_of_a_slow_client_is_read_in_a_drain(
+    models: list[Model],
+) -> None:
+    async with StreamClient(*models) as call:
+        call.reads.clear()
+        for number in range(REFUSALS + 1):
+            call.ask("unknown", str(number))
+        call.half_close()
+        await settle()
+        call.rpc.stop_reading()
+        await settle()
+        call.reads.set()
+        for _ in range(REFUSALS + 1):
+            await call.answer()
+        await call.ended()
+
+
 async def test_a_draining_server_stops_reading_and_answers_received_requests(
     models: list[Model], many: ScriptedInstance
 ) -> None:

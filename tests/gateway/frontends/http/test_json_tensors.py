@@ -3,13 +3,22 @@
 import itertools
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.json_tensors import MAX_DEPTH, all_finite, flatten, pack, values_of
+from gateway.frontends.http.json_tensors import (
+    MAX_DEPTH,
+    all_finite,
+    flatten,
+    is_large,
+    pack,
+    values_of,
+)
+from gateway.openai_contract import RequestBody
 from gateway.tensor import NUMPY_TYPES, Datatype, Tensor, array_tensor, text_tensor
 
 INTEGERS = [each for each in Datatype if each.startswith(("INT", "UINT"))]
@@ -195,3 +204,9 @@ def test_bytes_become_text() -> None:
 )
 def test_only_floats_can_be_infinite(values: list[Any], finite: bool) -> None:
     assert all_finite(values) is finite
+
+
+def test_an_openai_body_of_an_output_counts_by_its_text() -> None:
+    large = Tensor("o", Datatype.BYTES, (1,), RequestBody(b"x" * 200_000))
+    assert is_large((large,))
+    assert not is_large((replace(large, data=RequestBody(b"x")),))
