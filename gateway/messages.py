@@ -87,7 +87,9 @@ class Cancellation(Protocol):
         """Call a synchronous function once `cancelled` is set; immediately if it already is.
 
         With `may_stop` it is also called once `stopping` is set, and `cancelled` may follow.
-        Without, a request that should end early ends with CANCELLED, as far as its client sees.
+        Without, a request that should end early ends with CANCELLED, and without a call.
+        There is one subscriber: a later one replaces it. An instance that subscribes and delegates
+        to another passes it `replace(request, cancellation=None)`.
         """
 
 

@@ -341,26 +341,26 @@ class _ExecuteCall:
     __slots__ = ("_cancelled", "_executions", "_requests")
 
     def __init__(self, requests: Sequence[InferRequest], executions: WorkerExecutions) -> None:
-        self._requests = requests
+        self._requests = [(each, each.cancellation) for each in requests]
         self._executions = executions
         self._cancelled = False
-        for request in requests:
-            if (cancellation := request.cancellation) is not None:
+        for request, cancellation in self._requests:
+            if cancellation is not None:
                 cancellation.subscribe(partial(self._cancel, request, cancellation), may_stop=True)
 
     def waited_for(self, indexes: Sequence[int]) -> Sequence[int]:
         """The indexes of requests whose clients have not disconnected."""
         if not self._cancelled:
             return indexes
-        found = [(index, self._requests[index].cancellation) for index in indexes]
+        found = [(index, self._requests[index][1]) for index in indexes]
         return [index for index, each in found if each is None or not each.cancelled]
 
     def catch_up(self) -> None:
         """Close and cancel requests that ended before they were sent to the worker."""
         if not self._cancelled:
             return
-        for request in self._requests:
-            if (cancellation := request.cancellation) is not None:
+        for request, cancellation in self._requests:
+            if cancellation is not None:
                 self._cancel(request, cancellation)
 
     def _cancel(self, request: InferRequest, cancellation: Cancellation) -> None:

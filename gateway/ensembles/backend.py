@@ -70,6 +70,11 @@ class EnsembleInstance(Instance):
     def waits_for(self) -> Iterable[str]:
         return [model for run in self._runs for model in run.waits_for]
 
+    def members_of(self, requests: Sequence[InferRequest]) -> Iterable[str]:
+        """The models that these of its requests wait for."""
+        runs = [run for run in self._runs if any(run.request is each for each in requests)]
+        return [model for run in runs for model in run.waits_for]
+
     async def close(self) -> None:
         while self._members:
             self._members.pop().release()

@@ -343,7 +343,7 @@ class Lifecycle:
             self._drop(known, UNLOADED)
         return served
 
-    # Changes of the table.
+    # Changes of the registry.
 
     def _swap(self, known: KnownModel, source: LoadSource, loaded: Mapping[int, Loaded]) -> None:
         """Direct every request to the loaded versions, in one synchronous step."""

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from gateway.backend import Instance
+from gateway.ensembles.backend import EnsembleInstance
 from gateway.errors import InferenceError
 from gateway.event_loop import BusyPoll
 from gateway.models.closings import Closings
@@ -230,4 +231,7 @@ def _has(execution: Execution, record: Record) -> bool:
 
 
 def _members(execution: Execution) -> Sequence[str]:
-    return sorted(set(execution.instance.waits_for))
+    instance = execution.instance
+    if isinstance(instance, EnsembleInstance):
+        return sorted(set(instance.members_of([each.request for each in execution.entries])))
+    return sorted(set(instance.waits_for))

@@ -274,7 +274,7 @@ class ModelLoader:
         try:
             refuse_replaced_methods(instance, Instance)
         except InferenceError:
-            await instance.close()
+            await self._closings.close(instance, context.name)
             raise
         return with_reshapes(instance, context.config)
 

@@ -22,13 +22,15 @@ CONFIG_FOLDER = "configs/"
 CONFIG_FILE = "config.pbtxt"
 RESERVED = frozenset({"warmup", "initial_state", "configs"})
 """Folders of a model that are never versions."""
+BYTECODE = "__pycache__"
+"""The folder that Python writes beside model.py: no part of the model."""
 HIGHEST = 2**63 - 1
 STORED_MODEL = "stored_model"
 """Parameter of a model: the name under which `sluice fetch` stored its files."""
 
 
 def take_snapshot(folder: Path) -> Snapshot:
-    """The state of a folder; files that disappear during the scan are omitted."""
+    """The state of a folder; files that disappear during the scan, and bytecode, are omitted."""
     found: dict[str, tuple[int, int]] = {}
     unread = [_Folder(folder, "", frozenset())]
     while unread:  # not recursive: folders may be deeper than Python's stack
@@ -73,6 +75,8 @@ def _read_entries(folder: _Folder, found: dict[str, tuple[int, int]]) -> list[_F
         except OSError:
             continue
         name = f"{folder.prefix}{entry.name}"
+        if is_folder and entry.name == BYTECODE:
+            continue
         if is_folder:
             found[f"{name}/"] = (0, -1)
             folders.append(_Folder(folder.path / entry.name, f"{name}/", folder.above | {itself}))

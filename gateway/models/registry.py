@@ -50,7 +50,7 @@ class VersionStatus:
 
 @dataclass(slots=True)
 class KnownModel:
-    """One model of the table: its versions, ascending, and the source of their last load.
+    """One model of the registry: its versions, ascending, and the source of their last load.
 
     `seen` is the state of its folder at the last attempt to load it. `loading` is the timeout of
     the attempt under way. `trouble` is the reason if the model has no version; `readable` is False

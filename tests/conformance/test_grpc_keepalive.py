@@ -269,7 +269,7 @@ def test_shutdown_waits_for_rpcs_and_for_no_idle_connection(models: Path, transp
         server.begin_stop()
         assert idle.until(GoAwayFrame).error_code == 0
         wait_until(lambda: refuses(server.ports["grpc"]), "nobody is let in")
-        assert len(rpc.rest()) == 19
+        assert len(rpc.until_exit()) == 19
         began = time.monotonic()
         assert server.wait_ended() == 0
         assert time.monotonic() - began < SOON_SECS

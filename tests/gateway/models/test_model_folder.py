@@ -56,6 +56,14 @@ def test_changes_of_configs_are_distinguished(folder: Path, name: str) -> None:
     assert without_configs(take_snapshot(folder)) == without_configs(before)
 
 
+def test_bytecode_of_python_is_no_change(folder: Path) -> None:
+    before = take_snapshot(folder)
+    bytecode = folder / "1" / "__pycache__"
+    bytecode.mkdir(parents=True)
+    (bytecode / "model.cpython-311.pyc").write_bytes(b"x")
+    assert take_snapshot(folder) == before
+
+
 def test_links_are_followed_but_not_in_circles(folder: Path, tmp_path: Path) -> None:
     other = tmp_path.parent / f"{tmp_path.name}-weights"
     other.mkdir()
