@@ -26,7 +26,7 @@ from tests.serving import WAIT_SECS, Serving, http_get, serving, wait_until, wri
 pytestmark = pytest.mark.runs_on("frontends")
 
 LOGGED_ERROR = re.compile(r"E\d{4} ")
-SOON_SECS = 3.0
+SOON_SECS = 6.0
 LAST_ANSWERS_SECS = 2.0
 HEALTH = health_pb2.HealthCheckResponse
 SHORT = {"text_input": "x", "n": 10, "delay_us": 100_000}
@@ -347,7 +347,7 @@ def test_version_policies_decide_which_versions_are_served(tmp_path: Path) -> No
 def test_a_model_that_is_loading_is_not_ready_and_answers_503(
     models: Path, environment: dict[str, str]
 ) -> None:
-    write_model(models, "tardy", scripted({"text": "x", "final": True}, load_secs=1.5))
+    write_model(models, "tardy", scripted({"text": "x", "final": True}, load_secs=4))
     server = Serving(models, ("--http-port", "0"), environment).wait_listening()
     try:
         wait_until(lambda: not refuses_connections(server.ports["http"]), "the port answers")
