@@ -23,7 +23,7 @@ CONFIG_FILE = "config.pbtxt"
 RESERVED = frozenset({"warmup", "initial_state", "configs"})
 """Folders of a model that are never versions."""
 BYTECODE = "__pycache__"
-"""The folder that Python writes beside model.py: no part of the model."""
+"""The folder of the bytecode that Python writes for model.py: no part of the model."""
 HIGHEST = 2**63 - 1
 STORED_MODEL = "stored_model"
 """Parameter of a model: the name under which `sluice fetch` stored its files."""
