@@ -25,14 +25,8 @@ ALONE := quiet
 marked = $(shell grep -rlE --include='test_*.py' $(1) tests)
 NEWEST_TESTS = $(call marked,'mark\.(vllm|browser|node|both|runs_on)|engine_marks') tests/sweep
 ALONE_TESTS = $(call marked,'mark\.quiet')
-# Status 5 of pytest: ARGS and MARKS choose no test. Status 1: failed tests run again without other processes of tests, and the
-# log has both runs; a test that passes then depends on a busy machine.
-AGAIN = --last-failed --last-failed-no-failures=none
-OUTCOME = || case $$? in \
-  5) $(if $(strip $(ARGS)$(MARKS)),,exit 5) ;; \
-  1) echo "$@: running failed tests again"; $(1) $(AGAIN) ;; \
-  *) exit 1 ;; esac
-cache = -o cache_dir=.pytest_cache/$@
+# $(call tested,PYTEST,TESTS,PROCESSES). Status 5 of pytest: ARGS and MARKS choose no test.
+tested = $(1) -o cache_dir=.pytest_cache/$@ $(3) $(2) || { [ $$? -eq 5 ] && $(if $(strip $(ARGS)$(MARKS)),true,false); }
 conformance = $(addprefix tests/conformance/test_, $(addsuffix .py, $(1)))
 # These tests choose the processes or the transport themselves.
 ONE_PROCESS := $(call conformance, frontend_processes grpc_sockets grpc_transports grpc_keepalive)
@@ -101,18 +95,15 @@ stored: $(READY)
 test-oldest: $(READY) stored
 	@$(FIND_OLDEST); \
 	echo "test-oldest: $$($$python -V)"; \
-	$$python -m pytest $(cache) -n $(WORKERS) -m "$(ON_OLDEST) $(MARKS)" $(ARGS) \
-	  $(call OUTCOME,$$python -m pytest $(cache) -m "$(ON_OLDEST) $(MARKS)" $(ARGS))
+	$(call tested,$$python -m pytest,-m "$(ON_OLDEST) $(MARKS)" $(ARGS),-n $(WORKERS))
 
 # Engines, browsers, Node, sweeps, and the tests of the wires on other transports and with frontend processes. Modules that
-# start engines share one process.
+# start engines stay in two processes, which start first (tests/distribution.py).
 test-newest: $(READY) stored
-	$(BIN)/pytest $(cache) -n $(NEWEST_WORKERS) -m "$(ON_NEWEST) $(MARKS)" $(or $(ARGS),$(NEWEST_TESTS)) \
-	  $(call OUTCOME,$(BIN)/pytest $(cache) -m "$(ON_NEWEST) $(MARKS)" $(or $(ARGS),$(NEWEST_TESTS)))
+	$(call tested,$(BIN)/pytest,-m "$(ON_NEWEST) $(MARKS)" $(or $(ARGS),$(NEWEST_TESTS)),-n $(NEWEST_WORKERS))
 
 test-alone: $(READY) stored
-	$(BIN)/pytest $(cache) -m "$(ALONE) $(MARKS)" $(or $(ARGS),$(ALONE_TESTS)) \
-	  $(call OUTCOME,$(BIN)/pytest $(cache) -m "$(ALONE) $(MARKS)" $(or $(ARGS),$(ALONE_TESTS)))
+	$(call tested,$(BIN)/pytest,-m "$(ALONE) $(MARKS)" $(or $(ARGS),$(ALONE_TESTS)))
 
 # Before a release, for hours: every conformance test on each transport and with frontend processes, every test without an
 # engine on both Pythons, and every step of the sweeps.
@@ -141,20 +132,20 @@ endef
 
 bench: $(READY)
 	@$(BIN)/sluice fetch
-	$(BIN)/python -m loadtests.$(TEST) $(ARGS)
+	$(BIN)/python -m loadtests $(TEST) $(ARGS)
 
 # A flame graph of a hot path: make profile ARGS='--path infer|grpc|stream'
 profile: $(READY)
 	@$(BIN)/sluice fetch
-	@$(BIN)/python -m loadtests.profile $(ARGS)
+	@$(BIN)/python -m loadtests profile $(ARGS)
 
 # Random clients: make soak ARGS='--minutes 10 --seed 7'
 soak: $(READY)
-	@$(BIN)/python -m loadtests.soak $(ARGS)
+	@$(BIN)/python -m loadtests soak $(ARGS)
 
 # Uses the Python and the packages of the machine.
 gpu-check:
-	@$(GPU_PYTHON) -m loadtests.gpu_check $(ARGS)
+	@$(GPU_PYTHON) -m loadtests gpu_check $(ARGS)
 
 clean:
 	rm -rf $(VENV)

@@ -1,3 +1,3 @@
 """Sluice, an LLM-first streaming inference gateway that is a drop-in for Triton."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

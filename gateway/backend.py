@@ -6,9 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from typing import Protocol
-
-from prometheus_client.core import Metric
+from typing import Any, Protocol
 
 from gateway.config import InstanceGroup, ModelConfig
 from gateway.errors import InferenceError
@@ -34,6 +32,18 @@ class NotSent(InferenceError):
 
 Answer = tuple[int, InferResponse | InferenceError | Note]
 """The index of a request within its execution, and a response, its final error, or a note."""
+
+
+class ExportedMetric(Protocol):
+    """A family of metrics, such as `prometheus_client.core.Metric`.
+
+    `samples` are named tuples with `name`, `labels` and `value`.
+    """
+
+    name: str
+    documentation: str
+    type: str
+    samples: list[Any]
 
 
 class ModelControl(Protocol):
@@ -121,7 +131,7 @@ class Instance(ABC):
     max_model_len: int | None = None
 
     @property
-    def metrics(self) -> Iterable[Metric]:
+    def metrics(self) -> Iterable[ExportedMetric]:
         """The current metrics of the runtime, with its own labels."""
         return ()
 

@@ -4,8 +4,9 @@ import os
 import threading
 from collections.abc import Mapping
 from copy import copy
-from importlib.metadata import EntryPoint, entry_points
+from importlib import import_module
 from pathlib import Path
+from typing import Any, Protocol
 
 from gateway.backend import Backend, Instance
 from gateway.config import ModelConfig
@@ -41,6 +42,19 @@ REPLACED_METHODS: Mapping[type, Mapping[str, str]] = {
 """Methods that plug-in backends may still define, and their replacements."""
 
 
+class BackendEntryPoint(Protocol):
+    """The part of `importlib.metadata.EntryPoint` that a loader uses.
+
+    That module is imported with the first loader, since its import is slow.
+    """
+
+    name: str
+    value: str
+
+    def load(self) -> Any:
+        """Import the module, and return its attribute."""
+
+
 class BackendLoader:
     """The installed backends, found by the entry-point group `sluice.backends`.
 
@@ -59,7 +73,8 @@ class BackendLoader:
         self._kept = kept
         self._directory = directory
         self._creating = threading.Lock()
-        self._found = {point.name: point for point in entry_points(group=GROUP)}
+        points = import_module("importlib.metadata").entry_points(group=GROUP)
+        self._found: dict[str, BackendEntryPoint] = {point.name: point for point in points}
         self._loaded: dict[tuple[str, Path | None], Backend] = {}
 
     @property
@@ -102,7 +117,7 @@ class BackendLoader:
         except InferenceError:
             return True
 
-    def find(self, name: str) -> EntryPoint:
+    def find(self, name: str) -> BackendEntryPoint:
         """The entry point of a backend, without an import; InferenceError if not installed."""
         point = self._found.get(name)
         if point is None:
@@ -168,7 +183,7 @@ def _no_such_runtime(config: ModelConfig) -> InferenceError:
     )
 
 
-def _import(point: EntryPoint) -> Backend:
+def _import(point: BackendEntryPoint) -> Backend:
     try:
         backend = point.load()()
     except ImportError as error:

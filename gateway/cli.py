@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console
-
 from gateway import __version__
 from gateway.errors import InferenceError
 from gateway.flags import serve as flags
@@ -129,18 +127,22 @@ async def _run_server(settings: Settings, log: Any) -> None:
 
 
 def _announce(settings: Settings, ports: Mapping[str, int], models: Sequence[Any]) -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
     addresses = {each: getattr(settings, each).address for each in ports}
     places = {name: netloc(_local(addresses[name]), port) for name, port in ports.items()}
     for name, place in places.items():
         scheme = "" if name == "grpc" else "http://"
-        console.print(f"{name:>8}  {scheme}{place}", markup=False)
+        sys.stderr.write(f"{name:>8}  {scheme}{place}\n")
     chats = [
         model.name for model in models if any(i.name == "messages" for i in model.config.input)
     ]
     if chats and "http" in places:
         url = f"http://{places['http']}/v2/models/{chats[0]}/generate_stream"
-        console.print(f"\nStream tokens:\n\n  curl -N {url} -d '{CHAT}'\n", markup=False)
+        sys.stderr.write(f"\nStream tokens:\n\n  curl -N {url} -d '{CHAT}'\n\n")
+
+
+def _console() -> Any:
+    """A terminal for tables and bars; a server needs none, so `serve` does without the import."""
+    return importlib.import_module("rich.console").Console()
 
 
 def _local(address: str) -> str:
@@ -158,14 +160,14 @@ def _chat(parsed: argparse.Namespace) -> None:
 
 def _fetch(parsed: argparse.Namespace) -> None:
     fetch = importlib.import_module("gateway.storage.fetch")
-    fetch.fetch_all(parsed.names, ModelStore(default_root(ENVIRONMENT)), Console())
+    fetch.fetch_all(parsed.names, ModelStore(default_root(ENVIRONMENT)), _console())
 
 
 def _check(parsed: argparse.Namespace) -> None:
     check = importlib.import_module("gateway.tools.check")
     repository = importlib.import_module("gateway.models.repository")
     findings = check.check(repository.ModelRepository([parsed.repository]))
-    Console().print(check.table(findings))
+    _console().print(check.table(findings))
     if any(finding.verdict == "refused" for finding in findings):
         raise CliError("the repository has fields that are refused")
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from weakref import ref
 
 from gateway.conversations.conversations import Conversations
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, exiting
 from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.models.model_folder import Override
@@ -23,10 +23,6 @@ from gateway.threads import Threads, request_threads
 def _continues(model: Model, request: InferRequest) -> bool:
     sequences = model.scheduler.sequences
     return sequences is not None and sequences.continues(request)
-
-
-def _exiting() -> InferenceError:
-    return InferenceError(Code.UNAVAILABLE, "Server exiting")
 
 
 class RequestName(NamedTuple):
@@ -186,6 +182,11 @@ class DataPlane:
         finally:
             self._ending_sequences = False
 
+    @property
+    def changes(self) -> int:
+        """A number that changes whenever another model may be found for a request."""
+        return self._registry.changes
+
     async def changed(self) -> None:
         """Wait until `ready` may have changed."""
         await self._registry.changed()
@@ -202,11 +203,11 @@ class DataPlane:
         self, request: InferRequest, model: Model | None, trace: Trace | None
     ) -> ResponseStream:
         if not self.taking_requests:
-            raise _exiting()
+            raise exiting()
         if model is None or model.retired:
             model = self.model(request.model, request.version)
         if self._exiting and not _continues(model, request):
-            raise _exiting()
+            raise exiting()
         interceptor = None
         if request.sequence is not None:
             interceptor = self._conversations.turn(request, model)
@@ -217,7 +218,7 @@ class DataPlane:
 
     def _refuse_if_exiting(self) -> None:
         if self._exiting:
-            raise _exiting()
+            raise exiting()
 
 
 class RunningRequests:

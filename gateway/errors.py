@@ -41,12 +41,18 @@ class AnsweredError(InferenceError):
     """
 
 
+def exiting() -> InferenceError:
+    """The refusal of a server that stops, with Triton's text."""
+    return InferenceError(Code.UNAVAILABLE, "Server exiting")
+
+
+def unexpected() -> InferenceError:
+    """The error of a defect of the server, on every protocol."""
+    return InferenceError(Code.INTERNAL, "internal error; the server's log says why")
+
+
 def first_error(group: BaseException) -> BaseException:
     """The first error in a group, however deep; an error outside a group is returned itself."""
     while isinstance(group, BaseExceptionGroup):
         group = group.exceptions[0]
     return group
-
-
-UNEXPECTED = InferenceError(Code.INTERNAL, "internal error; the server's log says why")
-"""The error of a defect of the server, on every protocol."""

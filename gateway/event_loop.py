@@ -14,31 +14,40 @@ from gateway.process_limits import processors
 log = logging.getLogger("sluice.loop")
 
 BLOCKED_SECS = 0.1
-"""Time without a callback after which a loop is blocked."""
-BUSY_SECS, IDLE_SECS = 0.05, 0.25
-"""Seconds between two checks, while the process computes and while it is idle."""
-BUSY_SHARE = 0.05
-"""Least CPU time per time of a process that computes."""
+"""A loop that runs a timer this late is blocked."""
+TIMER_SECS = 0.05
+"""Time between two timers: a block that exceeds the limit by this much is always found."""
+LOG_SECS = 10.0
+"""Least time between two lines of the log: blocks within it are counted in the next line."""
 JOIN_SECS = 5.0
 DEEPEST = 30
 """Number of logged frames of a stack, from the innermost."""
 
 
 class LoopWatch:
-    """Watches the running event loop inside `with`, by a thread that posts a callback periodically.
+    """Watches the running event loop inside `with`, by the lateness of timers.
 
-    Requests cost nothing. A late callback is logged once, when it runs.
+    A thread reads the stack of a blocked loop. The thread sleeps until the next timer would be late
+    and posts nothing, since each of its steps costs the loop its interpreter lock.
+
+    A late timer is logged when it runs, and at most one line is logged in `log_secs`: the import of
+    a runtime blocks the loop ten times. A line has the count of blocks since the line before it,
+    and the milliseconds and the stack of the longest.
     """
 
-    def __init__(self, blocked_secs: float = BLOCKED_SECS) -> None:
+    def __init__(self, blocked_secs: float = BLOCKED_SECS, log_secs: float = LOG_SECS) -> None:
         self._blocked_secs = blocked_secs
+        self._log_secs = log_secs
+        self._next_line_at = 0.0
+        self._count = 0
+        self._longest = (0.0, "")
         self._ended = threading.Event()
-        self._answered = threading.Event()
-        self._answered_at = 0.0
+        self._stack_at_due = (0.0, "")
 
     def __enter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._watched = threading.get_ident()
+        self._expect()
         self._thread = threading.Thread(target=self._watch, name="loop-watch", daemon=True)
         self._thread.start()
         return self
@@ -50,39 +59,43 @@ class LoopWatch:
         trace: TracebackType | None,
     ) -> None:
         self._ended.set()
-        self._answered.set()
+        self._timer.cancel()
         self._thread.join(JOIN_SECS)
+        if self._count:
+            self._log()
+
+    def _expect(self) -> None:
+        """Set the next timer."""
+        self._due = time.monotonic() + TIMER_SECS
+        self._timer = self._loop.call_later(TIMER_SECS, self._ring)
+
+    def _ring(self) -> None:
+        now = time.monotonic()
+        secs = now - self._due
+        if secs >= self._blocked_secs:
+            due, stack = self._stack_at_due
+            self._count += 1
+            self._longest = max(self._longest, (secs, stack if due == self._due else ""))
+        if self._count and now >= self._next_line_at:
+            self._next_line_at = now + self._log_secs
+            self._log()
+        self._expect()
+
+    def _log(self) -> None:
+        """Log the blocks since the last line."""
+        secs, stack = self._longest
+        fields = {"ms": round(secs * 1000), "count": self._count, "stack": stack}
+        log.warning("event loop blocked", extra=fields)
+        self._count, self._longest = 0, (0.0, "")
 
     def _watch(self) -> None:
-        pause, used = BUSY_SECS, time.process_time()
-        while not self._ended.wait(pause):
-            self._ask()
-            before, used = used, time.process_time()
-            pause = BUSY_SECS if used - before > BUSY_SHARE * pause else IDLE_SECS
-
-    def _ask(self) -> None:
-        self._answered.clear()
-        if self._ended.is_set():
-            return
-        asked_at = time.monotonic()
-        try:
-            self._loop.call_soon_threadsafe(self._answer)
-        except RuntimeError:
-            return  # the loop is closed
-        if self._answered.wait(self._blocked_secs):
-            self._log(self._answered_at - asked_at, "")
-            return
-        stack = _one_word(sys._current_frames().get(self._watched))  # noqa: SLF001 - the only way
-        self._answered.wait()
-        self._log(self._answered_at - asked_at, stack)
-
-    def _answer(self) -> None:
-        self._answered_at = time.monotonic()
-        self._answered.set()
-
-    def _log(self, secs: float, stack: str) -> None:
-        if secs >= self._blocked_secs and not self._ended.is_set():
-            log.warning("event loop blocked", extra={"ms": round(secs * 1000), "stack": stack})
+        while not self._ended.is_set():
+            due = self._due
+            left = due + self._blocked_secs - time.monotonic()
+            if left <= 0 and self._stack_at_due[0] != due:
+                frames = sys._current_frames()  # noqa: SLF001 - the only way
+                self._stack_at_due = due, _one_word(frames.get(self._watched))
+            self._ended.wait(left if left > 0 else TIMER_SECS)
 
 
 def _one_word(frame: FrameType | None) -> str:

@@ -6,13 +6,8 @@ from gateway.dataplane import DataPlane
 from gateway.models.model import Model
 from gateway.observability.exposition import label, render
 from gateway.observability.machine import Machine
-from gateway.observability.metrics import (
-    CacheReading,
-    FrontendsReading,
-    ModelReading,
-    RecordingsReading,
-    families,
-)
+from gateway.observability.metrics import ModelReading, families
+from gateway.observability.statistics import CacheReading, FrontendsReading, RecordingsReading
 from gateway.settings import MetricsSettings
 
 CacheReader = Callable[[], CacheReading | None]
@@ -60,9 +55,9 @@ def _reading(model: Model) -> ModelReading:
         name=model.name,
         version=model.version,
         statistics=model.statistics,
-        in_flight=model.in_flight,
+        in_flight=len(model.requests),
         ready=model.ready,
-        oldest_secs=model.oldest_secs(),
+        oldest_secs=model.requests.oldest_secs(),
         families=[family for instance in model.instances for family in instance.metrics],
         labels=_labels(model),
         cached=model.cached,

@@ -21,7 +21,7 @@ from gateway.models.model import Model
 from gateway.models.repository import ModelRepository
 from gateway.models.repository_control import BackendControl, RepositoryControl
 from gateway.observability.log import Log
-from gateway.observability.metrics import CacheReading
+from gateway.observability.statistics import CacheReading
 from gateway.observability.tracer import Tracer
 from gateway.resumption.recordings import Recordings
 from gateway.settings import CacheSettings, LocalCacheSettings, ModelSettings, Settings, netloc

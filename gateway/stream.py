@@ -17,6 +17,9 @@ CANCELLED = "cancelled"
 INTERRUPTED = InferResponse(parameters={CANCELLED: True}, final=True)
 """The last response of an interrupted request. It has only the flag, and is never omitted."""
 
+DISCONNECT = InferenceError(Code.CANCELLED, "Request was cancelled")
+"""The error in the record of a cancelled request; never raised, since it would keep tracebacks."""
+
 
 def has_data(response: InferResponse) -> bool:
     """Whether a response carries more than the final flag."""
@@ -146,7 +149,12 @@ class ResponseStream:
         if response.final:
             self._finish(None)
             self._on_cancel = self._subscriber = None
-        self._wake_reader()
+        # As `_wake_reader`, without a call for each token.
+        reader = self._reader
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+        if self._listener is not None:
+            self._listener()
 
     def fail(self, error: InferenceError) -> None:
         """End the stream with an error; no effect once it is done."""
@@ -222,10 +230,11 @@ class ResponseStream:
         if self.cancelled:
             return
         self.cancelled = True
-        self._wake_writer()
+        if self._writer is not None:
+            self._wake_writer()
         if self._done:
             return
-        self._finish(InferenceError(Code.CANCELLED, "Request was cancelled"))
+        self._finish(DISCONNECT)
         self.release()
         self._wake_reader()
         self._cancel_producer(self._on_cancel, self._subscriber)
@@ -257,7 +266,7 @@ class ResponseStream:
         # The time to this response is not the time to the model's first response.
         self._taken = self._taken or not self._responses
         self._responses.append(INTERRUPTED)
-        self._finish(InferenceError(Code.CANCELLED, "Request was cancelled"))
+        self._finish(DISCONNECT)
         self.release()
         self._wake_reader()
         self._wake_writer()
@@ -288,7 +297,8 @@ class ResponseStream:
         taken = list(self._responses)
         self._responses.clear()
         self._shared_bytes = 0
-        self._wake_writer()
+        if self._writer is not None:
+            self._wake_writer()
         return taken
 
     def listen(self, callback: Callable[[], None]) -> None:
@@ -319,6 +329,8 @@ class ResponseStream:
             answers += [answer for answer in taken if answer.outputs or not answer.final]
             if taken[-1] is INTERRUPTED:
                 raise Interrupted(answers)
+            if taken[-1].final:
+                break
         if self.cancelled:
             raise InferenceError(Code.CANCELLED, "Request was cancelled")
         return single(answers)

@@ -3,11 +3,11 @@
 import asyncio
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from gateway.errors import Code, InferenceError
+from gateway.errors import exiting
 
 LARGE_BYTES = 64 * 1024
 """Above this size, work on the bytes would block the event loop for too long."""
@@ -35,7 +35,7 @@ class Threads:
         Raises InferenceError UNAVAILABLE once the threads are closed.
         """
         if self._is_closed:
-            raise _closed()
+            raise exiting()
         loop = asyncio.get_running_loop()
         return loop.run_in_executor(self._executor, partial(function, *args))
 
@@ -47,17 +47,13 @@ class Threads:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._is_closed and (task is None or not task.cancelling()):
-                raise _closed() from None  # `close` has dropped the call
+                raise exiting() from None  # `close` has dropped the call
             raise
 
     def close(self) -> None:
         """Drop the calls that have not started; threads end after their present call."""
         self._is_closed = True
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-
-def _closed() -> InferenceError:
-    return InferenceError(Code.UNAVAILABLE, "Server exiting")
 
 
 def request_threads() -> Threads:
@@ -70,12 +66,26 @@ def load_threads(count: int) -> Threads:
     return Threads("loads", count)
 
 
-async def apart(function: Callable[..., T], *args: object) -> T:
-    """Call a function in a thread of its own, so that a long call delays no other."""
+async def apart(
+    function: Callable[..., T], *args: object, discard: Callable[[T], object] | None = None
+) -> T:
+    """Call a function in a thread of its own, so that a long call delays no other.
 
+    If the caller is cancelled, the call continues, and `discard` gets its result in that thread.
+    """
     executor = ThreadPoolExecutor(1, "apart")
     try:
-        call = partial(function, *args)
-        return await asyncio.get_running_loop().run_in_executor(executor, call)
+        call = executor.submit(function, *args)
+        try:
+            return await asyncio.wrap_future(call)
+        except asyncio.CancelledError:
+            if discard is not None:
+                executor.submit(_discard, call, discard)
+            raise
     finally:
         executor.shutdown(wait=False)
+
+
+def _discard(call: Future[T], discard: Callable[[T], object]) -> None:
+    if not call.cancelled() and call.exception() is None:
+        discard(call.result())

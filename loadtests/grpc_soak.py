@@ -12,20 +12,28 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
-import psutil
 import uvloop
 from rich.console import Console
 from tritonclient.grpc import service_pb2 as pb
 
 from loadtests.support import rounds, servers
 from loadtests.support.http_client import Address
-from loadtests.support.rounds import FOLDER, LoadTestFailed, Panel, draw
-from loadtests.support.servers import Server, pinned, read_metrics, serving, total
+from loadtests.support.rounds import FOLDER
+from loadtests.support.servers import (
+    LoadTestFailed,
+    Server,
+    in_flight,
+    open_files,
+    pinned,
+    resident_bytes,
+    serving,
+)
 from loadtests.support.stream_client import METHOD, OWN_CONNECTION, repeat_request
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -58,18 +66,18 @@ SETTINGS, RESET, PING, CONTINUATION = 4, 3, 6, 9
 
 
 class Surprise(Exception):
-    """A client met what it should not meet; the text says what."""
+    """A response that a correct server does not send; the text has it."""
 
 
 def write_models(repository: Path) -> None:
-    """The models that are asked."""
+    """Write the models of the load."""
     for name, config in MODELS.items():
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(config)
 
 
 class Load:
-    """Clients of every kind, until they are cancelled; counts what they did, by kind."""
+    """Clients of every kind, until they are cancelled; `done` counts their actions by kind."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -110,7 +118,7 @@ def _infer(channel: Any, model: str, size: int, timeout: float | None = None) ->
 async def _unary(size: int, channel: Any, _: Address) -> None:
     answer = await _infer(channel, "echo", size)
     if len(answer) < size:
-        raise Surprise(f"{len(answer)} bytes came back of {size}")
+        raise Surprise(f"{len(answer)} bytes answered {size}")
 
 
 async def _stream(channel: Any, _: Address) -> None:
@@ -118,7 +126,7 @@ async def _stream(channel: Any, _: Address) -> None:
     while await call.read() is not grpc.aio.EOF:
         found += 1
     if found != MANY:
-        raise Surprise(f"{found} responses came, expected {MANY}")
+        raise Surprise(f"found {found} responses, expected {MANY}")
 
 
 async def _leave(channel: Any, _: Address) -> None:
@@ -138,7 +146,7 @@ async def _miss(channel: Any, _: Address) -> None:
         if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
             raise
     else:
-        raise Surprise("an answer came after its deadline")
+        raise Surprise("an RPC ended with an answer after its deadline")
 
 
 async def _read_slowly(channel: Any, _: Address) -> None:
@@ -156,13 +164,13 @@ async def _reconnect(_: Any, address: Address) -> None:
 
 
 async def _misbehave(_: Any, address: Address) -> None:
-    """One of the abuses, after which the server ends the connection, or the client does."""
+    """Send one of the abuses, and read until the server closes the connection."""
     reader, writer = await asyncio.open_connection(address.host, address.port)
     try:
         writer.write(random.choice(ABUSES)())
         writer.write_eof()
         while await reader.read(2**16):
-            """The server says what it has to say, and closes the connection."""
+            """Frames before the connection is closed."""
     except ConnectionResetError:
         return
     finally:
@@ -205,17 +213,16 @@ KINDS: Mapping[str, Act] = {
 
 MIB = 2**20
 GROWTH_LIMIT = 24 * MIB
-"""How much higher the last third may be than the middle one; allocators vary by 10 MiB."""
+"""The most growth from the middle third to the last one; allocators vary by 10 MiB."""
 
 FILES_LIMIT = 20
 SHOWN = 5
-IN_FLIGHT = "gateway_requests_in_flight"
 END_SECS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The server at one moment; `done` is what clients did since the one before, by kind."""
+    """The server at one moment; `done` has the actions since the sample before, by kind."""
 
     secs: float
     resident_bytes: int
@@ -224,23 +231,10 @@ class Sample:
     done: Mapping[str, int]
 
 
-def main() -> None:
-    """Load, sample, draw, and fail if memory keeps growing or a good client met an error."""
-    asked = _parser().parse_args()
-    console = Console()
-    with rounds.failures_as_lines("grpc_soak"), pinned(asked.client_cpus):
-        samples, surprises = _soak(asked)
-        _write(asked, samples)
-        console.print(f"{asked.to.with_suffix('.csv')} and {asked.to.with_suffix('.svg')}")
-        for line in surprises[:SHOWN]:
-            console.print(line, markup=False)
-        _check(samples, surprises)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m loadtests.grpc_soak", description=__doc__)
+def grpc_soak(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Load, sample and draw; LoadTestFailed if memory grows or a good client has an error."""
     for name, default, text in (
-        ("--secs", 3600, "how long"),
+        ("--secs", 3600, "length"),
         ("--every", 5, "seconds between samples"),
     ):
         parser.add_argument(
@@ -248,10 +242,17 @@ def _parser() -> argparse.ArgumentParser:
         )
     parser.add_argument("--transport", choices=("hyper", "grpcio"), default="hyper")
     parser.add_argument(
-        "--to", type=Path, default=FOLDER / "grpc_soak", help="where to write, without a suffix"
+        "--to", type=Path, default=FOLDER / "grpc_soak", help="path of both files without a suffix"
     )
     servers.add_cpu_flags(parser)
-    return parser
+    asked, console = parser.parse_args(arguments), Console()
+    with rounds.failures_as_lines("grpc_soak"), pinned(asked.client_cpus):
+        samples, surprises = _soak(asked)
+        _write(asked, samples)
+        console.print(f"{asked.to.with_suffix('.csv')} and {asked.to.with_suffix('.svg')}")
+        for line in surprises[:SHOWN]:
+            console.print(line, markup=False)
+        _check(samples, surprises)
 
 
 def _soak(asked: argparse.Namespace) -> tuple[Sequence[Sample], Sequence[str]]:
@@ -281,11 +282,10 @@ async def _load_and_sample(
 
 
 def _sample(server: Server, now: float, before: float, done: Mapping[str, int]) -> Sample:
-    process = psutil.Process(server.pid)
     return Sample(
         secs=now,
-        resident_bytes=process.memory_info().rss,
-        open_files=process.num_fds(),
+        resident_bytes=resident_bytes(server.pid),
+        open_files=open_files(server.pid),
         per_sec=sum(done.values()) / (now - before),
         done={kind: done.get(kind, 0) for kind in KINDS},
     )
@@ -294,19 +294,15 @@ def _sample(server: Server, now: float, before: float, done: Mapping[str, int]) 
 async def _require_idle(server: Server) -> None:
     """Wait until no request is in flight."""
     deadline = time.monotonic() + END_SECS
-    while found := await asyncio.to_thread(_in_flight, server):
+    while found := await asyncio.to_thread(in_flight, server):
         if time.monotonic() > deadline:
-            raise LoadTestFailed(f"{found:g} requests are in flight after the last client left")
+            raise LoadTestFailed(f"{found:g} requests are in flight without clients, expected 0")
         await asyncio.sleep(0.1)
-
-
-def _in_flight(server: Server) -> float:
-    return total(read_metrics(server.ports.metrics), IN_FLIGHT)
 
 
 def _write(asked: argparse.Namespace, samples: Sequence[Sample]) -> None:
     asked.to.parent.mkdir(parents=True, exist_ok=True)
-    rows = [asdict(each) | each.done for each in samples]
+    rows = [{**asdict(each), **each.done} for each in samples]
     with asked.to.with_suffix(".csv").open("w", newline="") as file:
         columns = ["secs", "resident_bytes", "open_files", "per_sec", *KINDS]
         writer = csv.DictWriter(file, columns, extrasaction="ignore")
@@ -326,11 +322,11 @@ def _write(asked: argparse.Namespace, samples: Sequence[Sample]) -> None:
 
 def _check(samples: Sequence[Sample], surprises: Sequence[str]) -> None:
     if surprises:
-        raise LoadTestFailed(f"{len(surprises)} times a client met what it should not")
+        raise LoadTestFailed(f"{len(surprises)} errors of good clients, expected none")
     third = len(samples) // 3
     middle, last = samples[third : 2 * third], samples[2 * third :]
     if not middle:
-        raise LoadTestFailed("too short to tell: three samples are needed")
+        raise LoadTestFailed(f"found {len(samples)} samples, expected at least three")
     growth = _memory(last) - _memory(middle)
     if growth > GROWTH_LIMIT:
         raise LoadTestFailed(f"memory grew by {growth / MIB:.1f} MiB from the middle to the end")
@@ -343,5 +339,51 @@ def _memory(samples: Sequence[Sample]) -> float:
     return statistics.median(each.resident_bytes for each in samples)
 
 
-if __name__ == "__main__":
-    main()
+WIDTH, PANEL_HEIGHT = 900, 170
+LEFT, RIGHT, TOP, BETWEEN = 70, 40, 50, 50
+INK, CURVE, GRID = "#333", "#1f77b4", "#ddd"
+TICKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One quantity: its name with the unit, and a value for each time; drawn from zero."""
+
+    name: str
+    values: Sequence[float]
+
+
+def draw(path: Path, title: str, secs: Sequence[float], panels: Sequence[Panel]) -> None:
+    """Write the panels below each other; `secs` are the times of their values."""
+    height = TOP + len(panels) * (PANEL_HEIGHT + BETWEEN)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}"'
+        f' font-family="sans-serif" font-size="12" fill="{INK}">',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        f'<text x="{LEFT}" y="20" font-size="15">{escape(title)}</text>',
+    ]
+    for number, panel in enumerate(panels):
+        parts += _panel(panel, secs, TOP + number * (PANEL_HEIGHT + BETWEEN))
+    path.write_text("\n".join([*parts, "</svg>", ""]), encoding="utf-8")
+
+
+def _panel(panel: Panel, secs: Sequence[float], top: float) -> Sequence[str]:
+    last, highest = max(secs, default=0) or 1.0, max(panel.values, default=0) * 1.1 or 1.0
+
+    def x(at: float) -> float:
+        return LEFT + at / last * (WIDTH - LEFT - RIGHT)
+
+    def y(value: float) -> float:
+        return top + PANEL_HEIGHT * (1 - value / highest)
+
+    parts = [f'<text x="{LEFT}" y="{top - 6:.0f}">{escape(panel.name)}</text>']
+    for tick in range(TICKS + 1):
+        value, at = highest * tick / TICKS, last * tick / TICKS
+        parts += [
+            f'<path d="M{LEFT} {y(value):.1f}H{WIDTH - RIGHT}" stroke="{GRID}"/>',
+            f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:,.0f}</text>',
+            f'<text x="{x(at):.1f}" y="{top + PANEL_HEIGHT + 16}" text-anchor="middle">'
+            f"{at / 60:.1f} min</text>",
+        ]
+    points = " ".join(f"{x(a):.1f},{y(v):.1f}" for a, v in zip(secs, panel.values, strict=True))
+    return [*parts, f'<polyline points="{points}" fill="none" stroke="{CURVE}"/>']

@@ -12,15 +12,21 @@ from pathlib import Path
 from typing import cast
 
 import orjson
-import psutil
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
 from loadtests.support import rounds, servers
 from loadtests.support.http_client import Address, connect, post
-from loadtests.support.rounds import LoadTestFailed, save
-from loadtests.support.servers import Server, pinned, read_metrics, serving, total
+from loadtests.support.rounds import Report
+from loadtests.support.servers import (
+    LoadTestFailed,
+    Server,
+    descendants,
+    in_flight,
+    resident_bytes,
+    serving,
+)
 from loadtests.support.stream_client import METHOD, MODEL, TEXT, GrpcConnection, repeat_request
 
 RESPONSES = 1000
@@ -31,7 +37,7 @@ OPENED_AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """How many streams are held; those of gRPC share `connections`."""
+    """Numbers of concurrent streams, and of the connections that those of gRPC share."""
 
     streams: int
     connections: int
@@ -42,7 +48,7 @@ Hold = Callable[[Address, Clients], AbstractAsyncContextManager[None]]
 
 
 class Waiting(asyncio.Protocol):
-    """One HTTP stream that waits; `answered` is set when its headers have come."""
+    """One waiting HTTP stream; `answered` is set by its first bytes."""
 
     def __init__(self, request: bytes) -> None:
         self.answered = asyncio.Event()
@@ -97,19 +103,18 @@ WIRES: dict[str, Hold] = {"SSE": hold_sse, "gRPC": hold_grpc}
 
 
 REPOSITORY = Path(__file__).parent / "models"
-IN_FLIGHT = "gateway_requests_in_flight"
 REACH_TIMEOUT_SECS = 60.0
 SETTLE_SECS = 1.0
 WARM_UP_SHARE = 0.01
 SPARE_DESCRIPTORS = 200
 KIB, MIB = 2**10, 2**20
 GROWTH_LIMIT = 16 * MIB
-"""How much more the last repetition may leave behind than the first; allocators vary by 10 MiB."""
+"""The most growth from the first repetition to the last; allocators vary by 10 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """The server's memory in bytes: before any client came, while all were there, and after."""
+    """The server's memory in bytes: before the streams, during all of them, and after."""
 
     wire: str
     streams: int
@@ -124,26 +129,12 @@ class Repetition:
         return (self.during - self.before) / self.streams
 
 
-def main() -> None:
-    """Measure, print, save, and fail if memory keeps growing."""
-    asked = _parser().parse_args()
-    console = Console()
-    _allow_descriptors(asked.streams)
-    with rounds.failures_as_lines("idle_streams"), pinned(asked.client_cpus):
-        found = _measure(asked, console)
-        console.print(_table(found))
-        rows = [asdict(each) | {"per_stream": each.per_stream} for each in found]
-        rounds.tell_file(save("idle_streams", vars(asked), rows), console)
-        for wire in WIRES:
-            _check_growth(wire, [each for each in found if each.wire == wire])
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m loadtests.idle_streams", description=__doc__)
+def idle_streams(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Measure the memory of waiting streams; LoadTestFailed if it grows."""
     for name, default, text in (
-        ("--streams", 1000, "streams held at the same time"),
+        ("--streams", 1000, "concurrent streams"),
         ("--connections", 4, "connections that the gRPC streams share"),
-        ("--repetitions", 3, "how often they come and go"),
+        ("--repetitions", 3, "repetitions of all streams"),
     ):
         parser.add_argument(
             name,
@@ -152,8 +143,15 @@ def _parser() -> argparse.ArgumentParser:
             metavar="N",
             help=f"{text} (default: %(default)s)",
         )
-    servers.add_cpu_flags(parser)
-    return parser
+    rounds.run_test(parser, arguments, _idle_streams)
+
+
+def _idle_streams(asked: argparse.Namespace, _: Path, console: Console) -> Report:
+    _allow_descriptors(asked.streams)
+    found = _measure(asked, console)
+    rows = [asdict(each) | {"per_stream": each.per_stream} for each in found]
+    growth = (_growth(wire, [each for each in found if each.wire == wire]) for wire in WIRES)
+    return Report(_table(found), rows, failure="; ".join(filter(None, growth)))
 
 
 def _measure(asked: argparse.Namespace, console: Console) -> Sequence[Repetition]:
@@ -172,19 +170,19 @@ async def _repeat(
     wire: str, asked: argparse.Namespace, server: Server, advance: Callable[[], None]
 ) -> Sequence[Repetition]:
     warm_up = Clients(max(1, round(asked.streams * WARM_UP_SHARE)), asked.connections)
-    await _come_and_go(wire, warm_up, server)
+    await _open_and_close(wire, warm_up, server)
     before = _memory(server)
     found = []
     for _ in range(asked.repetitions):
         clients = Clients(asked.streams, asked.connections)
-        during, secs_to_end = await _come_and_go(wire, clients, server)
+        during, secs_to_end = await _open_and_close(wire, clients, server)
         found.append(Repetition(wire, asked.streams, before, during, _memory(server), secs_to_end))
         advance()
     return found
 
 
-async def _come_and_go(wire: str, clients: Clients, server: Server) -> tuple[int, float]:
-    """Memory while all streams are open, and the seconds until none is in flight any more."""
+async def _open_and_close(wire: str, clients: Clients, server: Server) -> tuple[int, float]:
+    """Memory while all streams are open, and the seconds from their close to the last request."""
     port = server.ports.grpc if wire == "gRPC" else server.ports.http
     async with WIRES[wire](Address(port), clients):
         await _reach(server, clients.streams)
@@ -198,23 +196,17 @@ async def _come_and_go(wire: str, clients: Clients, server: Server) -> tuple[int
 
 
 async def _reach(server: Server, expected: int) -> None:
-    """Wait until that number of requests is in flight."""
+    """Wait until `expected` requests are in flight."""
     deadline = time.monotonic() + REACH_TIMEOUT_SECS
-    while (found := await asyncio.to_thread(_in_flight, server)) != expected:
+    while (found := await asyncio.to_thread(in_flight, server)) != expected:
         if time.monotonic() > deadline:
-            raise LoadTestFailed(f"{IN_FLIGHT} is {found}, expected {expected}")
+            raise LoadTestFailed(f"found {found} requests in flight, expected {expected}")
         await asyncio.sleep(0.05)
-
-
-def _in_flight(server: Server) -> int:
-    return int(total(read_metrics(server.ports.metrics), IN_FLIGHT))
 
 
 def _memory(server: Server) -> int:
     """The resident memory of all the server's processes, in bytes."""
-    process = psutil.Process(server.pid)
-    family = [process, *process.children(recursive=True)]
-    return sum(int(each.memory_info().rss) for each in family)
+    return sum(map(resident_bytes, (server.pid, *descendants(server.pid))))
 
 
 def _table(found: Sequence[Repetition]) -> Table:
@@ -230,23 +222,21 @@ def _table(found: Sequence[Repetition]) -> Table:
     return table
 
 
-def _check_growth(wire: str, found: Sequence[Repetition]) -> None:
+def _growth(wire: str, found: Sequence[Repetition]) -> str:
+    """The failure of a wire whose memory grows; "" for none."""
     growth = found[-1].after - found[0].after
-    if growth > GROWTH_LIMIT:
-        raise LoadTestFailed(
-            f"{wire}: memory grew by {growth / MIB:.1f} MiB from the first repetition to the "
-            f"last, expected at most {GROWTH_LIMIT / MIB:.0f} MiB"
-        )
+    if growth <= GROWTH_LIMIT:
+        return ""
+    return (
+        f"{wire}: memory grew by {growth / MIB:.1f} MiB from the first repetition to the last, "
+        f"expected at most {GROWTH_LIMIT / MIB:.0f} MiB"
+    )
 
 
 def _allow_descriptors(streams: int) -> None:
-    """Let this process, and the server it starts, have a connection for each stream."""
+    """Raise the limit of open files, of the server too, to a connection for each stream."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = streams + SPARE_DESCRIPTORS
     if hard != resource.RLIM_INFINITY and needed > hard:
-        raise SystemExit(f"idle_streams: needs {needed} open files, this system allows {hard}")
+        raise LoadTestFailed(f"the limit of open files is {hard}, expected at least {needed}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from locust import HttpUser, events, task
 
-from loadtests.support.texts import prompts
+from loadtests.support.generation import prompts
 
 KIND = "SSE"
 EVENT = b"data: "
@@ -21,7 +21,7 @@ EVENT = b"data: "
 
 @events.init_command_line_parser.add_listener
 def add_flags(parser: ArgumentParser, **_: Any) -> None:
-    """What to ask for; each flag can also be set in the environment."""
+    """The flags of a request; each can also be set in the environment."""
     flag: Any = parser.add_argument  # Locust's parser also takes `env_var`
     flag("--model", default="llama", env_var="SLUICE_MODEL", help="model to ask")
     flag("--max-tokens", type=int, default=64, env_var="SLUICE_MAX_TOKENS", help="per answer")
@@ -29,7 +29,7 @@ def add_flags(parser: ArgumentParser, **_: Any) -> None:
 
 
 class GenerateStreamUser(HttpUser):
-    """Asks, reads the stream to its end, and asks again at once."""
+    """A user with one stream after another."""
 
     def on_start(self) -> None:
         """Give each user prompts of its own, new ones in each run."""
@@ -40,7 +40,7 @@ class GenerateStreamUser(HttpUser):
 
     @task
     def generate_stream(self) -> None:
-        """Read one stream; what it looked like goes to Locust's statistics."""
+        """Read one stream, and report its times to Locust's statistics."""
         question = {
             "text_input": next(self._prompts),
             "stream": True,
@@ -54,7 +54,7 @@ class GenerateStreamUser(HttpUser):
             if response.status_code != 200:
                 response.failure(response.text)
                 return
-            # urllib3 hands over each chunk of a chunked body as soon as it has come.
+            # urllib3 returns each chunk of a chunked body at its arrival.
             for line in response.iter_lines():
                 if line.startswith(EVENT):
                     deltas.take(orjson.loads(line[len(EVENT) :]), time.perf_counter())
@@ -66,7 +66,7 @@ class GenerateStreamUser(HttpUser):
 
 @dataclass(slots=True)
 class Deltas:
-    """What came of one stream, and when, in seconds of one clock."""
+    """The events of one stream, and their times in seconds of one clock."""
 
     began: float
     arrivals: list[tuple[float, int]] = field(default_factory=list)
@@ -74,11 +74,11 @@ class Deltas:
 
     @property
     def secs(self) -> float:
-        """How long the stream took."""
+        """Seconds from the request to the last token."""
         return self.arrivals[-1][0] - self.began if self.arrivals else 0.0
 
     def take(self, event: dict[str, Any], now: float) -> None:
-        """Note one event."""
+        """Record one event."""
         self.error = event.get("error", self.error)
         if tokens := event.get("num_output_tokens", 0):
             self.arrivals.append((now, tokens))

@@ -1,8 +1,4 @@
-"""A flame graph of one hot path of the server, by py-spy.
-
-`make profile ARGS='--path infer'` serves add_sub and repeat, sends requests over one path while
-py-spy samples the server, and writes an SVG file.
-"""
+"""A flame graph of one hot path of the server, by py-spy."""
 
 import argparse
 import http.client
@@ -10,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -21,13 +17,17 @@ from rich.console import Console
 from tritonclient import grpc as triton_client
 
 from loadtests.support import rounds
-from loadtests.support.repositories import ADD_SUB_BODY, ADD_SUB_PATH
-from loadtests.support.rounds import LoadTestFailed
-from loadtests.support.servers import Cpus, Server, gateway, serving
+from loadtests.support.http_client import (
+    ADD_SUB_BODY,
+    ADD_SUB_PATH,
+    TIMEOUT_SECS,
+    Address,
+    posting,
+)
+from loadtests.support.servers import Cpus, LoadTestFailed, Server, gateway, serving
 
 HERE = Path(__file__).parent
 FOLDER = Path("artefacts") / "profiles"
-TIMEOUT_SECS = 60.0
 VALUES = [0.5] * 16
 NAMES = ("INPUT0", "INPUT1")
 STREAM = orjson.dumps({"text_input": "token", "n": 1000})
@@ -43,9 +43,15 @@ Send = Callable[[], None]
 """Sends one request and reads its whole response."""
 
 
-def main() -> None:
-    """Serve, send requests, sample, and print the path of the SVG file."""
-    options = _parser().parse_args()
+def profile(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Serve add_sub and repeat, send requests over one path, and draw the samples of py-spy."""
+    parser.add_argument("--path", choices=PATHS, default="infer", help="default: %(default)s")
+    parser.add_argument("--clients", type=rounds.positive, default=4, help="default: %(default)s")
+    parser.add_argument("--secs", type=float, default=10.0, help="default: %(default)s")
+    parser.add_argument("--rate", type=rounds.positive, default=500, help="samples per second")
+    parser.add_argument("--native", action="store_true", help="show frames of C extensions")
+    parser.add_argument("--output", type=Path, help=f"default: {FOLDER}/PATH.svg")
+    options = parser.parse_args(arguments)
     target = options.output or FOLDER / f"{options.path}.svg"
     target.parent.mkdir(parents=True, exist_ok=True)
     with rounds.failures_as_lines("profile"):
@@ -53,17 +59,6 @@ def main() -> None:
     Console().print(
         f"{target}: {options.secs:g} s of '{options.path}' with {options.clients} clients"
     )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m loadtests.profile", description=__doc__)
-    parser.add_argument("--path", choices=PATHS, default="infer", help="default: %(default)s")
-    parser.add_argument("--clients", type=rounds.positive, default=4, help="default: %(default)s")
-    parser.add_argument("--secs", type=float, default=10.0, help="default: %(default)s")
-    parser.add_argument("--rate", type=rounds.positive, default=500, help="samples per second")
-    parser.add_argument("--native", action="store_true", help="show frames of C extensions")
-    parser.add_argument("--output", type=Path, help=f"default: {FOLDER}/PATH.svg")
-    return parser
 
 
 def _profile(options: argparse.Namespace, target: Path) -> None:
@@ -96,7 +91,7 @@ def _record(options: argparse.Namespace, server: Server, target: Path) -> None:
 
 
 def _py_spy() -> str:
-    """The program of this environment, or another one on the PATH."""
+    """The program of this environment, else the one on the PATH."""
     beside = Path(sys.executable).with_name("py-spy")
     found = str(beside) if beside.exists() else shutil.which("py-spy")
     if found is None:
@@ -120,17 +115,7 @@ def _send_until(
 
 
 def _http(path: str, body: bytes, server: Server, stack: ExitStack) -> Send:
-    connection = http.client.HTTPConnection("127.0.0.1", server.ports.http, timeout=TIMEOUT_SECS)
-    stack.callback(connection.close)
-
-    def send() -> None:
-        connection.request("POST", path, body)
-        response = connection.getresponse()
-        content = response.read()
-        if response.status != http.client.OK:
-            raise LoadTestFailed(f"{path} returned {response.status}: {content.decode()}")
-
-    return send
+    return stack.enter_context(posting(Address(server.ports.http), path, body))
 
 
 def _grpc(server: Server, stack: ExitStack) -> Send:
@@ -152,7 +137,3 @@ PATHS: Mapping[str, Callable[[Server, ExitStack], Send]] = {
     "stream": partial(_http, "/v2/models/repeat/generate_stream", STREAM),
 }
 """Ways in: unary infer over HTTP (JSON) and gRPC, and a stream of 1000 events."""
-
-
-if __name__ == "__main__":
-    main()

@@ -1,39 +1,34 @@
-"""Streams without an engine: responses per second of the gateway and of Triton.
+"""Streams without an engine: responses per second, and processor time of each response.
 
-The model `repeat` answers n times at once, so what is measured is the server alone.
+The model `repeat` makes all responses, so the figures are those of the server alone.
 """
 
 import argparse
+import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import orjson
+import uvloop
 from rich.console import Console
 
-from loadtests.support import rounds, servers
-from loadtests.support.rounds import (
-    Better,
-    LoadTestFailed,
-    Metric,
-    Plan,
-    Results,
-    Step,
-    comparison,
-    save,
-)
+from loadtests.support import rounds
+from loadtests.support.http_client import Address
+from loadtests.support.rounds import Better, Metric, Report, Results, Step
 from loadtests.support.servers import (
     GATEWAY,
-    Contender,
+    SERVER,
+    LoadTestFailed,
     Server,
-    add_triton_flag,
     gateway,
-    pinned,
-    triton,
+    spent_secs,
 )
-from loadtests.support.stream_client import Measurement
+from loadtests.support.stream_client import Measurement, frames, sse
+from loadtests.support.triton import add_triton_flag, triton
 
 HERE = Path(__file__).parent
 NAMES = {
@@ -50,23 +45,8 @@ TRIES = 3
 SECS = 3.0
 
 
-def main() -> None:
-    """Compare, print and save."""
-    asked = _parser().parse_args()
-    console = Console()
-    contenders = [gateway(HERE / "models")]
-    if asked.triton:
-        contenders.insert(0, triton(asked.triton, HERE / "triton_models"))
-    with rounds.failures_as_lines("streams"), pinned(asked.client_cpus):
-        results = rounds.run(_plan(asked, contenders), console)
-    names = [contender.name for contender in contenders]
-    console.print(comparison("Streams without an engine", results, names))
-    _warn(results, console)
-    rounds.tell_file(save("streams", vars(asked), results.as_rows()), console)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m loadtests.streams", description=__doc__)
+def streams(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Measure responses per second of the gateway and of Triton, as fast as they can."""
     add_triton_flag(parser)
     parser.add_argument("--streams", type=rounds.positive_list, default=[1, 8], metavar="N,N")
     parser.add_argument(
@@ -74,48 +54,58 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=SECS,
         metavar="SECS",
-        help="about how long one measurement takes, after its warm-up (default: %(default)s)",
+        help="length of one measurement, after its warm-up (default: %(default)s)",
     )
     rounds.add_flags(parser)
-    servers.add_cpu_flags(parser)
-    return parser
+    rounds.run_test(parser, arguments, _streams)
 
 
-def _plan(asked: argparse.Namespace, contenders: Sequence[Contender]) -> Plan:
-    steps: list[Step] = [
-        (f"{kind}, {streams}", partial(_step, kind, streams, asked.secs))
+def _streams(asked: argparse.Namespace, _: Path, console: Console) -> Report:
+    contenders = [gateway(HERE / "models")]
+    if asked.triton:
+        contenders.insert(0, triton(asked.triton, HERE / "triton_models"))
+    steps: Sequence[Step] = [
+        (f"{kind}, {count}", partial(_rate, kind, count, asked.secs))
         for kind in NAMES
-        for streams in asked.streams
+        for count in asked.streams
     ]
-    return Plan(
-        contenders, {each.name: steps for each in contenders}, asked.rounds, asked.server_cpus
-    )
+    title = "Streams without an engine"
+    results, report = rounds.compare_contenders(title, contenders, steps, asked, console)
+    return Report(report.table, report.rows, _notes(results))
 
 
-def _step(kind: str, streams: int, secs: float, server: Server) -> Mapping[Metric, float]:
-    found, failures = measure(server, kind, streams, secs)
-    name = NAMES[kind]
+def _rate(kind: str, count: int, secs: float, server: Server) -> Mapping[Metric, float]:
+    return rate(server, NAMES[kind], kind, count, secs)
+
+
+def rate(
+    server: Server, name: str, kind: str, count: int, *limits: float
+) -> Mapping[Metric, float]:
+    """The rate of `count` streams of a kind; `limits` are those of `measure`.
+
+    LoadTestFailed if the gateway drops a response.
+    """
+    found, failures = measure(server, kind, count, *limits)
     if server.name.startswith(GATEWAY) and found.responses != found.asked:
-        raise LoadTestFailed(f"{name}: {found.responses} came, expected {found.asked}")
+        raise LoadTestFailed(f"{name}: found {found.responses} responses, expected {found.asked}")
     return {
-        Metric(name, streams, "", Better.HIGHER): found.responses / found.secs,
-        Metric(f"{name}: {CLIENT_CPU}", streams, "cores"): found.cpu_secs / found.secs,
-        Metric(f"{name}: {LOST}", streams, ""): found.asked - found.responses,
-        Metric(f"{name}: {FAILED}", streams, ""): failures,
+        Metric(name, count, "", Better.HIGHER): found.responses / found.secs,
+        Metric(f"{name}: {CLIENT_CPU}", count, "cores"): found.cpu_secs / found.secs,
+        Metric(f"{name}: {LOST}", count, ""): found.asked - found.responses,
+        Metric(f"{name}: {FAILED}", count, ""): failures,
     }
 
 
-def measure(
-    server: Server, kind: str, streams: int, secs: float, *responses: int
-) -> tuple[Measurement, int]:
-    """One measurement, and how many failed before it: a peer's streams may stall.
+def measure(server: Server, kind: str, count: int, *limits: float) -> tuple[Measurement, int]:
+    """One measurement, and the number of failures before it, since streams of a peer may stall.
 
-    A request has `responses` responses, by default as many as take `secs`.
+    `limits` are the seconds, and optionally the responses of each request, by default as many as
+    take those seconds.
     """
     failures = 0
     while True:
         try:
-            return _measure(server, kind, streams, secs, *responses), failures
+            return _measure(server, kind, count, *limits), failures
         except LoadTestFailed:
             failures += 1
             if server.name.startswith(GATEWAY) or failures == TRIES:
@@ -134,19 +124,81 @@ def _measure(server: Server, kind: str, *numbers: float) -> Measurement:
     return Measurement(**orjson.loads(client.stdout))
 
 
-def _warn(results: Results, console: Console) -> None:
-    """Say where a figure is the client's rather than the server's, or not of every response."""
+def _notes(results: Results) -> Sequence[str]:
+    """The figures that a busy client limits, and those of servers that dropped responses."""
+    notes = []
     for metric, found in results.values.items():
         for contender, values in found.items():
             cores = results.median(metric, contender)
             if metric.name.endswith(CLIENT_CPU) and cores > BUSY:
-                said = f"{metric}: {cores:.2f}, so the client is the limit"
+                notes.append(f"{contender}: {metric}: {cores:.2f}, so the client is the limit")
             elif metric.name.endswith((LOST, FAILED)) and max(values) > 0:
-                said = f"{metric}: {sum(values):,.0f}"
-            else:
-                continue
-            console.print(f"{contender}: {said}", soft_wrap=True, highlight=False)
+                notes.append(f"{contender}: {metric}: {sum(values):,.0f}")
+    return notes
 
 
-if __name__ == "__main__":
-    main()
+SETTLED_SECS = 2.0
+"""Frontends have started by then."""
+
+WIRES = ("SSE", "gRPC")
+
+
+def frontends(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Measure processor time per response of many streams at a steady rate.
+
+    `--rate` is the responses per second of all streams; each is written apart, as tokens are.
+    """
+    parser.add_argument("--streams", type=rounds.positive_list, default=[256, 1024], metavar="N,N")
+    parser.add_argument(
+        "--frontends",
+        type=lambda text: [int(part) for part in text.split(",")],
+        default=[0, 1, 2],
+        metavar="N,N",
+        help="as the server's own flag (default: 0,1,2)",
+    )
+    parser.add_argument("--rate", type=rounds.positive, default=50_000, metavar="N")
+    parser.add_argument("--secs", type=float, default=5.0, metavar="SECS")
+    rounds.add_flags(parser)
+    rounds.run_test(parser, arguments, _frontends)
+
+
+def _frontends(asked: argparse.Namespace, _: Path, console: Console) -> Report:
+    contenders = [
+        gateway(HERE / "models", f"--frontends {count}", f"--frontends={count}")
+        for count in asked.frontends
+    ]
+    steps: Sequence[Step] = [
+        (f"{wire}, {count} streams", partial(_cost, wire, count, asked))
+        for wire in WIRES
+        for count in asked.streams
+    ]
+    title = "Streams at a steady rate"
+    return rounds.compare_contenders(title, contenders, steps, asked, console)[1]
+
+
+def _cost(
+    wire: str, count: int, asked: argparse.Namespace, server: Server
+) -> Mapping[Metric, float]:
+    time.sleep(SETTLED_SECS)
+    delay_us = round(count / asked.rate * 1e6)
+    each = round(asked.secs * 1e6 / delay_us)
+    before, began = spent_secs(server), time.perf_counter()
+    found = uvloop.run(_read_all(wire, server, count, each, delay_us))
+    took, after = time.perf_counter() - began, spent_secs(server)
+    if found != count * each:
+        raise LoadTestFailed(f"{wire}: found {found} responses, expected {count * each}")
+    used = {role: (secs - before.get(role, 0)) / found * 1e6 for role, secs in after.items()}
+    costs = {"the server": used[SERVER], "all frontends": used.get("frontends", 0.0)}
+    return {
+        Metric(f"{wire} responses/s", count, "", Better.HIGHER): found / took,
+        **{
+            Metric(f"{wire}: CPU of {role}", count, "us/response", Better.LOWER): cost
+            for role, cost in costs.items()
+        },
+    }
+
+
+async def _read_all(wire: str, server: Server, count: int, each: int, delay_us: int) -> int:
+    read, port = (sse, server.ports.http) if wire == "SSE" else (frames, server.ports.grpc)
+    found = await asyncio.gather(*(read(Address(port), each, delay_us) for _ in range(count)))
+    return sum(stream.responses for stream in found)

@@ -1,75 +1,206 @@
-"""Small tensors: inferences per second of the gateway and of Triton.
+"""Tensors by the gateway and by Triton: small ones, Python models, and the transports of gRPC.
 
-The model `add_sub` adds and subtracts 16 floats: in ONNX Runtime behind the gateway, in a Python
-model behind Triton. The client is NVIDIA's perf_analyzer.
+The client is NVIDIA's perf_analyzer; streams have clients of their own.
 """
 
 import argparse
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from loadtests.support import perf_analyzer, rounds, servers
-from loadtests.support.perf_analyzer import Traffic
-from loadtests.support.rounds import Better, Metric, Plan, Step, comparison, save
-from loadtests.support.servers import Contender, Server, add_triton_flag, gateway, pinned, triton
+from loadtests import streams
+from loadtests.support import rounds, triton
+from loadtests.support.rounds import Better, Metric, Report, Step
+from loadtests.support.servers import Server, gateway
+from loadtests.support.triton import ENSEMBLE, Traffic, of_gateway, of_triton, write_texts
 
 HERE = Path(__file__).parent
-MODEL = "add_sub"
 WIRES = {"http": "HTTP", "grpc": "gRPC"}
+SMALL, LARGE = "add_sub", "negate"
 
 
-def main() -> None:
-    """Compare, print and save."""
-    asked = _parser().parse_args()
-    console = Console()
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of every test with perf_analyzer and several numbers of clients."""
+    parser.add_argument("--clients", type=rounds.positive_list, default=[1, 8, 32], metavar="N,N")
+    triton.add_flags(parser)
+    rounds.add_flags(parser)
+
+
+def tensors(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Measure inferences per second of `add_sub`, the sum and difference of 16 floats.
+
+    The model runs in ONNX Runtime in the gateway, and in a Python model in Triton.
+    """
+    add_flags(parser)
+    rounds.run_test(parser, arguments, _tensors)
+
+
+def _tensors(asked: argparse.Namespace, _: Path, console: Console) -> Report:
     contenders = [gateway(HERE / "models")]
     if asked.triton:
-        contenders.insert(0, triton(asked.triton, HERE / "triton_models"))
-    with rounds.failures_as_lines("tensors"), pinned(asked.client_cpus):
-        results = rounds.run(_plan(asked, contenders), console)
-    names = [contender.name for contender in contenders]
-    console.print(comparison("add_sub, 16 floats", results, names))
-    rounds.tell_file(save("tensors", vars(asked), results.as_rows()), console)
+        contenders.insert(0, triton.triton(asked.triton, HERE / "triton_models"))
+    steps = [_requests(asked, SMALL, wire, each) for wire in WIRES for each in asked.clients]
+    title = "add_sub, 16 floats"
+    return rounds.compare_contenders(title, contenders, steps, asked, console)[1]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m loadtests.tensors", description=__doc__)
-    add_triton_flag(parser)
-    parser.add_argument("--clients", type=rounds.positive_list, default=[1, 8, 32], metavar="N,N")
-    perf_analyzer.add_flags(parser)
-    rounds.add_flags(parser)
-    servers.add_cpu_flags(parser)
-    return parser
+def _requests(asked: argparse.Namespace, model: str, wire: str, clients: int, *extra: str) -> Step:
+    traffic = Traffic(model=model, wire=wire, clients=clients, extra=extra)
+    return f"{model} over {wire}, {clients} clients", partial(_rate, asked, traffic)
 
 
-def _plan(asked: argparse.Namespace, contenders: Sequence[Contender]) -> Plan:
-    steps: list[Step] = [
-        (f"{wire}, {clients} clients", partial(_step, asked, wire, clients))
-        for wire in WIRES
-        for clients in asked.clients
-    ]
-    return Plan(
-        contenders, {each.name: steps for each in contenders}, asked.rounds, asked.server_cpus
-    )
-
-
-def _step(
-    asked: argparse.Namespace, wire: str, clients: int, server: Server
-) -> Mapping[Metric, float]:
-    traffic = Traffic(model=MODEL, wire=wire, clients=clients)
-    found = perf_analyzer.measure(asked, traffic, server)
-    name = WIRES[wire]
-    per = {"streams": clients, "noun": "client"}
+def _rate(asked: argparse.Namespace, traffic: Traffic, server: Server) -> Mapping[Metric, float]:
+    found = triton.measure(asked, traffic, server)
+    name, clients = f"{traffic.model} {WIRES[traffic.wire]}", traffic.clients
     return {
-        Metric(name=f"{name} infer/s", unit="", better=Better.HIGHER, **per): found.per_sec,
-        Metric(name=f"{name} p50", unit="us", better=Better.LOWER, **per): found.p50_us,
-        Metric(name=f"{name} p99", unit="us", better=Better.LOWER, **per): found.p99_us,
-        Metric(name=f"{name}: CPU of the client", unit="cores", **per): found.client_cores,
+        Metric(f"{name} infer/s", clients, "", Better.HIGHER, "client"): found.per_sec,
+        Metric(f"{name} p50", clients, "us", Better.LOWER, "client"): found.p50_us,
+        Metric(f"{name} p99", clients, "us", Better.LOWER, "client"): found.p99_us,
+        Metric(f"{name}: CPU of the client", clients, "cores", noun="client"): found.client_cores,
     }
 
 
-if __name__ == "__main__":
-    main()
+def parts_of(known: Sequence[str], text: str) -> Sequence[str]:
+    """The parts in a list of names with commas; ArgumentTypeError for an unknown one."""
+    asked = text.split(",")
+    if unknown := set(asked) - set(known):
+        raise argparse.ArgumentTypeError(f"{sorted(unknown)}: expected some of {','.join(known)}")
+    return asked
+
+
+def add_parts_flag(parser: argparse.ArgumentParser, parts: Sequence[str]) -> None:
+    """The flag `--parts`, by default all parts."""
+    parser.add_argument(
+        "--parts",
+        type=partial(parts_of, parts),
+        default=parts,
+        metavar="NAME,NAME",
+        help=f"parts of the test (default: {','.join(parts)})",
+    )
+
+
+DECOUPLED = {"sse": "SSE", "frames": "ModelStreamInfer"}
+PYTHON_PARTS = ("small", "large", "decoupled", "business", "ensemble")
+FEW = (1, 8)
+"""Clients for tests in which more of them show no difference."""
+RESPONSES = 1000
+"""Of a request to the decoupled model."""
+
+
+def python(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Measure the same model.py in the gateway and in Triton.
+
+    Small tensors, tensors of 1 MiB, a decoupled model with many responses, business logic that
+    calls two models, and an ensemble of tokenizer, encoder and pooling.
+    """
+    add_parts_flag(parser, PYTHON_PARTS)
+    triton.add_encoder_flags(parser)
+    add_flags(parser)
+    rounds.run_test(parser, arguments, _python)
+
+
+def _python(asked: argparse.Namespace, folder: Path, console: Console) -> Report:
+    write_texts(folder / "texts.json", asked.sentences)
+    contenders = [gateway(of_gateway(folder / "gateway"))]
+    if asked.triton:
+        theirs = of_triton(folder / "triton", asked.onnx, asked.threads)
+        contenders.insert(0, triton.triton(asked.triton, theirs))
+    steps = [
+        step
+        for part in PYTHON_PARTS
+        if part in asked.parts
+        for step in _python_steps(part, asked, folder / "texts.json")
+    ]
+    return rounds.compare_contenders("Python models", contenders, steps, asked, console)[1]
+
+
+def _python_steps(part: str, asked: argparse.Namespace, texts: Path) -> Sequence[Step]:
+    return {
+        "small": [_requests(asked, SMALL, wire, each) for wire in WIRES for each in asked.clients],
+        "large": [_requests(asked, LARGE, wire, each) for wire in WIRES for each in FEW],
+        "decoupled": [
+            _responses(f"repeat {name}", kind, count, asked.window_secs, RESPONSES)
+            for kind, name in DECOUPLED.items()
+            for count in FEW
+        ],
+        "business": [_requests(asked, "business", wire, 1) for wire in WIRES],
+        "ensemble": [
+            _requests(asked, ENSEMBLE, "http", clients, "--input-data", str(texts))
+            for clients in asked.clients
+        ],
+    }[part]
+
+
+def _responses(name: str, kind: str, count: int, *limits: float) -> Step:
+    def measure(server: Server) -> Mapping[Metric, float]:
+        return streams.rate(server, f"{name} responses/s", kind, count, *limits)
+
+    return f"{name}, {count} streams", measure
+
+
+TRANSPORTS = ("grpcio", "hyper")
+STREAM_COUNTS = (1, 4, 64)
+GRPC_PARTS = ("small", "half-load", "large", "streams")
+
+
+def transports(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Measure gRPC by both transports of the gateway, and by Triton.
+
+    `add_sub` has 16 floats, `negate` 1 MiB each way, `repeat` many responses per request. At half
+    load requests are sent at a steady rate, and their latency is measured.
+    """
+    add_parts_flag(parser, GRPC_PARTS)
+    parser.add_argument(
+        "--half-load",
+        type=int,
+        default=2500,
+        metavar="N",
+        help="requests per second of the part half-load (default: %(default)s)",
+    )
+    add_flags(parser)
+    rounds.run_test(parser, arguments, _transports)
+
+
+def _transports(asked: argparse.Namespace, folder: Path, console: Console) -> Report:
+    ours = _with_negate(folder / "gateway", HERE / "models")
+    contenders = [
+        gateway(ours, f"gateway, {each}", f"--grpc-transport={each}") for each in TRANSPORTS
+    ]
+    if asked.triton:
+        theirs = _with_negate(folder / "triton", HERE / "triton_models")
+        contenders.insert(0, triton.triton(asked.triton, theirs))
+    steps = [
+        step for part in GRPC_PARTS if part in asked.parts for step in _transport_steps(part, asked)
+    ]
+    return rounds.compare_contenders("gRPC", contenders, steps, asked, console)[1]
+
+
+def _with_negate(folder: Path, models: Path) -> Path:
+    shutil.copytree(models, folder)
+    shutil.copytree(HERE / "python_models" / LARGE, folder / LARGE)
+    return folder
+
+
+def _transport_steps(part: str, asked: argparse.Namespace) -> Sequence[Step]:
+    found: Mapping[str, Sequence[Step]] = {
+        "small": [_requests(asked, SMALL, "grpc", clients) for clients in asked.clients],
+        "half-load": [(f"{SMALL}, half load", partial(_half_load, asked))],
+        "large": [_requests(asked, LARGE, "grpc", clients) for clients in asked.clients[:2]],
+        "streams": [
+            _responses("ModelStreamInfer", "frames", count, streams.SECS) for count in STREAM_COUNTS
+        ],
+    }
+    return found[part]
+
+
+def _half_load(asked: argparse.Namespace, server: Server) -> Mapping[Metric, float]:
+    rate = ("--request-rate-range", str(asked.half_load))
+    found = triton.measure(asked, Traffic(model=SMALL, wire="grpc", clients=0, extra=rate), server)
+    name = f"{SMALL} at {asked.half_load} infer/s"
+    return {
+        Metric(f"{name}, p50", 0, "us", Better.LOWER, "client"): found.p50_us,
+        Metric(f"{name}, p99", 0, "us", Better.LOWER, "client"): found.p99_us,
+    }

@@ -182,6 +182,7 @@ class LoadedModels:
 
     def __init__(self, *models: Model) -> None:
         self.settled = True
+        self.changes = 0
         self.trouble: Mapping[str, str] = {}
         self._models = models
         self.registry = self.loaded = self
@@ -216,7 +217,7 @@ class LoadedModels:
     @property
     def in_flight(self) -> int:
         """Requests in flight in all models."""
-        return sum(each.in_flight for each in self._models)
+        return sum(len(each.requests) for each in self._models)
 
     async def sequences_ended(self) -> None:
         """Wait until no sequence takes any more requests."""

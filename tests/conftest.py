@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import gc
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from contextlib import suppress
@@ -84,6 +85,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 raise pytest.UsageError(f"{item.path}: `{marker}` stands in another module")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exclude imported modules from garbage collection, during their import and ever after.
+
+    Hundreds of tests collect garbage: among the objects of torch that takes half a second.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def server_kind(request: pytest.FixtureRequest) -> Iterator[None]:
     """The kind of the servers of a test; fixtures of one server for several tests depend on it."""
@@ -148,7 +163,7 @@ async def serve() -> AsyncIterator[Serve]:
         return model
 
     yield start
-    left = {model.name: (model.in_flight, model.statistics.pending) for model, _ in running}
+    left = {model.name: (len(model.requests), model.statistics.pending) for model, _ in running}
     for model, task in running:
         task.cancel()
         with suppress(asyncio.CancelledError):

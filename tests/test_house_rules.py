@@ -47,7 +47,7 @@ def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", sources(), ids=named)
+@pytest.mark.parametrize("path", [*sources(), *sorted(files("loadtests", "*.py"))], ids=named)
 def test_a_module_is_short_and_says_what_question_it_answers(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") <= LINE_LIMIT
@@ -321,8 +321,8 @@ def offences_of_prose() -> Iterator[str]:
 
 
 def asking_docstrings() -> Iterator[str]:
-    """The module and the first line of each docstring of the server or a test that asks."""
-    for path in (*sources(), *files("tests", "*.py")):
+    """The module and the first line of each docstring that asks."""
+    for path in python_files():
         for docstring in docstrings(path.read_text()):
             first = docstring.partition("\n")[0]
             if first.endswith("?") or RIDDLE.match(first):

@@ -52,7 +52,9 @@ class OnnxRuntimeBackend(Backend):
                 "share one pool of threads (--backend-config of onnxruntime)",
             )
         try:
-            instance = await apart(self._load, context, threads, turns, pin)
+            instance = await apart(
+                self._load, context, threads, turns, pin, discard=OnnxRuntimeInstance.discard
+            )
             if pin is not None:
                 await instance.keep_to(pin)
         except BaseException:

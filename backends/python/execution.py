@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import TracebackType
 from typing import Self
 
@@ -102,7 +103,8 @@ class WorkerExecution:
     ) -> None:
         self._release(self)
         while not self.returned:
-            await self._change()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
 
     @property
     def over(self) -> bool:
@@ -126,9 +128,10 @@ class WorkerExecution:
     async def answers(self) -> list[Answer]:
         """All arrived answers, at least one; none once it is over."""
         while not self._answers or self._backlog.has_earlier(self):
-            if self.over and not self._answers:
+            if not self._answers and self.over:
                 return []
-            await self._change()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         answers, self._answers = self._answers, []
         self._backlog.read(self)
         return answers
@@ -191,8 +194,9 @@ class WorkerExecution:
         """Close every request, and drop every answer, later ones included."""
         self.released = True
         self._open.clear()
-        self._answers = []
-        self._backlog.read(self)
+        if self._answers:
+            self._answers = []
+            self._backlog.read(self)
 
     def wake(self) -> None:
         """Wake the reader."""
@@ -212,10 +216,6 @@ class WorkerExecution:
             self.timer.cancel()
             self.timer = None
 
-    async def _change(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
-
 
 class Backlog:
     """Unread answers of all executions of one worker, and the back-pressure that they cause.
@@ -234,7 +234,7 @@ class Backlog:
         """Whether answers must be read before those of this execution."""
         if not self._ordered or len(self._unread) < 2:
             return False
-        return any(each.number < execution.number for each in self._unread)
+        return min([each.number for each in self._unread]) < execution.number
 
     def enter(self, execution: WorkerExecution) -> None:
         """Add an execution with a first unread answer."""
@@ -247,8 +247,6 @@ class Backlog:
 
     def read(self, execution: WorkerExecution) -> None:
         """Remove an execution whose answers have been read or dropped; the worker may continue."""
-        if execution not in self._unread:
-            return
         del self._unread[execution]
         self.unread_bytes -= execution.unread_bytes
         self._segments -= execution.unread_segments
@@ -303,6 +301,9 @@ class ExecutionPlan:
     refused: Sequence[tuple[int, InferenceError]] = ()
 
 
+_together = cache(lambda count: ExecutionPlan((range(count),)))
+
+
 class Quarantine:
     """Suspects by their content, for ten minutes after the last worker that they ended.
 
@@ -319,7 +320,7 @@ class Quarantine:
     def plan(self, load: bytes, requests: Sequence[InferRequest]) -> ExecutionPlan:
         """Groups for the requests of an execution; one group if there is no suspect."""
         if not self._suspects:
-            return ExecutionPlan((range(len(requests)),))
+            return _together(len(requests))
         self._forget_old()
         together: list[int] = []
         alone: list[tuple[int]] = []

@@ -142,11 +142,12 @@ class WorkerExecutions:
         Raises InferenceError: INTERNAL without memory, NotSent once the worker has ended.
         """
         tensors = TensorWriter(self._link.outgoing)
-        write = partial(self._encoder.write, requests, tensors)
+        write = self._encoder.write
         try:
-            inputs = (
-                write() if _size(requests) < MUCH_BYTES else await write_in_thread(write, tensors)
-            )
+            if _size(requests) < MUCH_BYTES:
+                inputs = write(requests, tensors)
+            else:
+                inputs = await write_in_thread(partial(write, requests, tensors), tensors)
         except OSError as error:
             tensors.give_back()
             if self._ended is not None:
@@ -166,7 +167,7 @@ class WorkerExecutions:
             requests, indexes, self._backlog, self._release, number=number, first=first
         )
         self._by_number[number] = execution
-        for request in execution.numbers:
+        for request in range(first, self._next_request):
             self._by_request[request] = execution
         self._link.release()
         self._link.work.send(header, tensors.body)

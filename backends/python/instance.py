@@ -313,7 +313,9 @@ class PythonInstance(Instance):
         for group in plan.groups:
             if not (indexes := call.waited_for(group)):
                 continue
-            execution = await self._executions.begin([requests[i] for i in indexes], indexes)
+            every = len(indexes) == len(requests)
+            chosen = requests if every else [requests[index] for index in indexes]
+            execution = await self._executions.begin(chosen, indexes)
             try:
                 async with execution:
                     call.catch_up()

@@ -58,9 +58,9 @@ class PytorchBackend(Backend):
         return _guarded(config, partial(describe_from, config, file, self.settings))
 
     async def load(self, context: ModelContext) -> Instance:
-        return await apart(self._load, context)
+        return await apart(self._load, context, discard=PytorchInstance.discard)
 
-    def _load(self, context: ModelContext) -> Instance:
+    def _load(self, context: ModelContext) -> PytorchInstance:
         config, device = context.config, _device(context)
         threads = self._budget()
         self._prepare(config, threads)

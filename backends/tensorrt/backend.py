@@ -58,13 +58,15 @@ class TensorRtBackend(Backend):
 
     async def load(self, context: ModelContext) -> Instance:
         require_gpu(context.config, context.group)
-        return await apart(self._load, context, asyncio.get_running_loop())
+        return await apart(
+            self._load, context, asyncio.get_running_loop(), discard=TensorRtInstance.discard
+        )
 
     def _open(self, config: ModelConfig, path: Path, device: int, group: InstanceGroup) -> Engine:
         self._engines.settings = self.settings
         return self._engines.open(config, path, device, dla_core(group, config.name))
 
-    def _load(self, context: ModelContext, loop: asyncio.AbstractEventLoop) -> Instance:
+    def _load(self, context: ModelContext, loop: asyncio.AbstractEventLoop) -> TensorRtInstance:
         config, name = context.config, context.name or context.config.name
         engine = self._open(config, context.path, context.device, context.group)
         signature = engine.signature
@@ -79,7 +81,7 @@ class TensorRtBackend(Backend):
         engine: Engine,
         options: PlanOptions,
         loop: asyncio.AbstractEventLoop,
-    ) -> Instance:
+    ) -> TensorRtInstance:
         """The instance; after a failure everything is freed."""
         self._library.log.forget()
         with load_failure(engine.subject), ExitStack() as opened:

@@ -6,9 +6,7 @@ from collections.abc import AsyncGenerator, Iterable, MutableSet, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from prometheus_client.core import Metric
-
-from gateway.backend import Answer, Instance
+from gateway.backend import Answer, ExportedMetric, Instance
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse, Usage
 
@@ -46,7 +44,7 @@ class TensorRtLlmInstance(Instance):
         return self._worker.alive
 
     @property
-    def metrics(self) -> Iterable[Metric]:
+    def metrics(self) -> Iterable[ExportedMetric]:
         return self._worker.metrics
 
     @property

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from typing import Any
 
 from gateway.messages import InferRequest, InferResponse
-from gateway.observability.metrics import CacheReading
+from gateway.observability.statistics import CacheReading
 from gateway.tensor import SIZES, Datatype, Tensor
 
 KEY_BYTES = 32

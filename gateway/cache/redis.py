@@ -16,7 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 from gateway.cache.cache import Insertion, Lookup, ResponseCache, Tally, decode, encode
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse
-from gateway.observability.metrics import CacheReading
+from gateway.observability.statistics import CacheReading
 from gateway.settings import RedisCacheSettings
 
 log = logging.getLogger("sluice.cache")

@@ -295,7 +295,7 @@ class Server:
         return await self._dataplane.check_ready()
 
     async def _metrics(self) -> str:
-        return (await self._running.server_loop.metrics.render()).decode()
+        return await self._running.server_loop.metrics()
 
     async def _models(self, ready: bool) -> dict[tuple[str, str], ModelHandle]:
         rows = await self._dataplane.index(ready=ready)

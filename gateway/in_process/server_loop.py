@@ -9,15 +9,15 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import partial
+from importlib import import_module
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 import uvloop
 
-from gateway.errors import UNEXPECTED, Code, InferenceError
+from gateway.errors import Code, InferenceError, unexpected
 from gateway.in_process.request import RequestDraft
-from gateway.metrics_page import MetricsPage
 from gateway.server import Server, StartFailed
 from gateway.settings import Settings
 from gateway.stream import ResponseStream
@@ -54,6 +54,7 @@ class ServerLoop:
         self._tasks = asyncio.TaskGroup()
         self._lock = threading.RLock()  # reentrant: the garbage collector may post inside it
         self._open = True
+        self._metrics_page: Any = None
 
     @property
     def over(self) -> bool:
@@ -69,7 +70,7 @@ class ServerLoop:
             async with self._tasks:
                 await self._serve()
         finally:
-            self._fail(UNEXPECTED)
+            self._fail(unexpected())
             self.ended.set()
 
     def post(self, callback: Callable[..., None], *arguments: Any) -> None:
@@ -98,11 +99,17 @@ class ServerLoop:
             trace.sent()
         return stream
 
-    @cached_property
-    def metrics(self) -> MetricsPage:
-        """The metrics of the server and its machine."""
-        server = self.server
-        return MetricsPage(server.dataplane, server.settings.metrics, server.read_cache)
+    async def metrics(self) -> str:
+        """The metrics of the server and its machine; their library is imported at the first use."""
+        if self._metrics_page is None:
+            imported = await asyncio.to_thread(import_module, "gateway.metrics_page")
+            served = self.server
+            page = imported.MetricsPage(
+                served.dataplane, served.settings.metrics, served.read_cache
+            )
+            self._metrics_page = self._metrics_page or page
+        text: bytes = await self._metrics_page.render()
+        return text.decode()
 
     async def _serve(self) -> None:
         try:
@@ -134,7 +141,7 @@ async def _answered(question: Callable[[], Awaitable[Any]]) -> Any:
     except Exception:
         # Around one request of a frontend: a defect must not end the server.
         log.exception("request failed unexpectedly")
-        return UNEXPECTED
+        return unexpected()
 
 
 def _deliver(deliver: Deliver, answering: asyncio.Task[Any]) -> None:

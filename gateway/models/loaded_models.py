@@ -68,7 +68,7 @@ class LoadedModels:
     def start(self, model: Model, ended: Callable[[], None]) -> None:
         """Run a prepared model; `ended` is called when it has been closed."""
         assert self._tasks is not None  # noqa: S101 - nothing is loaded outside the block
-        model.busy_poll = self._busy_poll
+        model.requests.busy_poll = self._busy_poll
         self._lives[model] = _Life([ended])
         self._tasks.create_task(self._live(model, self._lives[model]))
 
@@ -82,7 +82,7 @@ class LoadedModels:
     @property
     def in_flight(self) -> int:
         """Requests in flight in all models, retired models included."""
-        return sum(model.in_flight for model in self._lives)
+        return sum(len(model.requests) for model in self._lives)
 
     async def sequences_ended(self) -> None:
         """Wait until no sequence of a model in service accepts more requests."""
@@ -93,12 +93,12 @@ class LoadedModels:
     async def drained(self) -> None:
         """Wait until no request is in flight."""
         for model in tuple(self._lives):
-            await model.drained()
+            await model.requests.drained()
 
     def abandon(self, error: InferenceError) -> None:
         """End every request in flight with this error."""
         for model in tuple(self._lives):
-            model.abandon(error)
+            model.requests.abandon(error)
 
     async def _live(self, model: Model, life: _Life) -> None:
         try:
@@ -181,7 +181,7 @@ class ProgressWatch:
 
     def _log_quiet(self, model: Model, now_ns: int) -> dict[Record, int]:
         """Log the oldest request without progress; returns the times of logs."""
-        quiet = list(model.quiet(now_ns - round(QUIET_SECS * NS_PER_SEC)))
+        quiet = list(model.requests.quiet(now_ns - round(QUIET_SECS * NS_PER_SEC)))
         logged = {record: self._logged[record] for record, _ in quiet if record in self._logged}
         if quiet:
             record, stream = quiet[0]

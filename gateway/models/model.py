@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -11,21 +10,19 @@ from typing import Protocol
 from gateway.cache.cache import ResponseCache, load_key
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.event_loop import BusyPoll
 from gateway.messages import NO_PARAMETERS, Checked, InferRequest
 from gateway.models.cached_request import CachedRequest, ModelCache
 from gateway.models.instances import Instances, InstanceSlot
 from gateway.models.limits import ConversationLimits, Limits
 from gateway.models.model_folder import Labels
 from gateway.models.request_validation import RequestRules
-from gateway.observability.request_record import Record
+from gateway.observability.request_record import Record, RequestsInFlight
 from gateway.observability.statistics import ModelStatistics
 from gateway.observability.trace import Trace
 from gateway.openai_contract import further_names
-from gateway.schedulers.direct import DirectScheduler
 from gateway.schedulers.dynamic import DynamicScheduler
 from gateway.schedulers.execution import Entry
-from gateway.schedulers.scheduler import Scheduler
+from gateway.schedulers.scheduler import DirectScheduler, Scheduler
 from gateway.sequences.scheduler import SequenceScheduler
 from gateway.stream import ResponseStream, StreamRecorder
 from gateway.threads import Threads
@@ -86,7 +83,6 @@ class Model:
         self.further_names = further_names(config)
         self.max_model_len: int | None = None
         self.namespace = ""
-        self.busy_poll: BusyPoll | None = None
         self.retired = False
         self.members: Sequence[Model] = ()
         self.scheduler = build_scheduler(config, statistics, folder)
@@ -94,10 +90,8 @@ class Model:
         self._limits = Limits.read(config)
         self.conversation_limits = ConversationLimits.read(config)
         self._rules = RequestRules(config)
-        self._streams: dict[Record, ResponseStream] = {}
+        self.requests = RequestsInFlight()
         self._cache: ModelCache | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._holders = 0
         self._free = asyncio.Event()
         self._free.set()
@@ -138,24 +132,6 @@ class Model:
                     *(self.name, self.version, error.message),
                 )
                 raise
-
-    def oldest_secs(self) -> float:
-        """The age of the oldest request in flight, in seconds; 0 if there is none."""
-        record = next(iter(self._streams), None)
-        return 0.0 if record is None else (time.perf_counter_ns() - record.submitted_ns) / 1e9
-
-    def quiet(self, since_ns: int) -> Iterator[tuple[Record, ResponseStream]]:
-        """The requests in flight without progress since that time, the oldest first."""
-        for record, stream in self._streams.items():
-            if record.submitted_ns > since_ns:
-                return
-            if record.progress_ns <= since_ns:
-                yield record, stream
-
-    @property
-    def in_flight(self) -> int:
-        """Requests accepted and not yet ended."""
-        return len(self._streams)
 
     @property
     def cached(self) -> bool:
@@ -230,12 +206,11 @@ class Model:
         if trace is not None:
             request = replace(request, trace=trace)
             trace.accepted(self.name, self.version, request)
-        record = Record(self.statistics, batch_size, request.received_ns, self._ended, trace)
+        record = Record(
+            self.statistics, batch_size, request.received_ns, self.requests.remove, trace
+        )
         stream = ResponseStream(record if interceptor is None else interceptor.recorder(record))
-        self._streams[record] = stream
-        if self.busy_poll is not None:
-            self.busy_poll.began()
-        self._idle.clear()
+        self.requests.add(record, stream)
         entry = Entry(request, stream, record)
         if interceptor is None:
             self.scheduler.submit(entry)
@@ -255,11 +230,7 @@ class Model:
 
         `on_change` is called whenever `ready` may have changed.
         """
-        await self.instances.run(on_change, self.abandon)
-
-    async def drained(self) -> None:
-        """Wait until no request is in flight."""
-        await self._idle.wait()
+        await self.instances.run(on_change, self.requests.abandon)
 
     def hold(self) -> None:
         """Keep this version alive until one more `release`."""
@@ -274,14 +245,9 @@ class Model:
 
     async def unneeded(self) -> None:
         """Wait until no `hold` is left and no request is in flight."""
-        while self._holders or self._streams:
+        while self._holders or self.requests:
             await self._free.wait()
-            await self._idle.wait()
-
-    def abandon(self, error: InferenceError) -> None:
-        """End every request in flight with this error."""
-        for stream in tuple(self._streams.values()):
-            stream.abandon(error)
+            await self.requests.drained()
 
     def when_closed(self, callback: Callable[[], None]) -> None:
         """Call a synchronous function once the model is closed and no request is left."""
@@ -292,7 +258,9 @@ class Model:
 
         Await the end. If the wait is cancelled, they still close.
         """
-        self.abandon(InferenceError(Code.UNAVAILABLE, f"model '{self.name}' is being closed"))
+        self.requests.abandon(
+            InferenceError(Code.UNAVAILABLE, f"model '{self.name}' is being closed")
+        )
         while self._on_close:
             self._on_close.pop()()
         return self.instances.close()
@@ -312,17 +280,10 @@ class Model:
 
     def _refuse_if_full(self) -> None:
         limit = self._limits.max_in_flight
-        if len(self._streams) >= limit:
+        if len(self.requests) >= limit:
             self.statistics.rejected()
             raise InferenceError(
                 Code.UNAVAILABLE,
                 f"model '{self.name}' has {limit} requests in flight, the most it accepts "
                 "(its parameter 'max_in_flight'); retry later",
             )
-
-    def _ended(self, record: Record) -> None:
-        del self._streams[record]
-        if self.busy_poll is not None:
-            self.busy_poll.ended()
-        if not self._streams:
-            self._idle.set()

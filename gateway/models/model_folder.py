@@ -75,13 +75,11 @@ def _read_entries(folder: _Folder, found: dict[str, tuple[int, int]]) -> list[_F
         except OSError:
             continue
         name = f"{folder.prefix}{entry.name}"
-        if is_folder and entry.name == BYTECODE:
-            continue
-        if is_folder:
+        if not is_folder:
+            found[name] = (status.st_mtime_ns, status.st_size)
+        elif entry.name != BYTECODE:
             found[f"{name}/"] = (0, -1)
             folders.append(_Folder(folder.path / entry.name, f"{name}/", folder.above | {itself}))
-        else:
-            found[name] = (status.st_mtime_ns, status.st_size)
     return folders
 
 

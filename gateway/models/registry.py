@@ -170,6 +170,7 @@ class ModelRegistry:
         self._known: dict[ModelId, KnownModel] = {}
         self._named: dict[str, list[KnownModel]] = {}
         self._settled = asyncio.Event()
+        self.changes = 0
         self._changed = asyncio.Event()
 
     def __iter__(self) -> Iterator[KnownModel]:
@@ -262,7 +263,8 @@ class ModelRegistry:
         await self._changed.wait()
 
     def notify(self) -> None:
-        """Wake the tasks that wait in `changed`."""
+        """Wake the tasks that wait in `changed`, and count the change."""
+        self.changes += 1
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gateway.backend import ModelControl
 from gateway.backend_loader import BackendLoader
 from gateway.cache.cache import ResponseCache
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, exiting
 from gateway.event_loop import BusyPoll
 from gateway.models.closings import Closings
 from gateway.models.ensemble_members import poll_failed
@@ -27,7 +27,6 @@ log = logging.getLogger("sluice.lifecycle")
 NOT_EXPLICIT = InferenceError(
     Code.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled"
 )
-EXITING = InferenceError(Code.UNAVAILABLE, "Server exiting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +172,11 @@ class RepositoryControl:
         """Run an operation to its end, even if its caller is cancelled."""
         if self._tasks is None:
             operation.close()
-            raise EXITING.with_traceback(None)
+            raise exiting()
         task = self._tasks.create_task(outcome(model, operation))
         await asyncio.wait([task])
         if task.cancelled():
-            raise EXITING.with_traceback(None)
+            raise exiting()
         if (error := task.result()) is not None:
             raise error
 

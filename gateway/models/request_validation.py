@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from gateway.config import ModelConfig, ModelInput
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest, request_prefix
+from gateway.messages import InferRequest, RequestedOutput, request_prefix
 from gateway.tensor import (
     SIZES,
     Datatype,
@@ -297,17 +297,25 @@ class FixedSizeRequests:
         inputs = request.inputs
         if not self._usable or len(inputs) != len(self._inputs):
             return 0
-        batch = inputs[0].shape[:1] if self._batching else ()
-        rows = sum(batch) if self._batching else 1
-        if not 0 < rows <= self._most_rows:
-            return 0
+        batch: tuple[int, ...] = ()
+        rows = 1
+        if self._batching:
+            batch = inputs[0].shape[:1]
+            rows = batch[0] if batch else 0
+            if not 0 < rows <= self._most_rows:
+                return 0
         for tensor in inputs:
             fixed = self._inputs.get(tensor.name)
             if fixed is None or tensor.datatype is not fixed.datatype:
                 return 0
             if tensor.shape != batch + fixed.shape or len(tensor.data) != rows * fixed.byte_size:
                 return 0
-        given = {tensor.name for tensor in inputs}
-        wanted = {output.name for output in request.outputs}
-        once = len(given) == len(inputs) and len(wanted) == len(request.outputs)
-        return rows if once and wanted <= self._outputs else 0
+        once = len(inputs) == 1 or len({tensor.name for tensor in inputs}) == len(inputs)
+        return rows if once and self._has_outputs(request.outputs) else 0
+
+    def _has_outputs(self, outputs: Sequence[RequestedOutput]) -> bool:
+        """Whether each is an output of the model, and named once."""
+        if not outputs:
+            return True
+        wanted = {output.name for output in outputs}
+        return len(wanted) == len(outputs) and wanted <= self._outputs

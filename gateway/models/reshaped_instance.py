@@ -3,9 +3,7 @@
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 
-from prometheus_client.core import Metric
-
-from gateway.backend import Answer, Instance, Note
+from gateway.backend import Answer, ExportedMetric, Instance, Note
 from gateway.batches.shapes import Reshapes
 from gateway.config import ModelConfig
 from gateway.errors import InferenceError
@@ -34,7 +32,7 @@ class ReshapedInstance(Instance):
         return self._instance.alive
 
     @property
-    def metrics(self) -> Iterable[Metric]:
+    def metrics(self) -> Iterable[ExportedMetric]:
         return self._instance.metrics
 
     @property

@@ -7,10 +7,19 @@ from dataclasses import dataclass, field
 from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
+from gateway.backend import ExportedMetric
 from gateway.messages import NO_PARAMETERS
 from gateway.observability.exposition import number
 from gateway.observability.machine import MACHINE
-from gateway.observability.statistics import FIRST_RESPONSE_MS, Histogram, ModelStatistics, Summary
+from gateway.observability.statistics import (
+    FIRST_RESPONSE_MS,
+    CacheReading,
+    FrontendsReading,
+    Histogram,
+    ModelStatistics,
+    RecordingsReading,
+    Summary,
+)
 from gateway.settings import MetricsSettings
 
 FAILURES = "nv_inference_request_failure"
@@ -141,47 +150,11 @@ class ModelReading:
     statistics: ModelStatistics
     in_flight: int
     ready: bool
-    families: Sequence[Metric] = ()
+    families: Sequence[ExportedMetric] = ()
     labels: Mapping[str, str] = field(default_factory=lambda: NO_PARAMETERS)
     cached: bool = False
     load_secs: float = 0.0
     oldest_secs: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheReading:
-    """The values of the response cache; None for those that only a remote server knows.
-
-    These are its utilization, its entries and its evictions.
-    """
-
-    utilization: float | None = None
-    entries: int | None = 0
-    lookups: int = 0
-    hits: int = 0
-    misses: int = 0
-    evictions: int | None = 0
-    lookup_us: int = 0
-    insertion_us: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingsReading:
-    """The values of resumable streams."""
-
-    recordings: int
-    byte_size: int
-    resumed: int
-    joined: int
-    expired: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontendsReading:
-    """The values of frontend processes."""
-
-    up: int
-    restarts: int
 
 
 def families(
@@ -205,7 +178,7 @@ def families(
     return [family for family in by_name.values() if family.samples]
 
 
-def _merge(by_name: dict[str, Metric], family: Metric) -> None:
+def _merge(by_name: dict[str, Metric], family: ExportedMetric) -> None:
     known = by_name.setdefault(family.name, Metric(family.name, family.documentation, family.type))
     known.samples.extend(family.samples)
 

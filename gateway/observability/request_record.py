@@ -1,12 +1,15 @@
-"""The record of one request: times of its events, counted once at the end of its stream."""
+"""Records of requests: times of events, counted once at the end of each stream."""
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from gateway.errors import AnsweredError, Code, InferenceError
+from gateway.event_loop import BusyPoll
 from gateway.messages import InferResponse, Phases, Usage
-from gateway.observability.statistics import ModelStatistics, failure_reason
+from gateway.observability.statistics import MAX_RESPONSE_ROWS, ModelStatistics, failure_reason
 from gateway.observability.trace import Trace
+from gateway.stream import ResponseStream
 
 NS_PER_SECOND = 1e9
 
@@ -163,8 +166,11 @@ class Record:
             self._answers += 1
             self._last_ns = now
             return
-        row = self._statistics.response(self._answers)
+        index, rows = self._answers, self._statistics.responses
         self._answers += 1
+        if index >= MAX_RESPONSE_ROWS or rows is None:
+            return
+        row = rows[index] if index < len(rows) else self._statistics.response(index)
         if row is None:
             return
         output_ns = response.phases.output_ns if response.phases is not None else 0
@@ -245,6 +251,56 @@ class Record:
         else:
             row.compute_infer.add(now - self._last_ns)
             row.fail.add(now - self._last_ns)
+
+
+class RequestsInFlight:
+    """The requests of one model that have not ended, the oldest first."""
+
+    def __init__(self) -> None:
+        self.busy_poll: BusyPoll | None = None
+        self._streams: dict[Record, ResponseStream] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def add(self, record: Record, stream: ResponseStream) -> None:
+        """Add an accepted request."""
+        self._streams[record] = stream
+        if self.busy_poll is not None:
+            self.busy_poll.began()
+        self._idle.clear()
+
+    def remove(self, record: Record) -> None:
+        """Remove a request that has ended."""
+        del self._streams[record]
+        if self.busy_poll is not None:
+            self.busy_poll.ended()
+        if not self._streams:
+            self._idle.set()
+
+    def abandon(self, error: InferenceError) -> None:
+        """End every request with this error."""
+        for stream in tuple(self._streams.values()):
+            stream.abandon(error)
+
+    async def drained(self) -> None:
+        """Wait until there is no request."""
+        await self._idle.wait()
+
+    def oldest_secs(self) -> float:
+        """The age of the oldest request, in seconds; 0 if there is none."""
+        record = next(iter(self._streams), None)
+        return 0.0 if record is None else (time.perf_counter_ns() - record.submitted_ns) / 1e9
+
+    def quiet(self, since_ns: int) -> Iterator[tuple[Record, ResponseStream]]:
+        """The requests without progress since that time, the oldest first."""
+        for record, stream in self._streams.items():
+            if record.submitted_ns > since_ns:
+                return
+            if record.progress_ns <= since_ns:
+                yield record, stream
 
 
 def within(phases: Phases | None, elapsed_ns: int) -> Phases:

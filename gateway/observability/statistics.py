@@ -245,6 +245,42 @@ class ModelStatistics:
         return self.responses[index]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheReading:
+    """The values of the response cache; None for those that only a remote server knows.
+
+    These are its utilization, its entries and its evictions.
+    """
+
+    utilization: float | None = None
+    entries: int | None = 0
+    lookups: int = 0
+    hits: int = 0
+    misses: int = 0
+    evictions: int | None = 0
+    lookup_us: int = 0
+    insertion_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingsReading:
+    """The values of resumable streams."""
+
+    recordings: int
+    byte_size: int
+    resumed: int
+    joined: int
+    expired: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendsReading:
+    """The values of frontend processes."""
+
+    up: int
+    restarts: int
+
+
 def failure_reason(error: InferenceError | None, *, started: bool) -> FailureReason:
     """The label for a failed request; `started`: an instance executed it."""
     if error is not None and error.code is Code.CANCELLED:

@@ -4,6 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,8 @@ log = logging.getLogger("sluice.trace")
 class TraceFile:
     """One file that grows, and numbered files that are written once; each is a JSON array.
 
-    A failed write is logged and its traces are dropped: tracing must not fail requests.
+    A numbered file appears when it is complete, so a script that follows the folder never reads a
+    part of it. A failed write is logged and its traces are dropped: tracing must not fail requests.
     """
 
     def __init__(self, path: str) -> None:
@@ -177,10 +179,14 @@ class TraceFile:
     def write_numbered(self, traces: Iterable[str]) -> None:
         """Write traces to the file with the next number."""
         path = Path(f"{self._path}.{self._index}")
+        part = path.with_name(f".{path.name}.part")
         self._index += 1
         try:
-            path.write_text(f"[{','.join(traces)}]", encoding="utf-8")
+            part.write_text(f"[{','.join(traces)}]", encoding="utf-8")
+            part.replace(path)
         except OSError as error:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
             self._log_failure(error)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from gateway.errors import UNEXPECTED
+from gateway.errors import exiting, unexpected
 from gateway.frontends.grpc.rpc import (
     ClientDisconnected,
     Metadata,
@@ -15,6 +15,7 @@ from gateway.frontends.grpc.rpc import (
     RpcCall,
     RpcError,
     StatusCode,
+    rpc_error,
 )
 from gateway.processes.channel import Channel, ChannelCall, Frame, headed, read_headed
 from gateway.processes.messages import FrontendKind, encodable, metadata_pairs, read_metadata
@@ -101,7 +102,7 @@ class GrpcCall(RpcCall, ChannelCall):
     async def run(self, method: Method) -> None:
         """Answer by the method, and send the status."""
         self._task = asyncio.current_task()
-        status, details = StatusCode.INTERNAL, UNEXPECTED.message
+        status, details = StatusCode.INTERNAL, unexpected().message
         try:
             self._require_client()
             await self._answer(method)
@@ -219,7 +220,7 @@ class _Relay:
             try:
                 frames = await relayed.frames()
             except ServerDisconnected:
-                raise RpcError(StatusCode.UNAVAILABLE, "Server exiting") from None
+                raise rpc_error(exiting()) from None
             for frame in frames:
                 if frame.kind == FrontendKind.DATA:
                     messages.append(frame.payload)
@@ -229,7 +230,7 @@ class _Relay:
                 await self._send(messages, relayed, call, self._send_timeout_secs)
                 messages = []
             if frames[-1].kind == FrontendKind.ABORT:
-                raise RpcError(StatusCode.INTERNAL, UNEXPECTED.message)
+                raise RpcError(StatusCode.INTERNAL, unexpected().message)
             if frames[-1].kind == FrontendKind.END:
                 _end(frames[-1], call)
                 return messages[0] if messages else None

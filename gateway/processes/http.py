@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.errors import exiting
 from gateway.frontends.http.errors import plain_error
 from gateway.frontends.http.request_scope import (
     JOINED_BYTES,
@@ -151,7 +152,6 @@ class HttpCall(ChannelCall):
 
 
 UNAVAILABLE = 503
-GONE = "Server exiting"
 
 EARLY_BYTES = 64 << 10
 """Content length above which the server gets the request before its body."""
@@ -188,7 +188,7 @@ class HttpRelay:
             return
         except ServerDisconnected:
             if not answer.is_begun:
-                await plain_error(UNAVAILABLE, GONE)(scope, receive, answer.put)
+                await plain_error(UNAVAILABLE, exiting().message)(scope, receive, answer.put)
         finally:
             scope["state"][WATCH](None)
 

@@ -12,7 +12,7 @@ from gateway.frontends.grpc.rpc import Method, Transport
 from gateway.frontends.grpc.sockets import SocketFile, bound, read_certificates, unix_path
 from gateway.frontends.http.listener import listening_at
 from gateway.observability.log import Log
-from gateway.observability.metrics import FrontendsReading
+from gateway.observability.statistics import FrontendsReading
 from gateway.processes.channel import Channel, Frame
 from gateway.processes.grpc import GrpcCall, shapes
 from gateway.processes.http import HttpCall

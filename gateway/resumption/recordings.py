@@ -5,9 +5,9 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, exiting
 from gateway.messages import NO_PARAMETERS
-from gateway.observability.metrics import RecordingsReading
+from gateway.observability.statistics import RecordingsReading
 from gateway.resumption.reader import EventId, RecordingReader
 from gateway.resumption.recording import Key, KeyReused, RecordedRequest, Recording
 from gateway.settings import ResumptionSettings
@@ -173,7 +173,7 @@ class Recordings:
 
     def _refuse_if_exiting(self) -> None:
         if self._exiting:
-            raise InferenceError(Code.UNAVAILABLE, "Server exiting")
+            raise exiting()
 
 
 def _fixed_bytes(recorded: RecordedRequest) -> int:

@@ -24,7 +24,7 @@ from gateway.schedulers.batching import (
     WaitHistory,
     most_rows,
 )
-from gateway.schedulers.execution import Entry, Execution
+from gateway.schedulers.execution import Entry, Execution, ResponseOrder
 from gateway.schedulers.length_batching import (
     DEFAULT_BUDGET,
     BatchCost,
@@ -34,14 +34,7 @@ from gateway.schedulers.length_batching import (
 )
 from gateway.schedulers.queue import QueueAdmission, QueuedRequest, QueueRules, RequestQueue
 from gateway.schedulers.rate_limiter import Registration
-from gateway.schedulers.scheduler import (
-    FreeInstances,
-    Lease,
-    ResponseOrder,
-    Scheduler,
-    Timer,
-    all_ended,
-)
+from gateway.schedulers.scheduler import FreeInstances, Lease, Scheduler, Timer, all_ended
 
 log = logging.getLogger("sluice.batching")
 

@@ -1,11 +1,13 @@
-"""Executions: one call of an instance, its answers, and its cancellation."""
+"""Executions: one call of an instance, its answers, their order, and its cancellation."""
 
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import NamedTuple
 
 from gateway.backend import Answer, Instance, Note, NotSent
@@ -19,6 +21,8 @@ log = logging.getLogger("sluice.execution")
 
 LAG_BYTES = 16 << 20
 """Limit of a batch's unread bytes beyond the limits of its streams, while one stream has room."""
+HELD_LIMIT = 1024
+"""Limit of requests whose responses wait for an earlier one; then no more are executed."""
 ANSWER_BYTES = 64 << 10
 """Size of an unread answer without its tensors."""
 
@@ -142,11 +146,12 @@ class Execution:
         batch_size = sum([each.record.batch_size for each in self._open.values()])
         self._began_ns = time.perf_counter_ns()
         phases: Phases | None = None
-        self._watch()
+        requests = self._watch()
         try:
-            phases = await self._deliver()
+            phases = await self._deliver(requests)
         except asyncio.CancelledError:
-            self._fail(InferenceError(Code.UNAVAILABLE, "the server stopped this execution"))
+            if not self._all_done():
+                self._fail(InferenceError(Code.UNAVAILABLE, "the server stopped this execution"))
             if task is None or task.cancelling() > self._interrupted:
                 raise
         except NotSent:
@@ -186,9 +191,13 @@ class Execution:
             self._interrupted = True
             self._task.cancel()
 
-    def _watch(self) -> None:
-        """Start the entries, and watch for disconnects unless the call runs to the end."""
+    def _watch(self) -> Sequence[InferRequest]:
+        """Start the entries, and watch for disconnects unless the call runs to the end.
+
+        Returns their requests.
+        """
         on_disconnect, runs_to_end = self._on_disconnect, self._call.runs_to_end
+        requests = []
         for entry in self._open.values():
             entry.record.started()
             if not runs_to_end:
@@ -196,11 +205,12 @@ class Execution:
             cancellation = None if runs_to_end else entry.stream
             # Requests are frozen for the type checker only; a copy would cost a microsecond.
             entry.request.cancellation = cancellation  # type: ignore[misc]
+            requests.append(entry.request)
+        return requests
 
-    async def _deliver(self) -> Phases | None:
+    async def _deliver(self, requests: Sequence[InferRequest]) -> Phases | None:
         """Deliver all answers; return the phases, if the backend measured them."""
         phases: Phases | None = None
-        requests = [entry.request for entry in self._open.values()]
         execute = self._call.execute or self.instance.execute
         async with aclosing(execute(requests)) as answers:
             async for index, answer in answers:
@@ -273,6 +283,75 @@ class Execution:
 
     def _all_done(self) -> bool:
         return all(entry.stream.done for entry in self._open.values())
+
+
+class _Stage(Enum):
+    QUEUED = auto()
+    EXECUTING = auto()
+    ENDED = auto()
+
+
+class ResponseOrder:
+    """Holds each stream until every stream before it has ended.
+
+    Requests that leave the queue without an execution, cancelled or rejected, have no place in the
+    order. A held stream keeps its responses itself, within its own limit.
+    """
+
+    def __init__(self, limit: int = HELD_LIMIT) -> None:
+        self._limit = limit
+        self._stages: OrderedDict[ResponseStream, _Stage] = OrderedDict()
+        self._held = 0
+
+    def arrived(self, stream: ResponseStream) -> None:
+        """Append a stream to the order."""
+        if self._stages:
+            stream.hold()
+        self._stages[stream] = _Stage.QUEUED
+
+    def started(self, streams: Iterable[ResponseStream]) -> None:
+        """Their execution started."""
+        for stream in streams:
+            self._stages[stream] = _Stage.EXECUTING
+
+    def returned(self, stream: ResponseStream) -> None:
+        """Its execution did not begin: the stream is queued again."""
+        self._stages[stream] = _Stage.QUEUED
+
+    def ended(self, streams: Iterable[ResponseStream]) -> None:
+        """Their execution ended."""
+        for stream in streams:
+            self._stages[stream] = _Stage.ENDED
+            self._held += 1
+        self._settle()
+
+    def answered(self, stream: ResponseStream) -> None:
+        """Append the stream of a request that the response cache answers."""
+        self.arrived(stream)
+        self.started((stream,))
+        self.ended((stream,))
+
+    def left(self, stream: ResponseStream) -> None:
+        """The stream left the queue without an execution."""
+        if self._stages.pop(stream, None) is not None:
+            stream.release()
+            self._settle()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether no more may be executed until the first stream has ended."""
+        return self._held >= self._limit and self._first() is _Stage.EXECUTING
+
+    def _settle(self) -> None:
+        while self._first() is _Stage.ENDED:
+            stream, _ = self._stages.popitem(last=False)
+            stream.release()
+            self._held -= 1
+        if self._stages:
+            next(iter(self._stages)).release()
+
+    def _first(self) -> _Stage | None:
+        return next(iter(self._stages.values()), None)
 
 
 def _weight(answer: InferResponse) -> int:

@@ -66,6 +66,10 @@ class QueueRules:
         self._default_level = batching.default_priority_level
         self._default = batching.default_queue_policy or QueuePolicy()
         self._policies = batching.priority_queue_policy if self._levels else {}
+        self.limited = any(
+            policy.max_queue_size for policy in (self._default, *self._policies.values())
+        )
+        """Whether any level has a limit."""
 
     def level(self, priority: int) -> int:
         """The level of a request with that priority: the default for 0 and for unknown levels."""
@@ -142,6 +146,8 @@ class RequestQueue:
 
     def full(self, level: int) -> bool:
         """Whether a level has reached its limit."""
+        if not self._rules.limited:
+            return False
         limit = self._rules.limit(level)
         return limit > 0 and level in self._levels and len(self._levels[level]) >= limit
 

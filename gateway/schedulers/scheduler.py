@@ -1,22 +1,20 @@
-"""The seam between a model and the scheduler of its requests, and the parts of schedulers."""
+"""The interface of schedulers, the default scheduler, free instances, and timers."""
 
 import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from enum import Enum, auto
+from functools import partial
 from typing import Protocol
 
 from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest
-from gateway.schedulers.execution import Entry, Execution
+from gateway.observability.statistics import ModelStatistics
+from gateway.schedulers.execution import Entry, Execution, ResponseOrder
 from gateway.schedulers.rate_limiter import ExecutionLimiter, Registration
-from gateway.stream import ResponseStream
 
-HELD_LIMIT = 1024
-"""Limit of requests whose responses wait for an earlier one; then no more are executed."""
 NS_PER_MS = 1_000_000
 MS_PER_SECOND = 1000
 
@@ -149,12 +147,8 @@ class FreeInstances:
             return Lease(self, instance)
         return None
 
-    def release(self, lease: "Lease") -> None:
-        """End a lease; no effect if it has ended."""
-        if lease.ended:
-            return
-        lease.ended = True
-        instance = lease.instance
+    def release(self, instance: Instance) -> None:
+        """Return an instance whose lease has ended."""
         if instance.concurrency is not None and instance in self._known and instance.alive:
             self._free.append(instance)
         if self._limiter is not None:
@@ -213,76 +207,86 @@ class Lease:
 
     def release(self) -> None:
         """Return the instance; no effect if it has been returned."""
-        self._free.release(self)
+        if not self.ended:
+            self.ended = True
+            self._free.release(self.instance)
 
 
-class _Stage(Enum):
-    QUEUED = auto()
-    EXECUTING = auto()
-    ENDED = auto()
+class DirectScheduler(Scheduler):
+    """A FIFO queue of requests.
 
-
-class ResponseOrder:
-    """Holds each stream until every stream before it has ended.
-
-    Requests that leave the queue without an execution, cancelled or rejected, have no place in the
-    order. A held stream keeps its responses itself, within its own limit.
+    An instance takes as many executions at once as its `concurrency` says. An instance without a
+    `concurrency`, such as an engine that batches in flight, takes every request immediately.
     """
 
-    def __init__(self, limit: int = HELD_LIMIT) -> None:
-        self._limit = limit
-        self._stages: OrderedDict[ResponseStream, _Stage] = OrderedDict()
-        self._held = 0
+    def __init__(self, statistics: ModelStatistics) -> None:
+        self._statistics = statistics
+        self._queue: OrderedDict[Entry, None] = OrderedDict()
+        self._free = FreeInstances(self._dispatch)
+        self._running: dict[asyncio.Task[None], Execution] = {}
+        self._tasks: asyncio.TaskGroup | None = None
 
-    def arrived(self, stream: ResponseStream) -> None:
-        """Append a stream to the order."""
-        if self._stages:
-            stream.hold()
-        self._stages[stream] = _Stage.QUEUED
+    def submit(self, entry: Entry) -> None:
+        self._queue[entry] = None
+        self._dispatch()
+        if entry in self._queue:  # a cancelled request leaves the queue immediately
+            entry.stream.on_cancel(partial(self._cancelled, entry))
 
-    def started(self, streams: Iterable[ResponseStream]) -> None:
-        """Their execution started."""
-        for stream in streams:
-            self._stages[stream] = _Stage.EXECUTING
+    def add(self, instance: Instance, registration: Registration | None = None) -> None:
+        self._free.add(instance, registration)
+        self._dispatch()
 
-    def returned(self, stream: ResponseStream) -> None:
-        """Its execution did not begin: the stream is queued again."""
-        self._stages[stream] = _Stage.QUEUED
-
-    def ended(self, streams: Iterable[ResponseStream]) -> None:
-        """Their execution ended."""
-        for stream in streams:
-            self._stages[stream] = _Stage.ENDED
-            self._held += 1
-        self._settle()
-
-    def answered(self, stream: ResponseStream) -> None:
-        """Append the stream of a request that the response cache answers."""
-        self.arrived(stream)
-        self.started((stream,))
-        self.ended((stream,))
-
-    def left(self, stream: ResponseStream) -> None:
-        """The stream left the queue without an execution."""
-        if self._stages.pop(stream, None) is not None:
-            stream.release()
-            self._settle()
+    def remove(self, instance: Instance, error: InferenceError | None = None) -> Awaitable[object]:
+        self._free.remove(instance)
+        running = {task: each for task, each in self._running.items() if each.instance is instance}
+        if error is not None:
+            for execution in running.values():
+                if not execution.refuse():
+                    execution.entries[0].stream.abandon(error)
+        return all_ended(running)
 
     @property
-    def blocked(self) -> bool:
-        """Whether no more may be executed until the first stream has ended."""
-        return self._held >= self._limit and self._first() is _Stage.EXECUTING
+    def executions(self) -> Iterable[Execution]:
+        return tuple(self._running.values())
 
-    def _settle(self) -> None:
-        while self._first() is _Stage.ENDED:
-            stream, _ = self._stages.popitem(last=False)
-            stream.release()
-            self._held -= 1
-        if self._stages:
-            next(iter(self._stages)).release()
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
+                self._dispatch()
+                await asyncio.Event().wait()
+            finally:
+                self._tasks = None
 
-    def _first(self) -> _Stage | None:
-        return next(iter(self._stages.values()), None)
+    def _cancelled(self, entry: Entry) -> None:
+        self._queue.pop(entry, None)
+        if not self._queue:
+            self._free.rest()
+
+    def _dispatch(self) -> None:
+        while self._tasks is not None and self._queue:
+            lease = self._free.take()
+            if lease is None:
+                return
+            entry, _ = self._queue.popitem(last=False)
+            execution = Execution(lease.instance, [entry], self._statistics, freed=lease.release)
+            task = self._tasks.create_task(execution.attempt())
+            self._running[task] = execution
+            task.add_done_callback(partial(self._finished, lease))
+
+    def _finished(self, lease: Lease, task: asyncio.Task[None]) -> None:
+        execution = self._running.pop(task)
+        if execution.unsent:
+            self._put_back(execution.entries[0])
+        lease.release()
+
+    def _put_back(self, entry: Entry) -> None:
+        """Queue a request that its instance did not receive, at its place in the order."""
+        if entry.stream.done:
+            return
+        waiting = sorted((entry, *self._queue), key=lambda each: each.record.submitted_ns)
+        self._queue = OrderedDict.fromkeys(waiting)
+        entry.stream.on_cancel(partial(self._cancelled, entry))
 
 
 class Timer:

@@ -101,7 +101,7 @@ def locate(embedded: Embedded) -> Path:
     for file in found:
         path = Path(str(file.locate()))
         if damage := _damage(path, file):
-            raise StoreError(f"'{path}' is damaged: {damage}; to mend it: {install}")
+            raise StoreError(f"'{path}' is damaged: {damage}; to repair it: {install}")
     return Path(str(found[0].locate()))
 
 
@@ -118,7 +118,7 @@ def _recorded(embedded: Embedded, install: str) -> Iterator[importlib.metadata.P
         if not matching:
             raise StoreError(
                 f"the pip package '{embedded.distribution}' carries no file '{pattern}'; "
-                f"to mend it: {install}"
+                f"to repair it: {install}"
             )
         yield matching[0]
 

@@ -71,7 +71,10 @@ class TensorInstance(Instance):
         """
 
     def release(self) -> None:
-        """Free memory and handles; called once, on the same thread, after the last run."""
+        """Free memory and handles; called once, on the same thread, after the last run.
+
+        An instance whose load was cancelled has no run, and is released where it was loaded.
+        """
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         rows = self._rows(requests)
@@ -88,6 +91,11 @@ class TensorInstance(Instance):
         released = self._thread.call(self.release)
         self._thread.stop()
         await released
+
+    def discard(self) -> None:
+        """Release instead of `close`, in any thread: the load was cancelled."""
+        self._thread.stop()
+        self.release()
 
     async def _answer_on_loop(self, requests: Sequence[InferRequest], rows: int) -> list[Answer]:
         if self._held_ns > HOLD_NS:  # a backlog of short executions must not block the loop

@@ -1,5 +1,5 @@
 """The check of a machine with a GPU.
 
-`check` runs the `parts`, `outcome` has the process and the verdict of one; each other module is a
-part, or its model.
+`parts` has the packages of each part, `check` runs the parts; `tensors`, `devices` and `llm` have
+their checks.
 """

@@ -3,8 +3,11 @@
 This module imports only the standard library, since any package may be missing.
 """
 
+import argparse
 import ctypes
+import importlib
 import importlib.metadata
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +18,7 @@ from typing import Any
 from gateway.cuda_driver import CudaFailed, call, gpu_count, load_driver
 
 CORE = ("filelock", "google.protobuf", "numpy", "orjson", "prometheus_client", "rich", "uvloop")
-"""What the gateway inside a program needs, and the check itself."""
+"""The packages of the gateway inside a program, and of the check itself."""
 WIRES = (
     *("fastapi", "fastapi_offline", "grpc", "grpc_health", "grpc_reflection", "httptools"),
     *("httpunk", "markdown_it", "packaging", "sse_starlette", "starlette", "uvicorn"),
@@ -24,13 +27,29 @@ WIRES = (
 LLM = ("torch", "transformers", "tokenizers", "vllm")
 
 LONGEST_NAME = 256
+EXIT_FAILED = 1
+
+
+def gpu_check(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Print the missing packages, and check; without the packages of all parts, fail."""
+    lacking = missing(dict.fromkeys(need for part in PARTS for need in part.needs))
+    if lacking:
+        sys.stderr.write(f"gpu_check: not installed: {', '.join(lacking)}\n")
+    if needed := missing(CORE):
+        sys.stderr.write(
+            f"gpu_check: nothing can be checked without {', '.join(needed)}: "
+            f"pip install {' '.join(needed)}\n"
+        )
+        raise SystemExit(EXIT_FAILED)
+    importlib.import_module("loadtests.gpu_check.check").check(parser, arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A module of this package whose `check(asked)` gives rows, or raises Skipped."""
+    """A function `check_NAME(asked)` of a module here, which returns rows or raises Skipped."""
 
     name: str
+    module: str
     asks: str
     needs: Sequence[str]
     limit_secs: float
@@ -40,18 +59,21 @@ class Part:
 PARTS = (
     Part(
         name="pytorch",
+        module="tensors",
         asks="Torch: the same as on the CPU, infer/s",
         needs=(*CORE, "torch"),
         limit_secs=90,
     ),
     Part(
         name="onnxruntime",
+        module="tensors",
         asks="ONNX Runtime: the same as on the CPU, infer/s",
         needs=(*CORE, "onnx", "onnxruntime"),
         limit_secs=60,
     ),
     Part(
         name="tensorrt",
+        module="tensors",
         asks="TensorRT: the same as on the CPU, infer/s",
         needs=(*CORE, "tensorrt", "cuda.bindings"),
         limit_secs=90,
@@ -59,6 +81,7 @@ PARTS = (
     ),
     Part(
         name="gpu_metrics",
+        module="devices",
         asks="nv_gpu_* change, and agree with NVML",
         needs=(*CORE, "torch", "pynvml"),
         limit_secs=45,
@@ -66,6 +89,7 @@ PARTS = (
     ),
     Part(
         name="cuda_shared_memory",
+        module="devices",
         asks="CUDA shared memory in and out",
         needs=(*CORE, *WIRES),
         limit_secs=45,
@@ -73,12 +97,14 @@ PARTS = (
     ),
     Part(
         name="generation",
+        module="llm",
         asks="vLLM: tokens/s by the gateway and alone",
         needs=(*CORE, *WIRES, *LLM),
         limit_secs=330,
     ),
     Part(
         name="engine_death",
+        module="llm",
         asks="vLLM's engine killed under load",
         needs=(*CORE, *WIRES, *LLM),
         limit_secs=400,
@@ -92,7 +118,7 @@ CPU = "cpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """On which device, and how much: streams and tokens of LLMs, seconds of each rate."""
+    """The device, and the amounts: streams and tokens of LLMs, seconds of each rate."""
 
     device: str
     streams: Sequence[int]
@@ -118,11 +144,11 @@ DISTRIBUTIONS = {
     "markdown_it": "markdown-it-py",
     "pynvml": "nvidia-ml-py",
 }
-"""By module, where a distribution has a name of its own."""
+"""The distribution of each module with another name."""
 
 
 def missing(modules: Iterable[str]) -> Sequence[str]:
-    """The distributions of those modules that are not there; nothing is imported."""
+    """The distributions of missing modules; none is imported."""
     return [_distribution(module) for module in modules if not _is_there(module)]
 
 
@@ -138,18 +164,18 @@ def _is_there(module: str) -> bool:
 
 
 def why_none() -> str:
-    """Why nothing can be run on CUDA here; "" if there is a GPU."""
+    """The reason why CUDA cannot be used here; "" if there is a GPU."""
     driver = load_driver()
     if driver is None:
         return "no GPU: the CUDA driver (libcuda.so.1) is not there, or finds no card"
     try:
-        return "" if gpu_count(driver) else "no GPU: the CUDA driver tells of none"
+        return "" if gpu_count(driver) else "no GPU: the CUDA driver reports none"
     except CudaFailed as error:
         return f"no GPU: {error}"
 
 
 def cards() -> Sequence[str]:
-    """What each GPU is called."""
+    """The name of each GPU."""
     if why_none():
         return []
     driver = load_driver()
@@ -168,7 +194,7 @@ NAME = "sluice"
 
 
 def is_installed() -> bool:
-    """Whether there is one already."""
+    """Sluice is installed in this Python."""
     try:
         importlib.metadata.version(NAME)
     except importlib.metadata.PackageNotFoundError:

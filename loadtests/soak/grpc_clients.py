@@ -21,15 +21,15 @@ CANCEL = "cancel"
 FINAL = "triton_final_response"
 EMPTY = "triton_enable_empty_final_response"
 ENDED_ALREADY = "runs no request with the id"
-"""The answer to a cancel that came after the end of its request."""
+"""The answer to a cancel after the end of its request."""
 
 CLIENTS_CODES = frozenset({"CANCELLED", "DEADLINE_EXCEEDED"})
-"""Codes that a client gives itself, or is given because of what it did."""
+"""Codes of RPCs that the client itself ends."""
 
 
 @dataclass(slots=True)
 class Awaited:
-    """One request of a stream, and what has come of it."""
+    """One request of a stream, and the state of its responses."""
 
     question: Question
     stopped: bool = False
@@ -39,7 +39,7 @@ class Awaited:
 
 @dataclass(frozen=True, slots=True)
 class GrpcClients:
-    """What every act of gRPC needs: a channel of its own; an act returns once its RPC has ended."""
+    """Acts of gRPC, with a channel; an act returns once its RPC has ended."""
 
     channel: Any
     port: int
@@ -99,7 +99,7 @@ class GrpcClients:
         await asyncio.wait([asyncio.ensure_future(call.code())])
 
     async def slow_stream(self, question: Question) -> None:
-        """Half-close a ModelStreamInfer, read it with pauses, and sometimes leave it."""
+        """Half-close a ModelStreamInfer, read it with pauses, and sometimes cancel it."""
         call = self._open()
         for each in self._awaited(question).values():
             await self._write(call, each)
@@ -127,7 +127,7 @@ class GrpcClients:
             writer.write(self.random.choice(ABUSES)())
             writer.write_eof()
             while await reader.read(2**16):
-                """What the server has to say."""
+                """Frames before the connection is closed."""
         except OSError:  # it has closed the connection before it read all
             return
         finally:
@@ -220,7 +220,7 @@ class GrpcClients:
             self.tally.answer(awaited.question)
         else:
             name = awaited.question.model.name
-            self.tally.surprise(f"{name}: {awaited.responses} responses came, not {expected}")
+            self.tally.surprise(f"{name}: {awaited.responses} responses, expected {expected}")
 
     async def _soon(self) -> None:
         await asyncio.sleep(self.random.random() * LEAVE_SECS)
@@ -249,4 +249,4 @@ ENDED: tuple[type[Exception], ...] = (
     ConnectionError,
     asyncio.InvalidStateError,
 )
-"""How an act ends whose RPC the server ended."""
+"""The errors of an act whose RPC the server ended."""

@@ -41,7 +41,7 @@ class Answer:
 
 
 class Connection:
-    """A socket that reads only when it is asked to; leaving the block closes it."""
+    """A socket that is read by calls only; the end of the block closes it."""
 
     def __init__(self, port: int, receive_buffer: int = 0) -> None:
         self._port = port
@@ -99,7 +99,7 @@ class Connection:
             return
 
     def reset(self) -> None:
-        """Leave without a goodbye: the server reads a connection reset."""
+        """Reset the connection."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
 
@@ -147,7 +147,7 @@ GARBAGE = (b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00", b"POST /v
 
 @dataclass(frozen=True, slots=True)
 class HttpClients:
-    """What every act of HTTP needs; an act returns once its client has left."""
+    """Acts of HTTP; an act returns once its client has disconnected."""
 
     port: int
     tally: Tally
@@ -155,14 +155,14 @@ class HttpClients:
     frontends_end: bool = False
 
     async def whole(self, question: Question) -> None:
-        """Ask, and read the whole answer."""
+        """Send a request, and read the whole answer."""
         route = self._route(question)
         async with Connection(self.port) as connection:
             await self._send(connection, question, route)
             await self._settle(connection, question, route)
 
     async def ahead(self, question: Question) -> None:
-        """Ask several times on one connection before the first answer; leave after some."""
+        """Send several requests ahead on one connection; disconnect after some answers."""
         if question.model.name == "large":  # neither end would read before it has sent all
             return await self.whole(question)
         route = self._route(question)
@@ -187,14 +187,14 @@ class HttpClients:
             connection.reset()
 
     async def half_close(self, question: Question) -> None:
-        """Send no more; the server answers or closes."""
+        """Half-close; the server answers or closes."""
         async with Connection(self.port) as connection:
             await self._send(connection, question, self._route(question))
             connection.half_close()
             await connection.drain()
 
     async def midway(self, question: Question) -> None:
-        """Leave when the first bytes of the answer have come."""
+        """Disconnect after the first bytes of the answer."""
         async with Connection(self.port) as connection:
             await self._send(connection, question, self._route(question))
             await connection.read()
@@ -202,7 +202,7 @@ class HttpClients:
                 connection.reset()
 
     async def slowly(self, question: Question) -> None:
-        """Read the answer with pauses, and sometimes leave before its end."""
+        """Read the answer with pauses, and sometimes disconnect before its end."""
         async with Connection(self.port, SLOW_BYTES) as connection:
             self.tally.ask(question)
             await connection.send(self._bytes(question, self._route(question), "connection: close"))
@@ -212,7 +212,7 @@ class HttpClients:
                     await connection.read()
 
     async def half_sent(self, question: Question) -> None:
-        """Send a part of a request, say nothing for a while, and leave."""
+        """Send a part of a request, pause, and disconnect."""
         data = self._bytes(question, self._route(question))
         async with Connection(self.port) as connection:
             self.tally.ask(question)
@@ -222,14 +222,14 @@ class HttpClients:
                 connection.reset()
 
     async def garbage(self, _: Question) -> None:
-        """Send what is no request; the server closes the connection."""
+        """Send invalid bytes; the server closes the connection."""
         async with Connection(self.port) as connection:
             await connection.send(self.random.choice(GARBAGE) + self.random.randbytes(200))
             connection.half_close()
             await connection.drain()
 
     async def cancel(self, question: Question) -> None:
-        """Ask with an id, and have another connection cancel it."""
+        """Send a request with an id, and cancel it on another connection."""
         route = self._route(question)
         async with Connection(self.port) as connection:
             await self._send(connection, question, route)
@@ -344,4 +344,4 @@ ACTS: Mapping[str, tuple[float, Act]] = {
 """Each act with its weight."""
 
 ENDED: tuple[type[Exception], ...] = (Closed, ConnectionError)
-"""How an act ends whose connection the server closed."""
+"""The errors of an act whose connection the server closed."""

@@ -1,16 +1,12 @@
-"""The models of the soak: configs, requests, and their repository."""
+"""The models of the soak: their configs, and the programs of Python models."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from pathlib import Path
-
-from loadtests.soak import programs
 
 
 class Form(Enum):
-    """What a request of a model carries."""
+    """The content of a request."""
 
     NUMBER = auto()
     TEXT = auto()
@@ -20,7 +16,7 @@ class Form(Enum):
 
 
 class Trouble(Enum):
-    """What the soak does to a model; `LIMITS` are of its own config, `CALLED` of the others."""
+    """The troubles of a model: `LIMITED` by its own config, `CALLED` by other models."""
 
     RELOADED = auto()
     KILLED = auto()
@@ -30,10 +26,10 @@ class Trouble(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """One model of the repository; what is not CALLED is only asked by clients.
+    """One model of the repository; only clients ask a model that is not CALLED.
 
-    `responses` is how many a stream has; 0 is a model that is not decoupled. `few` says that its
-    clients ask with few different numbers, so that a cache has answers for them.
+    `responses` is the number of responses of a stream, and 0 for a model that is not decoupled.
+    Clients of a model with `few` send few different numbers, so that a cache has answers.
     """
 
     name: str
@@ -46,12 +42,115 @@ class Model:
     few: bool = False
     troubles: frozenset[Trouble] = frozenset()
 
-    @property
-    def steady(self) -> bool:
-        """Whether it serves all along, so that every refusal needs a reason."""
-        return not self.troubles & {Trouble.RELOADED, Trouble.KILLED, Trouble.LIMITED}
+
+HEAD = """import json
+import threading
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
+def given(request):
+    return pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+
+
+def response(y):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("y", y)])
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        with open("/proc/self/comm", "w") as name:
+            name.write(args["model_name"])
+"""
+ECHO = f"""{HEAD}
+    def execute(self, requests):
+        return [response(given(request)) for request in requests]
+"""
+SLOW_ECHO = f"""{HEAD}
+    def execute(self, requests):
+        time.sleep(0.0004)
+        return [response(given(request)) for request in requests]
+"""
+SENDING = f"""{HEAD}
+    def execute(self, requests):
+        for request in requests:
+            work = request.get_response_sender(), given(request), request
+            threading.Thread(target=self.send, args=work).start()
+"""
+STREAM = f"""{SENDING}
+    def send(self, sender, x, request):
+        for _ in range(5):
+            time.sleep(0.001)
+            sender.send(response(x))
+        sender.send(flags=FINAL)
+"""
+LARGE = f"""{SENDING}
+    def send(self, sender, x, request):
+        y = np.full(20000, x[0], np.float32)
+        for _ in range(30):
+            if request.is_cancelled():
+                break
+            sender.send(response(y))
+        sender.send(flags=FINAL)
+"""
+TWICE = f"""{HEAD}
+    def execute(self, requests):
+        for request in requests:
+            start = pb_utils.get_input_tensor_by_name(request, "START").as_numpy()
+            if start.any():
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            else:
+                request.get_response_sender().send(response(given(request)), flags=FINAL)
+"""
+BUSINESS = f"""import asyncio
+
+{HEAD}
+    async def execute(self, requests):
+        return list(await asyncio.gather(*map(self.answer, requests)))
+
+    async def answer(self, request):
+        x = given(request)
+        asked = [
+            pb_utils.InferenceRequest(
+                model_name=name,
+                requested_output_names=["y"],
+                inputs=[pb_utils.Tensor("x", x.reshape(shape))],
+            )
+            for name, shape in (("dynamic", (1, 1)), ("py_direct", (1,)))
+        ]
+        for found in await asyncio.gather(*(each.async_exec() for each in asked)):
+            if found.has_error():
+                return pb_utils.InferenceResponse(error=found.error())
+            x = pb_utils.get_output_tensor_by_name(found, "y").as_numpy().reshape(1)
+        return response(x)
+"""
+EMBED = f"""{HEAD}
+    def execute(self, requests):
+        return [self.embed(request) for request in requests]
+
+    def embed(self, request):
+        texts = pb_utils.get_input_tensor_by_name(request, "text").as_numpy().ravel()
+        numbers = [float(text.split()[1]) for text in texts]
+        found = np.array([[number, number] for number in numbers], np.float32)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("embedding", found)])
+"""
+TALK = f"""{HEAD}
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            messages = pb_utils.get_input_tensor_by_name(request, "messages").as_numpy()
+            for word in json.loads(messages.ravel()[0])[-1]["content"].split():
+                if request.is_cancelled():
+                    break
+                time.sleep(0.001)
+                text = np.array([word.encode() + b' '], dtype=np.object_)
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("text_output", text)]))
+            sender.send(flags=FINAL)
+"""
 X = 'input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] }\n'
 IO = X + 'output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }\n'
 ROWS = 'input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] }\n'
@@ -182,7 +281,7 @@ MODELS: Sequence[Model] = (
     Model(
         name="py_iterative",
         config=_python("max_batch_size: 2\n", DECOUPLED, ITERATIVE, ONE),
-        program=programs.TWICE,
+        program=TWICE,
         shape=BATCHED,
         responses=1,
     ),
@@ -196,49 +295,49 @@ MODELS: Sequence[Model] = (
     Model(name="pipeline", config=_ensemble("dynamic", "ordered"), shape=BATCHED),
     Model(name="repeat", config='backend: "repeat"\n', form=Form.TEXT, responses=20),
     Model(name="onnx", config=BATCHES + "dynamic_batching { }\n", shape=BATCHED),
-    Model(name="py_direct", config=_python(ONE), program=programs.ECHO, troubles=CALLED),
+    Model(name="py_direct", config=_python(ONE), program=ECHO, troubles=CALLED),
     Model(
         name="py_dynamic",
         config=_python(BATCHES, "dynamic_batching { }\n", ONE),
-        program=programs.SLOW_ECHO,
+        program=SLOW_ECHO,
         shape=BATCHED,
         troubles=CALLED,
     ),
     Model(
         name="py_sequence",
         config=_python(BATCHES, OLDEST, ONE),
-        program=programs.ECHO,
+        program=ECHO,
         shape=BATCHED,
         sequences=True,
     ),
     Model(
         name="py_cached",
         config=_python("response_cache { enable: true }\n", ONE),
-        program=programs.ECHO,
+        program=ECHO,
         few=True,
     ),
     Model(
         name="py_pipeline", config=_ensemble("py_dynamic", "dynamic", "py_dynamic"), shape=BATCHED
     ),
-    Model(name="business", config=_python(ONE), program=programs.BUSINESS),
-    Model(name="py_stream", config=_python(DECOUPLED, ONE), program=programs.STREAM, responses=5),
+    Model(name="business", config=_python(ONE), program=BUSINESS),
+    Model(name="py_stream", config=_python(DECOUPLED, ONE), program=STREAM, responses=5),
     Model(
         name="py_large",
         config=_python(DECOUPLED, ONE, io=X + LENGTHS.removeprefix(ROWS)),
-        program=programs.LARGE,
+        program=LARGE,
         responses=30,
     ),
     Model(
         name="embed",
         config=_python(BATCHES, "dynamic_batching { }\n", ONE, io=TEXT_IN),
-        program=programs.EMBED,
+        program=EMBED,
         form=Form.EMBEDDING,
         troubles=CALLED,  # by the route, once for each text
     ),
     Model(
         name="talk",
         config=_python(DECOUPLED, ONE, io=MESSAGES),
-        program=programs.TALK,
+        program=TALK,
         form=Form.CHAT,
         responses=3,
     ),
@@ -251,14 +350,14 @@ MODELS: Sequence[Model] = (
     Model(
         name="killed",
         config=_python(BATCHES, "dynamic_batching { }\n", TWO, TRIES),
-        program=programs.SLOW_ECHO,
+        program=SLOW_ECHO,
         shape=BATCHED,
         troubles=KILLED,
     ),
     Model(
         name="killed_stream",
         config=_python(DECOUPLED, ONE, TRIES),
-        program=programs.STREAM,
+        program=STREAM,
         responses=5,
         troubles=KILLED,
     ),
@@ -271,7 +370,7 @@ MODELS: Sequence[Model] = (
     Model(
         name="py_reloaded",
         config=_python(ONE),
-        program=programs.ECHO,
+        program=ECHO,
         troubles=RELOADED,
     ),
     Model(
@@ -287,37 +386,3 @@ FLAGS = (
     *("--rate-limit=execution_count", "--cache-config=local,size=1048576"),
     *("--exit-timeout-secs=5", "--resumable-grace-secs=5", "--send-timeout-secs=5"),
 )
-
-
-OPENAI_PROGRAM = Path(__file__).parents[2] / "model_repository" / "openai_python" / "1" / "model.py"
-
-
-def write_repository(folder: Path) -> None:
-    """Write every model of the catalogue."""
-    for model in MODELS:
-        (folder / model.name / "1").mkdir(parents=True)
-        config(folder, model).write_text(model.config)
-        version = folder / model.name / "1"
-        if model.program:
-            (version / "model.py").write_text(model.program)
-        elif model.form is Form.OPENAI:
-            shutil.copy(OPENAI_PROGRAM, version / "model.py")
-        elif model.name == "onnx":
-            _write_onnx(version / "model.onnx")
-
-
-def config(folder: Path, model: Model) -> Path:
-    """Where the config of a model is."""
-    return folder / model.name / "config.pbtxt"
-
-
-def _write_onnx(path: Path) -> None:
-    """A network that answers `x` as `y`."""
-    import onnx
-    from onnx import TensorProto, helper
-
-    names = ("x", "y")
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", 1]) for n in names)
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "graph", [x], [y])
-    opsets = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)

@@ -27,9 +27,9 @@ RESPONSE = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Seconds of one probe; `queued` is how long threads of the server waited for a processor.
+    """Seconds of one probe; `queued` are those of the server's threads that waited for a CPU.
 
-    All of them count: one that holds the interpreter's lock and does not run stops the others.
+    All threads count: one that holds the interpreter's lock and does not run stops the others.
     """
 
     server: float
@@ -38,7 +38,7 @@ class Sample:
 
     @property
     def late(self) -> bool:
-        """Whether the answer came after its limit."""
+        """The answer was later than its limit."""
         return self.server > LATE_SECS
 
     @property
@@ -48,7 +48,7 @@ class Sample:
 
     @property
     def held(self) -> bool:
-        """Whether these alone are beyond the limit."""
+        """These seconds alone are beyond the limit."""
         return self.unexplained > LATE_SECS
 
 
@@ -63,17 +63,17 @@ class Probes:
 
     @property
     def late(self) -> int:
-        """How many answers came after their limit."""
+        """The number of answers after their limit."""
         return sum(sample.late for sample in self.samples)
 
     @property
     def held(self) -> int:
-        """How many of these the machine does not explain."""
+        """The number of late answers that the machine does not explain."""
         return sum(sample.held for sample in self.samples)
 
     @property
     def good(self) -> bool:
-        """Whether hardly any probe was held by the server, and none for long."""
+        """The server held at most a few probes, and none for long."""
         few = self.held <= max(1, HELD_SHARE * len(self.samples))
         return few and self.worst.unexplained < HOLD_SECS
 
@@ -90,7 +90,7 @@ class Probes:
 
 @contextmanager
 def probing(port: int, pid: int) -> Iterator[list[Probes]]:
-    """Probe the server during the block; afterwards the list has what was found."""
+    """Probe the server during the block; afterwards the list has the probes."""
     found: list[Probes] = []
     command = [sys.executable, "-m", "loadtests.soak.probe", str(port), str(pid)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -109,7 +109,7 @@ async def _run(port: int, pid: int) -> Sequence[Sample]:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
-    assert control.stdout is not None  # noqa: S101 - it was asked for
+    assert control.stdout is not None  # noqa: S101 - the argument above makes a pipe
     control_port = int(await control.stdout.readline())
     samples: list[Sample] = []
     try:
@@ -130,9 +130,9 @@ async def _sample(port: int, control_port: int, pid: int) -> Sample:
 
 
 async def _ask(port: int) -> float:
-    """How long an answer takes, with its connection; ANSWER_SECS for none.
+    """Seconds until an answer, with its connection; ANSWER_SECS for none.
 
-    A connection that is lost, as by the end of a frontend, is made once more.
+    A connection that fails, as by the end of a frontend, is made once more.
     """
     began = time.perf_counter()
     try:

@@ -22,7 +22,7 @@ LARGE = (2**12, 2**16, 2**18, 2**20)
 
 
 class Wrong(Exception):
-    """A client met an answer that no act explains; the text says which."""
+    """An answer that no act explains; the text has it."""
 
 
 class Refused(Exception):
@@ -35,7 +35,7 @@ class Refused(Exception):
 
 
 class Route(Enum):
-    """The ways to ask over HTTP."""
+    """The endpoints of HTTP."""
 
     INFER = "infer"
     GENERATE = "generate"
@@ -65,17 +65,17 @@ class Question:
 
     @property
     def value(self) -> int:
-        """What `x` holds; a model with a cache is asked the same again and again."""
+        """The value of `x`; a model with a cache gets equal ones."""
         return self.number % FEW if self.model.few else self.number
 
     @property
     def words(self) -> str:
-        """What a model of texts is to say again."""
+        """The text that a model of texts repeats."""
         return f"a {self.number} z"
 
 
 def routes(model: Model) -> Sequence[Route]:
-    """The routes that lead to a model."""
+    """The routes of a model."""
     if model.form is Form.OPENAI:
         return (Route.CHAT, Route.COMPLETIONS)
     if model.form is Form.EMBEDDING:
@@ -144,7 +144,7 @@ def check_generated(question: Question, answers: Sequence[Mapping[str, Any]]) ->
     """Wrong unless the events of a stream, or one answer of generate, are those of the request."""
     expected = max(1, question.model.responses)
     if len(answers) != expected:
-        raise Wrong(f"{len(answers)} events came, expected {expected}")
+        raise Wrong(f"{len(answers)} events, expected {expected}")
     for number, answer in enumerate(answers):
         _check_event(question, number, answer)
 
@@ -229,10 +229,10 @@ def check_message(question: Question, number: int, answer: Any) -> None:
 UNAVAILABLE = frozenset({"503", "UNAVAILABLE"})
 CANCELLED = re.compile("cancelled|CANCELLED|canceled", re.IGNORECASE)
 DROPPED = "--resumable-buffer-size"
-"""An event that was dropped because its stream was too long to be kept whole."""
+"""An event that was dropped because its stream exceeded the buffer."""
 
 EXPIRED = "no such stream to go on with"
-"""A client whose frontend was killed may return late."""
+"""A client whose frontend was killed may resume late."""
 
 SEQUENCE = re.compile("sequence|correlation|Request was cancelled", re.IGNORECASE)
 """Requests of a sequence end with the one before them."""
@@ -248,9 +248,9 @@ MOST_SURPRISES = 20
 
 @dataclass(slots=True)
 class Tally:
-    """`asked`, `answered` and `refused` are requests by model, `acts` what was done, by name.
+    """`asked`, `answered` and `refused` are requests by model, `acts` are counted by name.
 
-    A request that its client left counts as asked alone.
+    A request whose client disconnected counts as asked alone.
     """
 
     asked: Counter[str] = field(default_factory=Counter)
@@ -261,18 +261,18 @@ class Tally:
     surprises: list[str] = field(default_factory=list)
     hung: list[str] = field(default_factory=list)
     cuts: bool = False
-    """Whether frontends were killed or the server stops, so that a connection may end any time."""
+    """Connections may end any time: frontends were killed, or the server stops."""
 
     def ask(self, question: Question) -> None:
-        """A request, or a part of one, was sent."""
+        """Count a request, of which a part at least was sent."""
         self.asked[question.model.name] += 1
 
     def answer(self, question: Question) -> None:
-        """It was answered as it should be."""
+        """Count a correct answer."""
         self.answered[question.model.name] += 1
 
     def refuse(self, question: Question, refusal: Refused, *, stopped: bool = False) -> None:
-        """It was refused; `stopped` says that its client had it cancelled."""
+        """Count a refusal; its client cancelled a `stopped` request."""
         model = question.model
         self.refused[model.name] += 1
         self.refusals[f"{refusal.code} {NUMBERS.sub('N', refusal.text)[:100]}"] += 1
@@ -282,13 +282,13 @@ class Tally:
             self.surprise(f"{model.name}: {refusal}")
 
     def surprise(self, text: str) -> None:
-        """A client met what no act explains."""
+        """Record an answer that no act explains."""
         if len(self.surprises) < MOST_SURPRISES:
             self.surprises.append(text[:300])
 
 
 def explained(model: Model, refusal: Refused) -> bool:
-    """Whether a model may refuse with that, after all that is done to it."""
+    """The troubles of a model explain the refusal."""
     disturbed = model.troubles & {Trouble.KILLED, Trouble.RELOADED}
     if disturbed and (refusal.code in UNAVAILABLE or GONE.search(refusal.text)):
         return True

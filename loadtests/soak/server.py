@@ -1,21 +1,41 @@
-"""The server under soak: a process with a log, a temporary folder and a dump of its tasks."""
+"""The server under soak: its repository, process and log, and a census of its contents.
 
+`python -m loadtests.soak.server FILE serve ...` is `sluice` with a dump: SIGUSR1 writes every task
+of the event loop, with the lines in which it waits, to FILE, and the stack of every thread to
+FILE.threads.
+"""
+
+import asyncio
+import faulthandler
+import gc
+import inspect
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from loadtests.soak import census
-from loadtests.soak.census import Census
-from loadtests.soak.models import FLAGS, MODELS, Trouble, write_repository
-from loadtests.support.servers import ServerFailed, read_metrics
+from gateway.cli import main
+from loadtests.soak.models import FLAGS, MODELS, Form, Model, Trouble
+from loadtests.support.servers import (
+    PROC,
+    ServerFailed,
+    descendants,
+    is_running,
+    name_of,
+    read_metrics,
+    read_proc,
+    resident_bytes,
+)
 
 ROOT = Path(__file__).parents[2]
 START_SECS = 120.0
@@ -37,6 +57,46 @@ EXPLAINED = re.compile(
 )
 
 
+WORKER = b"backends/python/worker"
+FRONTEND = b"gateway.processes"
+POOLED = {"/memfd": 64}
+"""Descriptors that a server keeps for reuse: a worker's pool has at most 64 segments."""
+
+FOLLOWING = {"cr": "cr_await", "ag": "ag_await", "gi": "gi_yieldfrom"}
+"""The attribute with the awaited object, by the prefix of the attributes of its kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """Each count by kind; `memory_bytes` is of the server's own process."""
+
+    processes: Mapping[str, int]
+    descriptors: Mapping[str, int]
+    tasks: Mapping[str, int]
+    files: Mapping[str, int]
+    memory_bytes: int
+
+    def grown(self, before: "Census") -> Sequence[str]:
+        """The counts that are higher than before, in words."""
+        found = []
+        for noun in ("processes", "descriptors", "tasks", "files"):
+            now, then = getattr(self, noun), getattr(before, noun)
+            found += [
+                f"{noun}: {count} of {kind}, {then.get(kind, 0)} before"
+                for kind, count in now.items()
+                if count > max(then.get(kind, 0), POOLED.get(kind, 0))
+            ]
+        return found
+
+    def lost(self, before: "Census") -> Sequence[str]:
+        """The processes that were not restarted, in words."""
+        return [
+            f"processes: {self.processes.get(kind, 0)} of {kind}, {count} before"
+            for kind, count in before.processes.items()
+            if count > self.processes.get(kind, 0)
+        ]
+
+
 @dataclass(slots=True)
 class SoakServer:
     """A running `sluice serve` on the repository of the soak, in `folder`."""
@@ -54,17 +114,17 @@ class SoakServer:
 
     @property
     def has_frontends(self) -> bool:
-        """Whether processes of their own have the connections."""
+        """Frontend processes have the connections."""
         return any("--frontends" in flag for flag in self.flags)
 
     @property
     def repository(self) -> Path:
-        """Where its models are."""
+        """The folder of its models."""
         return self.folder / "models"
 
     @property
     def log(self) -> str:
-        """All it has written so far."""
+        """The text of its log until now."""
         return (self.folder / "log").read_text(errors="replace")
 
     def errors(self) -> Sequence[str]:
@@ -73,7 +133,7 @@ class SoakServer:
         return [line for line in lines if ERROR.match(line) and not EXPLAINED.search(line)]
 
     def metrics(self) -> Mapping[tuple[str, str], float]:
-        """The samples of models by metric and model; those of several labels are added."""
+        """Samples by metric and model; those of several labels are added."""
         found: dict[tuple[str, str], float] = {}
         for line in read_metrics(self.ports["metrics"]):
             if match := SAMPLE.match(line):
@@ -82,7 +142,7 @@ class SoakServer:
         return found
 
     def dump(self) -> Sequence[str]:
-        """A line for each task of its event loop; none if the loop does not run."""
+        """A line for each task of its event loop; none if the loop is blocked."""
         path = self.folder / "dump"
         path.unlink(missing_ok=True)
         self.process.send_signal(signal.SIGUSR1)
@@ -93,33 +153,26 @@ class SoakServer:
             time.sleep(POLL_SECS)
         return path.read_text().splitlines()
 
-    def threads(self) -> str:
-        """The stacks of its threads at the latest dump."""
-        found = (self.folder / "dump.threads").read_text()
-        return found[found.rfind("Current thread") :]
-
     def take_census(self) -> Census:
         """All that it holds at this moment."""
-        return census.take(self.pid, self.folder / "temporary", self.dump())
+        return take(self.pid, self.folder / "temporary", self.dump())
 
     def begin_stop(self) -> None:
-        """Send SIGTERM, and do not wait for what comes of it."""
-        self._children = list(census.descendants(self.pid))
+        """Send SIGTERM without waiting."""
+        self._children = list(descendants(self.pid))
         self.process.terminate()
 
     def wait_stopped(self, before: Census) -> Sequence[str]:
-        """Wait for the end; what it leaves that was not there before, in words."""
+        """Wait for the end; processes and files that remain, in words."""
         try:
             status = self.process.wait(STOP_SECS)
         except subprocess.TimeoutExpired:
             return [f"the server did not end within {STOP_SECS:g} s of SIGTERM"]
         found = [f"the server ended with status {status}"] if status else []
-        left = [
-            pid for pid in self._children if Path(f"/proc/{pid}").exists() and not _is_zombie(pid)
-        ]
+        left = filter(is_running, self._children)
         found += [f"process {pid} outlives the server" for pid in left]
-        files = set(census.files(self.folder / "temporary")) - set(before.files)
-        return [*found, *(f"temporary file {name} outlives the server" for name in files)]
+        new = set(files(self.folder / "temporary")) - set(before.files)
+        return [*found, *(f"temporary file {name} outlives the server" for name in new)]
 
 
 @contextmanager
@@ -129,7 +182,7 @@ def serving(folder: Path, flags: Sequence[str] = ()) -> Iterator[SoakServer]:
     (folder / "temporary").mkdir()
     write_repository(folder / "models")
     command = [
-        *(sys.executable, "-m", "loadtests.soak.census", str(folder / "dump"), "serve"),
+        *(sys.executable, "-m", "loadtests.soak.server", str(folder / "dump"), "serve"),
         *(f"--model-repository={folder / 'models'}", "--http-address=127.0.0.1"),
         *("--grpc-address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0"),
         *(*FLAGS, *flags),
@@ -167,8 +220,123 @@ def _wait(server: SoakServer, ready: Callable[[], bool]) -> None:
         time.sleep(POLL_SECS)
 
 
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
+OPENAI_PROGRAM = ROOT / "model_repository" / "openai_python" / "1" / "model.py"
+
+
+def write_repository(folder: Path) -> None:
+    """Write every model."""
+    for model in MODELS:
+        (folder / model.name / "1").mkdir(parents=True)
+        config(folder, model).write_text(model.config)
+        version = folder / model.name / "1"
+        if model.program:
+            (version / "model.py").write_text(model.program)
+        elif model.form is Form.OPENAI:
+            shutil.copy(OPENAI_PROGRAM, version / "model.py")
+        elif model.name == "onnx":
+            _write_onnx(version / "model.onnx")
+
+
+def config(folder: Path, model: Model) -> Path:
+    """The path of the config of a model."""
+    return folder / model.name / "config.pbtxt"
+
+
+def _write_onnx(path: Path) -> None:
+    """A network that answers `x` as `y`."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    names = ("x", "y")
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", 1]) for n in names)
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "graph", [x], [y])
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+
+
+def take(pid: int, temporary: Path, tasks: Sequence[str]) -> Census:
+    """The census of a server; `tasks` are the lines of its dump."""
+    return Census(
+        processes=Counter(_kind(each) for each in descendants(pid)),
+        descriptors=_descriptors(pid),
+        tasks=Counter(line.partition(" < ")[0] for line in tasks),
+        files=Counter(files(temporary)),
+        memory_bytes=resident_bytes(pid),
+    )
+
+
+def frontends(pid: int) -> Sequence[int]:
+    """The frontend processes of a server."""
+    return [each for each in descendants(pid) if FRONTEND in read_proc(each, "cmdline")]
+
+
+def files(folder: Path) -> Sequence[str]:
+    """The names of all files and folders within a folder."""
+    return [name for _, folders, names in os.walk(folder) for name in (*folders, *names)]
+
+
+def workers(pid: int, model: str) -> Sequence[int]:
+    """The worker processes of a Python model; each has the name of its model."""
+    return [each for each in descendants(pid) if name_of(each) == model]
+
+
+def _kind(pid: int) -> str:
+    command = read_proc(pid, "cmdline")
+    if WORKER in command:
+        return f"worker {name_of(pid)}"
+    if FRONTEND in command:
+        return "frontend"
+    return command.replace(b"\0", b" ").decode(errors="replace")[:60] or "ended"
+
+
+def _descriptors(pid: int) -> Mapping[str, int]:
+    found: Counter[str] = Counter()
+    # The process, or a descriptor, may have ended.
+    with suppress(OSError):
+        for each in (PROC / str(pid) / "fd").iterdir():
+            with suppress(OSError):
+                found[os.readlink(each).partition(":")[0]] += 1
+    return found
+
+
+def install(path: Path) -> None:
+    """Write a dump at SIGUSR1; the file appears whole."""
+    threads = path.with_name(f"{path.name}.threads").open("w")
+
+    def dump(*_: object) -> None:
+        partial = path.with_name(f"{path.name}.partial")
+        partial.write_text(_tasks())
+        partial.rename(path)
+
+    signal.signal(signal.SIGUSR1, dump)
+    faulthandler.register(signal.SIGUSR1, threads, all_threads=True, chain=True)
+
+
+def _tasks() -> str:
+    found = (_task(task) for task in asyncio.all_tasks())
+    return "\n".join(sorted(found)) + "\n"
+
+
+def _task(task: asyncio.Task[Any]) -> str:
+    coroutine = task.get_coro()
+    name = getattr(coroutine, "__qualname__", type(coroutine).__name__)
+    return " < ".join((name, *_waits(coroutine)))
+
+
+def _waits(awaited: Any) -> Iterator[str]:
+    """The lines in which a coroutine, and all that it awaits, stand still."""
+    while awaited is not None:
+        kind = next((each for each in FOLLOWING if hasattr(awaited, f"{each}_frame")), "")
+        if not kind:
+            # The step of an async generator does not name it, but refers to it.
+            referents = gc.get_referents(awaited) if inspect.isawaitable(awaited) else ()
+            awaited = next((each for each in referents if inspect.isasyncgen(each)), None)
+            continue
+        if (frame := getattr(awaited, f"{kind}_frame")) is not None:
+            yield f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
+        awaited = getattr(awaited, FOLLOWING[kind])
+
+
+if __name__ == "__main__":
+    install(Path(sys.argv[1]))
+    main(sys.argv[2:])

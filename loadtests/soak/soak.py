@@ -1,6 +1,9 @@
-"""One run of the soak: a storm of clients, and the checks during and after it."""
+"""One run of the soak: a storm of clients, the checks during and after it, and its table."""
 
+import argparse
 import asyncio
+import random
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -8,24 +11,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from loadtests.soak import census
 from loadtests.soak import server as servers
-from loadtests.soak.census import Census
 from loadtests.soak.models import MODELS, Trouble
-from loadtests.soak.probe import Probes, probing
+from loadtests.soak.probe import Probes, Sample, probing
 from loadtests.soak.requests import Tally
-from loadtests.soak.server import SoakServer
+from loadtests.soak.server import Census, SoakServer
 from loadtests.soak.storm import Storm, ask_each
+from loadtests.support import rounds
+from loadtests.support.servers import resident_bytes
 
 RECOVER_SECS = 30.0
 HUNG_SECS = 5.0
-"""How long the models are asked when a client has hung already."""
+"""Seconds for asking the models after a client has hung."""
 
 SETTLE_SECS = 15.0
 POLL_SECS = 0.25
 STOPPING_SECS = 1.0
-"""How long clients ask before SIGTERM, and after it."""
+"""Seconds with clients before SIGTERM, and after it."""
 
 IN_FLIGHT = "gateway_requests_in_flight"
 PENDING = "nv_inference_pending_request_count"
@@ -33,15 +39,16 @@ SUCCESS = "nv_inference_request_success"
 FAILURE = "nv_inference_request_failure"
 SHOWN_TASKS = 25
 PLACES = 6
+MIB = 2**20
 
 Metrics = Mapping[tuple[str, str], float]
-Progress = Callable[[str, Tally], None]
+OnStage = Callable[[str, Tally], None]
 """Called a few times a second with the stage of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is run: `flags` are further flags of the server."""
+    """The options of a run; `flags` are further flags of the server."""
 
     secs: float
     seed: int
@@ -50,7 +57,7 @@ class Options:
 
 @dataclass(slots=True)
 class Report:
-    """What came of a run; it is good if there are no failures."""
+    """The result of a run; it is good if there are no failures."""
 
     options: Options
     tally: Tally
@@ -60,11 +67,11 @@ class Report:
     wrong: list[str] = field(default_factory=list)
     memory_bytes: dict[str, int] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)
-    """Where the tasks of the server stand after a hang."""
+    """The tasks of the server after a hang, with the lines in which they wait."""
 
     @property
     def failures(self) -> Sequence[str]:
-        """All that must not be, in words, but for late probes."""
+        """All failures in words, except late probes."""
         return [
             *(f"hung: {each}" for each in self.hung),
             *(f"leaked: {each}" for each in self.leaked),
@@ -73,7 +80,7 @@ class Report:
 
     @property
     def late(self) -> str:
-        """Why the probes are not good, in words; new connections wait for a killed frontend."""
+        """The failure of the probes in words; new connections may wait for a killed frontend."""
         if self.probes.good or self.tally.cuts:
             return ""
         worst = self.probes.worst.unexplained
@@ -88,8 +95,8 @@ class Report:
         )
 
 
-def run(options: Options, folder: Path, progress: Progress = lambda stage, tally: None) -> Report:
-    """Serve, run the storm, and check the rest; `folder` is empty and keeps the server's log."""
+def run(options: Options, folder: Path, progress: OnStage = lambda stage, tally: None) -> Report:
+    """Serve, run the storm, and check; `folder` is empty and keeps the server's log."""
     report = Report(options, Tally())
     progress("starting", report.tally)
     with servers.serving(folder, options.flags) as server:
@@ -99,7 +106,7 @@ def run(options: Options, folder: Path, progress: Progress = lambda stage, tally
     return report
 
 
-async def _run(server: SoakServer, report: Report, progress: Progress) -> Census:
+async def _run(server: SoakServer, report: Report, progress: OnStage) -> Census:
     silent = await ask_each(server, RECOVER_SECS)
     before, metrics = await asyncio.to_thread(server.take_census), server.metrics()
     if silent:
@@ -130,7 +137,7 @@ async def _run(server: SoakServer, report: Report, progress: Progress) -> Census
 
 
 async def _stop(server: SoakServer, seed: int) -> Sequence[str]:
-    """SIGTERM in the middle of another storm; its clients may meet anything but a silence."""
+    """SIGTERM in the middle of another storm; its clients may have any error but a hang."""
     tally = Tally(cuts=True)
     storm = asyncio.create_task(Storm(server, tally, seed + 1).run(2 * STOPPING_SECS))
     await asyncio.sleep(STOPPING_SECS)
@@ -139,18 +146,18 @@ async def _stop(server: SoakServer, seed: int) -> Sequence[str]:
     return [f"{each}, while the server stopped" for each in _counted(tally.hung)]
 
 
-async def _show(server: SoakServer, report: Report, progress: Progress) -> None:
+async def _show(server: SoakServer, report: Report, progress: OnStage) -> None:
     began = time.monotonic()
     while True:
         left = max(0.0, report.options.secs - (time.monotonic() - began))
         if left > report.options.secs / 2:
-            report.memory_bytes["half-way"] = census.memory(server.pid)
+            report.memory_bytes["half-way"] = resident_bytes(server.pid)
         progress(f"storm, {left:.0f} s left", report.tally)
         await asyncio.sleep(POLL_SECS)
 
 
 async def _settled(server: SoakServer, report: Report) -> Metrics:
-    """The metrics when no request is in flight; requests that stay are leaks."""
+    """The metrics when no request is in flight; requests that remain are leaks."""
     deadline = time.monotonic() + SETTLE_SECS
     while True:
         metrics = await asyncio.to_thread(server.metrics)
@@ -169,10 +176,10 @@ async def _settled(server: SoakServer, report: Report) -> Metrics:
 
 
 def accounts(tally: Tally, before: Metrics, after: Metrics) -> Sequence[str]:
-    """Where the server's counters and those of the clients contradict each other.
+    """The contradictions between the counters of the server and of the clients.
 
-    A client that leaves does not learn how its request ended, and a model that was reloaded counts
-    anew. What others call has more requests than clients know of.
+    A client that disconnects does not see the end of its request, and a reloaded model counts
+    anew. A model that others call has more requests than those of clients.
     """
     found = []
     for model in MODELS:
@@ -193,7 +200,7 @@ def accounts(tally: Tally, before: Metrics, after: Metrics) -> Sequence[str]:
 
 
 async def _leaks(server: SoakServer, before: Census, report: Report) -> Census:
-    """The census once the server holds no more than before; what stays is a leak."""
+    """The census once the server holds no more than before; the rest is a leak."""
     deadline = time.monotonic() + SETTLE_SECS
     while True:
         after = await asyncio.to_thread(server.take_census)
@@ -211,7 +218,7 @@ def _counted(found: Sequence[str]) -> Sequence[str]:
 
 
 def _new_tasks(lines: Sequence[str], before: Census) -> list[str]:
-    """The tasks that were not there before the storm; alike ones once, with their number."""
+    """The tasks that are new since before the storm; alike ones once, with their number."""
     now = Counter(line.partition(" < ")[0] for line in lines)
     new = {name for name, count in now.items() if count > before.tasks.get(name, 0)}
     found = Counter(_shortened(line) for line in lines if line.partition(" < ")[0] in new)
@@ -222,3 +229,98 @@ def _shortened(line: str) -> str:
     """A task and the last of the lines in which it waits."""
     name, *places = line.split(" < ")
     return " < ".join((name, *(["..."] if len(places) > PLACES else []), *places[-PLACES:]))
+
+
+def soak(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Run, print a table, and exit 1 if anything hung, leaked or was wrong."""
+    _add_flags(parser)
+    asked, console = parser.parse_args(arguments), Console()
+    flags = [f"--frontends={asked.frontends}"] if asked.frontends else []
+    flags += [f"--grpc-transport={asked.grpc_transport}"] if asked.grpc_transport else []
+    options = Options(asked.minutes * 60, asked.seed, flags)
+    console.print(f"seed {options.seed}")
+    with rounds.failures_as_lines("soak"), tempfile.TemporaryDirectory() as folder:
+        report = _run_with_bar(options, Path(folder), console)
+        console.print(_table(report))
+        for line in (*report.failures, report.late, *report.waiting):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if asked.log:
+            asked.log.write_bytes((Path(folder) / "log").read_bytes())
+    if report.failures or report.late:
+        raise SystemExit(rounds.EXIT_FAILED)
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--minutes", type=_positive, default=1.0, help="length of the storm (default: 1)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=random.randrange(10**6),
+        help="seed of the random numbers (default: a new one)",
+    )
+    parser.add_argument("--frontends", type=rounds.positive, help="default: none")
+    parser.add_argument("--grpc-transport", choices=("hyper", "grpcio"))
+    parser.add_argument("--log", type=Path, help="write the server's log to this file")
+
+
+def _positive(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if found <= 0:
+        raise argparse.ArgumentTypeError(f"'{text}': expected a number above 0")
+    return found
+
+
+def _run_with_bar(options: Options, folder: Path, console: Console) -> Report:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, refresh_per_second=2) as bar:
+        task = bar.add_task("", total=None)
+
+        def progress(stage: str, tally: Tally) -> None:
+            text = f"{stage}: {tally.asked.total():,} requests, {tally.answered.total():,} answered"
+            bar.update(task, description=text)
+
+        return run(options, folder, progress)
+
+
+def _table(report: Report) -> Table:
+    tally, probes = report.tally, report.probes
+    leaves = sum(count for name, count in tally.acts.items() if _is_leave(name))
+    table = Table(title=f"{len(MODELS)} models, {report.options.secs:g} s", title_justify="left")
+    table.add_column("")
+    table.add_column("", justify="right")
+    rows = {
+        "requests": f"{tally.asked.total():,}",
+        "answered and checked": f"{tally.answered.total():,}",
+        "refused, as they may be": f"{tally.refused.total():,}",
+        "clients that disconnected": f"{leaves:,}",
+        "reloads": f"{sum(c for name, c in tally.acts.items() if 'load' in name):,}",
+        "kills": f"{sum(c for name, c in tally.acts.items() if 'kill' in name):,}",
+        "probes of /v2/health/live": f"{len(probes.samples):,}",
+        "p50, p99, max": ", ".join(f"{probes.latency(s) * 1000:.0f} ms" for s in (0.5, 0.99, 1)),
+        "later than 100 ms": f"{probes.late}, {probes.held} of them not by the machine",
+        "least explained": _sample(probes.worst),
+        "memory before, half-way, after": ", ".join(
+            f"{report.memory_bytes.get(each, 0) / MIB:.0f} MiB"
+            for each in ("before", "half-way", "after")
+        ),
+        "result": ", ".join(
+            f"{len(getattr(report, each))} {each}" for each in ("hung", "leaked", "wrong")
+        ),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _sample(sample: Sample) -> str:
+    milliseconds = [f"{each * 1000:.0f}" for each in (sample.server, sample.control, sample.queued)]
+    return "{} ms (another server {}, waiting for a CPU {})".format(*milliseconds)
+
+
+def _is_leave(name: str) -> bool:
+    return any(word in name for word in ("leave", "reset", "half", "slow", "close", "deadline"))

@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadtests.soak import census, grpc_clients, http_clients
+from loadtests.soak import grpc_clients, http_clients
 from loadtests.soak.grpc_clients import GrpcClients
 from loadtests.soak.http_clients import Closed, Connection, HttpClients, post
-from loadtests.soak.models import BY_NAME, MODELS, Form, Model, Trouble, config
+from loadtests.soak.models import BY_NAME, MODELS, Form, Model, Trouble
 from loadtests.soak.requests import Question, Tally, Wrong
-from loadtests.soak.server import SoakServer
+from loadtests.soak.server import SoakServer, config, frontends, workers
 
 LOAD_SECS = 60.0
 LEAVE_SECS = 0.2
@@ -42,7 +42,7 @@ RESTART_SECS = 20.0
 """A connection may wait so long for the next process where frontends are killed."""
 
 LOOK_SHARE = 0.8
-"""After this part of the time the tasks of the server are noted, while the client still waits."""
+"""After this share of the time the server dumps its tasks, while the client still waits."""
 
 PAUSE_SECS = 0.004
 LARGEST = 2**24
@@ -85,7 +85,7 @@ class Disturbances:
         await self._ask(model, "load")
 
     async def leave_reload(self) -> None:
-        """Change a config, and leave its load."""
+        """Change a config, and disconnect during its load."""
         self.tally.acts["reload left"] += 1
         model = self.random.choice(RELOADED)
         self._change(model)
@@ -109,7 +109,7 @@ class Disturbances:
         lately = [each for each in self.kills.get(model.name, ()) if each > now - LATELY_SECS]
         if len(lately) < MOST_KILLS:
             self.kills[model.name] = [*lately, now]
-            self._kill(census.workers(self.server.pid, model.name))
+            self._kill(workers(self.server.pid, model.name))
 
     async def kill_frontend(self) -> None:
         """Kill a process that has the clients' connections, where there are such processes."""
@@ -117,7 +117,7 @@ class Disturbances:
         if self.server.has_frontends and now > last + FRONTEND_START_SECS:
             self.kills[FRONTEND] = [now]
             self.tally.cuts = True
-            self._kill(census.frontends(self.server.pid))
+            self._kill(frontends(self.server.pid))
 
     def _kill(self, processes: Sequence[int]) -> None:
         if processes:
@@ -152,7 +152,7 @@ ACTS: Sequence[Callable[[Disturbances], Awaitable[None]]] = (
 
 @dataclass(slots=True)
 class Questions:
-    """An endless supply of requests, each with another number; sequences are asked in a row."""
+    """An endless supply of requests, each with another number; those of a sequence in a row."""
 
     random: random.Random
     client: int
@@ -210,7 +210,7 @@ class Storm:
         return ANSWER_SECS + (RESTART_SECS if self.server.has_frontends else 0.0)
 
     async def run(self, secs: float) -> None:
-        """Keep every client busy, and return when the last one has left."""
+        """Keep every client busy, and return when the last one has disconnected."""
         ended = asyncio.Event()
         timer = asyncio.get_running_loop().call_later(secs, ended.set)
         try:
@@ -275,7 +275,7 @@ class Storm:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Note the tasks of the server if the block takes long; once in a run."""
+        """Dump the tasks of the server, once in a run, if the block takes long."""
         timer = asyncio.get_running_loop().call_later(self._patience * LOOK_SHARE, self._note_tasks)
         try:
             yield
@@ -294,13 +294,13 @@ WEIGHTS = [3.0 if m.name in OFTEN else RARELY.get(m.name, 1.0) for m in MODELS]
 
 
 async def ask_each(server: SoakServer, within: float) -> list[str]:
-    """Ask every model once; the names of those that do not answer as they should, with why."""
+    """Ask every model once; the names of those without a correct answer, with the reason."""
     found = await asyncio.gather(*(_ask(server, name, within) for name in BY_NAME))
     return [each for each in found if each]
 
 
 async def _ask(server: SoakServer, name: str, within: float) -> str:
-    """A restarted model may refuse for a while: it is asked until its time is over."""
+    """Retry within the time, because a restarted model refuses at first."""
     deadline, tally = time.monotonic() + within, Tally()
     questions = Questions(random.Random(name), 99)
     clients = HttpClients(server.ports["http"], tally, random.Random(name))

@@ -1,6 +1,6 @@
 """Shared parts of the load tests.
 
-`servers` starts and stops them, `rounds` interleaves the measurements and keeps the figures;
-`http_client`, `stream_client` and `perf_analyzer` are clients, `generation` has streams of an LLM,
-`texts` and `repositories` are inputs.
+`servers` starts and stops servers and reads their processes, `rounds` interleaves the measurements
+and saves the figures; `http_client` and `stream_client` are clients, `generation` has streams of an
+LLM, `triton` comparisons with Triton.
 """

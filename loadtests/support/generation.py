@@ -1,6 +1,7 @@
-"""Streams of one LLM: endpoints, concurrent load, its figures, and flags of vLLM's own server."""
+"""Streams of one LLM: prompts, endpoints, load, figures, and flags of vLLM's own server."""
 
 import asyncio
+import random
 import statistics
 import subprocess
 import sys
@@ -20,9 +21,67 @@ from gateway.config.pbtxt import parse
 from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root
 from loadtests.support.http_client import Address, EventTimer, Timing, connect, post
-from loadtests.support.rounds import Better, LoadTestFailed, Metric
-from loadtests.support.servers import Server, ServerFailed, TokenCounters
-from loadtests.support.texts import prompts
+from loadtests.support.rounds import Better, Metric
+from loadtests.support.servers import LoadTestFailed, Server, ServerFailed, read_metrics, total
+
+WORDS = """
+    time year people way day man thing woman life child world school state family student group
+    country problem hand part place case week company system program question work government
+    number night point home water room mother area money story fact month lot right study book eye
+    job word business issue side kind head house service friend father power hour game line end
+    member law car city community name president team minute idea body information back parent face
+    others level office endpoint health person art war history party result change morning reason
+    research girl guy moment air teacher force education
+""".split()  # noqa: SIM905 - a list would take a line for each
+"""Words that are one token each, with the space before them, in common vocabularies."""
+
+
+def prompts(words: int, seed: int) -> Iterator[str]:
+    """Endless prompts of that many words each; the same for the same seed."""
+    choose = random.Random(seed)
+    while True:
+        yield "Words: " + " ".join(choose.choices(WORDS, k=words))
+
+
+SETTLE_SECS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens of prompts and of completions."""
+
+    prompt: int
+    completion: int
+
+    def __sub__(self, earlier: "Tokens") -> "Tokens":
+        return Tokens(self.prompt - earlier.prompt, self.completion - earlier.completion)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounters:
+    """The port of a server's metrics, and the names of the two counters."""
+
+    port: int
+    prompt: str
+    completion: str
+
+    def read(self) -> Tokens:
+        """The counters now."""
+        lines = read_metrics(self.port)
+        return Tokens(int(total(lines, self.prompt)), int(total(lines, self.completion)))
+
+    def read_after(self, before: Tokens, expected: int) -> Tokens:
+        """The tokens counted since `before`, as soon as `expected` completion tokens are.
+
+        A server may count a request after its client has the last token.
+        """
+        deadline = time.monotonic() + SETTLE_SECS
+        while (found := self.read() - before).completion < expected:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        return found
+
 
 Question = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 """The body of a request, from a prompt and its sampling parameters."""
@@ -32,8 +91,8 @@ NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """One server's way in."""
+class Endpoint:
+    """One endpoint of a server."""
 
     path: str
     question: Question
@@ -46,7 +105,7 @@ class Door:
         return post(self.path, address, orjson.dumps(self.question(prompt, sampling)))
 
     def counters(self, server: Server) -> TokenCounters:
-        """The counters of a server behind this door."""
+        """The counters of a server behind this endpoint."""
         return TokenCounters(server.ports.metrics, self.prompt_counter, self.completion_counter)
 
 
@@ -54,32 +113,32 @@ GATEWAY_COUNTERS = ("gateway_prompt_tokens_total", "gateway_completion_tokens_to
 VLLM_COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 
 
-def generate(model: str) -> Door:
+def generate(model: str) -> Endpoint:
     """The gateway's generate extension."""
 
     def question(prompt: str, sampling: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"text_input": prompt, "stream": True, "parameters": sampling}
 
-    return Door(f"/v2/models/{model}/generate_stream", question, *GATEWAY_COUNTERS)
+    return Endpoint(f"/v2/models/{model}/generate_stream", question, *GATEWAY_COUNTERS)
 
 
-def completions(model: str) -> Door:
+def completions(model: str) -> Endpoint:
     """OpenAI's completions of vLLM."""
 
     def question(prompt: str, sampling: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"model": model, "prompt": prompt, "stream": True, **sampling}
 
-    return Door("/v1/completions", question, *VLLM_COUNTERS)
+    return Endpoint("/v1/completions", question, *VLLM_COUNTERS)
 
 
-def chat(model: str, counters: tuple[str, str]) -> Door:
+def chat(model: str, counters: tuple[str, str]) -> Endpoint:
     """OpenAI's chat, of a server with these counters."""
 
     def question(prompt: str, sampling: Mapping[str, Any]) -> Mapping[str, Any]:
         messages = [{"role": "user", "content": prompt}]
         return {"model": model, "messages": messages, "stream": True, **sampling}
 
-    return Door("/v1/chat/completions", question, *counters)
+    return Endpoint("/v1/chat/completions", question, *counters)
 
 
 TIMEOUT_SECS = 600.0
@@ -98,7 +157,7 @@ class Load:
 
     @property
     def tokens(self) -> int:
-        """How many tokens that makes."""
+        """The tokens of all answers."""
         return self.streams * self.requests * self.max_tokens
 
 
@@ -117,7 +176,7 @@ class Outcome:
 
 
 def put(load: Load, address: Address, encode: Encode, prompts: Iterator[str]) -> Outcome:
-    """Put a load on a server, and wait until all of it is answered."""
+    """Put a load on a server, and wait for all answers."""
     cpu_began, began = time.process_time(), time.perf_counter()
     timings = uvloop.run(_put(load, address, encode, prompts))
     used = time.process_time() - cpu_began
@@ -154,17 +213,17 @@ WARM_UP_SEED = 0
 PROMPT_TOKENS = "prompt tokens"
 
 
-def warm_up(door: Door, load: Load, server: Server) -> Mapping[Metric, float]:
-    """Put a load on a server that is not measured."""
-    _run_load(door, load, WARM_UP_SEED, server)
+def warm_up(endpoint: Endpoint, load: Load, server: Server) -> Mapping[Metric, float]:
+    """Put a load on a server without measuring it."""
+    _run_load(endpoint, load, WARM_UP_SEED, server)
     return {}
 
 
-def measure(door: Door, load: Load, seed: int, server: Server) -> Mapping[Metric, float]:
-    """Put a load on a server; what its client saw, if the server counted the same tokens."""
-    counters = door.counters(server)
+def measure(endpoint: Endpoint, load: Load, seed: int, server: Server) -> Mapping[Metric, float]:
+    """The figures of a load on a server; LoadTestFailed if the server counted other tokens."""
+    counters = endpoint.counters(server)
     before = counters.read()
-    outcome = _run_load(door, load, seed, server)
+    outcome = _run_load(endpoint, load, seed, server)
     counted = counters.read_after(before, load.tokens)
     if counted.completion != load.tokens:
         raise LoadTestFailed(
@@ -173,13 +232,13 @@ def measure(door: Door, load: Load, seed: int, server: Server) -> Mapping[Metric
     return {**figures(outcome, load), Metric(PROMPT_TOKENS, load.streams, ""): counted.prompt}
 
 
-def _run_load(door: Door, load: Load, seed: int, server: Server) -> Outcome:
+def _run_load(endpoint: Endpoint, load: Load, seed: int, server: Server) -> Outcome:
     # Every load has prompts of its own, and both servers get the same.
-    return put(load, Address(server.ports.http), door.encode, prompts(PROMPT_WORDS, seed))
+    return put(load, Address(server.ports.http), endpoint.encode, prompts(PROMPT_WORDS, seed))
 
 
 def figures(outcome: Outcome, load: Load) -> Mapping[Metric, float]:
-    """What was measured, from when the events came."""
+    """The figures of a load, from the times of its events."""
     timings, streams = outcome.timings, load.streams
     gaps = list(chain.from_iterable(timing.gaps for timing in timings))
     firsts = [timing.first for timing in timings]
@@ -208,8 +267,8 @@ class EngineModel:
 def read_model(folder: Path, defaults: Mapping[str, Any] = NO_DEFAULTS) -> EngineModel:
     """Read `1/model.json` and the config of a model folder.
 
-    `defaults` are the gateway's own for arguments that the file leaves open. The model is looked
-    for where the gateway does. ServerFailed if there is none.
+    `defaults` are the gateway's own for arguments that are not in the file. The weights are those
+    that the gateway finds. ServerFailed if there is none.
     """
     version = folder / "1"
     try:
@@ -239,7 +298,7 @@ def gateway_defaults() -> Mapping[str, Any]:
 
 
 def openai_flags(settings: OpenAiSettings) -> Sequence[str]:
-    """How OpenAI's requests are served; parsers decide which chunks there are."""
+    """The flags of a chat template and of parsers, which decide the chunks of a stream."""
     flags = {
         "chat_template": settings.chat_template,
         "tool_call_parser": settings.tool_call_parser or None,

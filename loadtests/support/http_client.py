@@ -1,10 +1,16 @@
-"""A client of event streams over HTTP/1.1 that takes little processor time."""
+"""Clients of HTTP/1.1: event streams in little processor time, and requests in turn."""
 
 import asyncio
+import http.client
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
+
+import orjson
+
+from loadtests.support.servers import LoadTestFailed
 
 HEAD_END = b"\r\n\r\n"
 OK = b"HTTP/1.1 200 "
@@ -15,13 +21,13 @@ DONE = b"[DONE]"
 Reader = TypeVar("Reader", bound=asyncio.Protocol)
 
 
-class StreamFailed(Exception):
-    """A stream was refused, or ended otherwise than it should; the text says how."""
+class StreamFailed(LoadTestFailed):
+    """A stream was refused, or ended early; the text has the server's reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens."""
+    """The address of a server."""
 
     port: int
     host: str = "127.0.0.1"
@@ -41,14 +47,14 @@ def post(path: str, address: Address, body: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many responses one stream had, and when the last of them came."""
+    """The responses of one stream, and the time of the last one."""
 
     responses: int
     ended_at: float
 
 
 class EventCounter(asyncio.Protocol):
-    """Counts the events of one response, and keeps nothing; `done` is set at its end."""
+    """Counts the events of one response without storing them; `done` is set at its end."""
 
     def __init__(self, request: bytes) -> None:
         self.done: asyncio.Future[Count] = asyncio.get_running_loop().create_future()
@@ -75,7 +81,7 @@ class EventCounter(asyncio.Protocol):
         self._fail(f"the connection was closed after {self._found} events")
 
     def _across(self, data: bytes, marker: bytes) -> bytes:
-        """Where a marker lies that a border cuts in two: neither side can hold a whole one."""
+        """The bytes around the border of two reads, which may cut a marker in two."""
         return self._tail[1 - len(marker) :] + data[: len(marker) - 1]
 
     def _fail(self, reason: str) -> None:
@@ -85,7 +91,7 @@ class EventCounter(asyncio.Protocol):
 
 @dataclass(slots=True)
 class Timing:
-    """When one request was sent, and when each of its events arrived, in seconds of one clock."""
+    """The times of one request and of each of its events, in seconds of one clock."""
 
     sent: float
     arrivals: list[float] = field(default_factory=list)
@@ -105,7 +111,7 @@ class Timing:
 
 
 class EventTimer(asyncio.Protocol):
-    """Notes when each event of one response arrives; `done` is set when the body has ended."""
+    """Records the time of each event of one response; `done` is set when the body has ended."""
 
     def __init__(self, request: bytes) -> None:
         self.done: asyncio.Future[Timing] = asyncio.get_running_loop().create_future()
@@ -160,7 +166,7 @@ class EventTimer(asyncio.Protocol):
 
 
 class Chunks:
-    """Takes the chunked transfer coding off a body that arrives in pieces."""
+    """Removes the chunked transfer coding of a body that arrives in pieces."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -182,7 +188,7 @@ class Chunks:
 
     @property
     def rest(self) -> bytes:
-        """What came behind the last complete chunk."""
+        """The bytes after the last complete chunk."""
         return self._rest
 
 
@@ -192,3 +198,34 @@ async def connect(
     """A connection, and the protocol that reads it."""
     loop = asyncio.get_running_loop()
     return await loop.create_connection(protocol, address.host, address.port)
+
+
+TIMEOUT_SECS = 60.0
+ADD_SUB_PATH = "/v2/models/add_sub/infer"
+ADD_SUB_BODY = orjson.dumps(
+    {
+        "inputs": [
+            {"name": name, "datatype": "FP32", "shape": [1, 16], "data": [0.5] * 16}
+            for name in ("INPUT0", "INPUT1")
+        ]
+    }
+)
+"""One request to add_sub, 16 floats for each input, as JSON."""
+
+
+@contextmanager
+def posting(address: Address, path: str, body: bytes) -> Iterator[Callable[[], None]]:
+    """A function that sends one request and reads its response; LoadTestFailed unless it is 200."""
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=TIMEOUT_SECS)
+
+    def send() -> None:
+        connection.request("POST", path, body)
+        response = connection.getresponse()
+        content = response.read()
+        if response.status != http.client.OK:
+            raise LoadTestFailed(f"{path} returned {response.status}: {content.decode()}")
+
+    try:
+        yield send
+    finally:
+        connection.close()

@@ -1,4 +1,4 @@
-"""Interleaved rounds of servers, and their results: medians and ratios as tables, JSON and SVG."""
+"""Interleaved rounds of servers, and their results: medians and ratios as tables and JSON."""
 
 import argparse
 import os
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from html import escape
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import orjson
@@ -21,8 +21,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from loadtests.support.http_client import StreamFailed
-from loadtests.support.servers import Contender, Cpus, Server, ServerFailed, serving
+from loadtests.support.servers import (
+    Contender,
+    Cpus,
+    LoadTestFailed,
+    Server,
+    add_cpu_flags,
+    pinned,
+    serving,
+)
 
 FOLDER = Path(__file__).parents[1] / "results"
 PACKAGES = (
@@ -32,7 +39,7 @@ PACKAGES = (
 
 
 class Better(Enum):
-    """Which of two values of a metric is the better one."""
+    """The better one of two values of a metric."""
 
     HIGHER = "higher"
     LOWER = "lower"
@@ -57,12 +64,12 @@ class Metric:
 
 @dataclass(slots=True)
 class Results:
-    """What was measured: by metric and contender, one value per round."""
+    """Values by metric and contender, one per round."""
 
     values: dict[Metric, dict[str, list[float]]] = field(default_factory=dict)
 
     def add(self, contender: str, found: Mapping[Metric, float]) -> None:
-        """Note the values of one round."""
+        """Add the values of one round."""
         for metric, value in found.items():
             self.values.setdefault(metric, {}).setdefault(contender, []).append(value)
 
@@ -71,13 +78,13 @@ class Results:
         return statistics.median(self.values[metric][contender])
 
     def ratio(self, metric: Metric, contender: str, peer: str) -> float | None:
-        """The contender's median over the peer's; None where that says nothing."""
+        """The contender's median over the peer's; None without a better value."""
         if metric.better is Better.NEITHER or not (base := self.median(metric, peer)):
             return None
         return self.median(metric, contender) / base
 
     def has(self, contender: str) -> bool:
-        """Whether anything was measured of it."""
+        """A contender with values has results."""
         return any(contender in found for found in self.values.values())
 
     def as_rows(self) -> list[dict[str, Any]]:
@@ -98,8 +105,8 @@ class Results:
 def comparison(title: str, results: Results, contenders: Sequence[str]) -> Table:
     """A table of medians; with more than one also a ratio, the last one's over the first's.
 
-    `spread` is the range of the less steady contender's rounds, as a share of its median. What is
-    neither good nor bad stands in the file only.
+    `spread` is the range of the less steady contender's rounds, as a share of its median. A metric
+    without a better value is in the file only.
     """
     table = Table(title=title, title_justify="left")
     table.add_column("metric", no_wrap=True)
@@ -110,7 +117,9 @@ def comparison(title: str, results: Results, contenders: Sequence[str]) -> Table
             continue
         cells = [_number(results.median(metric, name)) for name in contenders]
         if len(contenders) > 1:
-            cells.append(_ratio(metric, results.ratio(metric, contenders[-1], contenders[0])))
+            cells.append(
+                coloured(metric.better, results.ratio(metric, contenders[-1], contenders[0]))
+            )
         table.add_row(str(metric), *cells, f"{max(map(_spread, found.values())):.0%}")
     return table
 
@@ -128,12 +137,12 @@ def standings(title: str, results: Results, contenders: Sequence[str]) -> Table:
         cells = [_number(statistics.median(values)) if values else "" for values in found]
         ratio = results.ratio(first, contenders[-1], name)
         spread = f"{_spread(results.values[first][name]):.0%}"
-        table.add_row(name, *cells, _ratio(first, ratio), spread)
+        table.add_row(name, *cells, coloured(first.better, ratio), spread)
     return table
 
 
 def save(name: str, arguments: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Path:
-    """Write what was measured, how and where; returns the file."""
+    """Write rows of results, with their arguments and machine, to a file; return its path."""
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
     content = {
@@ -147,7 +156,7 @@ def save(name: str, arguments: Mapping[str, Any], rows: Iterable[Mapping[str, An
 
 
 def machine() -> dict[str, Any]:
-    """Where this was measured, and with which versions."""
+    """The machine and the versions of packages."""
     return {
         "cpu": _cpu(),
         "cpus": len(os.sched_getaffinity(0)),
@@ -169,10 +178,13 @@ def _number(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _ratio(metric: Metric, ratio: float | None) -> str:
+def coloured(better: Better, ratio: float | None) -> str:
+    """A ratio in green or red; "" for none."""
     if ratio is None:
         return ""
-    good = ratio >= 1 if metric.better is Better.HIGHER else ratio <= 1
+    if better is Better.NEITHER:
+        return f"{ratio:.2f}"
+    good = ratio >= 1 if better is Better.HIGHER else ratio <= 1
     return f"[{'green' if good else 'red'}]{ratio:.2f}[/]"
 
 
@@ -194,70 +206,16 @@ def _plain(value: Any) -> Any:
     return sorted(value) if isinstance(value, frozenset) else str(value)
 
 
-WIDTH, PANEL_HEIGHT = 900, 170
-LEFT, RIGHT, TOP, BETWEEN = 70, 40, 50, 50
-INK, CURVE, GRID = "#333", "#1f77b4", "#ddd"
-TICKS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One quantity: its name with the unit, and a value for each time; drawn from zero."""
-
-    name: str
-    values: Sequence[float]
-
-
-def draw(path: Path, title: str, secs: Sequence[float], panels: Sequence[Panel]) -> None:
-    """Write the panels below each other; `secs` are the times of their values."""
-    height = TOP + len(panels) * (PANEL_HEIGHT + BETWEEN)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}"'
-        f' font-family="sans-serif" font-size="12" fill="{INK}">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="{LEFT}" y="20" font-size="15">{escape(title)}</text>',
-    ]
-    for number, panel in enumerate(panels):
-        parts += _panel(panel, secs, TOP + number * (PANEL_HEIGHT + BETWEEN))
-    path.write_text("\n".join([*parts, "</svg>", ""]), encoding="utf-8")
-
-
-def _panel(panel: Panel, secs: Sequence[float], top: float) -> Sequence[str]:
-    last, highest = max(secs, default=0) or 1.0, max(panel.values, default=0) * 1.1 or 1.0
-
-    def x(at: float) -> float:
-        return LEFT + at / last * (WIDTH - LEFT - RIGHT)
-
-    def y(value: float) -> float:
-        return top + PANEL_HEIGHT * (1 - value / highest)
-
-    parts = [f'<text x="{LEFT}" y="{top - 6:.0f}">{escape(panel.name)}</text>']
-    for tick in range(TICKS + 1):
-        value, at = highest * tick / TICKS, last * tick / TICKS
-        parts += [
-            f'<path d="M{LEFT} {y(value):.1f}H{WIDTH - RIGHT}" stroke="{GRID}"/>',
-            f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:,.0f}</text>',
-            f'<text x="{x(at):.1f}" y="{top + PANEL_HEIGHT + 16}" text-anchor="middle">'
-            f"{at / 60:.1f} min</text>",
-        ]
-    points = " ".join(f"{x(a):.1f},{y(v):.1f}" for a, v in zip(secs, panel.values, strict=True))
-    return [*parts, f'<polyline points="{points}" fill="none" stroke="{CURVE}"/>']
-
-
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
 Step = tuple[str, Callable[[Server], Mapping[Metric, float]]]
-"""One measurement of a server: what it is called while it runs, and how it is taken."""
-
-
-class LoadTestFailed(Exception):
-    """What was measured cannot be true; the text says why."""
+"""One measurement of a server, with its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured: `steps` has the steps of each contender, by its name."""
+    """Rounds of contenders; `steps` has the steps of each contender, by its name."""
 
     contenders: Sequence[Contender]
     steps: Mapping[str, Sequence[Step]]
@@ -266,12 +224,61 @@ class Plan:
 
     @property
     def length(self) -> int:
-        """How many steps there are in all."""
+        """The number of all steps."""
         return self.rounds * sum(len(self.steps[each.name]) for each in self.contenders)
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The table and the rows of a load test; `notes` are lines below the table.
+
+    A `failure` is the reason for a failed test whose rows are saved all the same.
+    """
+
+    table: Table
+    rows: Sequence[Mapping[str, Any]]
+    notes: Sequence[str] = ()
+    failure: str = ""
+
+
+Measure = Callable[[argparse.Namespace, Path, Console], Report]
+"""A load test with its arguments and an empty folder."""
+
+
+def run_test(parser: argparse.ArgumentParser, arguments: Sequence[str], measure: Measure) -> None:
+    """Run a load test on the client's CPUs, print its report and save it.
+
+    The last word of the parser's `prog` is the name of the test and of its file of results.
+    """
+    name = parser.prog.split()[-1]
+    add_cpu_flags(parser)
+    asked, console = parser.parse_args(arguments), Console()
+    with failures_as_lines(name), pinned(asked.client_cpus), TemporaryDirectory() as folder:
+        report = measure(asked, Path(folder), console)
+        console.print(report.table)
+        for note in report.notes:
+            console.print(note, soft_wrap=True, highlight=False)
+        print_path(save(name, vars(asked), report.rows), console)
+        if report.failure:
+            raise LoadTestFailed(report.failure)
+
+
+def compare_contenders(
+    title: str,
+    contenders: Sequence[Contender],
+    steps: Mapping[str, Sequence[Step]] | Sequence[Step],
+    asked: argparse.Namespace,
+    console: Console,
+) -> tuple[Results, Report]:
+    """Measure contenders in rounds; `steps` are of each contender by name, or of all."""
+    names = [each.name for each in contenders]
+    each = steps if isinstance(steps, Mapping) else dict.fromkeys(names, steps)
+    results = run(Plan(contenders, each, asked.rounds, asked.server_cpus), console)
+    return results, Report(comparison(title, results, names), results.as_rows())
+
+
 def run(plan: Plan, console: Console) -> Results:
-    """Measure everything; a bar shows how far it is."""
+    """Measure everything, with a bar of the progress."""
     results = Results()
     with progress_bar(console) as bar:
         task = bar.add_task("", total=plan.length)
@@ -288,7 +295,7 @@ def run(plan: Plan, console: Console) -> Results:
 
 
 def progress_bar(console: Console) -> Progress:
-    """A bar that hardly costs anything: what it takes, the servers lack."""
+    """A bar of the progress, redrawn once a second: it takes processor time from the servers."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -299,8 +306,8 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def tell_file(path: Path, console: Console) -> None:
-    """Say where the results are."""
+def print_path(path: Path, console: Console) -> None:
+    """Print the path of the results."""
     console.print(f"saved: {path}", soft_wrap=True, markup=False, highlight=False)
 
 
@@ -333,7 +340,7 @@ def failures_as_lines(name: str) -> Iterator[None]:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
-    except (ServerFailed, StreamFailed, LoadTestFailed) as error:
+    except LoadTestFailed as error:
         sys.stderr.write(f"{name}: {error}\n")
         raise SystemExit(EXIT_FAILED) from None
     except KeyboardInterrupt:

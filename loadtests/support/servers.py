@@ -1,14 +1,14 @@
-"""Servers under test: start, stop, CPUs, counters; the gateway, vLLM and Triton."""
+"""Servers under test: start, stop, CPUs, metrics, and their processes; the gateway and vLLM."""
 
 import argparse
 import os
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,12 @@ ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1"}
 """The environment of every server: vLLM reports no usage."""
 
 
-class ServerFailed(Exception):
-    """A server did not start, or did not do what was asked; the text has the end of its log."""
+class LoadTestFailed(Exception):
+    """A load test without valid figures; the text has the reason."""
+
+
+class ServerFailed(LoadTestFailed):
+    """A server did not start, or failed a request; the text has the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How a server is started; it serves as soon as `ready_path` answers 200."""
+    """The start of a server, which serves as soon as `ready_path` answers 200."""
 
     name: str
     command: Sequence[str]
@@ -48,7 +52,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that runs."""
+    """A running server."""
 
     name: str
     pid: int
@@ -75,7 +79,7 @@ def parse_cpus(text: str) -> Cpus:
 
 @contextmanager
 def pinned(cpus: Cpus) -> Iterator[None]:
-    """What starts inside runs on these CPUs; afterwards the caller is where it was."""
+    """Run the block, and all processes that start in it, on these CPUs."""
     before = os.sched_getaffinity(0)
     try:
         if cpus:
@@ -99,7 +103,7 @@ def add_cpu_flags(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def serving(launch: Launch, cpus: Cpus) -> Iterator[Server]:
-    """A server that is ready, on those CPUs; leaving the block ends all its processes."""
+    """A ready server on these CPUs; the end of the block ends all its processes."""
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{launch.name}.log"
     with ExitStack() as stack:
@@ -132,10 +136,10 @@ def _wait_until_ready(launch: Launch, process: subprocess.Popen[bytes], log: Pat
     url = f"http://127.0.0.1:{launch.ports.http}{launch.ready_path}"
     while not _answers(url):
         if process.poll() is not None:
-            raise ServerFailed(f"{launch.name} ended with {process.returncode}\n{_tail(log)}")
+            raise ServerFailed(f"{launch.name} ended with {process.returncode}\n{tail(log)}")
         if time.monotonic() > deadline:
             raise ServerFailed(
-                f"{launch.name} is not ready after {START_TIMEOUT_SECS:g} s\n{_tail(log)}"
+                f"{launch.name} is not ready after {START_TIMEOUT_SECS:g} s\n{tail(log)}"
             )
         time.sleep(0.2)
 
@@ -160,7 +164,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _tail(log: Path) -> str:
+def tail(log: Path) -> str:
+    """The last lines of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL:])
 
 
@@ -193,26 +198,6 @@ def gateway(repository: Path, name: str = GATEWAY, *flags: str) -> Contender:
     return Contender(name, launch)
 
 
-def triton(command: str, repository: Path) -> Contender:
-    """A Triton, started by a command that takes a repository and three ports."""
-
-    def launch() -> Launch:
-        ports = free_ports()
-        ours = [str(repository), str(ports.http), str(ports.grpc), str(ports.metrics)]
-        return Launch(name="triton", command=[*shlex.split(command), *ours], ports=ports)
-
-    return Contender("triton", launch)
-
-
-def add_triton_flag(parser: argparse.ArgumentParser) -> None:
-    """The flag `--triton`."""
-    parser.add_argument(
-        "--triton",
-        metavar="COMMAND",
-        help="compare with the Triton that `COMMAND REPOSITORY HTTP GRPC METRICS` starts",
-    )
-
-
 def vllm(model: str, engine_flags: Sequence[str]) -> Contender:
     """vLLM's own OpenAI server with one model."""
 
@@ -233,46 +218,6 @@ def vllm(model: str, engine_flags: Sequence[str]) -> Contender:
     return Contender("vllm", launch)
 
 
-SETTLE_SECS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Tokens of prompts and of completions."""
-
-    prompt: int
-    completion: int
-
-    def __sub__(self, earlier: "Tokens") -> "Tokens":
-        return Tokens(self.prompt - earlier.prompt, self.completion - earlier.completion)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenCounters:
-    """Where a server's metrics are, and what the two counters are called."""
-
-    port: int
-    prompt: str
-    completion: str
-
-    def read(self) -> Tokens:
-        """The counters now."""
-        lines = read_metrics(self.port)
-        return Tokens(int(total(lines, self.prompt)), int(total(lines, self.completion)))
-
-    def read_after(self, before: Tokens, expected: int) -> Tokens:
-        """What was counted since `before`, as soon as `expected` completion tokens are.
-
-        A server counts a request when it has ended, which may be after its client knows.
-        """
-        deadline = time.monotonic() + SETTLE_SECS
-        while (found := self.read() - before).completion < expected:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
-        return found
-
-
 def read_metrics(port: int) -> Sequence[str]:
     """The lines of a server's metrics page."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
@@ -283,3 +228,84 @@ def total(lines: Sequence[str], name: str) -> float:
     """The sum of all series of one metric."""
     series = (line for line in lines if line.startswith((f"{name}{{", f"{name} ")))
     return sum(float(line.rsplit(" ", 1)[1]) for line in series)
+
+
+def in_flight(server: Server) -> int:
+    """The requests in flight, by the gateway's own gauge."""
+    return int(total(read_metrics(server.ports.metrics), "gateway_requests_in_flight"))
+
+
+PROC = Path("/proc")
+SERVER, ENGINE = "server", "engine"
+MODULES = {"gateway.processes": "frontends", "backends.vllm.engine_clients": "clients"}
+"""Roles of the gateway's processes besides the server, by a word of their command lines."""
+
+
+def descendants(pid: int) -> Sequence[int]:
+    """The children of a process, and theirs."""
+    parents = dict(_parents())
+    found = [pid]
+    for parent in found:
+        found += [child for child, its in parents.items() if its == parent]
+    return found[1:]
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for folder in PROC.iterdir():
+        if folder.name.isdigit() and (fields := stat(int(folder.name))):
+            yield int(folder.name), int(fields[1])
+
+
+def stat(pid: int) -> Sequence[str]:
+    """The fields of `/proc/PID/stat` from the state on; none if the process has ended."""
+    return read_proc(pid, "stat").decode(errors="replace").rpartition(")")[2].split()
+
+
+def is_running(pid: int) -> bool:
+    """The process exists, and is no zombie."""
+    fields = stat(pid)
+    return bool(fields) and fields[0] != "Z"
+
+
+def name_of(pid: int) -> str:
+    """The name of a process, cut to 15 characters by the kernel; "" if it has ended."""
+    return read_proc(pid, "comm").decode(errors="replace").strip()
+
+
+def resident_bytes(pid: int) -> int:
+    """The bytes of a process in RAM."""
+    pages = read_proc(pid, "statm").split()
+    return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if pages else 0
+
+
+def open_files(pid: int) -> int:
+    """The number of open descriptors of a process."""
+    return len(os.listdir(PROC / str(pid) / "fd"))
+
+
+def cpu_secs(pid: int) -> float:
+    """The processor time of a process, of the user and of the system."""
+    user, system = stat(pid)[11:13] or (0, 0)
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def spent_secs(server: Server) -> Mapping[str, float]:
+    """Processor time of the server's processes, added up by their roles."""
+    found: defaultdict[str, float] = defaultdict(float)
+    found[SERVER] = cpu_secs(server.pid)
+    for pid in descendants(server.pid):
+        found[_role(pid)] += cpu_secs(pid)
+    return found
+
+
+def _role(pid: int) -> str:
+    words = read_proc(pid, "cmdline").decode(errors="replace").split("\0")
+    return next((role for module, role in MODULES.items() if module in words), ENGINE)
+
+
+def read_proc(pid: int, name: str) -> bytes:
+    """A file of `/proc/PID`; empty if the process has ended."""
+    try:
+        return (PROC / str(pid) / name).read_bytes()
+    except OSError:
+        return b""

@@ -48,7 +48,7 @@ INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 4, 5
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Responses asked for and come, seconds until the last, and CPU seconds of the client."""
+    """Requested and received responses, seconds until the last, and CPU seconds of the client."""
 
     asked: int
     responses: int
@@ -56,9 +56,10 @@ class Measurement:
     cpu_secs: float
 
 
-async def sse(address: Address, responses: int) -> Count:
+async def sse(address: Address, responses: int, delay_us: int = 0) -> Count:
     """A stream of server-sent events."""
-    request = post(PATH, address, orjson.dumps({"text_input": TEXT, "n": responses}))
+    asked = {"text_input": TEXT, "n": responses, "delay_us": delay_us}
+    request = post(PATH, address, orjson.dumps(asked))
     transport, counter = await connect(address, lambda: EventCounter(request))
     try:
         return await counter.done
@@ -66,11 +67,11 @@ async def sse(address: Address, responses: int) -> Count:
         transport.close()
 
 
-async def frames(address: Address, responses: int) -> Count:
+async def frames(address: Address, responses: int, delay_us: int = 0) -> Count:
     """A gRPC stream, counted in frames."""
     transport, connection = await connect(address, lambda: GrpcConnection(address))
     try:
-        found = await connection.open(METHOD, repeat_request(responses))
+        found = await connection.open(METHOD, repeat_request(responses, delay_us))
     finally:
         transport.close()
     return Count(found, time.perf_counter())
@@ -87,7 +88,7 @@ KINDS = (*STREAMS, OFFICIAL)
 
 
 def reader(kind: str, address: Address, streams: int) -> Read:
-    """How streams of this kind are read."""
+    """A reader of concurrent streams of one kind."""
     if kind == OFFICIAL:
         client = OfficialClient(address, streams)
         return lambda responses: [client.count(responses)]
@@ -100,7 +101,7 @@ async def _read_all(kind: str, address: Address, streams: int, responses: int) -
 
 
 def measure(read: Read, streams: int, secs: float) -> Measurement:
-    """Read all streams for about `secs` seconds, after shorter reads that find out how much."""
+    """Read all streams for about `secs` seconds, after shorter reads to find their rate."""
     responses, took = FEWEST, 0.0
     while took < secs * WARM_UP_SHARE:
         responses *= 4
@@ -111,7 +112,7 @@ def measure(read: Read, streams: int, secs: float) -> Measurement:
 
 
 def measure_again_and_again(read: Read, streams: int, secs: float, responses: int) -> Measurement:
-    """Requests of exactly that many responses, one after the other for `secs` seconds."""
+    """Send requests for `responses` responses one after the other for `secs` seconds."""
     read_once(read, streams, responses)
     gc.collect()
     gc.freeze()
@@ -127,7 +128,7 @@ def measure_again_and_again(read: Read, streams: int, secs: float, responses: in
 
 
 def read_once(read: Read, streams: int, responses: int) -> Measurement:
-    """Read all streams once, each with that many responses."""
+    """Read all streams once, each with `responses` responses."""
     cpu_began, began = time.process_time(), time.perf_counter()
     counts = read(responses)
     return Measurement(
@@ -139,13 +140,13 @@ def read_once(read: Read, streams: int, responses: int) -> Measurement:
 
 
 def main() -> None:
-    """Measure what the arguments ask for, and print it."""
+    """Print the measurement that the arguments ask for."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.support.stream_client")
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("port", type=int)
     parser.add_argument("streams", type=int)
-    parser.add_argument("secs", type=float, help="about so long")
-    parser.add_argument("responses", type=int, nargs="?", help="of each request (default: so many)")
+    parser.add_argument("secs", type=float, help="length of the measurement")
+    parser.add_argument("responses", type=int, nargs="?", help="default: as many as take SECS")
     asked = parser.parse_args()
     read = reader(asked.kind, Address(asked.port), asked.streams)
     if asked.responses is None:
@@ -157,7 +158,7 @@ def main() -> None:
 
 @dataclass(slots=True)
 class Counted:
-    """One stream: how many messages came, and the rest of a frame that cut one in two."""
+    """One stream: its number of messages, and the part of a message that a frame cut in two."""
 
     done: asyncio.Future[int]
     messages: int = 0
@@ -268,7 +269,7 @@ def _request_headers(method: str, address: Address) -> bytes:
 def _string(text: str) -> bytes:
     encoded = text.encode()
     if len(encoded) >= 127:
-        raise ValueError(f"'{text}' is too long for a header that is written so plainly")
+        raise ValueError(f"'{text}' has {len(encoded)} bytes, expected at most 126")
     return bytes((len(encoded),)) + encoded
 
 
@@ -292,7 +293,7 @@ def repeat_request(count: int, delay_us: int = 0) -> bytes:
 
 
 async def count_messages(address: Address, request: bytes) -> int:
-    """One stream of grpc.aio that leaves messages as bytes; how many came."""
+    """The number of messages of one stream of grpc.aio, which are not parsed."""
     async with grpc.aio.insecure_channel(str(address), options=OWN_CONNECTION) as channel:
         open_stream: Any = channel.stream_stream(METHOD)
         call = open_stream(iter([request]))
@@ -303,7 +304,7 @@ async def count_messages(address: Address, request: bytes) -> int:
 
 
 class OfficialClient:
-    """Streams of the official client, one client per stream; its answers come by callback."""
+    """Streams of the official client, one client per stream, with callbacks."""
 
     def __init__(self, address: Address, streams: int) -> None:
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -315,7 +316,7 @@ class OfficialClient:
             client.start_stream(partial(_put, self._answers))
 
     def count(self, responses: int) -> Count:
-        """Ask each stream for that many responses, and wait for all of them."""
+        """Request `responses` responses of each stream, and wait for all of them."""
         for client in self._clients:
             client.async_stream_infer(MODEL, _inputs(responses))
         for _ in range(responses * len(self._clients)):

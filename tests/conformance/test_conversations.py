@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -212,15 +213,15 @@ async def test_the_aio_client_talks_and_interrupts(server: Serving) -> None:
 
 
 def test_the_documented_client_runs(server: Serving) -> None:
-    found = subprocess.run(
-        [sys.executable, CLIENT, server.grpc, "chatting"],
-        capture_output=True,
-        text=True,
-        timeout=3 * WAIT_SECS,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
-    first, second = found.stdout.splitlines()
+    command = [sys.executable, "-X", "faulthandler", CLIENT, server.grpc, "chatting"]
+    client = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        output, errors = client.communicate(timeout=3 * WAIT_SECS)
+    except subprocess.TimeoutExpired:
+        client.send_signal(signal.SIGABRT)  # it writes the stacks of its threads
+        output, errors = client.communicate()
+    assert client.returncode == 0, errors
+    first, second = output.splitlines()
     assert first.startswith("first (cancelled): 1 ")
     heard = first.removeprefix("first (cancelled): ")
     assert second == f"second: 3: count 100000|{heard}|How far did you count?"

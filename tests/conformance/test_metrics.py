@@ -18,7 +18,7 @@ from tests.serving import WAIT_SECS, Serving, http_get, serving, write_model
 TAGS = 'metric_tags { key: "team" value: "search" }\nmetric_tags { key: "a" value: "1" }\n'
 BUCKETS = """model_metrics { metric_control [ {
   metric_identifier { family: "nv_inference_first_response_histogram_ms" }
-  histogram_options { buckets: [ 5, 50, 250 ] }
+  histogram_options { buckets: [ 250, 60000 ] }
 } ] }
 """
 OWN = '_a="1",_team="search",model="tagged"'
@@ -80,7 +80,7 @@ def asked(server: Serving) -> None:
         f'nv_inference_count{{{OWN},version="1"}} 7',
         f'nv_inference_exec_count{{{OWN},version="1"}} 4',
         f'nv_inference_pending_request_count{{{OWN},version="1"}} 0',
-        f'{HISTOGRAM}_bucket{{{OWN},version="1",le="5"}} 4',
+        f'{HISTOGRAM}_bucket{{{OWN},version="1",le="60000"}} 4',
         f'{HISTOGRAM}_bucket{{{OWN},version="1",le="+Inf"}} 4',
         f'{HISTOGRAM}_count{{{OWN},version="1"}} 4',
         f'{SUMMARY}_count{{{OWN},version="1"}} 4',

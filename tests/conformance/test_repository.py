@@ -18,6 +18,7 @@ import httpx
 import pytest
 from tritonclient.grpc import service_pb2
 
+from tests import raw
 from tests.conformance.clients import Client
 from tests.conformance.models import EVERY_VERSION, identity, scripted, with_parameters
 from tests.rpc import connected
@@ -41,6 +42,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("add", "cycle", "changing", "bare", "..m"):
         write_model(folder, name, ADD)
     write_model(folder, "many", ADD + EVERY_VERSION, versions=(1, 2, 10))
+    write_model(folder, "growing", ADD, versions=(1, 2))
     write_model(folder, "bad_text", "nonsense: 1\n")
     write_model(folder, "junk", "\x00\x01\x02")
     write_model(folder, "otherdir", ADD + 'name: "x"\n')
@@ -596,3 +598,25 @@ def test_a_server_removes_the_uploaded_files_of_one_that_was_killed(tmp_path: Pa
 
 def uploads(folder: Path) -> list[str]:
     return [each for each in os.listdir(folder) if each.startswith("sluice-upload-")]
+
+
+def test_a_request_is_for_the_version_that_is_the_highest_when_its_body_has_arrived(
+    server: Serving,
+) -> None:
+    def load(*versions: int) -> None:
+        config = config_of(version_policy={"specific": {"versions": versions}})
+        answer = httpx.post(
+            f"{server.http}/v2/repository/models/growing/load",
+            json={"parameters": {"config": config}},
+            timeout=WAIT_SECS,
+        )
+        assert answer.status_code == 200, answer.text
+
+    load(1)
+    tensor = {"name": "INPUT", "shape": [1], "datatype": "FP32", "data": [1]}
+    request = raw.post("/v2/models/growing/infer", json.dumps({"inputs": [tensor]}).encode())
+    with raw.Connection(server.ports["http"]) as connection:
+        connection.send(request[:-1])
+        load(1, 2)
+        connection.send(request[-1:])
+        assert connection.answer().json["model_version"] == "2"

@@ -283,7 +283,9 @@ def next_trace(trace_file: Path, known: set[Path]) -> list[dict[str, Any]]:
     """The objects of the one trace that has been written since."""
 
     def written() -> set[Path]:
-        return {path for path in trace_file.parent.iterdir() if path.read_text()} - known
+        return {
+            path for path in trace_file.parent.iterdir() if not path.name.startswith(".")
+        } - known
 
     wait_until(lambda: bool(written()), "a trace is written")
     (path,) = written()

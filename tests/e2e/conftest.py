@@ -29,10 +29,17 @@ LAST = ("ended_server", "ended_other_server")
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of this folder run last, and of those the ones that end a shared server."""
+    """Tests of this folder run last, by their server, so that at most two engines run."""
     mine = [item for item in items if FOLDER in item.path.parents]
-    mine.sort(key=lambda item: not set(LAST).isdisjoint(getattr(item, "fixturenames", ())))
-    items[:] = [*(item for item in items if FOLDER not in item.path.parents), *mine]
+    others = [item for item in items if FOLDER not in item.path.parents]
+    items[:] = [*others, *sorted(mine, key=_place)]
+
+
+def _place(item: pytest.Item) -> tuple[int, bool]:
+    """First the other server, then servers of single tests; tests that end a server end a group."""
+    names = set(getattr(item, "fixturenames", ()))
+    group = 0 if "shared_other_server" in names else 2 if "shared_server" in names else 1
+    return group, not names.isdisjoint(LAST)
 
 
 @pytest.fixture(scope="session")

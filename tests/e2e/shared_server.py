@@ -6,6 +6,9 @@ from pathlib import Path
 from tests.e2e.figures import figures
 from tests.serving import Serving
 
+ENGINE = "Process EngineCore:"
+"""Announces the traceback of an engine's process."""
+
 
 class SharedServer:
     """A server with the model `llama`; one that a test has ended is started anew.
@@ -37,5 +40,8 @@ class SharedServer:
         """End the server, if there is one."""
         ended, self._server = self._server, None
         if ended is not None:
+            ended_by_test = ended.process.poll() is not None
             assert ended.stop() == 0, ended.text
-            assert not [line for line in ended.log if line.startswith("Traceback")], ended.text
+            # An engine that a test kills may write its own; another line may come between the two.
+            own = sum(line.startswith(ENGINE) for line in ended.log) if ended_by_test else 0
+            assert sum(line.startswith("Traceback") for line in ended.log) <= own, ended.text

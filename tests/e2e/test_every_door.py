@@ -22,9 +22,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 TOPICS = (
     *("rain", "bread", "the moon", "glass", "a river", "salt", "music", "a bridge", "wool", "tea"),
     *("iron", "a map", "honey", "wind", "paper", "a clock", "snow", "sugar", "a wheel", "soap"),
-    *("coal", "a seed", "rice", "fire", "a coin", "silk", "gold", "a lens", "milk", "sand"),
-    *("ice", "a nest", "oil", "thunder", "a magnet", "cotton", "dust", "a shadow", "ink", "yeast"),
-    *("fog", "a root", "clay", "steam", "a kite", "leather", "rust", "an echo", "wax", "pepper"),
 )
 SAMPLING = {"temperature": 0, "max_tokens": 10}
 CHAT = "/v1/chat/completions"

@@ -7,6 +7,8 @@ import pytest
 
 from gateway.config import ModelConfig
 from gateway.schedulers.rate_limiter import ExecutionLimiter
+from gateway.stream import ResponseStream
+from tests.builders import Notebook
 from tests.conftest import tasks_left
 from tests.gateway.schedulers.queues import Queue
 
@@ -31,3 +33,13 @@ async def start() -> AsyncIterator[Start]:
         await queue.stop()
         assert queue.statistics.pending == 0
     assert tasks_left() == []
+
+
+@pytest.fixture
+def notebook() -> Notebook:
+    return Notebook()
+
+
+@pytest.fixture
+def stream(notebook: Notebook) -> ResponseStream:
+    return ResponseStream(notebook, limit=3)

@@ -1,17 +1,16 @@
 """Backends are created once, one at a time, from any thread."""
 
+import importlib.metadata
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway import backend_loader
 from gateway.backend import Backend, Fact, Instance, ModelContext
 from gateway.backend_loader import (
     GROUP,
@@ -65,7 +64,7 @@ def loader_of(
         assert group == GROUP
         return points
 
-    monkeypatch.setattr(backend_loader, "entry_points", installed)
+    monkeypatch.setattr(importlib.metadata, "entry_points", installed)
     return BackendLoader(settings or {}, kept, directory)
 
 
@@ -149,7 +148,7 @@ def test_a_creation_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) 
 def test_a_backend_that_imports_a_moved_module_fails_with_its_present_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    old = EntryPoint("old", "gateway.data_type:DataType", GROUP)
+    old = importlib.metadata.EntryPoint("old", "gateway.data_type:DataType", GROUP)
     loader = loader_of(monkeypatch, old)
     with pytest.raises(InferenceError, match=r"; import 'gateway\.config' instead$"):
         loader.get("old")
@@ -166,7 +165,7 @@ def test_a_backend_that_imports_a_moved_module_fails_with_its_present_name(
 def test_a_backend_that_cannot_be_created_is_an_error(
     name: str, code: Code, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    absent = EntryPoint("absent", "no_runtime.backend:Runtime", GROUP)
+    absent = importlib.metadata.EntryPoint("absent", "no_runtime.backend:Runtime", GROUP)
     loader = loader_of(monkeypatch, absent, Creation("strange", object))
     with pytest.raises(InferenceError) as refused:
         loader.get(name)

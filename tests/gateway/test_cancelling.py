@@ -81,7 +81,7 @@ async def test_an_executing_request_stops_and_its_reader_gets_a_last_response(
         dataplane.cancel(named("a"))
         await soon(execution.stopped.wait())
         assert await soon(read_all(stream)) == ["partial", ""]
-    assert (model.in_flight, model.statistics.pending, canceled(model)) == (0, 0, 1)
+    assert (len(model.requests), model.statistics.pending, canceled(model)) == (0, 0, 1)
 
 
 async def test_a_queued_request_never_executes_and_the_others_do(

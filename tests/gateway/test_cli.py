@@ -1,5 +1,7 @@
 """The command: every failure is one clear line on stderr, without a traceback."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,14 @@ def repository(folder: Path, config: str) -> Path:
 def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert capsys.readouterr().out == f"sluice {__version__}\n"
+
+
+def test_the_command_imports_no_library_before_it_needs_one() -> None:
+    """Engine processes import the command again."""
+    libraries = {"fastapi", "httpx", "numpy", "pydantic", "rich", "uvicorn", "uvloop"}
+    program = f"import gateway.cli, sys; print(sorted({libraries} & set(sys.modules)))"
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, capture_output=True, check=True).stdout == b"[]\n"
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,43 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 async def test_a_blocked_loop_is_logged_once_with_its_stack(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with LoopWatch(blocked_secs=0.2):
+    with LoopWatch(blocked_secs=0.2, log_secs=0):
         hold_the_loop(2.0)
         await soon(asyncio.to_thread(wait_until, lambda: bool(lines(caplog)), BLOCKED))
     found = [record for record in lines(caplog) if record.__dict__["ms"] >= 1000]
     assert len(found) == 1
     assert "hold_the_loop" in found[0].__dict__["stack"].split("<")[0]
+
+
+async def block_often() -> None:
+    for secs in (0.3, 0.3, 0.9, 0.3):
+        hold_the_loop(secs)
+        await asyncio.sleep(0.06)
+
+
+async def test_many_blocks_make_two_lines_and_the_second_has_the_longest(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with LoopWatch(blocked_secs=0.2, log_secs=600):
+        await block_often()
+        assert len(lines(caplog)) == 1
+    first, second = (record.__dict__ for record in lines(caplog))
+    assert first["count"] == 1
+    assert second["count"] >= 3
+    assert second["ms"] >= 850
+    assert "hold_the_loop" in second["stack"].split("<")[0]
+
+
+async def test_counted_blocks_are_logged_when_the_time_between_two_lines_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with LoopWatch(blocked_secs=0.2, log_secs=2.0):
+        await block_often()
+
+        def all_are_logged() -> bool:
+            return sum(record.__dict__["count"] for record in lines(caplog)) >= 4
+
+        await soon(asyncio.to_thread(wait_until, all_are_logged, BLOCKED))
 
 
 async def test_a_loop_that_waits_is_not_blocked(caplog: pytest.LogCaptureFixture) -> None:

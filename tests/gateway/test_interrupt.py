@@ -9,16 +9,6 @@ from tests.builders import FLAG, Notebook, read_all, settle, soon, text_response
 pytestmark = pytest.mark.both
 
 
-@pytest.fixture
-def notebook() -> Notebook:
-    return Notebook()
-
-
-@pytest.fixture
-def stream(notebook: Notebook) -> ResponseStream:
-    return ResponseStream(notebook, limit=3)
-
-
 async def test_the_reader_gets_what_was_produced_before_and_then_that_it_was_cancelled(
     stream: ResponseStream,
 ) -> None:

@@ -16,16 +16,6 @@ pytestmark = pytest.mark.both
 BROKEN = InferenceError(Code.INTERNAL, "broken")
 
 
-@pytest.fixture
-def notebook() -> Notebook:
-    return Notebook()
-
-
-@pytest.fixture
-def stream(notebook: Notebook) -> ResponseStream:
-    return ResponseStream(notebook, limit=3)
-
-
 async def test_responses_keep_their_order_and_end_with_the_final_one(
     stream: ResponseStream,
 ) -> None:

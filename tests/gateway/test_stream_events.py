@@ -16,16 +16,6 @@ pytestmark = pytest.mark.both
 BROKEN = InferenceError(Code.INTERNAL, "broken")
 
 
-@pytest.fixture
-def notebook() -> Notebook:
-    return Notebook()
-
-
-@pytest.fixture
-def stream(notebook: Notebook) -> ResponseStream:
-    return ResponseStream(notebook, limit=3)
-
-
 async def leave(stream: ResponseStream) -> None:
     stream.cancel()
 

@@ -2,12 +2,13 @@
 
 import asyncio
 import threading
+from queue import SimpleQueue
 
 import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.threads import Threads, apart
-from tests.builders import soon
+from tests.builders import WAIT_SECS, soon
 
 
 async def test_a_cancelled_call_that_has_not_begun_never_runs() -> None:
@@ -53,3 +54,20 @@ async def test_calls_that_block_apart_delay_no_other_call() -> None:
     finally:
         gate.set()
     assert all(await soon(asyncio.gather(*blocked)))
+
+
+async def test_a_call_apart_continues_without_its_caller_and_its_result_is_discarded() -> None:
+    began, gate, discarded = threading.Event(), threading.Event(), SimpleQueue[str]()
+
+    def call() -> str:
+        began.set()
+        gate.wait(WAIT_SECS)
+        return "result"
+
+    calling = asyncio.create_task(apart(call, discard=discarded.put))
+    assert await asyncio.to_thread(began.wait, WAIT_SECS)
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await soon(calling)
+    gate.set()
+    assert await asyncio.to_thread(discarded.get, timeout=WAIT_SECS) == "result"

@@ -17,7 +17,7 @@ def test_a_profile_of_streams_is_a_flame_graph_of_the_servers_functions(tmp_path
     target = tmp_path / "stream.svg"
     ended = subprocess.run(
         [
-            *(sys.executable, "-m", "loadtests.profile", "--path", "stream", "--secs", "1"),
+            *(sys.executable, "-m", "loadtests", "profile", "--path", "stream", "--secs", "1"),
             *("--clients", "1", "--output", str(target)),
         ],
         capture_output=True,

@@ -71,6 +71,8 @@ class Subject:
         """Add it to a repository."""
         if self.contract is Contract.OPENAI:
             shutil.copytree(ROOT / "model_repository" / "openai_python", repository / self.name)
+            with (repository / self.name / "config.pbtxt").open("a") as config:
+                config.write(parameters(**RESTARTS))
             return
         write_model(repository, self.name, self._config())
         if self.program:
@@ -105,9 +107,10 @@ def parameters(**given: object) -> str:
     return "".join(entry.format(key, value) for key, value in given.items())
 
 
+RESTARTS = {"restart_tries": 100_000}
 IDENTITY, ONNX = (f'backend: "{name}"\n' for name in ("identity", "onnxruntime"))
 PYTHON, STAND_IN = (
-    f'backend: "{name}"\n' + parameters(restart_tries=100_000) for name in ("python", "stand_in")
+    f'backend: "{name}"\n' + parameters(**RESTARTS) for name in ("python", "stand_in")
 )
 SLOW = IDENTITY + parameters(delay_us=300)
 STUCK = IDENTITY + parameters(delay_us=600_000_000)

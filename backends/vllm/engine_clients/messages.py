@@ -15,7 +15,7 @@ import orjson
 
 from backends.vllm.settings import EngineModel
 from gateway.backend import Instance
-from gateway.errors import UNEXPECTED, Code, InferenceError
+from gateway.errors import Code, InferenceError, unexpected
 from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse, Parameter, Usage
 from gateway.openai_contract import OpenAiRefusal
 from gateway.processes.channel import Channel, ChannelCall, Frame, FrameKind
@@ -261,7 +261,7 @@ class EngineCall(ChannelCall):
             if frame.kind == ClientKind.REFUSED:
                 raise read_error(frame.payload)
             if frame.kind == ClientKind.ABORT:
-                raise InferenceError(UNEXPECTED.code, UNEXPECTED.message)
+                raise unexpected()
 
     def leave(self) -> int:
         """End the call; returns the number of received unread tokens."""
@@ -302,7 +302,7 @@ class ServedCall(ChannelCall):
 
     async def run(self, instance: Instance) -> None:
         """Answer by an instance; in every case the server gets the end of the call."""
-        error: InferenceError | None = UNEXPECTED
+        error: InferenceError | None = unexpected()
         try:
             await self._answer(instance)
             error = None

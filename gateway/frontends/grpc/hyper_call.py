@@ -262,7 +262,9 @@ class HyperEvent:
         """Set the event, wake the waiter and call the listener."""
         if not self._set:
             self._set = True
-            _wake(self._waiter)
+            waiter = self._waiter
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
             if self._listener is not None:
                 self._listener()
 
@@ -296,7 +298,9 @@ class HyperQueue:
     def send(self, item: Any) -> None:
         """Append an item."""
         self.items.append(item)
-        _wake(self._waiter)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     async def receive(self) -> Any:
         """Remove and return the first item; wait for one."""
@@ -357,8 +361,3 @@ def is_reset(request: Any) -> bool:
 def on_reset(request: Any, reset: Callable[[], object]) -> None:
     """Call a function when the client resets a request."""
     request._stream.reset_evt.listen(reset)
-
-
-def _wake(waiter: asyncio.Future[None] | None) -> None:
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from gateway.errors import UNEXPECTED, InferenceError
+from gateway.errors import InferenceError, unexpected
 from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.frontends.grpc.rpc import ClientDisconnected
 from gateway.messages import InferResponse, Parameter
@@ -220,7 +220,7 @@ class ResponseSender:
             except Exception:
                 # Around one request in a frontend: the others on the RPC continue.
                 log.exception("request failed unexpectedly")
-                await self._report(asked, UNEXPECTED)
+                await self._report(asked, unexpected())
             finally:
                 if asked.trace is not None:
                     asked.trace.sent()

@@ -20,7 +20,7 @@ from typing import Any, Self
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from gateway.errors import UNEXPECTED, Code, InferenceError
+from gateway.errors import Code, InferenceError, unexpected
 from gateway.threads import LARGE_BYTES
 
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -166,16 +166,18 @@ class _ErrorTranslation:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None:
+            return
         if isinstance(error, InferenceError):
             raise rpc_error(error) from None
         if isinstance(error, PASSED):
             return
         if isinstance(error, Exception) or _is_stray(error):
             log.error("request failed unexpectedly", exc_info=error)
-            raise rpc_error(UNEXPECTED) from None
+            raise rpc_error(unexpected()) from None
 
 
-def _is_stray(error: BaseException | None) -> bool:
+def _is_stray(error: BaseException) -> bool:
     """Whether a CancelledError has another cause than the cancellation of this task."""
     if not isinstance(error, asyncio.CancelledError):
         return False

@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.conversations.turn import read_turn
 from gateway.dataplane import DataPlane, RequestName
-from gateway.errors import Code, InferenceError, first_error
+from gateway.errors import Code, InferenceError, exiting, first_error
 from gateway.frontends.grpc.outbox import (
     OrderPosition,
     Outbox,
@@ -155,7 +155,7 @@ class StreamInfer:
             for stream in self._owned:
                 stream.cancel()
         if self._is_closed and not self._is_half_closed:
-            raise RpcError(StatusCode.UNAVAILABLE, "Server exiting")
+            raise rpc_error(exiting())
 
     def stop_reading(self) -> None:
         """Refuse further requests; received messages are answered before the RPC ends."""

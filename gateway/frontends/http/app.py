@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from gateway import __version__
 from gateway.dataplane import DataPlane
-from gateway.errors import UNEXPECTED, InferenceError
+from gateway.errors import InferenceError, unexpected
 from gateway.frontends.http.control import CancelRoutes, ControlRoutes, LogRoutes, TraceRoutes
 from gateway.frontends.http.errors import error_response, openai_error_body, plain_error, refused
 from gateway.frontends.http.generate import GenerateRoutes
@@ -98,8 +98,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
 async def _unexpected(request: Request, error: Exception) -> Response:
     # Starlette logs the traceback where it catches the exception; the client does not get it.
     if is_openai(request.url.path):
-        return openai_refused(request, UNEXPECTED)
-    return error_response(UNEXPECTED)
+        return openai_refused(request, unexpected())
+    return error_response(unexpected())
 
 
 def build_metrics_app(

@@ -4,7 +4,7 @@ import asyncio
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -31,6 +31,8 @@ WINDOW_BITS = {"gzip": 31, "deflate": 15}
 """The encodings, and the `wbits` of zlib for each."""
 
 SUPPORTED = "gzip, deflate"
+MOST_ACCEPTED = 32
+"""Values of `Accept-Encoding` whose encoding is kept: a client repeats its own."""
 LEVEL = 1
 """The fastest: clients ask for compression of tensors because of a slow network."""
 
@@ -257,6 +259,7 @@ def _too_many_chunks(limit: int) -> InferenceError:
     )
 
 
+@lru_cache(MOST_ACCEPTED)
 def accepted(header: str) -> str:
     """The supported encoding with the highest quality in `Accept-Encoding`, else identity."""
     best, best_quality = IDENTITY, 0.0

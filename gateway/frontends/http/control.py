@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from gateway import metadata
 from gateway.config import pbtxt
 from gateway.dataplane import DataPlane, RequestName
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, exiting
 from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.errors import JSON, plain_error
 from gateway.frontends.http.json_object import (
@@ -79,13 +79,13 @@ class ControlRoutes:
     async def live(self) -> Response:
         """Whether the process serves requests."""
         if self._dataplane.exiting:
-            return plain_error(503, "Server exiting")
+            return plain_error(503, exiting().message)
         return Response()
 
     async def ready(self) -> Response:
         """Whether every model that should be served is ready; if not, 400, as on Triton."""
         if self._dataplane.exiting:
-            return plain_error(503, "Server exiting")
+            return plain_error(503, exiting().message)
         return Response(status_code=200 if await self._dataplane.check_ready() else 400)
 
     async def server(self) -> Response:

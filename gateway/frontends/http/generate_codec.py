@@ -229,13 +229,12 @@ class GenerateEncoder:
             output = response.outputs[0]
             data, is_last = output.data, output.name > LAST_MEMBER
             if is_last and isinstance(data, tuple) and len(data) == 1 and len(data[0]) <= SHORT:
-                return self._prefix_for(output.name) + _string(data[0]) + b"}"
+                prefix = self._prefixes.get(output.name) or self._prefix_for(output.name)
+                return prefix + orjson.dumps(data[0].decode("utf-8", "replace")) + b"}"
         return None
 
     def _prefix_for(self, name: str) -> bytes:
-        prefix = self._prefixes.get(name)
-        if prefix is None:
-            prefix = self._prefixes[name] = b"%b,%b:" % (self._prefix, orjson.dumps(name))
+        prefix = self._prefixes[name] = b"%b,%b:" % (self._prefix, orjson.dumps(name))
         return prefix
 
     def _encode_any(self, response: InferResponse) -> bytes:
@@ -245,10 +244,6 @@ class GenerateEncoder:
         members.update((name, _number(value)) for name, value in response.parameters.items())
         members.update((output.name, _value(output)) for output in response.outputs)
         return orjson.dumps(members, option=orjson.OPT_SORT_KEYS)
-
-
-def _string(element: bytes) -> bytes:
-    return orjson.dumps(element.decode("utf-8", "replace"))
 
 
 def _value(output: Tensor) -> Any:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.dataplane import DataPlane
-from gateway.errors import UNEXPECTED, Code, InferenceError
+from gateway.errors import Code, InferenceError, unexpected
 from gateway.frontends.http.body import (
     HEADER_LENGTH,
     IDENTITY,
@@ -28,7 +28,6 @@ from gateway.frontends.http.errors import JSON, error_response, plain_error, ref
 from gateway.frontends.http.infer_request import InferDecoder, OutputForms, Target
 from gateway.frontends.http.infer_response import (
     Answered,
-    EncodedResponse,
     InferEncoder,
     takes_long,
 )
@@ -55,7 +54,7 @@ from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings
 from gateway.stream import ResponseStream
 from gateway.tensor import Buffer
-from gateway.threads import LARGE_BYTES, Threads
+from gateway.threads import LARGE_BYTES
 
 log = logging.getLogger("sluice.http")
 
@@ -130,30 +129,34 @@ class InferRoute:
             answer = plain_error(405, "Method Not Allowed", {"Allow": "POST"})
         else:
             call = _Call(scope, receive, model, version, received_ns, dict(scope["headers"]))
-            answer = await self._safely(call)
+            try:
+                answer = await self._answer(call)
+            except InferenceError as error:
+                answer = refused(scope["path"], error)
+            except Exception:
+                # Around one request in a frontend: only the log has the traceback.
+                log.exception("request failed unexpectedly")
+                answer = error_response(unexpected())
         await answer(scope, receive, send)
 
-    async def _safely(self, call: _Call) -> ASGIApp:
-        try:
-            return await self._answer(call)
-        except InferenceError as error:
-            return refused(call.scope["path"], error)
-        except Exception:
-            # Around one request in a frontend: the log has the traceback, the client a fixed text.
-            log.exception("request failed unexpectedly")
-            return error_response(UNEXPECTED)
-
     async def _answer(self, call: _Call) -> _Answer | Response:
-        _refuse_decoupled(self._dataplane.model(call.model, call.version))
+        changes = self._dataplane.changes
+        model = self._dataplane.model(call.model, call.version)
+        _refuse_decoupled(model)
         encoding = call.headers.get(b"content-encoding", b"").decode("latin-1")
         if encoding not in WINDOW_BITS and encoding not in ("", IDENTITY):
             return _unknown_encoding()
         body = await read_infer_body(
             call.receive, call.headers, encoding, self._limit, self._threads
         )
-        # Reading may take long: the model that is ready now gets the request.
-        model = self._dataplane.model(call.model, call.version)
-        request, forms = await self._decoded(call, model, body)
+        if changes != self._dataplane.changes:
+            # Reading may take long: the model that is ready now gets the request.
+            model = self._dataplane.model(call.model, call.version)
+        header, binary = body
+        if len(binary) > LARGE_BYTES or (header is not None and len(header) > LARGE_BYTES):
+            request, forms = await self._decoded_apart(call, model, body)
+        else:
+            request, forms = self._decode(call, model, body)
         if KEY_HEADER in call.headers:
             reader = await self._infer_once(call, model, request, body)
             return await self._answer_once(call, reader, forms)
@@ -183,7 +186,17 @@ class InferRoute:
             encoded = await self._threads.run(self._encoder.encode, *answered)
         else:
             encoded = self._encoder.encode(*answered)
-        return await _written(encoded, call.headers.get(b"accept-encoding"), self._threads)
+        headers = [AS_JSON]
+        if encoded.has_binary:
+            headers = [AS_BINARY, (HEADER_LENGTH, b"%d" % len(encoded.header))]
+        parts: list[Buffer] = [encoded.header, *encoded.blobs]
+        accepts = call.headers.get(b"accept-encoding")
+        encoding = accepted(accepts.decode("latin-1")) if accepts else IDENTITY
+        if encoding != IDENTITY:
+            parts = [await compress(encoding, parts, self._threads)]
+            headers.append((b"content-encoding", encoding.encode()))
+        headers.append((b"content-length", b"%d" % sum(map(len, parts))))
+        return _Answer(headers, parts)
 
     async def _infer_once(
         self, call: _Call, model: Model, request: InferRequest, body: InferBody
@@ -200,17 +213,17 @@ class InferRoute:
         submit = partial(self._submit, call, model, request)
         return self._recordings.open(asked, submit)
 
-    async def _decoded(
+    async def _decoded_apart(
         self, call: _Call, model: Model, body: InferBody
     ) -> tuple[InferRequest, OutputForms]:
-        """The request; a large one is decoded and checked in a thread."""
-        header, binary = body
+        """A large request; decoded, or only checked, in a thread if that takes long."""
+        header, _ = body
         if header is not None and len(header) > LARGE_BYTES:
             return await off_loop(
                 self._threads, call.scope, self._decode_checked, call, model, body
             )
         request, forms = self._decode(call, model, body)
-        if len(binary) > LARGE_BYTES and check_takes_long(request):
+        if check_takes_long(request):
             request = await off_loop(self._threads, call.scope, model.checked, request)
         return request, forms
 
@@ -241,18 +254,3 @@ def _refuse_decoupled(model: Model) -> None:
 
 def _unknown_encoding() -> Response:
     return plain_error(501, "Unsupported compression type", {"Accept-Encoding": SUPPORTED})
-
-
-async def _written(
-    encoded: EncodedResponse, accept_encoding: bytes | None, threads: Threads
-) -> _Answer:
-    headers = [AS_JSON]
-    if encoded.has_binary:
-        headers = [AS_BINARY, (HEADER_LENGTH, b"%d" % len(encoded.header))]
-    parts: list[Buffer] = [encoded.header, *encoded.blobs]
-    encoding = accepted(accept_encoding.decode("latin-1")) if accept_encoding else IDENTITY
-    if encoding != IDENTITY:
-        parts = [await compress(encoding, parts, threads)]
-        headers.append((b"content-encoding", encoding.encode()))
-    headers.append((b"content-length", b"%d" % sum(map(len, parts))))
-    return _Answer(headers, parts)

@@ -61,6 +61,10 @@ class OutputForms:
         return self.binary.get(name, self.default)
 
 
+ALL_OUTPUTS = {binary: OutputForms(binary, only_binary=binary) for binary in (False, True)}
+"""The forms of a request that lists no outputs, by its `binary_data_output`."""
+
+
 def read_outputs(
     found: Members, shared_memory: SharedMemory, *, default: bool
 ) -> tuple[tuple[RequestedOutput, ...], OutputForms]:
@@ -71,7 +75,7 @@ def read_outputs(
     if not found.get("outputs", ()):
         if "outputs" in found:
             array_member(found, "outputs")
-        return (), OutputForms(default, only_binary=default)
+        return (), ALL_OUTPUTS[default]
     listed: dict[str, RequestedOutput] = {}
     binary: dict[str, bool] = {}
     for each in array_member(found, "outputs"):

@@ -100,11 +100,14 @@ class InferEncoder:
         if asked is not None and asked.classes:
             labels = model.labels.get(output.name, ())
             output = classify(output, asked.classes, labels, batching=model.config.batching)
+        described = _described(output)
         if not forms.is_binary(output.name):
-            return {**_described(output), "data": written(output)}
+            described["data"] = written(output)
+            return described
         blob = output.raw()
         blobs.append(blob)
-        return {**_described(output), "parameters": {"binary_data_size": len(blob)}}
+        described["parameters"] = {"binary_data_size": len(blob)}
+        return described
 
 
 def _described(output: Tensor) -> dict[str, Any]:
@@ -129,12 +132,8 @@ def _binary_members(
 
 def _dump(found: Mapping[str, Any]) -> bytes:
     parameters = found.get("parameters")
-    if not all_finite(_floats(parameters)):
+    if parameters and not all_finite([each for each in parameters.values() if type(each) is float]):
         # JSON has no NaN or infinity; as Triton, the server writes Python's literals.
         text = json.dumps(parameters, ensure_ascii=False, separators=(",", ":"))
         found = {**found, "parameters": orjson.Fragment(text)}
     return orjson.dumps(found)
-
-
-def _floats(parameters: Mapping[str, Any] | None) -> list[float]:
-    return [each for each in (parameters or {}).values() if type(each) is float]

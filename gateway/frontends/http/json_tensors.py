@@ -3,7 +3,7 @@
 import json
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -46,6 +46,7 @@ TYPE_CODES: Mapping[Datatype, str] = {
 }
 """Type codes of the module `array` for the datatypes that JSON has numbers for."""
 
+BUFFERS = (bytes, bytearray, memoryview)
 SIGNED = frozenset({Datatype.INT8, Datatype.INT16, Datatype.INT32, Datatype.INT64})
 FLOATS = frozenset({Datatype.FP32, Datatype.FP64})
 
@@ -158,15 +159,15 @@ def values_of(tensor: Tensor) -> list[Any]:
     return memoryview(tensor.raw()).cast("B").cast(code).tolist()  # type: ignore[call-overload, no-any-return] # the code is no literal
 
 
-def is_large(outputs: Sequence[Tensor]) -> bool:
+def is_large(outputs: Iterable[Tensor]) -> bool:
     """Whether these tensors are written as JSON in a thread."""
     size = 0
     for output in outputs:
         data = output.data
-        if isinstance(data, tuple):
-            size += sum(map(len, data)) + len(data)
-        elif isinstance(data, bytes | bytearray | memoryview):
+        if isinstance(data, BUFFERS):
             size += len(data)
+        elif isinstance(data, tuple):
+            size += len(data[0]) + 1 if len(data) == 1 else sum(map(len, data)) + len(data)
     return size > LARGE_BYTES
 
 
@@ -175,7 +176,8 @@ def written(tensor: Tensor) -> orjson.Fragment | list[Any]:
 
     A large tensor is written in parts, since each call holds the interpreter lock.
     """
-    if not is_large((tensor,)):
+    data = tensor.data
+    if (isinstance(data, BUFFERS) and len(data) <= LARGE_BYTES) or not is_large((tensor,)):
         values = values_of(tensor)
         return values if all_finite(values) else orjson.Fragment(_literals(values))
     return orjson.Fragment(b"[%b]" % b",".join([_written_part(part) for part in _parts(tensor)]))

@@ -6,12 +6,13 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
+from itertools import chain
 from types import MappingProxyType
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.errors import UNEXPECTED, InferenceError
+from gateway.errors import InferenceError, unexpected
 from gateway.frontends.http.errors import (
     STATUS,
     error_body,
@@ -187,7 +188,7 @@ class EventStream(Response):
         except Exception:
             # Around one request in a frontend: the headers are sent, so the error is an event.
             log.exception("request failed unexpectedly")
-            await put(self.encode_failure(UNEXPECTED))
+            await put(self.encode_failure(unexpected()))
         if end := self.encode_end():
             await put(end)
 
@@ -213,7 +214,7 @@ class GenerateEvents(EventStream):
     def encode_batch(self, batch: Sequence[InferResponse]) -> bytes | None:
         if not isinstance(self._stream, RecordingReader):
             encode = self._encoder.encode_text
-            texts = [encode(response) for response in batch if has_data(response)]
+            texts = [encode(each) for each in batch if each.outputs or has_data(each)]
             if None not in texts:
                 return event(BETWEEN.join(texts)) if texts else b""  # type: ignore[arg-type]
         return None if _is_large(batch) else self._events(batch)
@@ -236,7 +237,7 @@ class GenerateEvents(EventStream):
 
 
 def _is_large(batch: Sequence[InferResponse]) -> bool:
-    return is_large([output for response in batch for output in response.outputs])
+    return is_large(chain.from_iterable([response.outputs for response in batch]))
 
 
 def _end_sending(stay: asyncio.Timeout) -> None:

@@ -1,6 +1,8 @@
 """Loads of ONNX models, and their failures."""
 
+import asyncio
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import onnxruntime
 import pytest
 
 from backends.onnxruntime.backend import OnnxRuntimeBackend
+from backends.onnxruntime.session import open_session
 from gateway.backend_loader import BackendLoader
 from gateway.config import (
     InstanceGroup,
@@ -30,8 +33,9 @@ from gateway.config.optimization import (
 )
 from gateway.errors import Code, InferenceError
 from tests.backends.onnxruntime.conftest import Load, ask, context, floats
-from tests.builders import soon
+from tests.builders import WAIT_SECS, soon
 from tests.onnx_models import add_sub, constant, identity, model, node, one, save, tensor
+from tests.serving import wait_until
 
 X = ModelInput(name="x", data_type=DataType.TYPE_FP32, dims=(2,))
 Y = ModelOutput(name="y", data_type=DataType.TYPE_FP32, dims=(2,))
@@ -314,3 +318,30 @@ async def test_two_instances_answer_side_by_side(load: Load) -> None:
 
 
 FIXED_BATCHING = replace(FIXED, max_batch_size=4)
+
+
+async def test_a_load_that_is_cancelled_keeps_no_thread(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session that is being opened cannot be interrupted, and is released when it is open."""
+    opening, gate = threading.Event(), threading.Event()
+
+    def open_slowly(*plan: Any) -> Any:
+        opening.set()
+        gate.wait(WAIT_SECS)
+        return open_session(*plan)
+
+    save(add_sub((2,)), folder)
+    backend = OnnxRuntimeBackend()
+    config = backend.complete(replace(ModelConfig(), name="m"), folder)
+    monkeypatch.setattr("backends.onnxruntime.backend.open_session", open_slowly)
+    loading = asyncio.create_task(backend.load(context(config, folder)))
+    assert await asyncio.to_thread(opening.wait, WAIT_SECS)
+    before = {each for each in threading.enumerate() if not each.name.startswith("apart")}
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await soon(loading)
+    gate.set()
+    await asyncio.to_thread(
+        wait_until, lambda: set(threading.enumerate()) <= before, "the instance is released"
+    )

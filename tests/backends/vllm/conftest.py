@@ -24,6 +24,7 @@ from gateway.settings import ENVIRONMENT
 from gateway.storage.store import ModelStore, default_root
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 from tests.backends.vllm.adapters import write_adapter
+from tests.backends.vllm.processes import engine_processes
 
 MODEL = "smollm2-135m-instruct"
 CONTEXT = 1024
@@ -51,10 +52,16 @@ engine_marks = [
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of this folder run first, and of those the ones that end a shared engine last."""
+    """Tests of this folder run first; those of the engine with two clients first, to end it."""
     mine = [item for item in items if FOLDER in item.path.parents]
-    mine.sort(key=lambda item: not set(LAST).isdisjoint(getattr(item, "fixturenames", ())))
-    items[:] = [*mine, *(item for item in items if FOLDER not in item.path.parents)]
+    others = [item for item in items if FOLDER not in item.path.parents]
+    items[:] = [*sorted(mine, key=_place), *others]
+
+
+def _place(item: pytest.Item) -> tuple[bool, bool]:
+    """Tests that end a shared engine are the last that use it."""
+    names = set(getattr(item, "fixturenames", ()))
+    return "shared_pair" not in names, not names.isdisjoint(LAST)
 
 
 def ask(text: str | None = QUESTION, /, **given: Any) -> InferRequest:
@@ -357,23 +364,3 @@ async def ended_embedder(shared_embedder: Shared) -> AsyncIterator[Llama]:
     found = await shared_embedder.get()
     yield found
     await found.close()
-
-
-def engine_processes() -> list[psutil.Process]:
-    """The processes of the engines that this process itself has started.
-
-    Servers that other tests keep running have engines, too; those are their children, not ours.
-    """
-    engines = [each for each in psutil.Process().children() if each.name().startswith("VLLM")]
-    return [
-        process
-        for engine in engines
-        for process in (engine, *engine.children(recursive=True))
-        if process.name().startswith("VLLM") and process.status() != psutil.STATUS_ZOMBIE
-    ]
-
-
-def zmq_threads() -> int:
-    """Threads of ZeroMQ in this process, which has them for each context that is not closed."""
-    tasks = Path("/proc/self/task").glob("*/comm")
-    return sum(each.read_text().startswith("ZMQbg") for each in tasks)

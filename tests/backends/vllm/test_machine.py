@@ -1,4 +1,4 @@
-"""Engines on a CPU without bfloat16, and on a machine that cannot compile C++."""
+"""Engines on a CPU without AMX or bfloat16, and on a machine that cannot compile C++."""
 
 import json
 import os
@@ -32,12 +32,13 @@ def double(x):
 compiled = []
 if "off" in facts()[0].found:
     double(torch.ones(1))
-print(json.dumps([[fact.what, fact.found, fact.fix] for fact in facts()] + [compiled]))
+found = [[fact.what, fact.found, fact.fix] for fact in facts()]
+print(json.dumps([*found, compiled, torch.cpu._is_amx_tile_supported()]))
 """
 
 
 def told(*arguments: str, **environment: str) -> Any:
-    """The facts in a process of vLLM, and whether each call of a function was compiled."""
+    """The facts in a process of vLLM, whether a call was compiled, and whether it finds AMX."""
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments],
         env={**os.environ, **environment},
@@ -76,8 +77,21 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     return has
 
 
-def test_without_a_compiler_nothing_is_compiled_and_the_package_is_named() -> None:
-    compilation, _, compiled = told(CXX="no-such-compiler")
+@pytest.fixture(scope="module")
+def without_compiler() -> Any:
+    """The facts of a process of vLLM without a compiler."""
+    return told(CXX="no-such-compiler")
+
+
+def test_a_process_of_vllm_finds_no_amx(without_compiler: Any) -> None:
+    *_, is_amx_found = without_compiler
+    assert is_amx_found is False
+
+
+def test_without_a_compiler_nothing_is_compiled_and_the_package_is_named(
+    without_compiler: Any,
+) -> None:
+    compilation, _, compiled, _ = without_compiler
     assert compilation[:2] == ["torch.compile", "off: no C++ compiler (no-such-compiler)"]
     assert "apt-get install g++ (Debian" in compilation[2]
     assert compiled == [False]
@@ -86,7 +100,7 @@ def test_without_a_compiler_nothing_is_compiled_and_the_package_is_named() -> No
 def test_without_pythons_headers_nothing_is_compiled_and_the_package_is_named(
     tmp_path: Path,
 ) -> None:
-    compilation, _, compiled = told(str(tmp_path), CXX=sys.executable)
+    compilation, _, compiled, _ = told(str(tmp_path), CXX=sys.executable)
     assert compilation[1] == f"off: no Python.h in {tmp_path}"
     assert f"python{sys.version_info[0]}.{sys.version_info[1]}-dev (Debian" in compilation[2]
     assert compiled == [False]

@@ -2,23 +2,21 @@
 
 import asyncio
 import gc
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from backends.vllm.backend import VllmBackend
-from gateway.backend import ModelContext
 from gateway.errors import InferenceError
 from tests.backends.vllm.conftest import (
     Llama,
     Write,
     engine_marks,
-    engine_processes,
     loaded_before,
     stops_kept,
-    zmq_threads,
 )
+from tests.backends.vllm.processes import leaves_nothing, zmq_threads
 from tests.builders import death_of, soon
 
 pytestmark = engine_marks
@@ -34,21 +32,6 @@ class Defect(Exception):
 
 def fail(*_: object) -> Any:
     raise Defect
-
-
-async def leaves_nothing(context: ModelContext, expected: type[Exception]) -> str:
-    """The error of a load, whose frames refer to the engine for as long as it is held."""
-    gc.collect()
-    others, threads = set(engine_processes()), zmq_threads()
-    with pytest.raises(expected) as caught:
-        await VllmBackend().load(context)
-    mine = set(engine_processes()) - others
-    _, alive = await asyncio.to_thread(psutil.wait_procs, mine, timeout=5)
-    left = zmq_threads() - threads
-    for each in alive:
-        each.kill()
-    assert (alive, left) == ([], 0)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("patched", ["count_tool_calls", "begin"])
@@ -77,6 +60,11 @@ async def test_nothing_is_left_of_an_engine_whose_instance_cannot_be_made(
     assert threads - zmq_threads() >= THREADS_OF_A_CLIENT
 
 
-async def test_an_engine_that_does_not_start_leaves_no_threads(write: Write) -> None:
-    context = write(kv_cache_memory_bytes=1)
-    assert "its engine did not start" in await leaves_nothing(context, InferenceError)
+async def test_an_engine_that_does_not_start_names_its_last_error_and_leaves_nothing(
+    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """vLLM compiles its sampler, here by a program that is no compiler."""
+    monkeypatch.setenv("CXX", "true")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    error = await leaves_nothing(write(), InferenceError)
+    assert error.startswith("model 'llama': its engine did not start: InductorError: ")

@@ -284,7 +284,7 @@ async def test_a_disconnect_cancels_every_step(serve: Serve) -> None:
     await soon(c.stopped.wait())
     await settle()
     assert ensemble["join"].executions == []
-    assert [model.in_flight for model in ensemble.models.values()] == [0, 0, 0, 0]
+    assert [len(model.requests) for model in ensemble.models.values()] == [0, 0, 0, 0]
 
 
 async def test_a_request_cancelled_before_its_start_starts_no_step(serve: Serve) -> None:

@@ -251,9 +251,12 @@ async def test_aclosing_cancels_and_the_work_stops(async_server: Server) -> None
 
 async def test_a_cancelled_task_cancels_its_request(async_server: Server) -> None:
     kept = async_server.model("slow").async_infer(inputs={"x": ONE})
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
-            await anext(kept)
+    reading = asyncio.create_task(anext(kept))
+    while in_flight(await async_server.async_metrics(), "slow") != 1:  # noqa: ASYNC110 - a client can only ask
+        await asyncio.sleep(0.01)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await soon(reading)
     assert await cancelled(async_server, "slow")
 
 

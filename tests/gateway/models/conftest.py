@@ -13,7 +13,8 @@ from gateway.models.repository_control import RepositoryControl
 from gateway.settings import ModelSettings
 from tests.builders import soon
 from tests.conftest import tasks_left
-from tests.registries import Backends, ScriptedBackend, Start, no_infer
+from tests.gateway.models.ensembles import chain
+from tests.registries import Backends, ScriptedBackend, Start, no_infer, write
 
 
 @pytest.fixture
@@ -63,3 +64,12 @@ class Registries:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await soon(task)
+
+
+@pytest.fixture
+def two_ensembles(tmp_path: Path) -> None:
+    """An ensemble `e` of `a` and `b`, and one, `outer`, of `e` and `b`."""
+    write(tmp_path, "a", 1)
+    write(tmp_path, "b", 1)
+    write(tmp_path, "e", 1, text=chain("a", "b"))
+    write(tmp_path, "outer", 1, text=chain("e", "b"))

@@ -11,7 +11,7 @@ from gateway.cache.cache import Insertion, Lookup, ResponseCache
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse
-from gateway.observability.metrics import CacheReading
+from gateway.observability.statistics import CacheReading
 from gateway.threads import LARGE_BYTES, Threads
 from tests.builders import (
     ScriptedInstance,
@@ -64,7 +64,7 @@ def slow(serve: Serve, instance: ScriptedInstance, config: ModelConfig = CACHED)
 async def test_a_late_hit_answers(serve: Serve, instance: ScriptedInstance) -> None:
     model, cache = slow(serve, instance)
     with model.submit(text_request()) as stream:
-        assert (stream.done, model.in_flight, model.statistics.pending) == (False, 1, 1)
+        assert (stream.done, len(model.requests), model.statistics.pending) == (False, 1, 1)
         cache.lookups[0].settle(text_response("kept", final=True))
         assert await soon(read_all(stream)) == ["kept"]
     assert (model.statistics.cache_hit.count, model.statistics.queue.count) == (1, 1)
@@ -133,7 +133,7 @@ async def test_a_model_that_closes_ends_its_lookups(
 ) -> None:
     model, cache = slow(serve, instance)
     with model.submit(text_request()) as stream:
-        model.abandon(InferenceError(Code.UNAVAILABLE, "closing"))
+        model.requests.abandon(InferenceError(Code.UNAVAILABLE, "closing"))
         with pytest.raises(InferenceError, match="closing"):
             await soon(read_all(stream))
     cache.lookups[0].settle(None)
@@ -219,7 +219,7 @@ async def test_a_disconnect_during_the_hashing_starts_no_execution(
         cache.lookups[0].settle(text_response("kept", final=True))
         assert await soon(read_all(behind)) == ["kept"]
     assert len(cache.lookups) == 1
-    assert (model.in_flight, instance.asked) == (0, [])
+    assert (len(model.requests), instance.asked) == (0, [])
 
 
 async def test_a_large_request_is_refused_once_the_threads_are_closed(
@@ -230,4 +230,4 @@ async def test_a_large_request_is_refused_once_the_threads_are_closed(
     thread.threads.close()
     with pytest.raises(InferenceError, match="Server exiting"):
         model.submit(text_request(LARGE))
-    assert model.in_flight == 0
+    assert len(model.requests) == 0

@@ -25,14 +25,7 @@ from tests.gateway.models.ensembles import (
 )
 from tests.registries import ScriptedBackend, Start, write
 
-
-@pytest.fixture(autouse=True)
-def repository(tmp_path: Path) -> None:
-    """An ensemble `e` of `a` and `b`, and one, `outer`, of `e` and `b`."""
-    write(tmp_path, "a", 1)
-    write(tmp_path, "b", 1)
-    write(tmp_path, "e", 1, text=chain("a", "b"))
-    write(tmp_path, "outer", 1, text=chain("e", "b"))
+pytestmark = pytest.mark.usefixtures("two_ensembles")
 
 
 async def refusal(control: RepositoryControl, name: str) -> tuple[Code, str]:

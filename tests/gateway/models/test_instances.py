@@ -76,7 +76,7 @@ async def test_a_request_fails_with_its_retired_instance(config: ModelConfig, se
         f"model '{config.name}' failed: its worker has died",
     )
     await soon(leaving.closed.wait())
-    await soon(model.drained())
+    await soon(model.requests.drained())
     await settle()
     assert leaving.closes == 1
 

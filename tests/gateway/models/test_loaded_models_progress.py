@@ -134,7 +134,7 @@ async def test_an_execution_that_no_reader_waits_for_can_stall_too(serve: Serve)
     first.cancel()
     second = model.submit(text_request("b"))
     await settle()
-    assert model.in_flight == 1
+    assert len(model.requests) == 1
     look(watch, model, STALL_SECS + 1)
     (await spare.instance.begun()).finish("served")
     assert await soon(read_all(second)) == ["served"]
@@ -181,7 +181,7 @@ async def test_a_defect_of_one_model_does_not_stop_the_watch(
         def fail(_: int) -> Iterable[tuple[Record, ResponseStream]]:
             raise RuntimeError("a defect")
 
-        patched.setattr(broken, "quiet", fail)
+        patched.setattr(broken.requests, "quiet", fail)
         watch.look([broken, model], time.perf_counter_ns() + round((STALL_SECS + 1) * 1e9))
     assert stalling.killed
     (record,) = (each for each in caplog.records if each.message == "progress check failed")
@@ -281,9 +281,9 @@ async def test_a_queued_request_is_logged_as_queued(
 async def test_the_age_of_the_oldest_request_is_known(serve: Serve) -> None:
     instance = Stalling()
     model = serve(instance)
-    assert model.oldest_secs() == 0
+    assert model.requests.oldest_secs() == 0
     with model.submit(text_request("a")):
         await instance.begun()
-        first = model.oldest_secs()
-        assert 0 < first < model.oldest_secs()
-    assert model.oldest_secs() == 0
+        first = model.requests.oldest_secs()
+        assert 0 < first < model.requests.oldest_secs()
+    assert model.requests.oldest_secs() == 0

@@ -11,7 +11,7 @@ from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.models import instances as instances_module
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.direct import DirectScheduler
+from gateway.schedulers.scheduler import DirectScheduler
 from gateway.settings import ControlMode, ResourceLimit
 from tests.builders import ScriptedInstance, read_all, settle, soon, text_request
 from tests.registries import ScriptedBackend, Start, write

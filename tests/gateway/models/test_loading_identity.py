@@ -14,7 +14,7 @@ from gateway.models.closings import Closings
 from gateway.models.loading import ModelLoader, SharedParts, private_load, shared_load
 from gateway.models.model import Model
 from gateway.models.repository import ModelId, ModelRepository
-from gateway.observability.metrics import CacheReading
+from gateway.observability.statistics import CacheReading
 from gateway.settings import ModelSettings
 from gateway.threads import load_threads
 from tests.builders import soon

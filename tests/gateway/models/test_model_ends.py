@@ -129,7 +129,7 @@ async def test_open_requests_of_a_dead_instance_get_a_clear_error(
         assert caught.value.code is Code.UNAVAILABLE
         assert caught.value.message == "model 'text' failed: its engine has stopped"
         await soon(execution.stopped.wait())
-    assert model.in_flight == 0
+    assert len(model.requests) == 0
     assert model.statistics.failures[FailureReason.BACKEND] == 1
 
 
@@ -244,7 +244,7 @@ def test_every_try_waits_twice_as_long_up_to_a_limit(tries: int, secs: float) ->
 
 
 async def test_an_idle_model_is_drained(serve: Serve) -> None:
-    await soon(serve(ScriptedInstance()).drained())
+    await soon(serve(ScriptedInstance()).requests.drained())
 
 
 async def test_a_model_is_drained_when_its_last_request_has_ended(serve: Serve) -> None:
@@ -252,7 +252,7 @@ async def test_a_model_is_drained_when_its_last_request_has_ended(serve: Serve) 
     model = serve(instance)
     with model.submit(text_request()) as first, model.submit(text_request()) as second:
         executions = [await instance.begun(), await instance.begun()]
-        drained = asyncio.create_task(model.drained())
+        drained = asyncio.create_task(model.requests.drained())
         executions[0].finish("one")
         assert await soon(read_all(first)) == ["one"]
         assert not drained.done()
@@ -266,8 +266,8 @@ async def test_abandoned_requests_get_the_error_and_their_executions_stop(serve:
     model = serve(instance)
     with model.submit(text_request("a")) as running, model.submit(text_request("b")) as queued:
         execution = await instance.begun()
-        model.abandon(STOPPING)
-        await soon(model.drained())
+        model.requests.abandon(STOPPING)
+        await soon(model.requests.drained())
         for stream in (running, queued):
             with pytest.raises(InferenceError, match="the server is shutting down"):
                 await soon(read_all(stream))

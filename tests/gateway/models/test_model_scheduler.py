@@ -2,8 +2,8 @@
 
 from gateway.models.model import build_scheduler
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.direct import DirectScheduler
 from gateway.schedulers.dynamic import DynamicScheduler
+from gateway.schedulers.scheduler import DirectScheduler
 from tests.builders import TEXT
 from tests.gateway.schedulers.queues import dynamic
 

@@ -157,7 +157,7 @@ async def test_a_model_is_ready_only_once_every_instance_is_warm(
     await soon(control.registry.wait_settled())
     model = control.registry.find("a", "")
     assert model.ready
-    assert model.in_flight == 0
+    assert len(model.requests) == 0
     assert model.statistics.success.count == 2
 
 

@@ -4,14 +4,14 @@ import pytest
 
 from gateway.observability.exposition import render
 from gateway.observability.machine import MACHINE
-from gateway.observability.metrics import (
-    DOCUMENTED,
+from gateway.observability.metrics import DOCUMENTED, families
+from gateway.observability.statistics import (
     CacheReading,
     FrontendsReading,
+    ModelStatistics,
     RecordingsReading,
-    families,
+    Summaries,
 )
-from gateway.observability.statistics import ModelStatistics, Summaries
 from tests.gateway.observability.metrics_page import EVERYTHING, busy, lines, reading, samples
 
 RECORDED = RecordingsReading(recordings=1, byte_size=2, resumed=3, joined=4, expired=5)

@@ -16,11 +16,10 @@ from gateway.observability.metrics import (
     LATENCY_SUMMARIES,
     MODEL_CACHE_COUNTERS,
     MODEL_GAUGES,
-    CacheReading,
     ModelReading,
     families,
 )
-from gateway.observability.statistics import ModelStatistics, Summaries
+from gateway.observability.statistics import CacheReading, ModelStatistics, Summaries
 from gateway.settings import MetricsSettings
 from tests.builders import new_entry
 from tests.gateway.observability.metrics_page import EVERYTHING, busy, lines, page, reading, samples
@@ -148,7 +147,7 @@ def test_families_of_one_name_are_merged_across_models() -> None:
 
 
 def test_a_family_of_a_runtime_without_series_is_not_shown(registry: CollectorRegistry) -> None:
-    Gauge("vllm:lonely", "Nobody.", ["model_name"], registry=registry)
+    Gauge("vllm:lonely", "A family without samples.", ["model_name"], registry=registry)
     assert "vllm:lonely" not in page(reading(runtime=list(registry.collect())))
 
 

@@ -26,16 +26,6 @@ def tokens(completion: int, *, prompt: int = 0, final: bool = False) -> InferRes
     return InferResponse(usage=Usage(prompt, completion), final=final)
 
 
-@pytest.fixture
-def statistics() -> ModelStatistics:
-    return ModelStatistics()
-
-
-@pytest.fixture
-def record(statistics: ModelStatistics) -> Record:
-    return Record(statistics, 1, 0, lambda _: None)
-
-
 # Requests.
 
 

@@ -25,17 +25,6 @@ from tests.builders import (
 )
 from tests.conftest import Serve
 
-
-@pytest.fixture
-def statistics() -> ModelStatistics:
-    return ModelStatistics()
-
-
-@pytest.fixture
-def record(statistics: ModelStatistics) -> Record:
-    return Record(statistics, 1, 0, lambda _: None)
-
-
 # Phases.
 
 
@@ -91,7 +80,7 @@ async def test_an_execution_has_the_phases_of_its_answers(serve: Serve) -> None:
         execution.end()
         await soon(read_all(stream))
         await soon(execution.stopped.wait())
-    await soon(model.drained())
+    await soon(model.requests.drained())
     batch = model.statistics.batches[1]
     phases = (batch.compute_input.ns, batch.compute_infer.ns, batch.compute_output.ns)
     assert phases == (1, 2, 3)

@@ -221,7 +221,7 @@ async def test_a_row_counts_requests_inferences_and_executions(serve: Serve) -> 
                 execution.finish(outcome)
             await soon(asyncio.gather(read_all(stream), return_exceptions=True))
     await soon(execution.stopped.wait())
-    await soon(model.drained())
+    await soon(model.requests.drained())
     row = statistics_row("m", "1", model.statistics)
     counts = {name: row["inference_stats"][name]["count"] for name in DURATIONS}
     assert counts == {

@@ -165,6 +165,22 @@ def test_a_file_that_cannot_be_written_is_logged_and_requests_succeed(
     assert {record.msg for record in caplog.records} == {"traces not written"}
 
 
+def test_a_reader_of_a_numbered_file_never_sees_a_part_of_it(file: Path) -> None:
+    numbered = Path(f"{file}.0")
+    numbered.write_text("[of an earlier process]")
+    with numbered.open() as reader:
+        take(started(file, log_frequency=1))
+        assert reader.read() == "[of an earlier process]"
+    assert written(numbered) == [1]
+
+
+def test_a_numbered_file_that_cannot_be_written_leaves_no_part(file: Path) -> None:
+    folder = Path(f"{file}.0")
+    folder.mkdir()
+    assert take(started(file, log_frequency=1)) == [1]
+    assert list(file.parent.iterdir()) == [folder]
+
+
 # Settings of all models, and of one.
 
 

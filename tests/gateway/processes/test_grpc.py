@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import UNEXPECTED
+from gateway.errors import unexpected
 from gateway.frontends.grpc.rpc import (
     ClientDisconnected,
     Metadata,
@@ -159,7 +159,7 @@ async def test_the_text_of_an_unexpected_error_is_not_sent() -> None:
     async def serve(asked: bytes, call: RpcCall) -> bytes:
         raise ValueError("a secret")
 
-    expected = rpc_error(UNEXPECTED)
+    expected = rpc_error(unexpected())
     async with linked(method=unary(serve)) as link:
         with pytest.raises(RpcError) as caught:
             await soon(link.method.answer(b"", Rpc()))
@@ -178,7 +178,10 @@ async def test_an_rpc_that_the_server_cannot_begin_ends_with_an_error(
         [method] = relaying(shapes_of_other, link.calls, SEND_TIMEOUT_SECS).values()
         with pytest.raises(RpcError) as caught:
             await soon(method.run(Asking(b"one"), Rpc()))
-    assert (caught.value.status, caught.value.details) == (StatusCode.INTERNAL, UNEXPECTED.message)
+    assert (caught.value.status, caught.value.details) == (
+        StatusCode.INTERNAL,
+        unexpected().message,
+    )
 
 
 @pytest.mark.parametrize("shape", [unary, answering, streaming])
@@ -191,7 +194,10 @@ async def test_an_rpc_whose_method_is_cancelled_by_the_server_ends_with_an_error
     async with linked(method=shape(serve)) as link:
         with pytest.raises(RpcError) as caught:
             await soon(link.method.run(Asking(b"one"), Rpc()))
-    assert (caught.value.status, caught.value.details) == (StatusCode.INTERNAL, UNEXPECTED.message)
+    assert (caught.value.status, caught.value.details) == (
+        StatusCode.INTERNAL,
+        unexpected().message,
+    )
 
 
 def waiting_for(begun: asyncio.Event, stopped: asyncio.Event) -> Serve:

@@ -54,17 +54,17 @@ async def ask(listener: ProcessHttpListener) -> str:
 async def test_a_process_that_hangs_is_killed_and_restarted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(supervisor, "ANSWER_SECS", 1.0)
     async with serving(Log()) as listener:
         assert await ask(listener) == "hello"
-        monkeypatch.setattr(supervisor, "ANSWER_SECS", 0.3)
         [hung] = frontends_of(os.getpid())
         os.kill(hung, signal.SIGSTOP)
-        await until(
-            lambda: bool(frontends_of(os.getpid())) and hung not in frontends_of(os.getpid())
-        )
+        await until(lambda: hung not in frontends_of(os.getpid()))
+        monkeypatch.undo()  # on a busy machine the next process may take longer
         assert await ask(listener) == "hello"
+        assert hung not in frontends_of(os.getpid())
     statuses = [vars(each)["status"] for each in caplog.records if "status" in vars(each)]
-    assert "killed after 0.3 s without an answer" in statuses
+    assert "killed after 1 s without an answer" in statuses
 
 
 async def test_files_in_the_working_directory_are_not_imported(
@@ -79,11 +79,11 @@ async def test_files_in_the_working_directory_are_not_imported(
 
 
 async def test_a_process_that_answers_is_not_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "ANSWER_SECS", 0.2)
+    monkeypatch.setattr(supervisor, "ANSWER_SECS", 1.0)
     async with serving(Log()) as listener:
         assert await ask(listener) == "hello"
         before = frontends_of(os.getpid())
-        await asyncio.sleep(1)
+        await asyncio.sleep(2.5)
         assert frontends_of(os.getpid()) == before
 
 

@@ -220,7 +220,7 @@ async def test_an_expired_recording_stops_the_model_and_counts_its_tokens(
         execution.answer(text_response("in vain, too", tokens=3))
         await settle()
     await soon(execution.stopped.wait())
-    assert llm.model.in_flight == 0
+    assert len(llm.model.requests) == 0
     assert llm.model.statistics.wasted_tokens == 5
     assert llm.model.statistics.completion_tokens == 6
     found = recordings.reading()

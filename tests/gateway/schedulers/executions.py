@@ -23,7 +23,7 @@ class Running:
     streams: list[ResponseStream]
 
 
-Start = Callable[..., Running]
+Execute = Callable[..., Running]
 
 
 async def finish(execution: Execution, *indices: int) -> None:

@@ -274,6 +274,12 @@ def test_a_wait_ends_in_time_though_requests_keep_coming() -> None:
     assert turns(always, turn_ns=LIMIT_NS) == 1
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits of batches end by their turns alone, also on a busy machine."""
+    monkeypatch.setattr("gateway.schedulers.batching.LIMIT_NS", 3600 * 10**9)
+
+
 async def after_batches(start: Start, count: int) -> tuple[Queue, ScriptedInstance]:
     """A queue that has had `count` batches of one request each."""
     queue = start(dynamic(8))
@@ -302,6 +308,7 @@ async def one_by_one(start: Start, patient: bool) -> list[list[str]]:
     return found
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_a_batch_that_waits_contains_requests_of_the_next_turns(start: Start) -> None:
     assert await one_by_one(start, patient=True) == [["a", "b", "c"]]
 
@@ -310,6 +317,7 @@ async def test_a_batch_that_does_not_wait_contains_the_queued_requests(start: St
     assert await one_by_one(start, patient=False) == [["a"], ["b", "c"]]
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_an_instance_removed_while_its_batch_waits_executes_nothing(start: Start) -> None:
     queue, leaving = await after_batches(start, TRY_EVERY - 1)
     (entry,) = queue.submit("a")
@@ -321,6 +329,7 @@ async def test_an_instance_removed_while_its_batch_waits_executes_nothing(start:
     assert "a" not in leaving.asked
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_a_request_cancelled_while_its_batch_waits_is_not_executed(start: Start) -> None:
     queue, instance = await after_batches(start, TRY_EVERY - 1)
     gone, staying = queue.submit("gone", "staying")

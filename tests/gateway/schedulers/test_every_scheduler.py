@@ -4,9 +4,7 @@ import weakref
 
 import pytest
 
-from gateway.config import ModelConfig
 from gateway.errors import InferenceError
-from gateway.schedulers.rate_limiter import ExecutionLimiter
 from tests.builders import (
     Execution,
     ScriptedInstance,
@@ -14,24 +12,10 @@ from tests.builders import (
     settle,
     soon,
 )
-from tests.gateway.conftest import Start
-from tests.gateway.schedulers.every_scheduler import BROKEN, SCHEDULERS
+from tests.gateway.schedulers.every_scheduler import BROKEN
 from tests.gateway.schedulers.queues import Queue, word
 
 pytestmark = pytest.mark.both
-
-
-@pytest.fixture(params=[False, True], ids=["free", "rate limited"])
-def limiter(request: pytest.FixtureRequest) -> ExecutionLimiter | None:
-    return ExecutionLimiter() if request.param else None
-
-
-@pytest.fixture(params=SCHEDULERS)
-async def queue(
-    request: pytest.FixtureRequest, start: Start, limiter: ExecutionLimiter | None
-) -> Queue:
-    config: ModelConfig = SCHEDULERS[request.param]
-    return start(config, limiter)
 
 
 async def begun(instance: ScriptedInstance, count: int) -> list[Execution]:

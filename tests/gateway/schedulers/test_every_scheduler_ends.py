@@ -5,9 +5,7 @@ import asyncio
 import pytest
 
 from gateway.backend import Note, NotSent
-from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.schedulers.rate_limiter import ExecutionLimiter
 from tests.builders import (
     Execution,
     ScriptedInstance,
@@ -17,24 +15,10 @@ from tests.builders import (
     soon,
     text_response,
 )
-from tests.gateway.conftest import Start
-from tests.gateway.schedulers.every_scheduler import BROKEN, SCHEDULERS
+from tests.gateway.schedulers.every_scheduler import BROKEN
 from tests.gateway.schedulers.queues import Queue
 
 pytestmark = pytest.mark.both
-
-
-@pytest.fixture(params=[False, True], ids=["free", "rate limited"])
-def limiter(request: pytest.FixtureRequest) -> ExecutionLimiter | None:
-    return ExecutionLimiter() if request.param else None
-
-
-@pytest.fixture(params=SCHEDULERS)
-async def queue(
-    request: pytest.FixtureRequest, start: Start, limiter: ExecutionLimiter | None
-) -> Queue:
-    config: ModelConfig = SCHEDULERS[request.param]
-    return start(config, limiter)
 
 
 async def test_stopping_ends_the_executions_with_an_error(queue: Queue) -> None:

@@ -1,7 +1,6 @@
 """One execution: the answer of each request, and the time when it stops."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from functools import partial
 
 import pytest
@@ -22,41 +21,15 @@ from tests.builders import (
     text_request,
     text_response,
 )
-from tests.gateway.schedulers.executions import BROKEN, Running, Start, finish
-
-
-@pytest.fixture
-def statistics() -> ModelStatistics:
-    return ModelStatistics()
-
-
-@pytest.fixture
-async def instance() -> ScriptedInstance:
-    return ScriptedInstance()
-
-
-@pytest.fixture
-async def start(instance: ScriptedInstance, statistics: ModelStatistics) -> AsyncIterator[Start]:
-    """Start executions of texts; when the test ends, every one of them has ended by itself."""
-    tasks: list[asyncio.Task[None]] = []
-
-    def begin(*texts: str) -> Running:
-        entries = [new_entry(statistics, text_request(text)) for text in texts]
-        tasks.append(asyncio.create_task(schedulers.Execution(instance, entries, statistics).run()))
-        return Running(tasks[-1], [entry.stream for entry in entries])
-
-    yield begin
-    await soon(asyncio.wait(tasks))
-    assert statistics.pending == 0
-
+from tests.gateway.schedulers.executions import BROKEN, Execute, finish
 
 # Answers.
 
 
 async def test_each_request_gets_its_own_answers_in_any_order(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
-    streams = start("first", "second", "third").streams
+    streams = execute("first", "second", "third").streams
     execution = await instance.begun()
     assert instance.asked == ["first", "second", "third"]
     execution.answer(text_response("2a"), 2)
@@ -69,9 +42,9 @@ async def test_each_request_gets_its_own_answers_in_any_order(
 
 
 async def test_a_request_is_done_when_the_execution_returns(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
-    streams = start("first", "second", "third").streams
+    streams = execute("first", "second", "third").streams
     execution = await instance.begun()
     execution.answer(text_response("only me"), 1)
     execution.end()
@@ -79,9 +52,9 @@ async def test_a_request_is_done_when_the_execution_returns(
 
 
 async def test_the_error_of_one_request_does_not_affect_its_batch(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
-    streams = start("first", "second", "third").streams
+    streams = execute("first", "second", "third").streams
     execution = await instance.begun()
     execution.answer(BROKEN, 1)
     await finish(execution, 0, 2)
@@ -92,9 +65,9 @@ async def test_the_error_of_one_request_does_not_affect_its_batch(
 
 
 async def test_an_error_raised_by_the_instance_fails_every_request_that_is_not_done(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
-    streams = start("first", "second", "third").streams
+    streams = execute("first", "second", "third").streams
     execution = await instance.begun()
     execution.answer(text_response("done", final=True), 0)
     execution.answer(text_response("half"), 1)
@@ -108,9 +81,9 @@ async def test_an_error_raised_by_the_instance_fails_every_request_that_is_not_d
 
 
 async def test_an_unexpected_exception_is_internal_and_its_text_is_only_logged(
-    instance: ScriptedInstance, start: Start, caplog: pytest.LogCaptureFixture
+    instance: ScriptedInstance, execute: Execute, caplog: pytest.LogCaptureFixture
 ) -> None:
-    streams = start("first", "second", "third").streams
+    streams = execute("first", "second", "third").streams
     (await instance.begun()).crash(RuntimeError("/secret/path"))
     for stream in streams:
         with pytest.raises(InferenceError) as caught:
@@ -124,9 +97,9 @@ async def test_an_unexpected_exception_is_internal_and_its_text_is_only_logged(
 
 
 async def test_an_answer_with_an_unknown_index_is_an_internal_error(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
-    (stream,) = start("first").streams
+    (stream,) = execute("first").streams
     execution = await instance.begun()
     execution.answer(text_response("for whom?"), 1)
     with pytest.raises(InferenceError) as caught:
@@ -139,9 +112,9 @@ async def test_an_answer_with_an_unknown_index_is_an_internal_error(
 
 
 async def test_cancelling_one_request_does_not_affect_its_batch(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
-    streams = start("first", "second", "third").streams
+    streams = execute("first", "second", "third").streams
     execution = await instance.begun()
     streams[0].cancel()
     await finish(execution, 0, 1, 2)
@@ -152,10 +125,10 @@ async def test_cancelling_one_request_does_not_affect_its_batch(
 
 
 async def test_a_backend_is_notified_once_of_each_disconnect_in_a_batch(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
     cancelled: list[InferRequest] = []
-    streams = start("first", "second", "third").streams
+    streams = execute("first", "second", "third").streams
     execution = await instance.begun()
     for request in execution.requests:
         assert request.cancellation is not None
@@ -185,9 +158,9 @@ async def test_an_execution_that_runs_to_the_end_cannot_be_cancelled_by_its_requ
 
 
 async def test_an_error_that_a_model_answers_with_is_an_answer_to_the_statistics(
-    instance: ScriptedInstance, start: Start, statistics: ModelStatistics
+    instance: ScriptedInstance, execute: Execute, statistics: ModelStatistics
 ) -> None:
-    start("first", "second")
+    execute("first", "second")
     execution = await instance.begun()
     execution.answer(AnsweredError(Code.NOT_FOUND, "nothing of that name"), 0)
     execution.answer(BROKEN, 1)
@@ -196,9 +169,9 @@ async def test_an_error_that_a_model_answers_with_is_an_answer_to_the_statistics
 
 
 async def test_the_execution_stops_when_all_readers_have_disconnected(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
-    running = start("first", "second", "third")
+    running = execute("first", "second", "third")
     execution = await instance.begun()
     for stream in running.streams[:-1]:
         stream.cancel()
@@ -211,9 +184,9 @@ async def test_the_execution_stops_when_all_readers_have_disconnected(
 
 
 async def test_the_execution_stops_when_the_last_reader_disconnects_and_the_others_are_done(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
-    streams = start("first", "second", "third").streams
+    streams = execute("first", "second", "third").streams
     execution = await instance.begun()
     execution.answer(text_response("done", final=True), 0)
     execution.answer(BROKEN, 1)
@@ -223,9 +196,9 @@ async def test_the_execution_stops_when_the_last_reader_disconnects_and_the_othe
 
 
 async def test_the_execution_stops_when_the_last_request_is_done_and_the_others_have_disconnected(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
-    streams = start("first", "second", "third").streams
+    streams = execute("first", "second", "third").streams
     execution = await instance.begun()
     streams[0].cancel()
     streams[1].cancel()
@@ -235,9 +208,9 @@ async def test_the_execution_stops_when_the_last_request_is_done_and_the_others_
 
 
 async def test_an_execution_whose_requests_are_all_done_returns_by_itself(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
-    (stream,) = start("first").streams
+    (stream,) = execute("first").streams
     execution = await instance.begun()
     with stream:
         execution.answer(text_response("done", final=True))
@@ -249,9 +222,9 @@ async def test_an_execution_whose_requests_are_all_done_returns_by_itself(
 
 
 async def test_abandoning_every_request_stops_the_execution(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
-    streams = start("first", "second", "third").streams
+    streams = execute("first", "second", "third").streams
     execution = await instance.begun()
     for stream in streams:
         stream.abandon(BROKEN)
@@ -261,9 +234,9 @@ async def test_abandoning_every_request_stops_the_execution(
 
 
 async def test_a_request_cancelled_before_its_execution_does_not_reach_the_instance(
-    instance: ScriptedInstance, start: Start, statistics: ModelStatistics
+    instance: ScriptedInstance, execute: Execute, statistics: ModelStatistics
 ) -> None:
-    running = start("first", "second")
+    running = execute("first", "second")
     running.streams[0].cancel()
     running.streams[1].cancel()
     await soon(asyncio.wait([running.task]))
@@ -272,9 +245,9 @@ async def test_a_request_cancelled_before_its_execution_does_not_reach_the_insta
 
 
 async def test_a_batch_executes_without_a_request_cancelled_before_it_began(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
-    streams = start("first", "second", "third").streams
+    streams = execute("first", "second", "third").streams
     streams[0].cancel()
     execution = await instance.begun()
     assert instance.asked == ["second", "third"]
@@ -284,9 +257,9 @@ async def test_a_batch_executes_without_a_request_cancelled_before_it_began(
 
 
 async def test_stopping_the_server_fails_executing_requests(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
-    running = start("first", "second", "third")
+    running = execute("first", "second", "third")
     execution = await instance.begun()
     running.task.cancel()
     await soon(execution.stopped.wait())

@@ -1,7 +1,6 @@
 """Executions with slow readers; counts of executions; requests that end early."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -24,41 +23,15 @@ from tests.builders import (
     text_response,
     texts,
 )
-from tests.gateway.schedulers.executions import BROKEN, Running, Start, finish
-
-
-@pytest.fixture
-def statistics() -> ModelStatistics:
-    return ModelStatistics()
-
-
-@pytest.fixture
-async def instance() -> ScriptedInstance:
-    return ScriptedInstance()
-
-
-@pytest.fixture
-async def start(instance: ScriptedInstance, statistics: ModelStatistics) -> AsyncIterator[Start]:
-    """Start executions of texts; when the test ends, every one of them has ended by itself."""
-    tasks: list[asyncio.Task[None]] = []
-
-    def begin(*texts: str) -> Running:
-        entries = [new_entry(statistics, text_request(text)) for text in texts]
-        tasks.append(asyncio.create_task(schedulers.Execution(instance, entries, statistics).run()))
-        return Running(tasks[-1], [entry.stream for entry in entries])
-
-    yield begin
-    await soon(asyncio.wait(tasks))
-    assert statistics.pending == 0
-
+from tests.gateway.schedulers.executions import BROKEN, Execute, finish
 
 # Bounds.
 
 
 async def test_a_slow_reader_holds_back_its_producer(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
-    (stream,) = start("first").streams
+    (stream,) = execute("first").streams
     execution = await instance.begun()
     total = 3 * DEFAULT_LIMIT
     for number in range(total):
@@ -79,9 +52,9 @@ def large(*, final: bool = False) -> InferResponse:
 
 
 async def test_a_slow_reader_of_large_responses_does_not_stop_its_batch(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
-    slow, fast = start("first", "second").streams
+    slow, fast = execute("first", "second").streams
     execution = await instance.begun()
     for number in range(8):
         execution.answer(large())
@@ -93,9 +66,9 @@ async def test_a_slow_reader_of_large_responses_does_not_stop_its_batch(
 
 
 async def test_a_batch_waits_for_a_reader_that_lags_too_much(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
-    slow, fast = start("first", "second").streams
+    slow, fast = execute("first", "second").streams
     execution = await instance.begun()
     most = 1 + LAG_BYTES // SHARED_LIMIT_BYTES
     for _ in range(most + 1):
@@ -111,9 +84,9 @@ async def test_a_batch_waits_for_a_reader_that_lags_too_much(
 
 
 async def test_a_batch_of_lagging_readers_continues_with_the_first_that_reads(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
-    slow, fast = start("first", "second").streams
+    slow, fast = execute("first", "second").streams
     execution = await instance.begun()
     execution.answer(large(), 1)
     execution.answer(large(), 0)
@@ -128,9 +101,9 @@ async def test_a_batch_of_lagging_readers_continues_with_the_first_that_reads(
 
 
 async def test_a_blocked_producer_stops_when_its_reader_disconnects(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
-    (stream,) = start("first").streams
+    (stream,) = execute("first").streams
     execution = await instance.begun()
     for number in range(2 * DEFAULT_LIMIT):
         execution.answer(text_response(str(number)))
@@ -145,9 +118,9 @@ async def test_a_blocked_producer_stops_when_its_reader_disconnects(
 
 
 async def test_an_execution_counts_once_for_all_its_requests(
-    instance: ScriptedInstance, start: Start, statistics: ModelStatistics
+    instance: ScriptedInstance, execute: Execute, statistics: ModelStatistics
 ) -> None:
-    running = start("first", "second", "third")
+    running = execute("first", "second", "third")
     await finish(await instance.begun(), 0, 1, 2)
     await soon(running.task)
     assert statistics.execution_count == 1
@@ -171,9 +144,9 @@ async def test_padding_rows_count_in_the_batch_only(
 
 
 async def test_a_failing_execution_counts_as_one_too(
-    instance: ScriptedInstance, start: Start, statistics: ModelStatistics
+    instance: ScriptedInstance, execute: Execute, statistics: ModelStatistics
 ) -> None:
-    running = start("first", "second", "third")
+    running = execute("first", "second", "third")
     (await instance.begun()).crash(BROKEN)
     await soon(running.task)
     assert statistics.execution_count == 1
@@ -182,9 +155,9 @@ async def test_a_failing_execution_counts_as_one_too(
 
 
 async def test_tokens_generated_after_a_disconnect_are_wasted(
-    instance: ScriptedInstance, start: Start, statistics: ModelStatistics
+    instance: ScriptedInstance, execute: Execute, statistics: ModelStatistics
 ) -> None:
-    streams = start("first", "second").streams
+    streams = execute("first", "second").streams
     execution = await instance.begun()
     streams[0].cancel()
     execution.answer(text_response("late", tokens=5), 0)
@@ -237,9 +210,9 @@ async def test_a_request_that_should_end_early_is_not_executed_again(
 
 
 async def test_a_request_of_a_model_that_cannot_end_early_is_cancelled(
-    instance: ScriptedInstance, start: Start
+    instance: ScriptedInstance, execute: Execute
 ) -> None:
-    running = start("a", "b")
+    running = execute("a", "b")
     execution = await instance.begun()
     running.streams[0].stop()
     with pytest.raises(InferenceError) as caught:

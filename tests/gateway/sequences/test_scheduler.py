@@ -15,7 +15,6 @@ from tests.gateway.schedulers.queues import finish, word
 from tests.gateway.sequences.parts import (
     BROKEN,
     CONTROLS,
-    EITHER,
     answer,
     ask,
     direct,
@@ -25,12 +24,6 @@ from tests.gateway.sequences.parts import (
     rows,
     told,
 )
-
-
-@pytest.fixture(params=EITHER)
-def config(request: pytest.FixtureRequest) -> ModelConfig:
-    return EITHER[request.param]
-
 
 # One after the other.
 

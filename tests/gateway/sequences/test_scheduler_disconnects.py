@@ -18,7 +18,6 @@ from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import finish, word
 from tests.gateway.sequences.parts import (
     BROKEN,
-    EITHER,
     HOUR_US,
     SOON_US,
     answer,
@@ -29,12 +28,6 @@ from tests.gateway.sequences.parts import (
     refusal,
     rows,
 )
-
-
-@pytest.fixture(params=EITHER)
-def config(request: pytest.FixtureRequest) -> ModelConfig:
-    return EITHER[request.param]
-
 
 # Disconnects.
 

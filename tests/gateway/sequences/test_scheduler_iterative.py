@@ -27,7 +27,6 @@ from tests.gateway.schedulers.queues import finish, word
 from tests.gateway.sequences.parts import (
     BROKEN,
     CONTROLS,
-    EITHER,
     SOON_US,
     answer,
     ask,
@@ -47,11 +46,6 @@ KEPT = State(
 
 
 GROWING = replace(KEPT, dims=(-1,))
-
-
-@pytest.fixture(params=EITHER)
-def config(request: pytest.FixtureRequest) -> ModelConfig:
-    return EITHER[request.param]
 
 
 # Iterative sequences.

@@ -19,7 +19,6 @@ from tests.builders import (
 from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import Queue, finish
 from tests.gateway.sequences.parts import (
-    EITHER,
     SOON_US,
     answer,
     ask,
@@ -29,11 +28,6 @@ from tests.gateway.sequences.parts import (
     refusal,
     rows,
 )
-
-
-@pytest.fixture(params=EITHER)
-def config(request: pytest.FixtureRequest) -> ModelConfig:
-    return EITHER[request.param]
 
 
 async def forgotten(queue: Queue, sequence: int) -> None:

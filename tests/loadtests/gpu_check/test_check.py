@@ -13,9 +13,9 @@ from loadtests.gpu_check.check import chosen, why_not
 from loadtests.gpu_check.parts import CPU, CUDA, PARTS, Asked, Part
 
 NO_GPU = "no GPU: none"
-ANYWHERE = Part(name="p", asks="?", needs=("json",), limit_secs=1)
-GPU_ONLY = Part(name="p", asks="?", needs=("json",), limit_secs=1, only_gpu=True)
-LACKING = Part(name="p", asks="?", needs=("no_such_module",), limit_secs=1)
+ANYWHERE = Part(name="p", module="m", asks="?", needs=("json",), limit_secs=1)
+GPU_ONLY = Part(name="p", module="m", asks="?", needs=("json",), limit_secs=1, only_gpu=True)
+LACKING = Part(name="p", module="m", asks="?", needs=("no_such_module",), limit_secs=1)
 
 
 def asked(device: str) -> Asked:
@@ -53,7 +53,7 @@ def test_parts_are_chosen_by_name_and_keep_their_order() -> None:
 def run(*arguments: str) -> tuple[int, dict[str, object], str]:
     """The status, what was saved, and what was shown."""
     ended = subprocess.run(
-        [sys.executable, "-m", "loadtests.gpu_check", *arguments],
+        [sys.executable, "-m", "loadtests", "gpu_check", *arguments],
         capture_output=True,
         text=True,
         check=False,

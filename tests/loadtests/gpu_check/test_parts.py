@@ -22,7 +22,7 @@ def test_every_part_needs_the_packages_of_the_check() -> None:
 
 def test_a_python_without_packages_gets_the_list_of_all() -> None:
     ended = subprocess.run(
-        [sys.executable, "-S", "-m", "loadtests.gpu_check"],
+        [sys.executable, "-S", "-m", "loadtests", "gpu_check"],
         capture_output=True,
         text=True,
         check=False,

@@ -36,7 +36,7 @@ class Driver:
     ("driver", "reason", "cards"),
     [
         (None, "is not there", []),
-        (Driver(0), "tells of none", []),
+        (Driver(0), "reports none", []),
         (Driver(1, status=3), "CUDA error 3", []),
         (Driver(2), "", ["NVIDIA 10", "NVIDIA 11"]),
     ],

@@ -12,10 +12,10 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from loadtests.soak import requests
-from loadtests.soak.census import Census
 from loadtests.soak.models import BY_NAME
 from loadtests.soak.probe import Probes, Sample
 from loadtests.soak.requests import Question, Refused, Route, Tally, Wrong, explained
+from loadtests.soak.server import Census
 from loadtests.soak.soak import accounts
 from tests.serving import ROOT, wait_until
 
@@ -23,7 +23,7 @@ NOTHING = Census(processes={}, descriptors={}, tasks={}, files={}, memory_bytes=
 WAITING = """
 import asyncio, sys
 from pathlib import Path
-from loadtests.soak.census import install
+from loadtests.soak.server import install
 
 async def events():
     asyncio.get_running_loop().call_soon(lambda: print("ready", flush=True))

@@ -16,7 +16,7 @@ from gateway.frontends.http.openai.request import (
     OpenAiRequest,
     ServedModels,
     own_id,
-    read_call,
+    read_request,
     request_id_header,
 )
 from gateway.frontends.http.request_scope import (
@@ -154,7 +154,7 @@ class OpenAiAnswers:
         """Answer one request; InferenceError if it fails before any part of the answer."""
         if endpoint in STREAMING and request.headers.get(LAST_EVENT_ID):
             return await self._resume(request, endpoint)
-        call = await read_call(
+        call = await read_request(
             request, endpoint, self._settings.max_input_size, self._dataplane.threads
         )
         model = self._models.find(call.model, endpoint)

@@ -83,7 +83,7 @@ class OpenAiRequest:
     stream: bool
 
 
-async def read_call(
+async def read_request(
     request: Request, endpoint: Endpoint, limit: int, threads: Threads
 ) -> OpenAiRequest:
     """The request; INVALID_ARG unless its body is declared as JSON, small enough, and an object.
@@ -93,10 +93,10 @@ async def read_call(
     received_ns = time.perf_counter_ns()
     _check_type(request)
     body = await _read(request, limit, threads)
-    return await decoded(threads, request.scope, partial(_call, endpoint, received_ns), body)
+    return await decoded(threads, request.scope, partial(_parsed, endpoint, received_ns), body)
 
 
-def _call(endpoint: Endpoint, received_ns: int, body: Buffer) -> OpenAiRequest:
+def _parsed(endpoint: Endpoint, received_ns: int, body: Buffer) -> OpenAiRequest:
     text = bytes(body)
     members = _parse(text)
     # Of a larger text not all members are parsed.

@@ -162,7 +162,7 @@ class ServerStateRoutes:
     async def load(self) -> Response:
         """The number of requests in flight on the models that serve OpenAI's endpoints."""
         counted = [
-            model.in_flight
+            len(model.requests)
             for model in self._dataplane.models()
             if any(serves(model.config, endpoint) for endpoint in Endpoint)
         ]

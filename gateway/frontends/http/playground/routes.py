@@ -198,7 +198,7 @@ def _loaded(model: Model) -> dict[str, Any]:
     return {
         **_kind(config),
         "decoupled": config.decoupled,
-        "in_flight": model.in_flight,
+        "in_flight": len(model.requests),
         "queued": found.pending,
         "succeeded": found.success.count,
         "failed": found.fail.count,

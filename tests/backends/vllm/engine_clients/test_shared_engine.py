@@ -23,17 +23,17 @@ from tests.backends.vllm.conftest import (
     Write,
     ask,
     engine_marks,
-    engine_processes,
     loaded,
     openai,
-    zmq_threads,
 )
+from tests.backends.vllm.processes import clients, engine_processes, leaves_nothing, zmq_threads
 from tests.builders import death_of, soon
 
 pytestmark = engine_marks
 
 CLIENTS = 2
 MOST_REQUESTS = 8
+IN_TRANSIT = 2
 ONE_CORE = max(os.sched_getaffinity(0))
 GREEDY = {"temperature": 0, "max_tokens": 16}
 ENDLESS = {"stream": True, "max_tokens": CONTEXT, "ignore_eos": True}
@@ -73,16 +73,6 @@ async def ended_pair(shared_pair: Shared) -> AsyncIterator[Llama]:
     found = await shared_pair.get()
     yield found
     await found.close()
-
-
-def clients() -> list[psutil.Process]:
-    """The processes that are clients of an engine of this process."""
-    return [
-        each
-        for each in psutil.Process().children()
-        if each.status() != psutil.STATUS_ZOMBIE  # an engine's, which multiprocessing will join
-        and "backends.vllm.engine_clients" in each.cmdline()
-    ]
 
 
 def metrics_folders() -> Sequence[Path]:
@@ -151,17 +141,25 @@ async def test_a_cancelled_request_is_aborted_and_its_tokens_are_wasted(llama: L
     await llama.running(0)
 
 
-@pytest.mark.quiet  # on a busy machine tokens are still on their way from the engine
 async def test_unread_tokens_of_a_cancelled_request_are_wasted(llama: Llama) -> None:
+    """On a busy machine tokens may be on their way from the engine: later tries wait longer."""
+    for wait_secs in (0.5, 1.0, 2.0, 4.0):
+        made, wasted = await unread(llama, wait_secs)
+        if made - 1 - wasted <= IN_TRANSIT:
+            break
+    assert made > 5
+    assert wasted == pytest.approx(made - 1, abs=IN_TRANSIT)
+
+
+async def unread(llama: Llama, wait_secs: float) -> tuple[float, int]:
+    """The tokens that a request makes until it is cancelled, and those reported as wasted."""
     del llama.wasted[:]
     before = llama.metric("vllm:generation_tokens_total")
     async with aclosing(llama.instance.execute([ask(**ENDLESS)])) as answers:
         await soon(anext(answers))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(wait_secs)
     await llama.running(0)
-    made = llama.metric("vllm:generation_tokens_total") - before
-    assert made > 5
-    assert sum(llama.wasted) == pytest.approx(made - 1, abs=2)
+    return llama.metric("vllm:generation_tokens_total") - before, sum(llama.wasted)
 
 
 async def test_the_contract_is_offered_as_the_engine_has_it(llama: Llama) -> None:
@@ -206,6 +204,14 @@ async def test_a_client_that_ends_while_the_engine_starts_ends_the_start(write: 
         while set(engine_processes()) != engines:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.05)
     assert zmq_threads() == threads
+
+
+async def test_an_engine_that_does_not_start_names_its_last_error_and_leaves_nothing(
+    write: Write,
+) -> None:
+    context = write(kv_cache_memory_bytes=1_000_000, api_server_count=CLIENTS)
+    error = await leaves_nothing(context, InferenceError)
+    assert error.startswith("model 'llama': its engine did not start: ValueError: No avail")
 
 
 async def failure(llama: Llama, request: InferRequest) -> InferenceError:

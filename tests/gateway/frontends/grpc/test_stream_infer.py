@@ -214,7 +214,7 @@ async def test_in_strict_mode_an_error_of_a_model_ends_the_rpc(
             await call.ended()
         assert caught.value.error is BROKEN
         await soon(second.stopped.wait())
-    assert [model.in_flight for model in models] == [0, 0]
+    assert [len(model.requests) for model in models] == [0, 0]
 
 
 async def test_in_strict_mode_a_refused_request_is_a_message_still(

@@ -32,7 +32,7 @@ async def test_cancelling_the_rpc_stops_every_request(
             await soon(execution.stopped.wait())
         with pytest.raises(asyncio.CancelledError):
             await call.ended()
-    assert [model.in_flight for model in models] == [0, 0]
+    assert [len(model.requests) for model in models] == [0, 0]
 
 
 async def test_a_request_received_during_cancellation_is_cancelled(
@@ -44,7 +44,7 @@ async def test_a_request_received_during_cancellation_is_cancelled(
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call.ended()
-    assert [model.in_flight for model in models] == [0, 0]
+    assert [len(model.requests) for model in models] == [0, 0]
 
 
 async def test_cancelling_drops_queued_requests(serve: Serve) -> None:
@@ -56,7 +56,7 @@ async def test_cancelling_drops_queued_requests(serve: Serve) -> None:
         await instance.begun()
     await settle()
     assert instance.asked == ["r1"]
-    assert model.in_flight == 0
+    assert len(model.requests) == 0
 
 
 async def test_the_end_of_an_rpc_does_not_affect_others(

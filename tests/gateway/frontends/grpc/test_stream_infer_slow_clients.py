@@ -43,7 +43,7 @@ async def test_a_client_that_does_not_read_is_dropped_after_the_timeout(
         with pytest.raises(TimeoutError):
             await call.ended()
         await soon(execution.stopped.wait())
-    assert [model.in_flight for model in models] == [0, 0]
+    assert [len(model.requests) for model in models] == [0, 0]
 
 
 async def test_a_disconnect_of_a_full_stream_frees_everything(
@@ -60,7 +60,7 @@ async def test_a_disconnect_of_a_full_stream_frees_everything(
         assert not execution.stopped.is_set()
         call.cancel()
         await soon(execution.stopped.wait())
-    assert [model.in_flight for model in models] == [0, 0]
+    assert [len(model.requests) for model in models] == [0, 0]
 
 
 async def test_reading_requests_blocks_while_the_client_does_not_read(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hyperframe.frame import DataFrame, RstStreamFrame
 
-from gateway.errors import UNEXPECTED
+from gateway.errors import unexpected
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.rpc import (
     ClientDisconnected,
@@ -316,7 +316,7 @@ async def test_a_stray_cancellation_ends_only_its_stream(
         with Connection(transport.port) as connection:
             connection.begin()
             found = await answer(connection, "give_up", body=b"x")
-            assert (found.client_status, found.grpc_message) == ("INTERNAL", UNEXPECTED.message)
+            assert (found.client_status, found.grpc_message) == ("INTERNAL", unexpected().message)
             found = await answer(connection, "tell", body=b"x", stream=3)
             assert found.client_status == "OK"
     (record,) = [each for each in caplog.records if each.exc_info]

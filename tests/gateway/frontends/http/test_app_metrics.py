@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.app import build_metrics_app
-from gateway.observability.metrics import CacheReading
+from gateway.observability.statistics import CacheReading
 from gateway.settings import MetricsSettings
 from tests.builders import TEXT, LoadedModels, ScriptedInstance, read_all, soon, text_request
 from tests.conftest import Serve

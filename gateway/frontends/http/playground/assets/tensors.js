@@ -10,6 +10,7 @@ export class Tensors {
     this.models = [];
     this.fields = [];
     this.described = "";
+    this.requests = new AbortController();
     $("tensor-model").addEventListener("change", () => this.#describe());
     $("tensor-form").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -44,20 +45,25 @@ export class Tensors {
     return JSON.parse($("tensor-model").value || '["",""]');
   }
 
+  // A new form ends the requests of the last one: a late answer would empty the fields again.
   async #describe() {
     const chosen = (this.described = $("tensor-model").value);
+    this.requests.abort();
+    const { signal } = (this.requests = new AbortController());
     $("answer").hidden = true;
     $("infer-status").textContent = "";
     $("inputs").replaceChildren();
+    this.fields = [];
+    $("infer").disabled = true;
     if (!chosen) return;
     const path = modelPath(...this.#target);
     try {
       const [metadata, config] = await Promise.all(
-        [path, `${path}/config`].map(async (each) => (await get(each)).json()),
+        [path, `${path}/config`].map(async (each) => (await get(each, signal)).json()),
       );
-      if (chosen !== this.described) return;
       this.#build(metadata, config);
     } catch (error) {
+      if (signal.aborted) return;
       this.described = "";
       this.#refuse(error);
     }
@@ -71,6 +77,7 @@ export class Tensors {
       (input, index) => new TensorField(input, { index, optional: optional.has(input.name), batched }),
     );
     $("inputs").replaceChildren(...this.fields.map((field) => field.element));
+    $("infer").disabled = false;
     if (!this.fields.length) $("inputs").append(make("p", { class: "hint" }, "The model has no inputs."));
   }
 
@@ -83,17 +90,18 @@ export class Tensors {
       return;
     }
     const path = `${modelPath(...this.#target)}/${this.decoupled ? "generate_stream" : "infer"}`;
+    const { signal } = this.requests;
     $("infer").disabled = true;
     this.#say("Waiting for the model");
     const begun = performance.now();
     try {
-      const outcome = await this.#ask(path, body);
+      const outcome = await this.#ask(path, body, signal);
       this.#show(outcome, performance.now() - begun);
       this.#tellCommand(path, body);
     } catch (error) {
-      this.#refuse(error);
+      if (!signal.aborted) this.#refuse(error);
     } finally {
-      $("infer").disabled = false;
+      if (!signal.aborted) $("infer").disabled = false;
     }
   }
 
@@ -109,8 +117,8 @@ export class Tensors {
     return `{"inputs":[${inputs.join(",")}]}`;
   }
 
-  async #ask(path, body) {
-    const response = await post(path, body);
+  async #ask(path, body, signal) {
+    const response = await post(path, body, signal);
     if (!this.decoupled) return [parseJson(await response.text()).outputs];
     const responses = [];
     for await (const data of events(response)) responses.push(Outcome.of(parseJson(data)));

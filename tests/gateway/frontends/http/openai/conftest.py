@@ -3,7 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import orjson
+import pytest
 from starlette.types import ASGIApp
 
 from gateway.config import ModelConfig, ModelInput, ModelOutput
@@ -15,7 +17,9 @@ from gateway.models.model import Model
 from gateway.openai_contract import EVENT
 from gateway.settings import HttpSettings
 from gateway.tensor import text_tensor
-from tests.builders import DECOUPLED, LoadedModels
+from tests.builders import DECOUPLED, LoadedModels, ScriptedInstance, soon
+from tests.conftest import Serve
+from tests.gateway.frontends.http.conftest import Open
 
 SETTINGS = HttpSettings(max_input_size=1000, first_response_secs=60.0, keep_alive_secs=60.0)
 TEXT = DataType.TYPE_STRING
@@ -72,3 +76,26 @@ def app_of(*models: Model, settings: HttpSettings = SETTINGS) -> ASGIApp:
 def body(**members: Any) -> bytes:
     """The JSON of a request."""
     return orjson.dumps(members)
+
+
+ASK = body(model="chat", messages=[], temperature=0.5)
+"""A request to the model `chat`."""
+
+
+async def answer(
+    client: httpx.AsyncClient, content: bytes = ASK, path: str = "/v1/chat/completions"
+) -> httpx.Response:
+    """The response to a request."""
+    return await soon(client.post(path, content=content))
+
+
+@pytest.fixture
+async def instance() -> ScriptedInstance:
+    """The part that the test drives."""
+    return ScriptedInstance(None)
+
+
+@pytest.fixture
+async def client(serve: Serve, connect: Open, instance: ScriptedInstance) -> httpx.AsyncClient:
+    """A client of a server with the model `chat`."""
+    return connect(app_of(serve(instance, config=CHAT)))

@@ -20,12 +20,6 @@ DONE = "data: [DONE]\n\n"
 
 
 @pytest.fixture
-async def instance() -> ScriptedInstance:
-    """The part that the test drives."""
-    return ScriptedInstance(None)
-
-
-@pytest.fixture
 async def client(serve: Serve, instance: ScriptedInstance, connect: Open) -> httpx.AsyncClient:
     """A client of a server with the model `chat`."""
     return connect(app_of(serve(instance, config=CHAT)))

@@ -20,12 +20,6 @@ CANCELLED = (
 PATH = "/v1/chat/completions"
 
 
-@pytest.fixture
-async def instance() -> ScriptedInstance:
-    """The part that the test drives."""
-    return ScriptedInstance(None)
-
-
 async def test_each_chunk_is_an_event_and_done_is_the_last(
     serve: Serve, instance: ScriptedInstance
 ) -> None:
@@ -138,7 +132,7 @@ async def test_a_disconnect_stops_the_model(
         exchange.leave()
         await soon(execution.stopped.wait())
         await exchange.ended()
-    assert (model.in_flight, model.statistics.fail.count) == (0, 1)
+    assert (len(model.requests), model.statistics.fail.count) == (0, 1)
 
 
 async def test_a_slow_client_holds_back_the_model_and_gets_chunks_in_few_writes(

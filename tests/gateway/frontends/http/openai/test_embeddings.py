@@ -161,7 +161,7 @@ async def test_one_text_that_is_refused_refuses_all_and_says_which(
     assert found.status_code == 400
     message = "text 1 of `input`: 'bad one' is too long"
     assert found.json()["error"]["message"] == message
-    assert model.in_flight == 0
+    assert len(model.requests) == 0
 
 
 async def test_a_model_with_the_contract_reads_the_body_itself(serve: Serve) -> None:
@@ -182,7 +182,7 @@ async def test_a_disconnect_cancels_every_text(serve: Serve) -> None:
         for execution in executions:
             await soon(execution.stopped.wait())
         await exchange.ended()
-    assert model.in_flight == 0
+    assert len(model.requests) == 0
     assert model.statistics.fail.count == 3
 
 

@@ -11,7 +11,7 @@ from starlette.types import Message
 
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.large_json import SLICED_BYTES
-from gateway.frontends.http.openai.request import MAX_PARTS, OpenAiRequest, read_call
+from gateway.frontends.http.openai.request import MAX_PARTS, OpenAiRequest, read_request
 from gateway.openai_contract import Endpoint, OpenAiRefusal
 from gateway.threads import request_threads
 
@@ -34,7 +34,7 @@ async def call(
     if encoding is not None:
         headers.append((b"content-encoding", encoding.encode()))
     scope = {"type": "http", "headers": headers, "path": "/", "method": "POST"}
-    return await read_call(Request(scope, receive), endpoint, limit, THREADS)
+    return await read_request(Request(scope, receive), endpoint, limit, THREADS)
 
 
 async def refusal(body: bytes, **options: Any) -> InferenceError:

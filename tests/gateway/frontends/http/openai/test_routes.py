@@ -20,16 +20,16 @@ from tests.conftest import Serve
 from tests.exchange import Exchange
 from tests.gateway.frontends.http.conftest import Open
 from tests.gateway.frontends.http.openai.conftest import (
+    ASK,
     CHAT,
     CHAT_ONLY,
     SETTINGS,
+    answer,
     app_of,
     body,
     chunk,
     dataplane_of,
 )
-
-ASK = body(model="chat", messages=[], temperature=0.5)
 
 
 def given(execution: Execution) -> InferRequest:
@@ -43,12 +43,6 @@ def text_in(request: InferRequest, name: str) -> str:
     assert tensor.datatype is Datatype.BYTES
     (element,) = tensor.elements()
     return element.decode()
-
-
-@pytest.fixture
-async def instance() -> ScriptedInstance:
-    """The part that the test drives."""
-    return ScriptedInstance(None)
 
 
 @pytest.mark.parametrize("endpoint", Endpoint)
@@ -117,18 +111,6 @@ async def test_an_adapters_request_goes_to_its_model(
         execution.answer(chunk("{}", final=True))
         execution.end()
         assert (await exchange.start())[0] == 200
-
-
-async def answer(
-    client: httpx.AsyncClient, content: bytes = ASK, path: str = "/v1/chat/completions"
-) -> httpx.Response:
-    return await soon(client.post(path, content=content))
-
-
-@pytest.fixture
-async def client(serve: Serve, connect: Open, instance: ScriptedInstance) -> httpx.AsyncClient:
-    """A client of a server with the model `chat`."""
-    return connect(app_of(serve(instance, config=CHAT)))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 
 import pytest
-from playwright.sync_api import Browser, Locator, expect
+from playwright.sync_api import Browser, Locator, Route, expect
 
 from tests.gateway.frontends.http.playground.conftest import ODD_NAME, SIZE, Person
 from tests.serving import Serving
@@ -14,6 +14,8 @@ from tests.serving import Serving
 pytestmark = pytest.mark.browser
 
 ANSWERED = re.compile(r"^(Answered|\d+ responses) in [\d.]+ m?s$")
+LATE_MS = 600
+"""After this time an answer of the model `slow`, or of a late request, is there."""
 
 
 @pytest.fixture
@@ -220,6 +222,32 @@ def test_the_form_needs_no_mouse(form: Person) -> None:
     assert page.evaluate(focused) == "infer"
     page.keyboard.press("Enter")
     assert shown(page.locator("#outputs .output").first)[2] == "3  3  3  3"
+
+
+def test_a_late_description_leaves_what_has_been_typed(form: Person) -> None:
+    page, late = form.page, list[Route]()
+    choose(form, "matrix")
+    page.route(
+        "**/v2/models/texts", lambda route: route.continue_() if late else late.append(route)
+    )
+    for model in ("texts", "matrix", "texts"):
+        page.select_option("#tensor-model", label=model)
+    page.locator("#inputs legend", has_text="INPUT").wait_for()
+    page.locator("#inputs textarea").fill("typed")
+    late[0].continue_()
+    page.wait_for_timeout(LATE_MS)
+    assert page.locator("#inputs textarea").input_value() == "typed"
+
+
+def test_an_answer_to_another_model_is_not_shown(form: Person) -> None:
+    choose(form, "slow", "x")
+    form.page.click("#infer")
+    expect(form.page.locator("#infer")).to_be_disabled()
+    choose(form, "texts")
+    expect(form.page.locator("#infer")).to_be_enabled()
+    form.page.wait_for_timeout(LATE_MS)
+    expect(form.page.locator("#answer")).to_be_hidden()
+    assert shown(infer(form, "texts", "and on"))[2] == "and on"
 
 
 def test_an_unloaded_model_is_removed_from_the_form(form: Person, server: Serving) -> None:

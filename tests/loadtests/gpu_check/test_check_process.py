@@ -1,7 +1,6 @@
 """The process of a part: every end has an outcome, and leaves no process."""
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -10,21 +9,19 @@ from typing import Any
 
 import pytest
 
-from loadtests.gpu_check.outcome import descendants, name_of
-
 RUN = """
 import json, os, pathlib, sys
-from loadtests.gpu_check import outcome
-from loadtests.gpu_check.parts import Asked
-from loadtests.gpu_check.parts import PARTS
+from loadtests.gpu_check import check
+from loadtests.gpu_check.parts import PARTS, Asked
+from loadtests.support.servers import descendants
 
 folder, program, limit = pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-outcome.LOGS, outcome.STOP_SECS = folder, 0.5
+check.LOGS, check.STOP_SECS = folder, 0.5
 asked = Asked(device="cpu", streams=[1], max_tokens=1, secs=0.1)
-found = outcome.run_part(
+found = check.run_part(
     PARTS[0], asked, limit, os.environ, (sys.executable, "-c", program)
 )
-print(json.dumps({**found.as_json(), "left": list(outcome.descendants(os.getpid()))}))
+print(json.dumps({**found.as_json(), "left": list(descendants(os.getpid()))}))
 """
 ANSWERING = """
 import json, sys
@@ -80,23 +77,3 @@ def test_one_that_takes_too_long_is_ended_with_all_that_it_has_started(tmp_path:
     assert found["reason"].startswith("not done within 3 s")
     assert "began" in found["reason"]
     assert found["left"] == []
-
-
-def test_descendants_are_found_with_their_names() -> None:
-    program = (
-        "import subprocess, sys\n"
-        "inner = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
-        "print(inner.pid, flush=True)\n"
-        "input()\n"
-        "inner.communicate(b'\\n')"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as outer:
-        assert outer.stdout is not None
-        inner = int(outer.stdout.readline())
-        assert list(descendants(outer.pid)) == [inner]
-        assert {outer.pid, inner} <= set(descendants(os.getpid()))
-        assert name_of(inner).startswith("python")
-        outer.communicate("\n")
-    assert name_of(inner) == ""

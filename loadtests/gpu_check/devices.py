@@ -1,11 +1,10 @@
-"""CUDA shared memory: inputs from a client's GPU memory, and outputs into it."""
+"""GPU memory and metrics: CUDA shared memory of clients, and nv_gpu_* compared with NVML."""
 
 import base64
 import ctypes
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from importlib import import_module
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -15,12 +14,13 @@ import numpy as np
 import orjson
 
 from gateway.cuda_driver import Device, call, device, load_driver
+from gateway.in_process import server as in_process
 from gateway.shared_memory.cuda import HANDLE_BYTES
-from loadtests.gpu_check.outcome import Row, Skipped
+from loadtests.gpu_check.check import Row, Skipped
 from loadtests.gpu_check.parts import Asked, why_none
 from loadtests.support import servers
-from loadtests.support.rounds import Better, LoadTestFailed
-from loadtests.support.servers import Cpus, Server, serving
+from loadtests.support.rounds import Better
+from loadtests.support.servers import Cpus, LoadTestFailed, Server, serving, total
 
 BYTES = 4 << 20
 ELEMENTS = BYTES // 4
@@ -33,8 +33,8 @@ output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ -1 ] } ]
 """
 
 
-def check(asked: Asked) -> Sequence[Row]:
-    """A model on the host that echoes, and one of Torch that negates and does so on the GPU."""
+def check_cuda_shared_memory(asked: Asked) -> Sequence[Row]:
+    """Inputs and outputs in a client's GPU memory, of a model on the host and one on the GPU."""
     if reason := why_none():
         raise Skipped(reason)
     driver, gpu = load_driver(), device(0)
@@ -51,11 +51,11 @@ def check(asked: Asked) -> Sequence[Row]:
 
 
 def _write_models(folder: Path) -> Sequence[str]:
-    """Which models there are: without Torch for GPUs only the first."""
+    """The names of the models; without Torch for GPUs only the one on the host."""
     echo = CONFIG.replace("OUTPUT__0", "INPUT__0") % "identity"
     _write(folder / ECHO, echo)
     try:
-        torch = import_module("torch")
+        import torch
     except ImportError:
         return [ECHO]
     if not torch.cuda.is_available():
@@ -100,7 +100,7 @@ def _differing(sent: bytes, found: bytes) -> int:
 
 
 def _region(server: Server, driver: Any, name: str) -> int:
-    """Memory of this process on the GPU, registered; its address here."""
+    """The address of new memory of this process on the GPU, registered at the server."""
     address = ctypes.c_uint64()
     call(driver, "cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(BYTES))
     handle = (ctypes.c_ubyte * HANDLE_BYTES)()
@@ -136,3 +136,90 @@ def _post(server: Server, path: str, body: Mapping[str, Any]) -> None:
             response.read()
     except HTTPError as error:
         raise LoadTestFailed(f"{path} answered {error.code}: {error.read().decode()}") from None
+
+
+GIB = 1 << 30
+SLACK_BYTES = 256 << 20
+MILLI = 1000
+USED, TOTAL = "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes"
+# A value that a card lacks has no series, and is not checked.
+UTILIZATION, ENERGY = "nv_gpu_utilization", "nv_energy_consumption"
+POWER, LIMIT = "nv_gpu_power_usage", "nv_gpu_power_limit"
+LOAD_SECS = 3.0
+SIDE = 8192
+
+
+def check_gpu_metrics(asked: Asked) -> Sequence[Row]:
+    """One GPU under a load of matrix products, with a GiB and more of its memory in use."""
+    import pynvml
+    import torch
+
+    if not torch.cuda.is_available():
+        raise Skipped(f"torch {torch.__version__} sees no GPU: a build for the CPU?")
+    pynvml.nvmlInit()
+    # NVML ignores CUDA_VISIBLE_DEVICES, so its first GPU may be another one than Torch's.
+    gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+    uuid = pynvml.nvmlDeviceGetUUID(gpu)
+    with (
+        tempfile.TemporaryDirectory() as empty,
+        in_process.Server(model_repository=empty, model_control_mode="explicit") as server,
+    ):
+        torch.zeros(1, device="cuda")  # the memory of CUDA itself
+        before = _read(server, uuid)
+        held = torch.zeros(GIB, dtype=torch.uint8, device="cuda")
+        under_load = _under_load(torch, lambda: _read(server, uuid))
+        used = pynvml.nvmlDeviceGetMemoryInfo(gpu).used
+        after = _read(server, uuid)
+        del held
+    return [*_changes(before, under_load, after), *_agreements(pynvml, gpu, used, after)]
+
+
+def _changes(
+    before: Mapping[str, float], under_load: Mapping[str, float], after: Mapping[str, float]
+) -> Iterator[Row]:
+    grown = after[USED] - before[USED]
+    yield _row("memory used grows with 1 GiB, bytes", grown, grown >= GIB, f"at least {GIB}")
+    if UTILIZATION in under_load:
+        busy = under_load[UTILIZATION]
+        yield _row("utilization under load", busy, 0 < busy <= 1, "above 0, at most 1")
+    if ENERGY in under_load:
+        joules = under_load[ENERGY] - before[ENERGY]
+        yield _row("energy spent under load, J", joules, joules > 0, "above 0")
+
+
+def _agreements(pynvml: Any, gpu: object, used: float, after: Mapping[str, float]) -> Iterator[Row]:
+    apart = abs(after[USED] - used)
+    yield _row("memory used, bytes from NVML", apart, apart <= SLACK_BYTES, f"<= {SLACK_BYTES}")
+    memory, found = pynvml.nvmlDeviceGetMemoryInfo(gpu).total, after[TOTAL]
+    yield _row("memory in all, bytes", found, found == memory, f"{memory}")
+    if LIMIT in after:
+        watts, limit = pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / MILLI, after[LIMIT]
+        yield _row("power limit, W", limit, limit == watts, f"{watts:g}")
+    if POWER in after:
+        yield _row("power, W", after[POWER], after[POWER] > 0, "above 0")
+
+
+def _row(name: str, found: float, ok: bool, expected: str) -> Row:
+    return Row(name=name, gateway=found, ok=ok, expected=expected)
+
+
+def _under_load(torch: Any, read: Callable[[], Mapping[str, float]]) -> Mapping[str, float]:
+    """The metrics while the GPU has been busy for some seconds."""
+    matrix = torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16)
+    began = time.monotonic()
+    while time.monotonic() - began < LOAD_SECS:
+        for _ in range(10):
+            matrix @ matrix
+        torch.cuda.synchronize()
+    for _ in range(200):  # queued, so that it is busy at this moment, too
+        matrix @ matrix
+    found = read()
+    torch.cuda.synchronize()
+    return found
+
+
+def _read(server: in_process.Server, uuid: str | bytes) -> Mapping[str, float]:
+    ours = uuid.decode() if isinstance(uuid, bytes) else uuid
+    lines = [line for line in server.metrics().splitlines() if f'gpu_uuid="{ours}"' in line]
+    names = {line.partition("{")[0] for line in lines}
+    return {name: total(lines, name) for name in names}

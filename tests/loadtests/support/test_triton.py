@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.support.repositories import of_gateway, of_triton, write_texts
-from loadtests.support.rounds import LoadTestFailed
-from loadtests.support.texts import LONGEST, SHORTEST
+from loadtests.support.servers import LoadTestFailed
+from loadtests.support.triton import LONGEST, SHORTEST, of_gateway, of_triton, write_texts
 
 PROGRAMS = ("add_sub", "repeat", "negate", "business", "plus_one", "times_two")
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.support import perf_analyzer
-from loadtests.support.perf_analyzer import TRIES, Measurement, Traffic, measure
-from loadtests.support.rounds import LoadTestFailed
-from loadtests.support.servers import Ports, Server
+from loadtests.support import triton
+from loadtests.support.servers import LoadTestFailed, Ports, Server
+from loadtests.support.triton import TRIES, Measurement, Traffic, measure
 
 SERVER = Server("gateway", 0, Ports(8000, 8001, 8002))
 TRAFFIC = Traffic(model="m", wire="grpc", clients=8)
@@ -31,7 +30,7 @@ def script(tmp_path: Path) -> Path:
 @pytest.fixture
 def held(script: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A pipe that what hangs keeps open; beyond a second it counts as hanging."""
-    monkeypatch.setattr(perf_analyzer, "START_SECS", 1.0)
+    monkeypatch.setattr(triton, "START_SECS", 1.0)
     os.mkfifo(script.with_suffix(".held"))
     pipe = os.open(script.with_suffix(".held"), os.O_RDONLY | os.O_NONBLOCK)
     yield pipe

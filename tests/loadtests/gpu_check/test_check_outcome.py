@@ -1,12 +1,11 @@
-"""Rows, and what they make of a part."""
+"""Rows of figures, and the outcome of their part."""
 
 import io
 import json
 
 from rich.console import Console
 
-from loadtests.gpu_check import outcome
-from loadtests.gpu_check.outcome import Outcome, Row, Status, judged, read_outcome
+from loadtests.gpu_check.check import Outcome, Row, Status, judged, read_outcome, table
 from loadtests.support.rounds import Better
 
 GOOD = Row(name="infer/s", gateway=50.0, alone=100.0, better=Better.HIGHER)
@@ -30,7 +29,7 @@ def test_an_outcome_survives_being_written_down() -> None:
 def test_the_table_shows_every_row_and_reason() -> None:
     skipped = Outcome(part="q", status=Status.SKIPPED, reason="not installed: [vllm]")
     console = Console(file=io.StringIO(), width=120)
-    console.print(outcome.table("t", [judged("p", [GOOD, WRONG], 1.0), skipped]))
+    console.print(table("t", [judged("p", [GOOD, WRONG], 1.0), skipped]))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     for part in ("infer/s", "0.50", "wrong: expected at most 0.001", "skipped", "[vllm]"):

@@ -1,0 +1,11 @@
+"""Distribution of test modules among the processes of pytest-xdist."""
+
+import pytest
+
+from tests.distribution import ENGINES, LONG
+from tests.serving import ROOT
+
+
+@pytest.mark.parametrize("scope", [each for each in LONG if each not in ENGINES.values()])
+def test_modules_that_start_first_exist(scope: str) -> None:
+    assert (ROOT / scope.partition(" ")[0]).is_file()
