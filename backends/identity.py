@@ -11,6 +11,8 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse
 from gateway.tensor import Tensor
 
+HOLD_POLL_SECS = 0.01
+
 
 class ExecutionGate:
     """Holds executions until a test opens it; counts waiting and cancelled ones."""
@@ -51,12 +53,14 @@ class ExecutionGate:
 class Behaviour:
     """Settings of an instance, from `parameters` of its config.
 
-    `delay_us`: wait before each answer. `fail`: fail with this text. `responses`: number of equal
+    `delay_us`: wait before each answer. `hold_file`: wait before each answer while the version
+    folder has this file. `fail`: fail with this text. `responses`: number of equal
     responses to a request. `concurrency`: concurrent executions, 0 for no limit. `load_fails`:
     fail to load with this text.
     """
 
     delay_us: int = 0
+    hold_file: str = ""
     fail: str = ""
     responses: int = 1
     concurrency: int = 1
@@ -68,6 +72,7 @@ class Behaviour:
         """Behaviour from a config's parameters; InferenceError for a value that is no number."""
         return cls(
             delay_us=_number(parameters, "delay_us", 0),
+            hold_file=parameters.get("hold_file", ""),
             fail=parameters.get("fail", ""),
             responses=_number(parameters, "responses", 1),
             concurrency=_number(parameters, "concurrency", 1),
@@ -90,10 +95,16 @@ class IdentityInstance(Instance):
     Outputs are in the order of `outputs`; an input that it does not name is not returned.
     """
 
-    def __init__(self, behaviour: Behaviour, outputs: Mapping[str, str] = NO_PARAMETERS) -> None:
+    def __init__(
+        self,
+        behaviour: Behaviour,
+        outputs: Mapping[str, str] = NO_PARAMETERS,
+        path: Path | None = None,
+    ) -> None:
         self.concurrency = behaviour.concurrency or None
         self._behaviour = behaviour
         self._outputs = outputs
+        self._hold = path / behaviour.hold_file if path and behaviour.hold_file else None
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         if self._behaviour.gate is not None:
@@ -108,6 +119,8 @@ class IdentityInstance(Instance):
     async def _answer(self, request: InferRequest, number: int) -> InferResponse | InferenceError:
         if self._behaviour.delay_us:
             await asyncio.sleep(self._behaviour.delay_us / 1e6)
+        while self._hold is not None and self._hold.exists():  # noqa: ASYNC110
+            await asyncio.sleep(HOLD_POLL_SECS)
         if self._behaviour.fail:
             return InferenceError(Code.INTERNAL, self._behaviour.fail)
         return InferResponse(outputs=self._echo(request), final=number == self._behaviour.responses)
@@ -145,4 +158,4 @@ class IdentityBackend(Backend):
         config = context.config
         pairs = zip(config.input, config.output, strict=False)
         outputs = {tensor.name: output.name for tensor, output in pairs}
-        return IdentityInstance(replace(behaviour, gate=self._gate), outputs)
+        return IdentityInstance(replace(behaviour, gate=self._gate), outputs, context.path)

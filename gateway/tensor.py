@@ -63,6 +63,9 @@ class Datatype(StrEnum):
     BYTES = "BYTES"
     BF16 = "BF16"
 
+    # That of Enum is written in Python, and tables of datatypes are read in each request.
+    __hash__ = str.__hash__
+
 
 NUMPY_TYPES: dict[Datatype, Any] = {
     Datatype.BOOL: np.dtype(np.bool_),

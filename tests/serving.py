@@ -25,6 +25,7 @@ START_SECS = 120.0
 STOP_SECS = 60.0
 WAIT_SECS = 20.0
 POLL_SECS = 0.01
+LEAST_POLLS = 20
 ANNOUNCED = re.compile(r"^\s*(http|grpc|metrics)\s+(?:http://)?(?:\S+:\d+|unix:\S+)\s*$")
 LISTENING = re.compile(r"listening for=(http|grpc|metrics) port=(\d+)")
 
@@ -197,6 +198,17 @@ def series(name: str, model: str, **labels: str) -> str:
     return f"{name}{{{shown}}}"
 
 
+@contextmanager
+def held(repository: Path, model: str) -> Iterator[None]:
+    """In this block a model of `identity` with HOLD answers nothing."""
+    file = repository / model / "1" / "held"
+    file.touch()
+    try:
+        yield
+    finally:
+        file.unlink()
+
+
 def http_get(port: int, path: str) -> tuple[int, bytes]:
     """Status and body of a page of a server on this machine."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_SECS)
@@ -209,8 +221,13 @@ def http_get(port: int, path: str) -> tuple[int, bytes]:
 
 
 def wait_until(condition: Callable[[], bool], what: str, within: float = WAIT_SECS) -> None:
-    """Poll until the condition holds; AssertionError says what did not come true in time."""
-    deadline = time.monotonic() + within
+    """Poll until the condition holds; AssertionError says what did not come true in time.
+
+    The time is over after `within` seconds, and on a busy machine not before LEAST_POLLS polls.
+    """
+    deadline, polls = time.monotonic() + within, 0
     while not condition():
-        assert time.monotonic() < deadline, f"not within {within:g} s: {what}"
+        polls += 1
+        is_over = time.monotonic() >= deadline and polls >= LEAST_POLLS
+        assert not is_over, f"not within {within:g} s: {what}"
         time.sleep(POLL_SECS)

@@ -128,6 +128,19 @@ async def test_a_delay_precedes_each_answer() -> None:
     assert loop.time() - began >= 0.01
 
 
+async def test_answers_wait_while_the_version_folder_has_the_hold_file(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    held.touch()
+    config = replace(TWO, parameters={"hold_file": "held"})
+    loading = replace(context(config), path=tmp_path)
+    instance = await soon(IdentityBackend().load(loading))
+    answering = asyncio.create_task(collect(instance, numbers(INPUT0=1)))
+    await asyncio.sleep(0.05)
+    assert not answering.done()
+    held.unlink()
+    assert len(await soon(answering)) == 1
+
+
 @pytest.mark.parametrize(("text", "concurrency"), [("1", 1), ("4", 4), ("0", None)])
 async def test_zero_executions_at_once_means_any_number(text: str, concurrency: int | None) -> None:
     assert (await load(concurrency=text)).concurrency == concurrency

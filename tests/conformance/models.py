@@ -57,6 +57,9 @@ def with_parameters(parameters: Mapping[str, object]) -> str:
     )
 
 
+HOLD = {"hold_file": "held"}
+"""Parameters of a model of `identity` that `held` can hold."""
+
 DECOUPLED = "model_transaction_policy { decoupled: true }\n"
 EVERY_VERSION = "version_policy { all {} }\n"
 PAIR = """backend: "identity"
@@ -94,7 +97,8 @@ CATALOGUE = {
     "failing": identity("BYTES", "1", fail="the model says no"),
     "failing_stream": identity("BYTES", "1", fail="the model says no") + DECOUPLED,
     "slow": identity("BYTES", "1", delay_us=400_000, concurrency=0),
-    "slow_start": scripted({"pause": 1.0}, {"text": "late", "final": True}) + DECOUPLED,
+    "holding": identity("BYTES", "1", concurrency=0, **HOLD),
+    "slow_start": scripted({"pause": 2.0}, {"text": "late", "final": True}) + DECOUPLED,
     "late_error": scripted({"pause": 1.0}, {"error": "too late"}) + DECOUPLED,
     "second_error": scripted({"text": "one"}, {"error": "and then it broke"}) + DECOUPLED,
     "flagged": scripted({"text": "one"}, {"text": "two"}, {"final": True}) + DECOUPLED,
@@ -112,7 +116,7 @@ CATALOGUE = {
     "unavailable": scripted({"error": "come back later", "code": "UNAVAILABLE"}),
     "stuck": identity("BYTES", "1", delay_us=NEVER_US),
     "endless": identity("BYTES", "1", delay_us=NEVER_US, concurrency=0) + DECOUPLED,
-    "taking_turns": identity("BYTES", "1", delay_us=2_000_000),
+    "taking_turns": identity("BYTES", "1", **HOLD),
     "chatting": CHATTING + with_parameters({"delay_us": 10_000}) + DECOUPLED,
     "chatting_once": CHATTING,
     "chatting_briefly": CHATTING

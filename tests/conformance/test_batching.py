@@ -12,13 +12,11 @@ import tritonclient.grpc
 import tritonclient.http
 
 from tests.conformance.clients import Client, connect
-from tests.conformance.models import NEVER_US, identity
+from tests.conformance.models import HOLD, NEVER_US, identity
 from tests.leaving import FAILURES, IN_FLIGHT, PENDING
-from tests.serving import Serving, series, wait_until, write_model
+from tests.serving import Serving, held, series, wait_until, write_model
 
 WIRES = ("http.aio", "grpc.aio")
-ROW_US = 400_000
-"""The time of an execution for each row: long enough to send the next requests meanwhile."""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +24,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of each kind for each wire, so that no test sees the statistics of another."""
     folder = tmp_path_factory.mktemp("batching")
     for wire in WIRES:
-        slow = identity("INT32", "1", delay_us=ROW_US)
+        slow = identity("INT32", "1", **HOLD)
         stuck = identity("INT32", "1", delay_us=NEVER_US)
         for name, config in {
             "preferred": slow + "max_batch_size: 8 dynamic_batching { preferred_batch_size: [4] }",
@@ -93,12 +91,14 @@ async def reached(server: Serving, model: str, in_flight: int, pending: int) -> 
 
 
 async def test_a_backlog_of_seven_with_a_preferred_size_of_four(
-    server: Serving, client: Client
+    server: Serving, repository: Path, client: Client
 ) -> None:
     model = f"preferred_{client.wire}"
-    first = await busy(server, client, model)
-    answers = await asyncio.gather(*(ask(client, model, value) for value in range(1, 8)))
-    assert [await first, *answers] == list(range(8))
+    with held(repository, model):
+        first = await busy(server, client, model)
+        backlog = [asyncio.create_task(ask(client, model, value)) for value in range(1, 8)]
+        await reached(server, model, in_flight=8, pending=7)
+    assert [await each for each in (first, *backlog)] == list(range(8))
     (row,) = (await client.statistics(model)).model_stats
     assert {each.batch_size: each.compute_infer.count for each in row.batch_stats} == {
         1: 1,
@@ -130,17 +130,21 @@ async def test_a_timeout_in_the_queue_is_answered_as_rejected(
     assert server.metrics()[series(FAILURES, model, reason="REJECTED")] == 1
 
 
-async def test_the_more_urgent_request_goes_first(server: Serving, client: Client) -> None:
+async def test_the_more_urgent_request_goes_first(
+    server: Serving, repository: Path, client: Client
+) -> None:
     model = f"levels_{client.wire}"
-    first = await busy(server, client, model)
     ended: list[int] = []
 
     async def note(value: int, priority: int) -> None:
         ended.append(await ask(client, model, value, priority=priority))
 
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(note(1, priority=2))
-        await reached(server, model, in_flight=2, pending=1)
-        tasks.create_task(note(2, priority=1))
+        with held(repository, model):
+            first = await busy(server, client, model)
+            tasks.create_task(note(1, priority=2))
+            await reached(server, model, in_flight=2, pending=1)
+            tasks.create_task(note(2, priority=1))
+            await reached(server, model, in_flight=3, pending=2)
     assert await first == 0
     assert ended == [2, 1]

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -21,7 +22,7 @@ from tests.leaving import (
 )
 from tests.raw import Connection, post
 from tests.rpc import connected, infer_request, streaming
-from tests.serving import Serving, wait_until
+from tests.serving import Serving, held, wait_until
 
 pytestmark = pytest.mark.runs_on("grpcio", "frontends")
 
@@ -162,15 +163,17 @@ def test_a_grpc_client_that_reads_nothing_gets_an_error_after_the_send_timeout(
         assert rpc.error() == ("CANCELLED", "the client stopped reading")
 
 
-def test_a_request_behind_one_that_left_gets_its_turn(server: Serving) -> None:
+def test_a_request_behind_one_that_left_gets_its_turn(server: Serving, repository: Path) -> None:
     message = infer_request("taking_turns", INPUT="x")
     with connected(server.grpc) as stub:
-        calls = []
-        for _ in range(3):
-            with accepted(server, "taking_turns"):
-                calls.append(stub.ModelInfer.future(message))
-        calls[0].cancel()
-        calls[1].cancel()
+        with held(repository, "taking_turns"):
+            calls = []
+            for _ in range(3):
+                with accepted(server, "taking_turns"):
+                    calls.append(stub.ModelInfer.future(message))
+            calls[0].cancel()
+            calls[1].cancel()
+            server.wait_metric(IN_FLIGHT, "taking_turns", 1)
         assert calls[2].result(timeout=20).raw_output_contents == [b"\x01\x00\x00\x00x"]
     assert server.metric("nv_inference_request_success", "taking_turns") == 1
 

@@ -37,7 +37,7 @@ NEVER_US = 3_600_000_000
 CORES = sorted(os.sched_getaffinity(0))
 EXPIRES_SECS = 0.5
 """A request that waits twice as long for a gate has expired."""
-NOTICED_SECS = 0.5
+NOTICED_SECS = 2.0
 """A response that is there is read sooner than that."""
 DYNAMIC = "dynamic_batching { %s }\n"
 SEQUENCE = "sequence_batching { %s }\n"

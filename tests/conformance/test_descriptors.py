@@ -137,6 +137,7 @@ def gaps(server: Serving) -> list[float]:
     return sorted(later - earlier for earlier, later in pairwise(times))
 
 
+@pytest.mark.quiet
 def test_ten_thousand_silent_connections_do_not_slow_a_stream(server: Serving) -> None:
     pids = processes(server)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

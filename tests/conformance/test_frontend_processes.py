@@ -87,16 +87,16 @@ def test_a_killed_process_drops_only_its_own_clients_and_is_started_again(
 
 
 def test_streams_end_by_themselves_when_the_server_stops(server: Serving) -> None:
-    ten = {**TICKING, "n": 10, "delay_us": 100_000}
+    thirty = {**TICKING, "n": 30, "delay_us": 100_000}
     with Connection(server.ports["http"]) as client, connected(server.grpc) as stub:
-        client.ask(PATH, ten)
+        client.ask(PATH, thirty)
         assert client.head().status == 200
         with streaming(stub) as rpc:
-            rpc.ask(infer_request("repeat", "a", **ten))
+            rpc.ask(infer_request("repeat", "a", **thirty))
             server.wait_metric(IN_FLIGHT, "repeat", 2)
             server.begin_stop()
-            assert client.rest().count(b"data: ") == 10
-            assert len([rpc.answer() for _ in range(10)]) == 10
+            assert client.rest().count(b"data: ") == 30
+            assert len([rpc.answer() for _ in range(30)]) == 30
     assert server.wait_ended() == 0
 
 

@@ -356,7 +356,7 @@ def test_headers_wait_for_the_first_response_but_not_for_long(server: Serving) -
         began = time.monotonic()
         connection.ask("/v2/models/slow_start/generate_stream", {"text_input": "x"})
         assert connection.head().status == 200
-        assert FIRST_RESPONSE_SECS <= time.monotonic() - began < 1.0
+        assert FIRST_RESPONSE_SECS <= time.monotonic() - began < 2.0
         body = b"".join(iter(connection.chunk, b""))
     assert texts_of(body) == ["late"]
 

@@ -29,7 +29,7 @@ LOGGED_ERROR = re.compile(r"E\d{4} ")
 SOON_SECS = 6.0
 LAST_ANSWERS_SECS = 2.0
 HEALTH = health_pb2.HealthCheckResponse
-SHORT = {"text_input": "x", "n": 10, "delay_us": 100_000}
+SHORT = {"text_input": "x", "n": 30, "delay_us": 100_000}
 LONG = {"text_input": "x", "n": 100_000, "delay_us": 10_000}
 ABANDONED = (
     "the server is shutting down and the request did not end within its --exit-timeout-secs of 1"
@@ -116,7 +116,7 @@ def test_sigterm_lets_streams_end_and_takes_nothing_new(models: Path) -> None:
             assert connection.answer().body.count(b"data: ") == SHORT["n"]
             assert connection.ended
         found = rpc.until_exit()
-        assert [each.error_message for each in found] == [""] * 10
+        assert [each.error_message for each in found] == [""] * SHORT["n"]
         with within(SOON_SECS):
             server.wait_ended()
 

@@ -17,7 +17,7 @@ from tests.serving import Serving
 pytestmark = pytest.mark.runs_on("grpcio", "frontends")
 
 LIMIT = 2
-AT_ONCE_SECS = 1
+AT_ONCE_SECS = 5
 MESSAGE = (
     "model '{}' has 2 requests in flight, the most it accepts (its parameter 'max_in_flight'); "
     "retry later"

@@ -290,7 +290,7 @@ async def test_an_abandoned_execution_is_killed_at_its_limit(
     name = await loaded(client, "patient")
     pid = int(await do(client, name, "pid"))
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.3):
+        async with asyncio.timeout(1.0):
             await do(client, name, "sleep")
     await asyncio.to_thread(wait_until, lambda: not is_alive(pid), "the worker has been killed")
     await restarted(client, name)

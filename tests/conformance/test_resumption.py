@@ -18,7 +18,7 @@ from tests.conformance.models import REPEAT, identity
 from tests.leaving import IN_FLIGHT, accepted
 from tests.raw import Connection, get
 from tests.rpc import connected, infer_request, streaming
-from tests.serving import WAIT_SECS, Serving, serving, wait_until, write_model
+from tests.serving import WAIT_SECS, Serving, held, serving, wait_until, write_model
 
 pytestmark = pytest.mark.runs_on("grpcio", "frontends")
 
@@ -128,7 +128,7 @@ def test_an_unread_stream_takes_no_more_than_its_buffer(models: Path) -> None:
             assert numbers(take(connection, 1_000)) == list(range(number, number + 1_000))
 
 
-def test_two_requests_with_one_key_are_one(server: Serving) -> None:
+def test_two_requests_with_one_key_are_one(server: Serving, repository: Path) -> None:
     key = {"Idempotency-Key": "two at once"}
     before = server.metrics()
     with (
@@ -136,20 +136,25 @@ def test_two_requests_with_one_key_are_one(server: Serving) -> None:
         ThreadPoolExecutor() as pool,
     ):
         body = {"INPUT": "x"}
-        posts = [
-            pool.submit(http.post, "/v2/models/slow/generate", json=body, headers=key)
-            for _ in range(4)
-        ]
+        with held(repository, "holding"):
+            posts = [
+                pool.submit(http.post, "/v2/models/holding/generate", json=body, headers=key)
+                for _ in range(4)
+            ]
+            joined = before["gateway_joined_total"] + 3
+            wait_until(
+                lambda: server.metrics()["gateway_joined_total"] == joined, "three have joined"
+            )
         found = [each.result(WAIT_SECS) for each in posts]
-        late = http.post("/v2/models/slow/generate", json=body, headers=key)
-        other = http.post("/v2/models/slow/generate", json={"INPUT": "y"}, headers=key)
+        late = http.post("/v2/models/holding/generate", json=body, headers=key)
+        other = http.post("/v2/models/holding/generate", json={"INPUT": "y"}, headers=key)
     assert {(each.status_code, each.content) for each in (*found, late)} == {
-        (200, b'{"OUTPUT":"x","model_name":"slow","model_version":"1"}')
+        (200, b'{"OUTPUT":"x","model_name":"holding","model_version":"1"}')
     }
     replayed = sorted(each.headers.get("Idempotency-Replayed", "") for each in found)
     assert replayed == ["", "true", "true", "true"]
     assert other.status_code == 422
-    name = 'nv_inference_request_success{model="slow",version="1"}'
+    name = 'nv_inference_request_success{model="holding",version="1"}'
     assert server.metrics()[name] == before[name] + 1
     assert server.metrics()["gateway_joined_total"] == before["gateway_joined_total"] + 4
 

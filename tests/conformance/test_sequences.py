@@ -17,11 +17,11 @@ from onnx import TensorProto
 from tritonclient.grpc import service_pb2
 
 from tests.conformance.clients import Client, connect
-from tests.conformance.models import identity
+from tests.conformance.models import HOLD, identity
 from tests.leaving import FAILURES, IN_FLIGHT, PENDING
 from tests.onnx_models import constant, model, node, tensor, write
 from tests.rpc import connected, streaming
-from tests.serving import Serving, series, serving, wait_until, write_model
+from tests.serving import Serving, held, series, serving, wait_until, write_model
 
 FLAGS = ("--exit-on-error=false", "--strict-readiness=false", "--model-control-mode=explicit")
 FLAGS = (*FLAGS, "--load-model=*", "--exit-timeout-secs=2")
@@ -37,7 +37,6 @@ CONTROLS = """control_input [
 ]"""
 IDLE = "max_sequence_idle_microseconds: 60000000"
 STARTED = "must specify the START flag on the first request of the sequence"
-ROW_US = 300_000
 SOON_SECS = 10
 
 
@@ -207,9 +206,9 @@ TEN = 'initial_state { name: "ten" data_type: TYPE_INT32 dims: [1] data_file: "t
 SHOWN = ', { name: "SUM_OUT" data_type: TYPE_INT32 dims: [1] }'
 
 
-def slow(strategy: str, idle_us: int = 60_000_000, delay_us: int = ROW_US) -> str:
+def holding(strategy: str, idle_us: int = 60_000_000) -> str:
     batching = f"sequence_batching {{ max_sequence_idle_microseconds: {idle_us} {strategy} }}"
-    return identity("INT32", "1", delay_us=delay_us) + f"max_batch_size: 1 {batching}"
+    return identity("INT32", "1", **HOLD) + f"max_batch_size: 1 {batching}"
 
 
 BROKEN = {
@@ -241,9 +240,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(folder, f"direct_{wire}", telling(), telling_config("direct { }"))
         text = telling(element=TensorProto.STRING)
         write(folder, f"text_{wire}", text, telling_config("oldest { }", "STRING"))
-        write_model(folder, f"slow_{wire}", slow("direct { }"))
-        write_model(folder, f"oldest_{wire}", slow("oldest { max_candidate_sequences: 1 }"))
-        write_model(folder, f"idle_{wire}", slow("direct { }", idle_us=50_000, delay_us=0))
+        write_model(folder, f"slots_{wire}", holding("direct { }"))
+        write_model(folder, f"oldest_{wire}", holding("oldest { max_candidate_sequences: 1 }"))
+        write_model(folder, f"idle_{wire}", holding("direct { }", idle_us=50_000))
     write(folder, "adding", adding(), adding_config(ZERO))
     write(folder, "adding_oldest", adding(), adding_config(ZERO, strategy="oldest { }"))
     write(folder, "warm", adding(), warm_config())
@@ -556,11 +555,11 @@ async def test_a_model_whose_sequences_cannot_be_is_not_loaded(client: Client, n
 async def test_a_sequence_that_waits_for_a_slot_begins_when_another_ends(
     server: Serving, client: Client
 ) -> None:
-    name = f"slow_{client.wire}"
+    name = f"slots_{client.wire}"
     await ask(client, name, 1, 1, "start")
     waiting = [asyncio.create_task(ask(client, name, 2, 2, "start"))]
     await reached(server, name, in_flight=1, pending=1)
-    late = [asyncio.create_task(refusal(client, name, 3, "start", timeout=100_000))]
+    late = [asyncio.create_task(refusal(client, name, 3, "start", timeout=1_000_000))]
     await reached(server, name, in_flight=2, pending=2)
     late.append(asyncio.create_task(refusal(client, name, 3)))
     expired = (
@@ -574,35 +573,38 @@ async def test_a_sequence_that_waits_for_a_slot_begins_when_another_ends(
     await ask(client, name, 2, 4, "end")
 
 
-@pytest.mark.parametrize("strategy", ["slow", "oldest"])
+@pytest.mark.parametrize("strategy", ["slots", "oldest"])
 async def test_with_a_client_that_leaves_go_the_queued_requests_of_its_sequence(
-    server: Serving, client: Client, strategy: str
+    server: Serving, repository: Path, client: Client, strategy: str
 ) -> None:
     name = f"{strategy}_{client.wire}"
     await ask(client, name, 21, 1, "start")
-    executing = asyncio.create_task(ask(client, name, 21, 2))
-    await reached(server, name, in_flight=1, pending=0)
-    leaving = asyncio.create_task(ask(client, name, 21, 3))
-    await reached(server, name, in_flight=2, pending=1)
-    staying = asyncio.create_task(refusal(client, name, 21))
-    await reached(server, name, in_flight=3, pending=2)
-    neighbour = asyncio.create_task(ask(client, name, 22, 4, "start end"))
-    await reached(server, name, in_flight=4, pending=3)
-    leaving.cancel()
-    assert (await staying)[0] in ("CANCELLED", "400")
+    with held(repository, name):
+        executing = asyncio.create_task(ask(client, name, 21, 2))
+        await reached(server, name, in_flight=1, pending=0)
+        leaving = asyncio.create_task(ask(client, name, 21, 3))
+        await reached(server, name, in_flight=2, pending=1)
+        staying = asyncio.create_task(refusal(client, name, 21))
+        await reached(server, name, in_flight=3, pending=2)
+        neighbour = asyncio.create_task(ask(client, name, 22, 4, "start end"))
+        await reached(server, name, in_flight=4, pending=3)
+        leaving.cancel()
+        assert (await staying)[0] in ("CANCELLED", "400")
     assert (await executing).as_numpy("OUTPUT").item() == 2
     assert (await neighbour).as_numpy("OUTPUT").item() == 4
     assert (await refusal(client, name, 21))[1].endswith(STARTED)
 
 
-def test_a_stream_that_vanishes_leaves_its_slot_to_the_next(server: Serving, stub: Any) -> None:
-    name = "slow_grpc.aio"
-    with streaming(stub) as rpc:
+def test_a_stream_that_vanishes_leaves_its_slot_to_the_next(
+    server: Serving, repository: Path, stub: Any
+) -> None:
+    name = "slots_grpc.aio"
+    with held(repository, name), streaming(stub) as rpc:
         rpc.ask(message(name, 31, 1, "a", "start"))
         rpc.ask(*(message(name, 31, value, str(value)) for value in range(2, 6)))
         wait_until(lambda: server.metric(PENDING, name) == 4, "four are queued")
         rpc.cancel()
-    wait_until(lambda: server.metric(IN_FLIGHT, name) == 0, "all have gone")
+        wait_until(lambda: server.metric(IN_FLIGHT, name) == 0, "all have gone")
     with streaming(stub) as rpc:
         rpc.ask(message(name, 32, 7, "b", "start end"))
         assert sum_of(rpc.rest()[0]) == 7
@@ -631,13 +633,14 @@ async def test_a_sequence_survives_the_reload_of_another_model(client: Client) -
 
 
 async def test_a_reload_of_its_own_model_ends_a_sequence_after_what_it_has_queued(
-    server: Serving, client: Client
+    server: Serving, repository: Path, client: Client
 ) -> None:
-    name = f"slow_{client.wire}"
+    name = f"slots_{client.wire}"
     await ask(client, name, 41, 1, "start")
-    queued = [asyncio.create_task(ask(client, name, 41, value)) for value in (2, 3)]
-    await reached(server, name, in_flight=2, pending=1)
-    await client.call("unload_model", name)
+    with held(repository, name):
+        queued = [asyncio.create_task(ask(client, name, 41, value)) for value in (2, 3)]
+        await reached(server, name, in_flight=2, pending=1)
+        await client.call("unload_model", name)
     await client.call("load_model", name)
     assert (await refusal(client, name, 41))[1].endswith(STARTED)
     assert [(await each).as_numpy("OUTPUT").item() for each in queued] == [2, 3]

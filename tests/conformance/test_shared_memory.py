@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,7 +19,7 @@ from tritonclient.grpc import InferInput, service_pb2
 from tests.conformance.clients import Client, connect
 from tests.regions import path_of, shared_object, shrink
 from tests.rpc import connected, streaming
-from tests.serving import WAIT_SECS, Serving, serving
+from tests.serving import WAIT_SECS, Serving, held, serving
 
 FLAGS = ("--allow-client-shm=true",)
 SIZE = 65536
@@ -369,19 +370,20 @@ def test_a_stream_takes_and_gives_shared_memory(stub: Any, key: str) -> None:
 
 
 def test_an_unregistered_region_serves_the_request_that_uses_it(
-    server: Serving, stub: Any, key: str
+    server: Serving, repository: Path, stub: Any, key: str
 ) -> None:
     with path_of(key).open("r+b") as file:
         file.write(b"\x02\0\0\0hi")
-    request = service_pb2.ModelInferRequest(model_name="slow")
+    request = service_pb2.ModelInferRequest(model_name="holding")
     request.inputs.add(name="INPUT", datatype="BYTES", shape=[1], parameters=placed(byte_size=6))
     request.outputs.add(name="OUTPUT", parameters=placed(byte_size=6, offset=1024))
     with streaming(stub) as rpc:
-        rpc.ask(request, ask(placed("gone"), id="behind"))
-        server.wait_metric("gateway_requests_in_flight", "slow", 1)
-        forget = service_pb2.SystemSharedMemoryUnregisterRequest(name="r")
-        stub.SystemSharedMemoryUnregister(forget, timeout=WAIT_SECS)
-        register(stub, "r", key, offset=4096, byte_size=8)
+        with held(repository, "holding"):
+            rpc.ask(request, ask(placed("gone"), id="behind"))
+            server.wait_metric("gateway_requests_in_flight", "holding", 1)
+            forget = service_pb2.SystemSharedMemoryUnregisterRequest(name="r")
+            stub.SystemSharedMemoryUnregister(forget, timeout=WAIT_SECS)
+            register(stub, "r", key, offset=4096, byte_size=8)
         answer = rpc.answer()
     assert (answer.error_message, list(answer.infer_response.raw_output_contents)) == ("", [b""])
     content = path_of(key).read_bytes()

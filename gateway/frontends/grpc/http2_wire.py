@@ -279,7 +279,9 @@ def framed(messages: Sequence[bytes]) -> Sequence[bytes]:
         (message,) = messages
         head = HEAD.pack(PLAIN, len(message))
         return (head, message) if len(message) > COPIED_BYTES else (head + message,)
-    parts = (part for each in messages for part in (HEAD.pack(PLAIN, len(each)), each))
+    parts: list[bytes] = []
+    for each in messages:
+        parts += (HEAD.pack(PLAIN, len(each)), each)
     return (b"".join(parts),)
 
 

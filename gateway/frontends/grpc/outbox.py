@@ -235,6 +235,7 @@ class ResponseSender:
     async def _forward(self, asked: StreamRequest) -> None:
         if asked.position is not None:
             await asked.position.reached()
+        encode = asked.encoder.encode_streamed
         complete = False
         while batch := await asked.stream.batch():
             complete = batch[-1].final and _is_sent(asked, batch[-1])
@@ -242,9 +243,9 @@ class ResponseSender:
             if self._strict:
                 shown, error = _until_error(shown)
             messages = [
-                _encode(asked, response)
+                encode(response)
                 for each, response in zip(batch, shown, strict=False)
-                if _is_sent(asked, each)
+                if each.outputs or _is_sent(asked, each)
             ]
             if messages and not self._outbox.is_busy:
                 await self._send(asked, messages)
@@ -254,15 +255,16 @@ class ResponseSender:
             if error is not None:
                 raise StrictModeError(error)
         if not complete and asked.empty_final:
-            await self._send(asked, [_encode(asked, InferResponse(final=True))])
+            await self._send(asked, [encode(InferResponse(final=True))])
 
     async def _forward_single(self, asked: StreamRequest) -> None:
         error: InferenceError | None = None
         messages: list[bytes] = []
+        encode = asked.encoder.encode_streamed
         try:
-            messages = [_encode(asked, replace(await asked.stream.only(), final=True))]
+            messages = [encode(replace(await asked.stream.only(), final=True))]
         except Interrupted as found:
-            messages = [_encode(asked, each) for each in (*found.answers, INTERRUPTED)]
+            messages = [encode(each) for each in (*found.answers, INTERRUPTED)]
         except InferenceError as found:
             error = found
         with self.unsent.counted(messages):
@@ -275,7 +277,8 @@ class ResponseSender:
     async def _report(self, asked: StreamRequest, error: InferenceError) -> None:
         if self._strict:
             raise StrictModeError(error)
-        await self._send(asked, [_encode(asked, InferResponse(error=error, final=True))])
+        message = asked.encoder.encode_streamed(InferResponse(error=error, final=True))
+        await self._send(asked, [message])
 
     async def _send(self, asked: StreamRequest, messages: Sequence[bytes]) -> None:
         """Send messages, and record the times in the trace of the request."""
@@ -284,10 +287,6 @@ class ResponseSender:
         await self._outbox.put(messages)
         if asked.trace is not None:
             asked.trace.stamp("GRPC_SEND_END")
-
-
-def _encode(asked: StreamRequest, response: InferResponse) -> bytes:
-    return asked.encoder.encode_streamed(response, asked.message.model_version)
 
 
 def _until_error(

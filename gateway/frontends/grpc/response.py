@@ -11,61 +11,78 @@ from gateway.messages import InferRequest, InferResponse, Parameter, RequestedOu
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.shared_memory.regions import SharedMemory
-from gateway.tensor import Buffer, Datatype, Tensor, value
+from gateway.tensor import Buffer, Datatype, Tensor
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 
 
-@value
 class InferResponseEncoder:
     """Encodes the responses to one request, each output as the request demands.
 
     Outputs in shared memory are written there; other outputs are copied once, into the message.
     """
 
-    request: InferRequest
-    model: Model
-    shared_memory: SharedMemory
+    __slots__ = ("_directed", "_head", "_model", "_request", "_shared_memory")
+
+    def __init__(self, request: InferRequest, model: Model, shared_memory: SharedMemory) -> None:
+        self._request = request
+        self._model = model
+        self._shared_memory = shared_memory
+        self._head = _head(request.model, model.version, request.id)
+        # Outputs that are classified, or written into shared memory.
+        self._directed = {
+            each.name: each for each in request.outputs if each.classes or each.region
+        }
 
     def encode(self, response: InferResponse) -> bytes:
         """A ModelInferResponse; INVALID_ARG above MAX_MESSAGE_BYTES."""
-        return _joined(self._parts(response, self.model.version))
+        parts = self._parts(response, self._head)
+        return _joined(parts, sum(map(len, parts)))
 
-    def encode_streamed(self, response: InferResponse, asked_version: str) -> bytes:
+    def encode_streamed(self, response: InferResponse) -> bytes:
         """A ModelStreamInferResponse with the final flag and the error, if any."""
-        # Without outputs the version is the requested one (protocol 19.3).
-        version = self.model.version if response.outputs else asked_version
-        parts = self._parts(response, version)
+        head = self._head
+        if not response.outputs:
+            # Without outputs the version is the requested one (protocol 19.3).
+            request = self._request
+            head = _head(request.model, request.version, request.id)
+        parts = self._parts(response, head)
         parts.append(_FINAL if response.final else _NOT_FINAL)
         size = sum(map(len, parts))
-        error = b"" if response.error is None else _error(response.error)
-        return _joined([error, protobuf_wire.sized(protobuf_wire.INFER_RESPONSE, size), *parts])
+        before = protobuf_wire.sized(protobuf_wire.INFER_RESPONSE, size)
+        if response.error is not None:
+            before = _error(response.error) + before
+        parts.insert(0, before)
+        return _joined(parts, len(before) + size)
 
-    def _parts(self, response: InferResponse, version: str) -> list[Buffer]:
-        request = self.request
-        parts: list[Buffer] = [_head(request.model, version, request.id)]
+    def _parts(self, response: InferResponse, head: bytes) -> list[Buffer]:
+        parts: list[Buffer] = [head]
         if response.parameters:
             parts.append(_parameters(response.parameters))
-        asked = {each.name: each for each in request.outputs if each.classes or each.region}
         for output in response.outputs:
-            parts += self._output(output, asked.get(output.name))
+            if self._directed and output.name in self._directed:
+                parts += self._directed_output(output, self._directed[output.name])
+                continue
+            raw = output.raw()
+            parts.append(_before_raw(output.name, output.datatype, output.shape, len(raw)))
+            parts.append(raw)
         return parts
 
-    def _output(self, output: Tensor, asked: RequestedOutput | None) -> list[Buffer]:
-        if asked is not None and asked.classes:
-            labels = self.model.labels.get(output.name, ())
-            batching = self.model.config.batching
+    def _directed_output(self, output: Tensor, asked: RequestedOutput) -> list[Buffer]:
+        if asked.classes:
+            labels = self._model.labels.get(output.name, ())
+            batching = self._model.config.batching
             output = classify(output, asked.classes, labels, batching=batching)
-        described = _described(output.name, output.datatype, output.shape)
-        if asked is not None and asked.region is not None:
-            self.shared_memory.write(asked.region, output)
-            return [described, protobuf_wire.sized(protobuf_wire.RAW_OUTPUT, 0)]
+        name, datatype, shape = output.name, output.datatype, output.shape
+        if asked.region is not None:
+            self._shared_memory.write(asked.region, output)
+            return [_before_raw(name, datatype, shape, 0)]
         raw = output.raw()
-        return [described, protobuf_wire.sized(protobuf_wire.RAW_OUTPUT, len(raw)), raw]
+        return [_before_raw(name, datatype, shape, len(raw)), raw]
 
 
-def _joined(parts: list[Buffer]) -> bytes:
-    size = sum(map(len, parts))
+def _joined(parts: list[Buffer], size: int) -> bytes:
+    """One message of `size` bytes in all."""
     if size > MAX_MESSAGE_BYTES:
         raise InferenceError(
             Code.INVALID_ARG,
@@ -82,10 +99,11 @@ def _head(model: str, version: str, request_id: str) -> bytes:
 
 
 @lru_cache(1024)
-def _described(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes:
+def _before_raw(name: str, datatype: Datatype, shape: tuple[int, ...], size: int) -> bytes:
+    """The description of an output, and the tag and length of its `size` bytes of data."""
     message = pb.ModelInferResponse()
     message.outputs.add(name=name, datatype=datatype, shape=shape)
-    return message.SerializeToString()
+    return message.SerializeToString() + protobuf_wire.sized(protobuf_wire.RAW_OUTPUT, size)
 
 
 def _parameters(parameters: Mapping[str, Parameter]) -> bytes:

@@ -131,7 +131,7 @@ async def test_an_output_must_fit_its_part_of_shared_memory(serve: Serve) -> Non
 @pytest.mark.parametrize("final", [True, False])
 async def test_a_streamed_response_has_the_final_flag(serve: Serve, final: bool) -> None:
     response = InferResponse(outputs=(SCORES,), parameters={"n": 1}, final=final)
-    found = pb.ModelStreamInferResponse.FromString(encoder(serve).encode_streamed(response, ""))
+    found = pb.ModelStreamInferResponse.FromString(encoder(serve).encode_streamed(response))
     assert found.error_message == ""
     inner = found.infer_response
     assert (inner.model_name, inner.model_version, inner.id) == ("m", "1", "r1")
@@ -141,7 +141,7 @@ async def test_a_streamed_response_has_the_final_flag(serve: Serve, final: bool)
 
 
 async def test_an_empty_final_response_names_the_version_asked_for(serve: Serve) -> None:
-    streamed = encoder(serve).encode_streamed(InferResponse(final=True), "")
+    streamed = encoder(serve).encode_streamed(InferResponse(final=True))
     found = pb.ModelStreamInferResponse.FromString(streamed).infer_response
     assert (found.model_name, found.model_version, found.id) == ("m", "", "r1")
     assert found.parameters["triton_final_response"].bool_param
