@@ -21,7 +21,7 @@ STALL_FLAG = "--stall-secs"
 STALL_SECS = 60.0
 """No instance may be without progress for so long; a server that restarts one fails its test."""
 
-START_SECS = 120.0
+START_SECS = 180.0
 STOP_SECS = 60.0
 WAIT_SECS = 20.0
 POLL_SECS = 0.01
