@@ -148,7 +148,7 @@ CAUSES: Mapping[str, Sequence[Sent]] = {
     ],
     "a `grpc-timeout` of more than eight digits": [unary(("grpc-timeout", "123456789S"))],
     "a deadline that passes before or during the RPC": [
-        *(unary(("grpc-timeout", each)) for each in ("0n", "0H")),
+        *(Sent(request(INFER, ("grpc-timeout", each)), message(STUCK)) for each in ("0n", "0H")),
         *(Sent(request(each, SOON), b"", half_closed=False) for each in (READY, STREAM)),
         Sent(request(INFER, SOON), message(STUCK)),
         Sent(request(STREAM, SOON), message(STUCK)),

@@ -17,7 +17,7 @@ async def test_a_cancelled_call_that_has_not_begun_never_runs() -> None:
     second = threads.start(ran.append, "second")
     third = threads.start(ran.append, "third")
     second.cancel()
-    await asyncio.sleep(0)  # the executor is told in the next turn of the loop
+    await asyncio.sleep(0)  # the next turn of the loop cancels it in the executor
     gate.set()
     await soon(asyncio.wait([first, third]))
     threads.close()
