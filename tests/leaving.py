@@ -4,6 +4,7 @@ A way is a context manager: it asks, waits until the server has the request, and
 block the client has left, and the server is to notice.
 """
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -122,6 +123,19 @@ def accepted(server: Serving, model: str) -> Iterator[None]:
     before = server.metric(IN_FLIGHT, model)
     yield
     server.wait_metric(IN_FLIGHT, model, before + 1)
+
+
+async def reached(server: Serving, model: str, in_flight: int, pending: int) -> None:
+    """Wait until the model has these numbers of requests."""
+
+    def is_so() -> bool:
+        page = server.metrics()
+        return (page[series(IN_FLIGHT, model)], page[series(PENDING, model)]) == (
+            in_flight,
+            pending,
+        )
+
+    await asyncio.to_thread(wait_until, is_so, f"{in_flight} in flight and {pending} pending")
 
 
 def _over_http(

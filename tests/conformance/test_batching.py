@@ -13,8 +13,8 @@ import tritonclient.http
 
 from tests.conformance.clients import Client, connect
 from tests.conformance.models import HOLD, NEVER_US, identity
-from tests.leaving import FAILURES, IN_FLIGHT, PENDING
-from tests.serving import Serving, held, series, wait_until, write_model
+from tests.leaving import FAILURES, reached
+from tests.serving import Serving, held, series, write_model
 
 WIRES = ("http.aio", "grpc.aio")
 
@@ -75,19 +75,6 @@ async def leaving(
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await reached(server, model, in_flight=0, pending=0)
-
-
-async def reached(server: Serving, model: str, in_flight: int, pending: int) -> None:
-    """Wait until the model has these numbers of requests."""
-
-    def is_so() -> bool:
-        page = server.metrics()
-        return (page[series(IN_FLIGHT, model)], page[series(PENDING, model)]) == (
-            in_flight,
-            pending,
-        )
-
-    await asyncio.to_thread(wait_until, is_so, f"{in_flight} in flight and {pending} pending")
 
 
 async def test_a_backlog_of_seven_with_a_preferred_size_of_four(

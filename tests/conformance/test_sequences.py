@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2
 
 from tests.conformance.clients import Client, connect
 from tests.conformance.models import HOLD, identity
-from tests.leaving import FAILURES, IN_FLIGHT, PENDING
+from tests.leaving import FAILURES, IN_FLIGHT, PENDING, reached
 from tests.onnx_models import constant, model, node, tensor, write
 from tests.rpc import connected, streaming
 from tests.serving import Serving, held, series, serving, wait_until, write_model
@@ -332,17 +332,6 @@ async def told(client: Client, name: str, sequence: int | str, flags: str = "") 
 
 async def added(client: Client, name: str, sequence: int, value: int, flags: str = "") -> int:
     return int((await ask(client, name, sequence, value, flags)).as_numpy("SUM")[0, 0])
-
-
-async def reached(server: Serving, name: str, in_flight: int, pending: int) -> None:
-    """Wait until the model has these numbers of requests."""
-    wanted = (in_flight, pending)
-
-    def is_so() -> bool:
-        page = server.metrics()
-        return (page[series(IN_FLIGHT, name)], page[series(PENDING, name)]) == wanted
-
-    await asyncio.to_thread(wait_until, is_so, f"{in_flight} in flight and {pending} pending")
 
 
 # Inputs of the model.

@@ -242,6 +242,7 @@ class ResponseSender:
             shown, error = marked(asked.stream, batch), None
             if self._strict:
                 shown, error = _until_error(shown)
+            # Whether it has outputs comes first: as `_is_sent`, without a call for each token.
             messages = [
                 encode(response)
                 for each, response in zip(batch, shown, strict=False)

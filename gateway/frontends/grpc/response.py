@@ -7,7 +7,7 @@ from gateway.classification import classify
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc import protobuf_wire
 from gateway.frontends.grpc.parameters import FINAL, set_parameter
-from gateway.messages import InferRequest, InferResponse, Parameter, RequestedOutput
+from gateway.messages import InferRequest, InferResponse, Parameter
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.shared_memory.regions import SharedMemory
@@ -60,25 +60,21 @@ class InferResponseEncoder:
         if response.parameters:
             parts.append(_parameters(response.parameters))
         for output in response.outputs:
-            if self._directed and output.name in self._directed:
-                parts += self._directed_output(output, self._directed[output.name])
-                continue
-            raw = output.raw()
+            asked = self._directed.get(output.name)
+            if asked is not None and asked.classes:
+                output = self._classified(output, asked.classes)
+            raw: Buffer = b""
+            if asked is not None and asked.region is not None:
+                self._shared_memory.write(asked.region, output)
+            else:
+                raw = output.raw()
             parts.append(_before_raw(output.name, output.datatype, output.shape, len(raw)))
             parts.append(raw)
         return parts
 
-    def _directed_output(self, output: Tensor, asked: RequestedOutput) -> list[Buffer]:
-        if asked.classes:
-            labels = self._model.labels.get(output.name, ())
-            batching = self._model.config.batching
-            output = classify(output, asked.classes, labels, batching=batching)
-        name, datatype, shape = output.name, output.datatype, output.shape
-        if asked.region is not None:
-            self._shared_memory.write(asked.region, output)
-            return [_before_raw(name, datatype, shape, 0)]
-        raw = output.raw()
-        return [_before_raw(name, datatype, shape, len(raw)), raw]
+    def _classified(self, output: Tensor, classes: int) -> Tensor:
+        labels = self._model.labels.get(output.name, ())
+        return classify(output, classes, labels, batching=self._model.config.batching)
 
 
 def _joined(parts: list[Buffer], size: int) -> bytes:
