@@ -234,8 +234,8 @@ class WorkerConnection:
 
     def release(self) -> None:
         """Send the worker its released segments, and the dropped segments of the gateway."""
-        freed, dropped = self.incoming.take_released(), self.outgoing.take_dropped()
-        if freed or dropped:
+        if self.incoming.released or self.outgoing.dropped:
+            freed, dropped = self.incoming.take_released(), self.outgoing.take_dropped()
             self.control.send(to_json([ToWorker.RELEASED, freed, dropped]))
 
     def close(self) -> None:

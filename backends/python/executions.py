@@ -356,6 +356,7 @@ def _weight(answer: InferResponse | InferenceError) -> tuple[int, int]:
     size, segments = ANSWER_BYTES, 0
     if isinstance(answer, InferResponse):
         for tensor in answer.outputs:
-            size += len(tensor.data)
-            segments += len(tensor.data) >= SHARED_FROM_BYTES
+            length = len(tensor.data)
+            size += length
+            segments += length >= SHARED_FROM_BYTES
     return size, segments

@@ -40,7 +40,7 @@ class Stacking:
         self._config = config
         self._batching = config.batching
         self._inputs = {each.name: each for each in config.input}
-        self._outputs = {each.name: each for each in config.output}
+        self._outputs = {each.name: (each.datatype, each.dims) for each in config.output}
         self._names = tuple(self._outputs)
         self._sources = {
             name: each.source_input[0] for each in config.batch_output for name in each.target_name
@@ -146,14 +146,15 @@ class Stacking:
         return cut(tensor, shapes)
 
     def _check_output(self, tensor: Tensor, rows: int) -> None:
-        output = self._outputs.get(tensor.name)
-        if output is None:
+        known = self._outputs.get(tensor.name)
+        if known is None:
             return
-        expected = (rows, *output.dims) if self._batching else output.dims
+        datatype, dims = known
+        expected = (rows, *dims) if self._batching else dims
         if not _fits(tensor.shape, expected):
             raise self._contradiction(tensor, f"shape {format_shape(expected)}")
-        if tensor.datatype is not output.datatype:
-            raise self._contradiction(tensor, f"datatype {output.datatype}")
+        if tensor.datatype is not datatype:
+            raise self._contradiction(tensor, f"datatype {datatype}")
 
     def _lengths(self, requests: Sequence[InferRequest]) -> list[int]:
         name = next(iter(self._pads))

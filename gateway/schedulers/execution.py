@@ -5,7 +5,6 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
@@ -212,7 +211,8 @@ class Execution:
         """Deliver all answers; return the phases, if the backend measured them."""
         phases: Phases | None = None
         execute = self._call.execute or self.instance.execute
-        async with aclosing(execute(requests)) as answers:
+        answers = execute(requests)
+        try:
             async for index, answer in answers:
                 if isinstance(answer, Note):
                     self._take_note(index, answer)
@@ -229,6 +229,8 @@ class Execution:
                         await self._room(stream, answer)
                 if self._disconnects and self._all_done():
                     break
+        finally:
+            await answers.aclose()
         return phases
 
     async def _room(self, stream: ResponseStream, answer: InferResponse) -> None:

@@ -6,7 +6,6 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
@@ -308,8 +307,10 @@ class _Call(Generic[T]):
         return True
 
     def _deliver(self, settle: Callable[[asyncio.Future[Any], Any], None], outcome: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed
+        try:
             self._loop.call_soon_threadsafe(settle, self.future, outcome)
+        except RuntimeError:
+            """The loop is closed."""
 
 
 def _set_result(future: asyncio.Future[Any], result: object) -> None:

@@ -31,7 +31,7 @@ class Answered(NamedTuple):
 def takes_long(answered: Answered) -> bool:
     """Whether encoding needs a thread: large JSON, strings or shared memory."""
     outputs = answered.response.outputs
-    if answered.forms.only_binary and all(type(output.data) is not tuple for output in outputs):
+    if answered.forms.only_binary and tuple not in [type(output.data) for output in outputs]:
         return False
     return is_large(outputs)
 

@@ -83,6 +83,8 @@ class GatewayConnection:
                 _send(self._control, released)
 
     def _released(self) -> bytes:
+        if not self.incoming.released and not self.outgoing.dropped:
+            return b""
         freed, dropped = self.incoming.take_released(), self.outgoing.take_dropped()
         if not freed and not dropped:
             return b""

@@ -237,7 +237,8 @@ class OutgoingSegments:
         self._maps: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._idle: dict[int, list[int]] = {}
         self._idle_bytes = self._idle_count = 0
-        self._dropped: list[int] = []
+        self.dropped: list[int] = []
+        """Segments that the other end should unmap; taken by `take_dropped`."""
 
     def place(self, data: memoryview) -> int:
         """Copy contiguous bytes into a segment; returns its number.
@@ -259,10 +260,10 @@ class OutgoingSegments:
 
     def take_dropped(self) -> list[int]:
         """Segments that the other end should unmap."""
-        if not self._dropped:
+        if not self.dropped:
             return []
         with self._lock:
-            dropped, self._dropped = self._dropped, []
+            dropped, self.dropped = self.dropped, []
             return dropped
 
     def close(self) -> None:
@@ -299,7 +300,7 @@ class OutgoingSegments:
         size = len(self._maps[number])
         if self._idle_bytes + size > IDLE_BYTES or self._idle_count >= IDLE_COUNT:
             del self._maps[number]
-            self._dropped.append(number)
+            self.dropped.append(number)
             return
         self._idle.setdefault(size, []).append(number)
         self._idle_bytes += size
@@ -314,7 +315,8 @@ class IncomingSegments:
         self._lock = threading.Lock()
         self._maps: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._views: dict[int, weakref.finalize[..., np.ndarray]] = {}
-        self._released: deque[int] = deque()
+        self.released: deque[int] = deque()
+        """The numbers of released segments; taken by `take_released`."""
 
     def view(self, number: int, size: int) -> memoryview:
         """The first `size` bytes of a segment, in place; released with the last reference.
@@ -329,7 +331,7 @@ class IncomingSegments:
         if size > len(memory):
             raise ValueError(f"segment {number} has {len(memory)} bytes, expected {size}")
         found = np.frombuffer(memoryview(memory), np.uint8, size)
-        finalizer = self._views[number] = weakref.finalize(found, self._released.append, number)
+        finalizer = self._views[number] = weakref.finalize(found, self.released.append, number)
         finalizer.atexit = False
         return found.data
 
@@ -346,8 +348,8 @@ class IncomingSegments:
     def take_released(self) -> list[int]:
         """The numbers of released segments, once per view."""
         numbers = []
-        while self._released:
-            numbers.append(self._released.popleft())
+        while self.released:
+            numbers.append(self.released.popleft())
             self._views.pop(numbers[-1], None)
         return numbers
 
