@@ -36,4 +36,4 @@ while said:
     if flags["triton_final_response"].bool_param:
         cancelled = " (cancelled)" if "cancelled" in flags else ""
         sys.stdout.write(f"{turn}{cancelled}: {said.pop(turn)}\n")
-client.stop_stream()
+client.close()
