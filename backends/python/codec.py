@@ -155,8 +155,8 @@ class RequestEncoder:
     ) -> bytes:
         """The header of EXECUTE; requests are numbered from `first` on, `inputs` are written."""
         described = [
-            self._describe(first + index, request, inputs[index])
-            for index, request in enumerate(requests)
+            self._describe(number, request, written)
+            for number, (request, written) in enumerate(zip(requests, inputs, strict=True), first)
         ]
         return to_json([ToWorker.EXECUTE, execution, described])
 

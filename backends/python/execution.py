@@ -229,7 +229,6 @@ class Backlog:
         self._unread: dict[WorkerExecution, None] = {}
         self.unread_bytes = 0
         self._segments = 0
-        self._paused = False
 
     def has_earlier(self, execution: WorkerExecution) -> bool:
         """Whether answers must be read before those of this execution."""
@@ -255,8 +254,7 @@ class Backlog:
         if execution.held:
             execution.held = False
             self._send(ToWorker.GO_ON, execution)
-        if self._paused and self.unread_bytes < HELD_BYTES:
-            self._paused = False
+        if self.unread_bytes < HELD_BYTES:
             self._link.work.resume()
         if self._ordered:
             for each in self._unread:
@@ -279,7 +277,6 @@ class Backlog:
     def pause(self) -> None:
         """Stop reading from the worker if too much is unread in all."""
         if self.unread_bytes >= HELD_BYTES:
-            self._paused = True
             self._link.work.pause()
 
     def _send(self, kind: ToWorker, execution: WorkerExecution) -> None:

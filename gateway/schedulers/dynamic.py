@@ -191,7 +191,7 @@ class DynamicScheduler(Scheduler):
     def _take(self, task: Task, lease: Lease) -> Execution | None:
         """The execution that is due on the instance, if any."""
         instance = lease.instance
-        if self._starting is not None and self._starting[0] is task:
+        if self._starting == (task, lease):
             self._starting = None
         now_ns = time.monotonic_ns()
         self._reject_expired(now_ns)
@@ -239,7 +239,7 @@ class DynamicScheduler(Scheduler):
         self._consider()
 
     def _finished(self, lease: Lease, task: Task) -> None:
-        if self._starting is not None and self._starting[0] is task:
+        if self._starting == (task, lease):
             self._starting = None
         lease.release()
 

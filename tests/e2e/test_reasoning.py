@@ -18,9 +18,9 @@ from tests.serving import Serving
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 
 THOUGHTS = {
-    "What is 2+2?": "<think>two and two are <four></think>The sum is 4",
-    "What is 3+3?": "<think>three and three are <six></think>The sum is 6",
-    "What is 4+4?": "<think>four and four are <eight></think>The sum is 8",
+    "What is 2+2?": "<think>two and two are <four></think>The answer is 4.",
+    "What is 3+3?": "<think>three and three are <six></think>The answer is 6.",
+    "What is 4+4?": "<think>four and four are <eight></think>The answer is 8.",
 }
 QUESTION = [
     message
@@ -36,7 +36,7 @@ ASKED: dict[str, Any] = {
     "temperature": 0,
     "max_tokens": 40,
 }
-THOUGHT, ANSWER = re.compile(r"five and five (are|is) <\w+>"), re.compile(r"The sum is \d+")
+THOUGHT, ANSWER = re.compile(r"five and five are <\w+>"), re.compile(r"The answer is \d+\.")
 """Not the sum: how near to right this model is depends on the last bits of its sums.
 
 An answer has several tokens: the parser loses an answer that arrives with `</think>` in one last

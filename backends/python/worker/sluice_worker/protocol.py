@@ -260,8 +260,6 @@ class OutgoingSegments:
 
     def take_dropped(self) -> list[int]:
         """Segments that the other end should unmap."""
-        if not self.dropped:
-            return []
         with self._lock:
             dropped, self.dropped = self.dropped, []
             return dropped
