@@ -322,6 +322,9 @@ class ResponseStream:
         and Interrupted after `interrupt`.
         """
         answers: list[InferResponse] = []
+        if not self._done:
+            # An execution on the event loop begins and ends in the next turn, before this task.
+            await asyncio.sleep(0)
         while (taken := self.take()) != []:
             if taken is None:
                 await self._change()
