@@ -12,6 +12,12 @@ IN_FLIGHT = "gateway_requests_in_flight"
 PENDING = "nv_inference_pending_request_count"
 WASTED = "gateway_wasted_tokens_total"
 CANCELED = "CANCELED"
+PROMPT_TOKENS = "vllm:prompt_tokens_total"
+"""The tokens of prompts that the engine has read to their end."""
+A_FEW_TOKENS = 32
+"""The tokens that the engine may make for a client before it notices the disconnect."""
+STEPS_SECS = 10.0
+"""Enough for the engine's steps in progress on a busy machine; an endless answer takes minutes."""
 
 
 def figures(server: Serving) -> defaultdict[str, float]:
@@ -44,7 +50,7 @@ def under_way(server: Serving) -> dict[str, float]:
     return {name: found[name] for name in (RUNNING, WAITING, IN_FLIGHT, PENDING) if found[name]}
 
 
-def wait_at_rest(server: Serving, within: float) -> None:
+def wait_at_rest(server: Serving, within: float = STEPS_SECS) -> None:
     """Wait until no request is in flight."""
     try:
         wait_until(lambda: not under_way(server), "nothing is under way", within)

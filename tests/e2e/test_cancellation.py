@@ -8,8 +8,11 @@ from tritonclient.grpc import service_pb2
 
 from tests.e2e.conftest import MAX_IN_FLIGHT, MAX_RUNNING
 from tests.e2e.figures import (
+    A_FEW_TOKENS,
     IN_FLIGHT,
+    PROMPT_TOKENS,
     RUNNING,
+    STEPS_SECS,
     WAITING,
     WASTED,
     changes,
@@ -29,8 +32,7 @@ GENERATE = "/v2/models/llama/generate"
 GENERATED = "vllm:generation_tokens_total"
 DROPPED_SECS = 1.0
 STALLED_SECS = 30.0
-A_FEW_TOKENS = 32
-"""The tokens that the engine may make for a client before it notices the disconnect."""
+A_LONG_PROMPT = 1000
 
 STORY = streamed("Once upon a time", **ENDLESS)
 
@@ -42,14 +44,16 @@ def ways(*moments: Moment) -> list[Way]:
 
 @pytest.mark.parametrize("way", ways(Moment.BEFORE_THE_FIRST_ANSWER), ids=str)
 def test_leaving_while_the_engine_reads_the_prompt(server: Serving, llama: Llama, way: Way) -> None:
+    before = figures(server)[PROMPT_TOKENS]
     with forgotten(server, llama), way.leave(server, streamed(long_text(), **ENDLESS)):
-        wait_at_rest(server, DROPPED_SECS)
+        wait_at_rest(server)
+    assert 0 < figures(server)[PROMPT_TOKENS] - before < A_LONG_PROMPT
 
 
 @pytest.mark.parametrize("way", ways(Moment.BETWEEN_ANSWERS), ids=str)
 def test_leaving_in_the_middle_of_a_stream(server: Serving, llama: Llama, way: Way) -> None:
     with forgotten(server, llama), way.leave(server, STORY):
-        wait_at_rest(server, DROPPED_SECS)
+        wait_at_rest(server)
 
 
 @pytest.mark.parametrize("way", ways(Moment.BEFORE_THE_FIRST_ANSWER), ids=str)
@@ -57,7 +61,7 @@ def test_leaving_the_engines_queue(server: Serving, llama: Llama, way: Way) -> N
     with forgotten(server, llama, MAX_RUNNING + 1), full_engine(server) as others:
         with way.leave(server, STORY):
             server.wait_metric(IN_FLIGHT, "llama", MAX_RUNNING, DROPPED_SECS)
-            wait_until(lambda: figures(server)[WAITING] == 0, "nobody waits", DROPPED_SECS)
+            wait_until(lambda: figures(server)[WAITING] == 0, "nobody waits", STEPS_SECS)
         assert all(other.chunk() for other in others)
         assert figures(server)[RUNNING] == MAX_RUNNING
 
@@ -67,7 +71,7 @@ def test_leaving_after_a_wait_in_the_engines_queue(server: Serving, llama: Llama
         with Connection(server.ports["http"]) as client:
             client.ask(GENERATE, STORY.body)
             wait_until(lambda: figures(server)[WAITING] == 1, "it waits in the engine")
-        wait_until(lambda: figures(server)[WAITING] == 0, "nobody waits", DROPPED_SECS)
+        wait_until(lambda: figures(server)[WAITING] == 0, "nobody waits", STEPS_SECS)
 
 
 def test_leaving_while_a_whole_answer_is_made(server: Serving, llama: Llama) -> None:
@@ -100,7 +104,7 @@ def test_a_reader_that_stops_reading_is_gone_after_the_send_timeout(
 ) -> None:
     with forgotten(server, llama), way.leave(server, long_id(STORY)):
         server.wait_metric(IN_FLIGHT, "llama", 0, STALLED_SECS)
-        wait_at_rest(server, DROPPED_SECS)
+        wait_at_rest(server)
 
 
 def long_id(question: Question) -> Question:
@@ -116,7 +120,7 @@ def test_a_hundred_clients_leave_at_once(server: Serving, llama: Llama) -> None:
         with crowd(server, STORY, MAX_IN_FLIGHT) as crowded:
             wait_until(lambda: figures(server)[RUNNING] == MAX_RUNNING, "the engine is full")
             crowded.leave()
-        wait_at_rest(server, DROPPED_SECS)
+        wait_at_rest(server)
 
 
 @contextmanager
@@ -125,7 +129,7 @@ def forgotten(server: Serving, llama: Llama, clients: int = 1) -> Iterator[None]
     with changes(server) as change:
         with noticed(server, "llama", DROPPED_SECS, canceled=clients):
             yield
-        wait_at_rest(server, DROPPED_SECS)
+        wait_at_rest(server)
         llama.expect_answer()
         # The engine's numbers are those of its last step: it has made one since they left.
         assert not under_way(server)

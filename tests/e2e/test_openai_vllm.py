@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.clients import text
-from tests.e2e.figures import RUNNING, changes, figures, wait_at_rest
+from tests.e2e.figures import RUNNING, STEPS_SECS, changes, figures, wait_at_rest
 from tests.e2e.llama import ANSWER, GREEDY, QUESTION, Llama, error_of
 from tests.e2e.streams import hear
 from tests.raw import Connection
@@ -19,7 +19,6 @@ STREAMED = {**CHAT, "stream": True}
 ENDLESS = {"messages": QUESTION, "max_tokens": 4000, "ignore_eos": True, "stream": True}
 PROMPT_TOKENS, TOKENS = 37, 8
 GENERATE_STREAM = "/v2/models/llama/generate_stream"
-DROPPED_SECS = 1.0
 
 
 def chunks(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -126,9 +125,9 @@ def test_a_disconnect_stops_its_own_request_and_no_other(server: Serving, llama:
             client.ask(GENERATE_STREAM, {"openai_request": ENDLESS})
             client.head()
         leaving.close()
-        wait_until(lambda: figures(server)[RUNNING] == 1, "the engine has one", DROPPED_SECS)
+        wait_until(lambda: figures(server)[RUNNING] == 1, "the engine has one", STEPS_SECS)
         assert staying.chunk()
-    wait_at_rest(server, DROPPED_SECS)
+    wait_at_rest(server)
     llama.expect_answer()
 
 
@@ -140,7 +139,7 @@ def test_a_disconnect_before_the_whole_answer_stops_the_engine(
             asked = {"openai_request": {**ENDLESS, "stream": False}}
             client.ask("/v2/models/llama/generate", asked)
             wait_until(lambda: figures(server)[RUNNING] == 1, "the engine has it")
-        wait_at_rest(server, DROPPED_SECS)
+        wait_at_rest(server)
     assert change["nv_inference_request_failure"] == change["CANCELED"] == 1
     assert change["gateway_wasted_tokens_total"] <= change["vllm:generation_tokens_total"]
     llama.expect_answer()

@@ -34,6 +34,6 @@ def test_a_model_refuses_requests_beyond_its_limit_at_once_and_serves_the_others
         assert figures(server)[IN_FLIGHT] == MAX_IN_FLIGHT
         crowded.connections[0].head()
         assert crowded.connections[0].chunk()
-    wait_at_rest(server, AT_ONCE_SECS)
+    wait_at_rest(server)
     llama.expect_answer()
     assert change["REJECTED"] == len(("generate", "stream"))
