@@ -254,10 +254,10 @@ class WorkerExecutions:
         _, number, error, returned, infer_ns = found
         tensors, phases = TensorReader(body, self._link.incoming), Phases(infer_ns=infer_ns)
         # All of it is read before any of it has an effect.
-        answers = []
-        for request, described, final, rescheduled in returned:
-            answer = _read(described, tensors, final=final, phases=phases)
-            answers.append((request, answer, final, rescheduled))
+        answers = [
+            (request, _read(described, tensors, final=final, phases=phases), final, rescheduled)
+            for request, described, final, rescheduled in returned
+        ]
         execution = self._by_number.pop(number)
         for request, answer, final, rescheduled in answers:
             if rescheduled:

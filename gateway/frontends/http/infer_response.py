@@ -31,12 +31,9 @@ class Answered(NamedTuple):
 def takes_long(answered: Answered) -> bool:
     """Whether encoding needs a thread: large JSON, strings or shared memory."""
     outputs = answered.response.outputs
-    if not answered.forms.only_binary:
-        return is_large(outputs)
-    for output in outputs:
-        if type(output.data) is tuple:
-            return is_large(outputs)
-    return False
+    if answered.forms.only_binary and tuple not in [type(output.data) for output in outputs]:
+        return False
+    return is_large(outputs)
 
 
 class EncodedResponse(NamedTuple):
