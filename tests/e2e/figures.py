@@ -1,7 +1,8 @@
 """Figures of the model on the metrics page, and their growth."""
 
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tests.serving import Serving, wait_until
@@ -16,8 +17,12 @@ PROMPT_TOKENS = "vllm:prompt_tokens_total"
 """The tokens of prompts that the engine has read to their end."""
 A_FEW_TOKENS = 32
 """The tokens that the engine may make for a client before it notices the disconnect."""
-STEPS_SECS = 10.0
-"""Enough for the engine's steps in progress on a busy machine; an endless answer takes minutes."""
+STEPS = "vllm:iteration_tokens_total_count"
+"""The steps that the engine has made."""
+DROPPED_SECS = 1.0
+LEAST_STEPS = 2
+"""The step in progress when a client disconnects, and the step that notices it."""
+LONGEST_SECS = 10.0
 
 
 def figures(server: Serving) -> defaultdict[str, float]:
@@ -50,10 +55,27 @@ def under_way(server: Serving) -> dict[str, float]:
     return {name: found[name] for name in (RUNNING, WAITING, IN_FLIGHT, PENDING) if found[name]}
 
 
-def wait_at_rest(server: Serving, within: float = STEPS_SECS) -> None:
-    """Wait until no request is in flight."""
+def wait_at_rest(server: Serving) -> None:
+    """Wait until no request is in flight, as `wait_in_engine`."""
     try:
-        wait_until(lambda: not under_way(server), "nothing is under way", within)
+        wait_in_engine(server, lambda: not under_way(server), "nothing is under way")
     except AssertionError as error:
-        error.add_note(f"after {within:g} s: {under_way(server)}")
+        error.add_note(f"at the end: {under_way(server)}")
         raise
+
+
+def wait_in_engine(server: Serving, condition: Callable[[], bool], what: str) -> None:
+    """Poll until the condition holds; AssertionError says what did not come true in time.
+
+    The time is over after DROPPED_SECS, and on a busy machine not before LEAST_STEPS steps of the
+    engine, but after LONGEST_SECS in any case.
+    """
+    began, steps = time.monotonic(), figures(server)[STEPS]
+
+    def is_over() -> bool:
+        secs = time.monotonic() - began
+        made = figures(server)[STEPS] - steps
+        return secs >= LONGEST_SECS or (secs >= DROPPED_SECS and made >= LEAST_STEPS)
+
+    wait_until(lambda: condition() or is_over(), what)
+    assert condition(), f"not within {DROPPED_SECS:g} s and {LEAST_STEPS} steps: {what}"

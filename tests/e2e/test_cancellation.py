@@ -9,16 +9,17 @@ from tritonclient.grpc import service_pb2
 from tests.e2e.conftest import MAX_IN_FLIGHT, MAX_RUNNING
 from tests.e2e.figures import (
     A_FEW_TOKENS,
+    DROPPED_SECS,
     IN_FLIGHT,
     PROMPT_TOKENS,
     RUNNING,
-    STEPS_SECS,
     WAITING,
     WASTED,
     changes,
     figures,
     under_way,
     wait_at_rest,
+    wait_in_engine,
 )
 from tests.e2e.llama import ANSWER, ENDLESS, FRANCE, Llama, long_text, streamed
 from tests.e2e.streams import crowd
@@ -30,7 +31,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 
 GENERATE = "/v2/models/llama/generate"
 GENERATED = "vllm:generation_tokens_total"
-DROPPED_SECS = 1.0
 STALLED_SECS = 30.0
 A_LONG_PROMPT = 1000
 
@@ -61,7 +61,7 @@ def test_leaving_the_engines_queue(server: Serving, llama: Llama, way: Way) -> N
     with forgotten(server, llama, MAX_RUNNING + 1), full_engine(server) as others:
         with way.leave(server, STORY):
             server.wait_metric(IN_FLIGHT, "llama", MAX_RUNNING, DROPPED_SECS)
-            wait_until(lambda: figures(server)[WAITING] == 0, "nobody waits", STEPS_SECS)
+            wait_in_engine(server, lambda: figures(server)[WAITING] == 0, "no request waits")
         assert all(other.chunk() for other in others)
         assert figures(server)[RUNNING] == MAX_RUNNING
 
@@ -71,7 +71,7 @@ def test_leaving_after_a_wait_in_the_engines_queue(server: Serving, llama: Llama
         with Connection(server.ports["http"]) as client:
             client.ask(GENERATE, STORY.body)
             wait_until(lambda: figures(server)[WAITING] == 1, "it waits in the engine")
-        wait_until(lambda: figures(server)[WAITING] == 0, "nobody waits", STEPS_SECS)
+        wait_in_engine(server, lambda: figures(server)[WAITING] == 0, "no request waits")
 
 
 def test_leaving_while_a_whole_answer_is_made(server: Serving, llama: Llama) -> None:

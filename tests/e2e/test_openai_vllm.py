@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.clients import text
-from tests.e2e.figures import RUNNING, STEPS_SECS, changes, figures, wait_at_rest
+from tests.e2e.figures import RUNNING, changes, figures, wait_at_rest, wait_in_engine
 from tests.e2e.llama import ANSWER, GREEDY, QUESTION, Llama, error_of
 from tests.e2e.streams import hear
 from tests.raw import Connection
@@ -125,7 +125,7 @@ def test_a_disconnect_stops_its_own_request_and_no_other(server: Serving, llama:
             client.ask(GENERATE_STREAM, {"openai_request": ENDLESS})
             client.head()
         leaving.close()
-        wait_until(lambda: figures(server)[RUNNING] == 1, "the engine has one", STEPS_SECS)
+        wait_in_engine(server, lambda: figures(server)[RUNNING] == 1, "the engine has one")
         assert staying.chunk()
     wait_at_rest(server)
     llama.expect_answer()
