@@ -1,8 +1,9 @@
 """Response streams: the responses to one request, from a backend to one reader."""
 
 import asyncio
+import types
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from typing import Protocol, Self
 
 from gateway.errors import Code, InferenceError
@@ -34,6 +35,12 @@ def single(answers: Sequence[InferResponse]) -> InferResponse:
     if len(answers) != 1:
         raise InferenceError(Code.INTERNAL, f"expected a single response, got {len(answers)}")
     return answers[0]
+
+
+@types.coroutine
+def _next_turn() -> Generator[None, None, None]:
+    """As `asyncio.sleep(0)`, with one frame instead of two."""
+    yield
 
 
 class Interrupted(InferenceError):
@@ -324,7 +331,7 @@ class ResponseStream:
         answers: list[InferResponse] = []
         if not self._done:
             # An execution on the event loop begins and ends in the next turn, before this task.
-            await asyncio.sleep(0)
+            await _next_turn()
         while (taken := self.take()) != []:
             if taken is None:
                 await self._change()

@@ -25,6 +25,8 @@ HELD_SEGMENTS = 256
 """If the unread answers have this many segments of shared memory, an execution may have one."""
 SHARES = 16
 """Divisor: one execution may fill this fraction of the free room."""
+FEW_BYTES, FEW_SEGMENTS = HOLD_BYTES // 2, HELD_SEGMENTS // SHARES // 2
+"""With less unread in all, no execution can be at its limit."""
 
 log = logging.getLogger("sluice.python")
 DEATHS = 2
@@ -265,7 +267,8 @@ class Backlog:
 
         So executions with stopped readers never fill the room of the others.
         """
-        if execution.held or not execution.unread_bytes:
+        few = self.unread_bytes < FEW_BYTES and self._segments < FEW_SEGMENTS
+        if few or execution.held or not execution.unread_bytes:
             return
         left_bytes, left = HELD_BYTES - self.unread_bytes, HELD_SEGMENTS - self._segments
         most_bytes = max(1, min(HOLD_BYTES, left_bytes // SHARES))

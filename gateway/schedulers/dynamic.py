@@ -176,8 +176,8 @@ class DynamicScheduler(Scheduler):
                 await execution.attempt()
             finally:
                 self._ended(task)
-            if lease.ended or self._free.limited:  # the next execution needs another turn
-                return
+            if not self._queue or lease.ended or self._free.limited:
+                return  # with a limit, the next execution needs another turn
             execution = self._take(task, lease)
 
     async def _let_more_arrive(self) -> None:
