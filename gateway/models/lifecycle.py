@@ -120,10 +120,10 @@ class Lifecycle:
                     known.seen = await self._scan(known.id)
                 source = await self._read(known.id, seen=known.seen)
             except InferenceError as error:
-                log.error("model unreadable", extra=_extra(known.id, error))
                 if not scan:
                     await self._forget_missing(known)
                 self._note_unreadable(known, error)
+                log.error("model unreadable", extra=_extra(known.id, error))
                 raise
             await self._apply(known, source, changed, again=again)
 
