@@ -34,6 +34,7 @@ pytestmark = engine_marks
 CLIENTS = 2
 MOST_REQUESTS = 8
 IN_TRANSIT = 2
+FEW = 5
 ONE_CORE = max(os.sched_getaffinity(0))
 GREEDY = {"temperature": 0, "max_tokens": 16}
 ENDLESS = {"stream": True, "max_tokens": CONTEXT, "ignore_eos": True}
@@ -145,9 +146,9 @@ async def test_unread_tokens_of_a_cancelled_request_are_wasted(llama: Llama) -> 
     """On a busy machine tokens may be on their way from the engine: later tries wait longer."""
     for wait_secs in (0.5, 1.0, 2.0, 4.0):
         made, wasted = await unread(llama, wait_secs)
-        if made - 1 - wasted <= IN_TRANSIT:
+        if made > FEW and made - 1 - wasted <= IN_TRANSIT:
             break
-    assert made > 5
+    assert made > FEW
     assert wasted == pytest.approx(made - 1, abs=IN_TRANSIT)
 
 
