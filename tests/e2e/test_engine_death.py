@@ -159,15 +159,20 @@ def test_an_engine_without_tries_left_is_given_up(ended_other_server: Serving) -
 def test_an_engine_ends_when_its_gateway_is_killed_at_its_start(
     stored_model: Path, tmp_path: Path, stage: str, flags: Sequence[str]
 ) -> None:
-    """With processes for connections, the engine has clients that are processes, too."""
+    """With processes for connections, the engine has clients that are processes, too.
+
+    A process may have to import vLLM first, for which the gateway needed no less time.
+    """
     write_llama(tmp_path)
+    began = time.monotonic()
     server = Serving(tmp_path, flags)
     try:
         processes = Processes(server)
         wait_until(lambda: bool(processes.titled(stage)), "it starts", RESTARTED_SECS)
     finally:
         server.process.kill()
-    assert left_over(processes, ORPHANED_AT_START_SECS) == []
+    started_secs = time.monotonic() - began
+    assert left_over(processes, max(ORPHANED_AT_START_SECS, started_secs)) == []
     server.wait_ended()
 
 

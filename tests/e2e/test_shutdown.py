@@ -1,6 +1,7 @@
 """Shutdown of a server while the real model works."""
 
 import time
+from typing import Any
 
 import pytest
 
@@ -17,13 +18,31 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 ENDED_SECS = 15.0
 GENERATE = "/v2/models/llama/generate"
 STORY = streamed("Once upon a time", **ENDLESS)
-SHORT = {**STORY.body, "parameters": {"max_tokens": 24, "ignore_eos": True}}
+SHORT_TOKENS = 24
+FEWEST_TOKENS = 4
+
+
+def short_answer(tokens: int) -> dict[str, Any]:
+    """A request for that number of tokens."""
+    parameters = {"max_tokens": tokens, "ignore_eos": True}
+    return {**STORY.body, "parameters": parameters, "return_finish_reason": True}
+
+
+def tokens_of_a_second(server: Serving) -> int:
+    """Tokens of a short answer; on a slow machine those that take a second alone."""
+    with Connection(server.ports["http"]) as connection:
+        began = time.monotonic()
+        connection.ask(f"{GENERATE}_stream", short_answer(SHORT_TOKENS))
+        assert events(connection.answer().body.decode())[-1]["finish_reason"] == "length"
+        took_secs = time.monotonic() - began
+    return max(FEWEST_TOKENS, min(SHORT_TOKENS, int(SHORT_TOKENS / took_secs)))
 
 
 def test_at_the_end_short_answers_are_finished_and_long_ones_are_cut_with_an_error(
     ended_server: Serving,
 ) -> None:
     server = ended_server
+    tokens = tokens_of_a_second(server)
     reason = "the server is shutting down and the request did not end within its "
     reason += f"--exit-timeout-secs of {EXIT_TIMEOUT_SECS}"
     with (
@@ -34,7 +53,7 @@ def test_at_the_end_short_answers_are_finished_and_long_ones_are_cut_with_an_err
         streaming(stub) as rpc,
     ):
         processes = Processes(server)
-        short.ask(f"{GENERATE}_stream", {**SHORT, "return_finish_reason": True})
+        short.ask(f"{GENERATE}_stream", short_answer(tokens))
         long.ask(f"{GENERATE}_stream", STORY.body)
         whole.ask(GENERATE, {**STORY.body, "stream": False})
         rpc.ask(STORY.message)
