@@ -26,6 +26,9 @@ MOVED_MODULES = {
 }
 """Modules of release 0.1 that plug-in backends may import, and their present names."""
 
+EXTRAS = {"openvino": "openvino", "tensorrtllm": "trtllm"}
+"""Optional dependencies of Sluice that have all that a backend needs."""
+
 REPLACED_METHODS: Mapping[type, Mapping[str, str]] = {
     Backend: {
         "computes_on_gpus": "define the property 'computes_on_gpus'",
@@ -188,7 +191,9 @@ def _import(point: BackendEntryPoint) -> Backend:
         backend = point.load()()
     except ImportError as error:
         moved = MOVED_MODULES.get(error.name or "")
-        fix = f"import '{moved}' instead" if moved else "install what it needs"
+        extra = EXTRAS.get(point.name)
+        install = f"pip install 'sluice[{extra}]'" if extra else "install what it needs"
+        fix = f"import '{moved}' instead" if moved else install
         raise InferenceError(
             Code.UNAVAILABLE, f"backend '{point.name}' cannot be imported: {error}; {fix}"
         ) from error

@@ -1,6 +1,6 @@
 """ONNX models by ONNX Runtime.
 
-Read in this order: `backend` loads a model, `model_file` finds its file and tensors, `checks`
-completes and checks its config, `session` opens it with `providers`, `instance` runs it,
-`parameters` reads numbers, threads and cores.
+Read in this order: `backend` loads a model, `model_file` reads its tensors, `session` opens it with
+`providers`, `instance` runs it, `parameters` has threads and cores. What is not about ONNX is in
+`gateway.tensor_runtime`.
 """

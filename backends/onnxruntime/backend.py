@@ -7,18 +7,24 @@ from pathlib import Path
 
 import onnxruntime
 
-from backends.onnxruntime.checks import check, complete, is_complete
 from backends.onnxruntime.instance import OnnxRuntimeInstance
-from backends.onnxruntime.model_file import OnnxSignature, find_model, is_steady
-from backends.onnxruntime.parameters import CorePin, CorePins, SessionThreads, SharedThreads, count
+from backends.onnxruntime.model_file import DEFAULT_FILE, is_steady, signature
+from backends.onnxruntime.parameters import CorePin, CorePins, SessionThreads, SharedThreads
 from backends.onnxruntime.providers import CUDA, providers
 from backends.onnxruntime.session import SessionPlan, open_session
 from gateway.backend import Backend, Instance, ModelContext
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError
+from gateway.tensor_runtime.checks import check
+from gateway.tensor_runtime.completion import (
+    DEFAULT_BATCH_SIZE,
+    USUAL_BATCH_SIZE,
+    complete,
+    is_complete,
+)
+from gateway.tensor_runtime.model_files import find_file
+from gateway.tensor_runtime.parameters import count
 from gateway.threads import apart
-
-DEFAULT_BATCH_SIZE = "default-max-batch-size"
 
 
 class OnnxRuntimeBackend(Backend):
@@ -34,11 +40,12 @@ class OnnxRuntimeBackend(Backend):
         if is_complete(config):
             return config
         group = next(iter(config.instance_group), InstanceGroup())
-        found = providers(config, group.kind, next(iter(group.gpus), 0))
-        plan = SessionPlan(config.name, SessionThreads(1, 1), found, optimized=False)
+        wanted = providers(config, group.kind, next(iter(group.gpus), 0))
+        plan = SessionPlan(config.name, SessionThreads(1, 1), wanted, optimized=False)
         session = open_session(config, path, plan)
-        size = count(self.settings, DEFAULT_BATCH_SIZE, 4)
-        return complete(config, OnnxSignature.of(session), size)
+        size = count(self.settings, DEFAULT_BATCH_SIZE, USUAL_BATCH_SIZE)
+        found = signature(session)
+        return complete(config, found, size if found.batches else None)
 
     async def load(self, context: ModelContext) -> Instance:
         on_cpu = context.group.kind is not InstanceKind.KIND_GPU
@@ -85,8 +92,8 @@ class OnnxRuntimeBackend(Backend):
         )
         with pin.kept() if pin else nullcontext():
             session = open_session(config, context.path, plan)
-        check(config, OnnxSignature.of(session))
-        file = find_model(config, context.path)
+        check(config, signature(session))
+        file = find_file(config, context.path, DEFAULT_FILE)
         steady = turns is None and is_steady(config, file, plan.providers)
         instance = OnnxRuntimeInstance(context, session, turns)  # starts a thread: must be last
         instance.steady = steady

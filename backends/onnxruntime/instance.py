@@ -9,16 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from backends.onnxruntime.model_file import BFLOAT16, BFLOAT16_KIND, OnnxSignature
+from backends.onnxruntime.model_file import BFLOAT16, BFLOAT16_KIND, signature
 from backends.onnxruntime.parameters import CorePin
-from backends.onnxruntime.session import ClearFailures
+from backends.onnxruntime.session import clear_failures
 from gateway.backend import ModelContext
 from gateway.batches.stacking import with_sequence_tensors
 from gateway.config import InstanceKind
 from gateway.cuda_driver import DeviceMemory
-from gateway.errors import Code, InferenceError
 from gateway.tensor import NUMPY_TYPES, Datatype, Tensor, array_tensor
 from gateway.tensor_runtime.instance import TensorInstance
+from gateway.tensor_runtime.signature import ModelSignature
+from gateway.tensor_runtime.strings import unicode_strings
 
 ALIGNED_BYTES = 256
 """The alignment of the runtime's own memory of a GPU, on which kernels may rely."""
@@ -56,16 +57,16 @@ class OnnxRuntimeInstance(TensorInstance):
     ) -> None:
         super().__init__(context.config, context.name)
         self._model = context.config.name
-        self._clear_failures = ClearFailures(context.path, f"model '{self._model}' failed")
+        self._clear_failures = clear_failures(context.path, f"model '{self._model}' failed")
         self._session = session
         self._turn = turn or nullcontext()
         self._pin: CorePin | None = None
         self._shrinkage = context.config.parameter(SHRINKAGE)
         known = with_sequence_tensors(context.config)
         self._datatypes = {output.name: output.datatype for output in known.output}
-        self._bfloat16 = _names_of_bfloat16(OnnxSignature.of(session))
+        self._bfloat16 = _names_of_bfloat16(signature(session))
         self._options = self._run_options()
-        self.place = gpu_place(context, OnnxSignature.of(session))
+        self.place = gpu_place(context, signature(session))
         self.gpu = self.place.number if self.place else None
 
     def run(
@@ -135,22 +136,10 @@ class OnnxRuntimeInstance(TensorInstance):
 
     def _array(self, tensor: Tensor) -> npt.NDArray[Any]:
         if tensor.datatype is Datatype.BYTES:
-            return self._strings(tensor)
+            return unicode_strings(tensor, self._model, "ONNX models")
         array = tensor.array()
         # Tensors of one body start at any offset; kernels may need alignment.
         return array if array.flags.aligned else array.copy()
-
-    def _strings(self, tensor: Tensor) -> npt.NDArray[Any]:
-        strings: npt.NDArray[Any] = np.empty(tensor.count, dtype=np.object_)
-        try:
-            strings[:] = [element.decode() for element in tensor.elements()]
-        except UnicodeDecodeError as error:
-            raise InferenceError(
-                Code.INVALID_ARG,
-                f"input '{tensor.name}' of model '{self._model}' has an element that is not UTF-8 "
-                f"({error.reason} at byte {error.start}), which strings of ONNX models are",
-            ) from None
-        return strings.reshape(tensor.shape)
 
     # bfloat16, which numpy lacks: its bits travel as uint16.
 
@@ -166,8 +155,8 @@ class OnnxRuntimeInstance(TensorInstance):
         return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
-def _names_of_bfloat16(signature: OnnxSignature) -> frozenset[str]:
-    known = {**signature.inputs, **signature.initializers, **signature.outputs}
+def _names_of_bfloat16(found: ModelSignature) -> frozenset[str]:
+    known = {**found.inputs, **found.defaults, **found.outputs}
     return frozenset(name for name, each in known.items() if each.kind == BFLOAT16_KIND)
 
 
@@ -188,11 +177,11 @@ class _Bits:
         }
 
 
-def gpu_place(context: ModelContext, signature: OnnxSignature) -> GpuPlace | None:
+def gpu_place(context: ModelContext, found: ModelSignature) -> GpuPlace | None:
     """The device of an instance; None on the host, and for strings, which cannot be bound."""
-    every = (*signature.inputs.values(), *signature.initializers.values())
+    every = (*found.inputs.values(), *found.defaults.values())
     if context.group.kind is not InstanceKind.KIND_GPU or any(
-        each.kind == STRINGS for each in (*every, *signature.outputs.values())
+        each.kind == STRINGS for each in (*every, *found.outputs.values())
     ):
         return None
     return GpuPlace("cuda", context.device)

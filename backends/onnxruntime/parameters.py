@@ -1,4 +1,4 @@
-"""Parameters of a model: numbers and switches, the threads of sessions, and their CPU cores.
+"""The threads of sessions, and their CPU cores.
 
 A session of n threads computes on the thread that runs it and on n - 1 of its own. The system moves
 busy threads to idle cores too late: two of them share a core for a while, and another one is idle.
@@ -13,52 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
-from gateway.config import InstanceKind, ModelConfig
-from gateway.errors import Code, InferenceError
+from gateway.config import ModelConfig
 from gateway.process_limits import processors
-
-TRUE = frozenset({"true", "on", "1"})
-FALSE = frozenset({"false", "off", "0"})
-LARGEST = 2**31 - 1
-"""The largest count that the library accepts."""
+from gateway.tensor_runtime.parameters import count, switch, thread_share
 
 INTRA = "intra_op_thread_count"
 INTER = "inter_op_thread_count"
 GLOBAL = "enable-global-threadpool"
-
-
-def integer(parameters: Mapping[str, str], key: str, default: int = 0) -> int:
-    """The integer under that key; InferenceError INVALID_ARG if it is invalid."""
-    text = parameters.get(key, str(default)).strip()
-    try:
-        return int(text)
-    except ValueError:
-        raise _unreadable(key, text, "integral number") from None
-
-
-def count(parameters: Mapping[str, str], key: str, default: int = 0) -> int:
-    """The number from 0 to LARGEST under that key; InferenceError INVALID_ARG if it is invalid."""
-    found = integer(parameters, key, default)
-    if not 0 <= found <= LARGEST:
-        raise InferenceError(
-            Code.INVALID_ARG,
-            f"parameter '{key}' is {found}, expected a number from 0 to {LARGEST}",
-        )
-    return found
-
-
-def switch(parameters: Mapping[str, str], key: str, *, default: bool) -> bool:
-    """Whether that key is on; InferenceError INVALID_ARG if it is invalid."""
-    text = parameters.get(key, str(default)).strip()
-    if text.lower() in TRUE | FALSE:
-        return text.lower() in TRUE
-    raise _unreadable(key, text, "boolean")
-
-
-def _unreadable(key: str, text: str, kind: str) -> InferenceError:
-    return InferenceError(
-        Code.INVALID_ARG, f"parameter '{key}': failed to convert '{text}' to {kind}"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +36,7 @@ class SessionThreads:
         If both are missing or 0, the instances of a model share the cores: together they have one
         thread per core, and each has at least one.
         """
-        share = max(1, processors() // _instances(config))
+        share = thread_share(config)
         return cls(
             count(config.parameters, INTRA) or count(settings, INTRA) or share,
             count(config.parameters, INTER) or count(settings, INTER) or share,
@@ -102,12 +63,6 @@ class SharedThreads:
         threads = count(settings, INTRA) or processors()
         runs = max(1, threads // 2)
         return cls(threads - runs + 1, runs, count(settings, INTER) or 1)
-
-
-def _instances(config: ModelConfig) -> int:
-    """The number of instances on the CPU; those on a GPU hardly use it."""
-    on_cpu = [group for group in config.instance_group if group.kind is not InstanceKind.KIND_GPU]
-    return sum(max(1, group.count) for group in on_cpu) or 1
 
 
 log = logging.getLogger("sluice.onnxruntime")

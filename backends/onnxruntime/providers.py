@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnxruntime
 
-from backends.onnxruntime.parameters import integer, switch
 from gateway.config import InstanceKind, ModelConfig
 from gateway.config.optimization import Accelerator, ExecutionAccelerators
 from gateway.errors import Code, InferenceError
+from gateway.tensor_runtime.parameters import integer, switch
 
 Provider = tuple[str, dict[str, str]]
 

@@ -4,18 +4,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import onnxruntime
 from onnxruntime import ExecutionMode, GraphOptimizationLevel
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-from backends.onnxruntime.model_file import find_libraries, find_model
-from backends.onnxruntime.parameters import SessionThreads, integer, switch
+from backends.onnxruntime.model_file import DEFAULT_FILE
+from backends.onnxruntime.parameters import SessionThreads
 from backends.onnxruntime.providers import CPU, Provider, require_installed
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
+from gateway.tensor_runtime.failures import ClearFailures
+from gateway.tensor_runtime.model_files import find_file, find_libraries
+from gateway.tensor_runtime.parameters import integer, switch
 
 RUNTIME_ERRORS: tuple[type[Exception], ...] = (
     *(
@@ -31,12 +33,6 @@ RUNTIME_ERRORS: tuple[type[Exception], ...] = (
 """All exceptions of the library: its own have no common base, and bindings raise Python's."""
 
 NUMBERED = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : ")
-SOURCE = re.compile(
-    r"\S*\.(?:cc|cpp|h|hpp|cu|cuh):\d+ (?:[\w:~<>]+(?: [\w:*&~<>]+)*\([^\n]*?\)(?: const)? )?"
-)
-"""A place in the library's C++ sources, and the function after it."""
-SPACES = re.compile(r"\s+")
-LONGEST = 2000
 
 LEVELS = {
     -1: GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -56,38 +52,14 @@ FATAL_ONLY = 4
 """Failures are raised, so the library need not write them to stderr."""
 
 
-class ClearFailures:
-    """A context that turns a failure of the library into InferenceError INTERNAL.
-
-    `what` begins its text. `folder` is the model's; the text omits it and its parents.
-    """
-
-    __slots__ = ("_folder", "_what")
-
-    def __init__(self, folder: Path, what: str) -> None:
-        self._folder = folder
-        self._what = what
-
-    def __enter__(self) -> None:
-        """The block calls the library."""
-
-    def __exit__(
-        self, kind: object, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if isinstance(error, RUNTIME_ERRORS):
-            text = f"{self._what}: {_clear(str(error), self._folder)}"
-            raise InferenceError(Code.INTERNAL, text) from error
+def clear_failures(folder: Path, what: str) -> ClearFailures:
+    """A context for calls of the library; `what` begins the text of a failure."""
+    return ClearFailures(folder, what, RUNTIME_ERRORS, _named)
 
 
-def _clear(text: str, folder: Path) -> str:
+def _named(text: str) -> str:
     number = NUMBERED.search(text)
-    text = NUMBERED.sub("", text)
-    for known in {folder, folder.resolve()}:
-        text = text.replace(f"{known}/", "").replace(str(known), folder.name)
-        for above in known.parents[:-1]:
-            text = text.replace(f"{above}/", "")
-    text = SPACES.sub(" ", SOURCE.sub("", text)).strip()[:LONGEST]
-    return f"onnx runtime error {number[1] if number else 1}: {text}"
+    return f"onnx runtime error {number[1] if number else 1}: {NUMBERED.sub('', text)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +78,9 @@ def open_session(config: ModelConfig, folder: Path, plan: SessionPlan) -> Any:
     Raises InferenceError if it cannot be loaded.
     """
     require_installed(plan.providers, plan.name)
-    file = find_model(config, folder)
+    file = find_file(config, folder, DEFAULT_FILE)
     options = _options(config, plan)
-    with ClearFailures(folder, f"unable to load model '{config.name}'"):
+    with clear_failures(folder, f"unable to load model '{config.name}'"):
         for library in find_libraries(config, folder):
             options.register_custom_ops_library(str(library))
         session = onnxruntime.InferenceSession(

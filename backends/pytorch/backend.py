@@ -20,11 +20,12 @@ from backends.pytorch.inductor import load_inductor
 from backends.pytorch.instance import PytorchInstance
 from backends.pytorch.model_file import FAILURES, FileKind, kind_of, load_failure, model_file
 from backends.pytorch.parameters import PytorchParameters, ThreadBudget, thread_count
-from backends.pytorch.signature import Program, input_names, output_names
+from backends.pytorch.signature import Program
 from backends.pytorch.torchscript import load_torchscript
 from gateway.backend import Backend, Description, Instance, ModelContext
 from gateway.config import InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError
+from gateway.tensor_runtime.signature import input_names, output_names
 from gateway.threads import apart
 
 T = TypeVar("T")

@@ -14,17 +14,17 @@ import torch
 from backends.pytorch.exported import load_exported
 from backends.pytorch.inductor import load_inductor
 from backends.pytorch.model_file import FAILURES, FileKind, kind_of
-from backends.pytorch.parameters import integer
 from backends.pytorch.signature import DATATYPES, Program, ProgramSignature, Size, TensorSlot
 from backends.pytorch.torchscript import load_torchscript, load_traced
 from gateway.backend import Description
-from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
+from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
-from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
 from gateway.tensor import format_shape
+from gateway.tensor_runtime.completion import DEFAULT_BATCH_SIZE, USUAL_BATCH_SIZE, complete
+from gateway.tensor_runtime.parameters import as_integer
+from gateway.tensor_runtime.signature import ANY_SIZE, ModelSignature, ModelTensor
 
-DEFAULT_MAX_BATCH_SIZE = 4
 BATCH = "batch"
 TYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
 NOT_TOLD = "the file does not tell data_type and dims"
@@ -120,28 +120,26 @@ def _seen(slot: TensorSlot, smaller: Any, larger: Any) -> TensorSlot:
 # Completion.
 
 
-def _fill(
-    config: ModelConfig, signature: ProgramSignature, settings: Mapping[str, str]
-) -> ModelConfig:
+def _fill(config: ModelConfig, found: ProgramSignature, settings: Mapping[str, str]) -> ModelConfig:
     """The config with its missing side, and batching if every tensor's first size is free."""
-    outputs = signature.outputs or ()
-    slots = (*signature.inputs, *outputs)
-    possible = bool(outputs) and all(_is_batched(slot) for slot in slots)
-    if config.batching and not possible:
-        raise InferenceError(
-            Code.INVALID_ARG,
-            f"autofill failed for model '{config.name}': model does not support batching while "
-            "non-zero max_batch_size is specified",
-        )
-    size = config.max_batch_size or (_largest_batch(slots, settings) if possible else 0)
-    inputs = tuple(_input(slot, size > 0) for slot in signature.inputs if not slot.optional)
-    return replace(
-        config,
-        max_batch_size=size,
-        input=config.input or inputs,
-        output=config.output or tuple(_output(slot, size > 0) for slot in outputs),
-        dynamic_batching=_dynamic_batching(config, size),
-    )
+    slots = (*found.inputs, *(found.outputs or ()))
+    possible = bool(found.outputs) and all(_is_batched(slot) for slot in slots)
+    size = _largest_batch(slots, settings) if possible else None
+    required = [slot for slot in found.inputs if not slot.optional]
+    signature = ModelSignature(_by_name(required), _by_name(found.outputs or ()))
+    return complete(config, signature, size)
+
+
+def _by_name(slots: Sequence[TensorSlot]) -> dict[str, ModelTensor]:
+    return {slot.names[0]: _tensor(slot) for slot in slots}
+
+
+def _tensor(slot: TensorSlot) -> ModelTensor:
+    data_type = DataType.of(slot.datatype) if slot.datatype else DataType.TYPE_INVALID
+    shape = slot.shape
+    if shape is not None:
+        shape = tuple(size if isinstance(size, int) else ANY_SIZE for size in shape)
+    return ModelTensor(slot.names[0], str(slot.datatype), data_type, shape)
 
 
 def _is_batched(slot: TensorSlot) -> bool:
@@ -150,41 +148,13 @@ def _is_batched(slot: TensorSlot) -> bool:
 
 def _largest_batch(slots: Sequence[TensorSlot], settings: Mapping[str, str]) -> int:
     try:
-        default = integer(settings.get("default-max-batch-size", str(DEFAULT_MAX_BATCH_SIZE)))
+        default = as_integer(settings.get(DEFAULT_BATCH_SIZE, str(USUAL_BATCH_SIZE)))
     except ValueError as error:
         raise InferenceError(
-            Code.INVALID_ARG, f"--backend-config=default-max-batch-size: {error}"
+            Code.INVALID_ARG, f"--backend-config={DEFAULT_BATCH_SIZE}: {error}"
         ) from None
-    return min([default, *(most for slot in slots for place, most in slot.limits if not place)])
-
-
-def _dynamic_batching(config: ModelConfig, size: int) -> DynamicBatching | None:
-    chosen = config.dynamic_batching or config.sequence_batching
-    if size > 1 and chosen is None:
-        return DynamicBatching(preferred_batch_size=(size,))
-    return config.dynamic_batching
-
-
-def _input(slot: TensorSlot, batching: bool) -> ModelInput:
-    dims, reshape = _dims(slot, batching)
-    return ModelInput(name=slot.names[0], data_type=_data_type(slot), dims=dims, reshape=reshape)
-
-
-def _output(slot: TensorSlot, batching: bool) -> ModelOutput:
-    dims, reshape = _dims(slot, batching)
-    return ModelOutput(name=slot.names[0], data_type=_data_type(slot), dims=dims, reshape=reshape)
-
-
-def _data_type(slot: TensorSlot) -> DataType:
-    return DataType.of(slot.datatype) if slot.datatype else DataType.TYPE_INVALID
-
-
-def _dims(slot: TensorSlot, batching: bool) -> tuple[tuple[int, ...], TensorReshape | None]:
-    """The dims of a slot; [1] and an empty reshape for a batch dimension only."""
-    if slot.shape is None:
-        return (), None
-    sizes = tuple(size if isinstance(size, int) else -1 for size in slot.shape)[int(batching) :]
-    return (sizes, None) if sizes else ((1,), TensorReshape() if batching else None)
+    limits = [most for slot in slots for place, most in slot.limits if not place]
+    return min([max(0, default), *limits])
 
 
 def check_config(config: ModelConfig) -> None:

@@ -16,8 +16,7 @@ from backends.pytorch.model_file import reason
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.process_limits import processors
-
-BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+from gateway.tensor_runtime.parameters import as_boolean, as_integer
 
 log = logging.getLogger("sluice.pytorch")
 
@@ -55,33 +54,23 @@ def _value(config: ModelConfig, key: str) -> bool | int:
     text = config.parameters[key]
     try:
         if key.endswith("_THREAD_COUNT"):
-            return integer(text)
-        return boolean(text)
+            return _count(text)
+        return as_boolean(text)
     except ValueError as error:
         raise InferenceError(
             Code.INVALID_ARG, f"model '{config.name}', parameter '{key}': {error}"
         ) from None
 
 
-def boolean(text: str) -> bool:
-    """A boolean as Triton's parameters spell it; ValueError with Triton's text."""
-    if text.lower() not in BOOLEANS:
-        raise ValueError(f"failed to convert '{text}' to boolean")
-    return BOOLEANS[text.lower()]
-
-
-def integer(text: str) -> int:
+def _count(text: str) -> int:
     """A count of threads, zero if not positive; ValueError with Triton's text."""
-    try:
-        return max(0, int(text))
-    except ValueError:
-        raise ValueError(f"failed to convert '{text}' to integral number") from None
+    return max(0, as_integer(text))
 
 
 def thread_count(settings: Mapping[str, str]) -> int:
     """The `thread-count` of `--backend-config`; zero if it is missing."""
     try:
-        return integer(settings.get("thread-count", "0"))
+        return _count(settings.get("thread-count", "0"))
     except ValueError as error:
         raise InferenceError(
             Code.INVALID_ARG, f"--backend-config=pytorch,thread-count: {error}"

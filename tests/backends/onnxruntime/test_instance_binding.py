@@ -14,7 +14,7 @@ from onnx import TensorProto
 from onnxruntime import InferenceSession
 
 from backends.onnxruntime.instance import GpuPlace, OnnxRuntimeInstance, gpu_place
-from backends.onnxruntime.model_file import OnnxSignature
+from backends.onnxruntime.model_file import signature
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.cuda_driver import DeviceMemory
 from gateway.messages import InferRequest, InferResponse, RequestedOutput, SharedRegion
@@ -119,7 +119,7 @@ async def test_numbers_of_models_on_a_gpu_can_be_bound(
     await load(identity(element))
     session = InferenceSession(folder / "model.onnx")
     there = replace(context(ModelConfig(name="m"), folder, InstanceGroup(kind=kind)), device=3)
-    assert gpu_place(there, OnnxSignature.of(session)) == place
+    assert gpu_place(there, signature(session)) == place
 
 
 async def test_two_requests_are_one_batch_wherever_their_data_lies(

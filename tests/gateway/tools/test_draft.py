@@ -147,6 +147,6 @@ def test_a_draft_of_what_is_not_known_reads_but_does_not_pass(tmp_path: Path) ->
 
 
 def test_a_backend_that_is_not_installed_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model.xml").touch()
-    with pytest.raises(InferenceError, match="unable to find backend 'openvino'; installed"):
-        draft(open_file(tmp_path / "model.xml"), BackendLoader())
+    (tmp_path / "model.graphdef").touch()
+    with pytest.raises(InferenceError, match="unable to find backend 'tensorflow'; installed"):
+        draft(open_file(tmp_path / "model.graphdef"), BackendLoader())

@@ -4,9 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from backends.onnxruntime.model_file import find_libraries, find_model
 from gateway.config import ModelConfig, ModelOperations
 from gateway.errors import Code, InferenceError
+from gateway.tensor_runtime.model_files import find_file, find_libraries
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The version folder of a model m."""
+    made = tmp_path / "m" / "1"
+    made.mkdir(parents=True)
+    return made
 
 
 def named(filename: str = "") -> ModelConfig:
@@ -21,14 +29,16 @@ def test_a_model_is_a_file_or_a_folder_with_one(folder: Path) -> None:
     (folder / "model.onnx").write_bytes(b"")
     (folder / "other.onnx").mkdir()
     (folder / "other.onnx" / "model.onnx").write_bytes(b"")
-    assert find_model(named(), folder) == folder / "model.onnx"
-    assert find_model(named("other.onnx"), folder) == folder / "other.onnx" / "model.onnx"
+    assert find_file(named(), folder, "model.onnx") == folder / "model.onnx"
+    assert (
+        find_file(named("other.onnx"), folder, "model.onnx") == folder / "other.onnx" / "model.onnx"
+    )
 
 
 def test_a_link_may_lead_elsewhere(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(b"")
     (folder / "model.onnx").symlink_to(tmp_path / "weights")
-    assert find_model(named(), folder) == folder / "model.onnx"
+    assert find_file(named(), folder, "model.onnx") == folder / "model.onnx"
 
 
 @pytest.mark.parametrize(
@@ -39,7 +49,7 @@ def test_a_file_that_is_not_there_is_named_without_its_place_on_the_host(
     folder: Path, filename: str, shown: str
 ) -> None:
     with pytest.raises(InferenceError) as caught:
-        find_model(named(filename), folder)
+        find_file(named(filename), folder, "model.onnx")
     assert caught.value.code is Code.UNAVAILABLE
     assert caught.value.message == f"unable to find '{shown}' for model instance 'm'"
 
@@ -47,7 +57,7 @@ def test_a_file_that_is_not_there_is_named_without_its_place_on_the_host(
 def test_a_missing_model_file_is_named(folder: Path) -> None:
     (folder / "model.onnx").mkdir()
     with pytest.raises(InferenceError, match=r"'1/model\.onnx/model\.onnx'"):
-        find_model(named(), folder)
+        find_file(named(), folder, "model.onnx")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +65,7 @@ def test_a_missing_model_file_is_named(folder: Path) -> None:
 )
 def test_a_name_that_leads_out_of_the_version_folder_is_refused(folder: Path, name: str) -> None:
     with pytest.raises(InferenceError) as caught:
-        find_model(named(name), folder)
+        find_file(named(name), folder, "model.onnx")
     assert caught.value.code is Code.INVALID_ARG
     assert caught.value.message == (f"file '{name}' of model 'm' is outside of the model's folder")
 

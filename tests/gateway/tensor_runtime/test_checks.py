@@ -5,22 +5,22 @@ from dataclasses import replace
 
 import pytest
 
-from backends.onnxruntime.checks import check
-from backends.onnxruntime.model_file import ModelTensor, OnnxSignature
 from gateway.config import BatchInput, ModelConfig, ModelInput, ModelOutput, TensorReshape
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import Control, ControlInput, ControlKind, SequenceBatching, State
 from gateway.errors import Code, InferenceError
+from gateway.tensor_runtime.checks import check
+from gateway.tensor_runtime.signature import ModelSignature, ModelTensor
 
 FLOAT = "tensor(float)"
 
 
 def tensors(**dims: tuple[int, ...]) -> Mapping[str, ModelTensor]:
-    return {name: ModelTensor(name, FLOAT, each) for name, each in dims.items()}
+    return {name: ModelTensor(name, FLOAT, DataType.TYPE_FP32, each) for name, each in dims.items()}
 
 
-def model(inputs: Mapping[str, ModelTensor], **outputs: tuple[int, ...]) -> OnnxSignature:
-    return OnnxSignature(inputs, tensors(**outputs), {})
+def model(inputs: Mapping[str, ModelTensor], **outputs: tuple[int, ...]) -> ModelSignature:
+    return ModelSignature(inputs, tensors(**outputs), {})
 
 
 X = ModelInput(name="x", data_type=DataType.TYPE_FP32, dims=(16,))
@@ -29,7 +29,7 @@ CONFIG = ModelConfig(name="m", max_batch_size=4, input=(X,), output=(Y,))
 MODEL = model(tensors(x=(-1, 16)), y=(-1, 16))
 
 
-def problem(config: ModelConfig, signature: OnnxSignature = MODEL) -> str:
+def problem(config: ModelConfig, signature: ModelSignature = MODEL) -> str:
     with pytest.raises(InferenceError) as caught:
         check(config, signature)
     assert caught.value.code is Code.INVALID_ARG
@@ -41,7 +41,7 @@ def test_a_config_that_fits_is_accepted() -> None:
     check(replace(CONFIG, max_batch_size=0, input=(replace(X, dims=(3, 16)),)), unbatched())
 
 
-def unbatched() -> OnnxSignature:
+def unbatched() -> ModelSignature:
     return model(tensors(x=(-1, 16)), y=(16,))
 
 
@@ -170,7 +170,7 @@ def test_sequence_controls_and_states_are_inputs_of_the_model() -> None:
 def test_an_initializer_may_be_an_optional_input() -> None:
     optional = replace(X, name="w", optional=True)
     config = replace(CONFIG, max_batch_size=0, input=(X, optional))
-    found = OnnxSignature(tensors(x=(16,)), tensors(y=(16,)), tensors(w=(16,)))
+    found = ModelSignature(tensors(x=(16,)), tensors(y=(16,)), tensors(w=(16,)))
     check(config, found)
     check(replace(config, input=(X,)), found)
     assert "datatype TYPE_INT8 for input 'w'" in problem(
@@ -191,7 +191,7 @@ def test_optional_inputs_of_a_model_that_batches_are_refused() -> None:
 
 def test_an_output_that_is_no_tensor_matters_only_if_it_is_served() -> None:
     found = replace(
-        MODEL, outputs={**MODEL.outputs, "s": ModelTensor("s", "seq(tensor(float))", ())}
+        MODEL, outputs={**MODEL.outputs, "s": ModelTensor("s", "seq(tensor(float))", None, ())}
     )
     check(CONFIG, found)
     with pytest.raises(InferenceError, match=r"'s' of the model is a seq\(tensor\(float\)\)"):

@@ -1,0 +1,99 @@
+"""The backend `openvino`: models by OpenVINO, on CPUs; other devices by its own plug-ins."""
+
+import threading
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import openvino
+
+from backends.openvino.instance import Compiled, OpenVinoInstance
+from backends.openvino.model_file import (
+    clear_failures,
+    find_model,
+    fit,
+    has_batches,
+    read_model,
+    signature,
+)
+from backends.openvino.parameters import OpenVinoParameters
+from gateway.backend import Backend, Instance, ModelContext
+from gateway.config import InstanceKind, ModelConfig
+from gateway.errors import Code, InferenceError
+from gateway.tensor_runtime.checks import check
+from gateway.tensor_runtime.completion import (
+    DEFAULT_BATCH_SIZE,
+    USUAL_BATCH_SIZE,
+    complete,
+    is_complete,
+)
+from gateway.tensor_runtime.parameters import count
+from gateway.threads import apart
+
+
+class OpenVinoBackend(Backend):
+    """The instances of a model on one device share its compiled form, as on Triton."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shared: WeakValueDictionary[tuple[object, ...], Compiled] = WeakValueDictionary()
+
+    @property
+    def computes_on_gpus(self) -> bool:
+        """Instances of KIND_GPU are for CUDA; TARGET_DEVICE selects Intel's."""
+        return False
+
+    def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
+        parameters = OpenVinoParameters.read(config, path)
+        if is_complete(config):
+            return config
+        model = read_model(_core(config, path, parameters), config, path)
+        size = count(self.settings, DEFAULT_BATCH_SIZE, USUAL_BATCH_SIZE)
+        batches = config.batching or has_batches(model)
+        return complete(config, signature(model, config), size if batches else None)
+
+    async def load(self, context: ModelContext) -> Instance:
+        if context.group.kind is not InstanceKind.KIND_CPU:
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"unable to load model '{context.config.name}', Triton OpenVINO backend supports "
+                "only Kind CPU and AUTO",
+            )
+        return await apart(self._load, context, discard=OpenVinoInstance.discard)
+
+    def _load(self, context: ModelContext) -> OpenVinoInstance:
+        return OpenVinoInstance(context, self._compiled(context.config, context.path))
+
+    def _compiled(self, config: ModelConfig, folder: Path) -> Compiled:
+        status = find_model(config, folder).stat()
+        key = (folder, status.st_ino, status.st_mtime_ns, repr(config))
+        with self._lock:
+            compiled = self._shared.get(key)
+            if compiled is None:
+                compiled = self._shared[key] = _compile(config, folder)
+            return compiled
+
+
+def _compile(config: ModelConfig, folder: Path) -> Compiled:
+    parameters = OpenVinoParameters.read(config, folder)
+    core = _core(config, folder, parameters)
+    what = f"unable to load model '{config.name}'"
+    model = read_model(core, config, folder)
+    with clear_failures(folder, what, "setting max batch size"):
+        fitted = fit(model, config, reshapes=parameters.reshapes)
+    check(config, fitted.signature(config))
+    with clear_failures(folder, what, "loading model"):
+        return Compiled(
+            core.compile_model(fitted.model, parameters.device, dict(parameters.properties)),
+            fitted.rows,
+        )
+
+
+def _core(config: ModelConfig, folder: Path, parameters: OpenVinoParameters) -> Any:
+    """The library; an extension is added to this core only."""
+    what = f"unable to load model '{config.name}'"
+    with clear_failures(folder, what, " loading custom CPU extensions"):
+        core = openvino.Core()
+        if parameters.extension is not None:
+            core.add_extension(str(parameters.extension))
+        return core

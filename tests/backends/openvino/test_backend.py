@@ -1,0 +1,188 @@
+"""Loads of OpenVINO models: their completion, their checks and their failures."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import pytest
+
+from gateway.backend_loader import BackendLoader
+from gateway.config import InstanceGroup, InstanceKind, ModelConfig, ModelInput, ModelOutput
+from gateway.config.data_type import DataType
+from gateway.config.scheduling import DynamicBatching
+from gateway.errors import Code, InferenceError
+from gateway.models.config_checks import check_tensors
+from tests import onnx_models
+from tests.backends.onnxruntime.conftest import ask, floats
+from tests.backends.openvino.conftest import Load, backend, context, pairs, save, sums, unchanged
+from tests.builders import soon
+
+FP32 = DataType.TYPE_FP32
+EMPTY = ModelConfig(name="m", backend="openvino")
+X = ModelInput(name="x", data_type=FP32, dims=(2,))
+Y = ModelOutput(name="y", data_type=FP32, dims=(2,))
+FIXED = ModelConfig(name="m", backend="openvino", max_batch_size=4, input=(X,), output=(Y,))
+
+
+def complete(made: Any, folder: Path, config: ModelConfig = EMPTY, **settings: str) -> ModelConfig:
+    whole = backend(**settings).complete(config, save(made, folder))
+    check_tensors(whole)
+    return whole
+
+
+async def failure(folder: Path, config: ModelConfig = FIXED) -> InferenceError:
+    """The reason why a model cannot be loaded; never with a path of the host or of C++ sources."""
+    with pytest.raises(InferenceError) as caught:
+        await soon(backend().load(context(config, folder)))
+    message = caught.value.message
+    assert str(folder.parents[1]) not in message
+    assert not re.search(r"src/|\.cpp:\d|\n", message)
+    return caught.value
+
+
+def test_the_backend_is_found_by_its_name() -> None:
+    assert type(BackendLoader().get("openvino")) is type(backend())
+
+
+# Completion.
+
+
+def test_a_model_whose_first_dimensions_are_free_batches(folder: Path) -> None:
+    found = complete(sums(), folder)
+    assert found.max_batch_size == 4
+    assert found.dynamic_batching == DynamicBatching(preferred_batch_size=(4,))
+    assert [(each.name, each.data_type, each.dims) for each in found.input] == [
+        ("A", FP32, (16,)),
+        ("B", FP32, (16,)),
+    ]
+    assert [each.name for each in found.output] == ["SUM", "DIFFERENCE"]
+    assert complete(sums(), folder, default_max_batch_size="9").max_batch_size == 9
+
+
+def test_a_layout_with_a_batch_says_that_the_model_batches(folder: Path) -> None:
+    made = sums([3, 16])
+    assert complete(made, folder).max_batch_size == 0
+    for each in (*made.inputs, *made.outputs):
+        openvino.layout_helpers.set_layout(each, openvino.Layout("NC"))
+    found = complete(made, folder)
+    assert (found.max_batch_size, found.input[0].dims) == (4, (16,))
+
+
+def test_an_output_without_a_name_has_that_of_its_operation(folder: Path) -> None:
+    made = unchanged(np.float32)
+    config = replace(FIXED, output=(replace(Y, name="x"),))
+    assert complete(made, folder, config) == config
+
+
+# Loads.
+
+
+async def test_a_model_without_a_config_is_served(load: Load) -> None:
+    ones, twos = np.ones((1, 16)), np.full((1, 16), 2)
+    (found,) = await ask(await load(sums()), floats(A=twos, B=ones))
+    assert found == {"SUM": [[3] * 16], "DIFFERENCE": [[1] * 16]}
+
+
+async def test_an_onnx_model_is_served(load: Load, folder: Path) -> None:
+    onnx_models.save(onnx_models.add_sub(), folder)
+    instance = await load(None, replace(EMPTY, default_model_filename="model.onnx"))
+    ones = np.ones((2, 16))
+    (found,) = await ask(instance, floats(INPUT0=ones, INPUT1=ones))
+    assert found == {"OUTPUT0": [[2] * 16] * 2, "OUTPUT1": [[0] * 16] * 2}
+
+
+async def test_instances_share_one_compiled_model(folder: Path) -> None:
+    runtime = backend()
+    config = runtime.complete(EMPTY, save(sums(), folder))
+    first, second = [await soon(runtime.load(context(config, folder))) for _ in range(2)]
+    assert first._compiled is second._compiled  # type: ignore[attr-defined]  # noqa: SLF001
+    for each in (first, second):
+        await soon(each.close())
+    assert not runtime._shared  # noqa: SLF001
+
+
+@pytest.mark.parametrize("kind", [InstanceKind.KIND_GPU, InstanceKind.KIND_MODEL])
+async def test_instances_are_on_the_cpu(folder: Path, kind: InstanceKind) -> None:
+    group = InstanceGroup(name="m", kind=kind)
+    with pytest.raises(InferenceError) as refused:
+        await soon(backend().load(context(FIXED, save(unchanged(np.float32), folder), group)))
+    assert refused.value.message == (
+        "unable to load model 'm', Triton OpenVINO backend supports only Kind CPU and AUTO"
+    )
+
+
+async def test_a_missing_file_is_named_without_its_place_on_the_host(folder: Path) -> None:
+    found = await failure(folder)
+    assert found.code is Code.UNAVAILABLE
+    assert found.message == "unable to find '1/model.xml' for model 'm'"
+
+
+async def test_a_file_that_is_cut_short_is_refused(folder: Path) -> None:
+    file = save(unchanged(np.float32), folder) / "model.xml"
+    file.write_bytes(file.read_bytes()[:-20])
+    found = await failure(folder)
+    assert found.message == (
+        "unable to load model 'm': '1/model.xml' is cut short, or no model of OpenVINO: expected "
+        "</net> at its end"
+    )
+
+
+async def test_weights_that_are_cut_short_are_refused(folder: Path) -> None:
+    save(pairs(4), folder)
+    (folder / "model.bin").write_bytes(b"")
+    assert (await failure(folder)).message.startswith(
+        "unable to load model 'm': openvino error in reading model : "
+    )
+
+
+async def test_a_file_of_another_format_is_refused(folder: Path) -> None:
+    (folder / "model.onnx").write_bytes(b"no model")
+    found = await failure(folder, replace(FIXED, default_model_filename="model.onnx"))
+    assert found.message.startswith(
+        "unable to load model 'm': openvino error in reading model : Unable to read the model: "
+        '"model.onnx"'
+    )
+
+
+async def test_a_device_that_is_not_there_is_named_by_the_library(folder: Path) -> None:
+    config = replace(FIXED, parameters={"TARGET_DEVICE": "NPU"})
+    save(unchanged(np.float32), folder)
+    assert "openvino error in loading model" in (await failure(folder, config)).message
+
+
+async def test_names_and_dims_must_be_the_models(folder: Path) -> None:
+    save(unchanged(np.float32), folder)
+    wrong = replace(FIXED, input=(replace(X, name="z"),))
+    assert (await failure(folder, wrong)).message == (
+        "unexpected inference input 'z', allowed inputs are: x"
+    )
+    wrong = replace(FIXED, output=(replace(Y, dims=(3,)),))
+    assert (
+        "model 'm', tensor 'y': the model expects 2 dimensions (shape [-1,2])"
+        in (await failure(folder, wrong)).message
+    )
+
+
+async def test_a_tensor_of_another_datatype_is_converted(load: Load) -> None:
+    config = replace(FIXED, output=(replace(Y, data_type=DataType.TYPE_FP64),))
+    instance = await load(unchanged(np.int32), config)
+    assert await ask(instance, floats(x=[[1, 2]])) == [{"y": [[1, 2]]}]
+
+
+async def test_inputs_get_the_dims_of_the_config_if_asked(load: Load, folder: Path) -> None:
+    made = sums([1, 8])
+    config = ModelConfig(
+        name="m",
+        input=tuple(ModelInput(name=name, data_type=FP32, dims=(2, 3)) for name in "AB"),
+        output=(ModelOutput(name="SUM", data_type=FP32, dims=(2, 3)),),
+        parameters={"RESHAPE_IO_LAYERS": "YES"},
+    )
+    ones = np.ones((2, 3))
+    assert await ask(await load(made, config), floats(A=ones, B=ones)) == [{"SUM": [[2] * 3] * 2}]
+    wrong = replace(config, input=(replace(config.input[0], dims=(0, 3)), config.input[1]))
+    assert (await failure(folder, wrong)).message == (
+        "openvino backend does not support dimensions values other than `-1` or positive integers"
+    )

@@ -1,0 +1,82 @@
+"""Parameters of OpenVINO models are read as Triton reads them."""
+
+from pathlib import Path
+
+import pytest
+
+from backends.openvino.parameters import OpenVinoParameters
+from gateway.config import InstanceGroup, InstanceKind, ModelConfig
+from gateway.errors import Code, InferenceError
+from gateway.process_limits import processors
+
+
+def read(folder: Path, *, count: int = 1, **parameters: str) -> OpenVinoParameters:
+    group = InstanceGroup(kind=InstanceKind.KIND_CPU, count=count)
+    config = ModelConfig(name="m", parameters=parameters, instance_group=(group,))
+    return OpenVinoParameters.read(config, folder)
+
+
+def test_instances_compute_side_by_side_in_float32(folder: Path) -> None:
+    found = read(folder, count=3)
+    assert (found.device, found.reshapes, found.extension) == ("CPU", False, None)
+    assert found.properties == {
+        "NUM_STREAMS": "3",
+        "INFERENCE_NUM_THREADS": processors(),
+        "INFERENCE_PRECISION_HINT": "f32",
+        "ENABLE_CPU_PINNING": False,
+    }
+
+
+def test_keys_and_values_are_read_in_any_case(folder: Path) -> None:
+    found = read(
+        folder,
+        num_streams="auto",
+        PERFORMANCE_HINT="latency",
+        INFERENCE_NUM_THREADS="2",
+        COMPILATION_NUM_THREADS="1",
+        HINT_BF16="yes",
+        RESHAPE_IO_LAYERS="yes",
+        ENABLE_BATCH_PADDING="YES",
+        SKIP_OV_DYNAMIC_BATCHSIZE="YES",
+    )
+    assert found.reshapes
+    assert found.properties == {
+        "NUM_STREAMS": "AUTO",
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": 2,
+        "COMPILATION_NUM_THREADS": 1,
+        "INFERENCE_PRECISION_HINT": "bf16",
+        "ENABLE_CPU_PINNING": False,
+    }
+
+
+def test_other_devices_get_only_the_given_properties(folder: Path) -> None:
+    found = read(folder, TARGET_DEVICE="auto", PERFORMANCE_HINT="THROUGHPUT")
+    assert (found.device, found.properties) == ("AUTO", {"PERFORMANCE_HINT": "THROUGHPUT"})
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "expected"),
+    [
+        ("NUM_STREAMS", "Many", "either AUTO/NUMA/<int_value>, got many"),
+        ("NUM_STREAMS", "-1", "either AUTO/NUMA/<int_value>, got -1"),
+        ("PERFORMANCE_HINT", "FAST", "LATENCY/THROUGHPUT/CUMULATIVE_THROUGHPUT, got fast"),
+        ("INFERENCE_NUM_THREADS", "-2", "a non-negative number, got -2"),
+        ("COMPILATION_NUM_THREADS", "Two", "a non-negative number, got two"),
+        ("HINT_BF16", "No", "YES, got no"),
+    ],
+)
+def test_other_values_are_refused_with_tritons_texts(
+    folder: Path, key: str, text: str, expected: str
+) -> None:
+    with pytest.raises(InferenceError) as refused:
+        read(folder, **{key: text})
+    assert refused.value.code is Code.INVALID_ARG
+    assert refused.value.message == f"expected the parameter '{key}' to be {expected}"
+
+
+@pytest.mark.parametrize("name", ["/usr/lib/libc.so.6", "../../other.so"])
+def test_an_extension_is_a_file_of_the_model(folder: Path, name: str) -> None:
+    assert read(folder, CPU_EXTENSION_PATH="../own.so").extension == folder.parent / "own.so"
+    with pytest.raises(InferenceError, match="outside of the model's folder"):
+        read(folder, CPU_EXTENSION_PATH=name)
