@@ -26,7 +26,7 @@ class Compiled:
 
 
 class OpenVinoInstance(TensorInstance):
-    """Inputs are views of the requests; outputs are copied, since the next run overwrites them.
+    """Outputs are copied, since the next run overwrites them; so are inputs of one request.
 
     Batches of a model that fixes its batch size are padded with zeros, or divided.
     """
@@ -95,9 +95,7 @@ class OpenVinoInstance(TensorInstance):
     def _array(self, tensor: Tensor) -> npt.NDArray[Any]:
         if tensor.datatype is Datatype.BYTES:
             return self._strings(tensor)
-        array = tensor.array()
-        # Tensors of one body start at any offset; kernels may need alignment.
-        return array if array.flags.aligned else array.copy()
+        return tensor.array()
 
     def _strings(self, tensor: Tensor) -> npt.NDArray[Any]:
         strings = unicode_strings(tensor, self._model, "OpenVINO models")
@@ -118,7 +116,9 @@ class OpenVinoInstance(TensorInstance):
             if array.size:
                 tensor.str_data = array.astype(np.str_)
             return tensor
-        return openvino.Tensor(array, shared_memory=array.flags.c_contiguous)
+        # The library takes no memory that it may not write, such as that of a request.
+        usable = array.flags.writeable and array.flags.aligned and array.flags.c_contiguous
+        return openvino.Tensor(array, shared_memory=usable)
 
     def _output(self, name: str) -> npt.NDArray[Any]:
         place, kind = self._outputs[name]

@@ -119,9 +119,11 @@ async def test_responses_stay_as_they_are_during_later_runs(load: Load) -> None:
     assert first.outputs[0].array().tolist() == [[2]]
 
 
-async def test_inputs_at_any_offset_are_accepted(load: Load) -> None:
-    body = b"\0" + np.array([[1, 2]], np.float32).tobytes()
-    tensor = Tensor("x", Datatype.FP32, (1, 2), memoryview(body)[1:])
+@pytest.mark.parametrize("offset", [0, 1])
+async def test_inputs_in_the_body_of_a_request_are_accepted(load: Load, offset: int) -> None:
+    """They cannot be written, and begin at any offset."""
+    body = bytes(offset) + np.array([[1, 2]], np.float32).tobytes()
+    tensor = Tensor("x", Datatype.FP32, (1, 2), memoryview(body)[offset:])
     instance = await load(unchanged(np.float32))
     assert await ask(instance, InferRequest(model="m", inputs=(tensor,))) == [{"x": [[1, 2]]}]
 
