@@ -144,6 +144,23 @@ def text_tensor(name: str, texts: Sequence[str]) -> Tensor:
     return Tensor(name, Datatype.BYTES, (len(elements),), elements)
 
 
+def unicode_strings(tensor: Tensor, model: str, whose: str) -> npt.NDArray[Any]:
+    """The elements of a BYTES input as an array of objects in its shape.
+
+    Raises InferenceError INVALID_ARG for an element that is not UTF-8; `whose` strings are texts.
+    """
+    strings: npt.NDArray[Any] = np.empty(tensor.count, dtype=np.object_)
+    try:
+        strings[:] = [element.decode() for element in tensor.elements()]
+    except UnicodeDecodeError as error:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"input '{tensor.name}' of model '{model}' has an element that is not UTF-8 "
+            f"({error.reason} at byte {error.start}), which strings of {whose} are",
+        ) from None
+    return strings.reshape(tensor.shape)
+
+
 def array_tensor(name: str, datatype: Datatype, array: npt.NDArray[Any]) -> Tensor:
     """A tensor over the array's memory; copied only if the layout or type differs from the wire."""
     if datatype is Datatype.BYTES:

@@ -16,10 +16,9 @@ from gateway.backend import ModelContext
 from gateway.batches.stacking import with_sequence_tensors
 from gateway.config import InstanceKind
 from gateway.cuda_driver import DeviceMemory
-from gateway.tensor import NUMPY_TYPES, Datatype, Tensor, array_tensor
+from gateway.tensor import NUMPY_TYPES, Datatype, Tensor, array_tensor, unicode_strings
 from gateway.tensor_runtime.instance import TensorInstance
 from gateway.tensor_runtime.signature import ModelSignature
-from gateway.tensor_runtime.strings import unicode_strings
 
 ALIGNED_BYTES = 256
 """The alignment of the runtime's own memory of a GPU, on which kernels may rely."""
@@ -64,9 +63,10 @@ class OnnxRuntimeInstance(TensorInstance):
         self._shrinkage = context.config.parameter(SHRINKAGE)
         known = with_sequence_tensors(context.config)
         self._datatypes = {output.name: output.datatype for output in known.output}
-        self._bfloat16 = _names_of_bfloat16(signature(session))
+        found = signature(session)
+        self._bfloat16 = _names_of_bfloat16(found)
         self._options = self._run_options()
-        self.place = gpu_place(context, signature(session))
+        self.place = gpu_place(context, found)
         self.gpu = self.place.number if self.place else None
 
     def run(

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from backends.onnxruntime.providers import CPU, Provider
+from gateway.batches.shapes import ANY_SIZE
 from gateway.config import ModelConfig
 from gateway.config.data_type import DataType
 from gateway.tensor import Datatype
-from gateway.tensor_runtime.signature import ANY_SIZE, ModelSignature, ModelTensor
+from gateway.tensor_runtime.signature import ModelSignature, ModelTensor
 
 BFLOAT16_KIND = "tensor(bfloat16)"
 BFLOAT16 = 16

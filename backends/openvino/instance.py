@@ -11,10 +11,9 @@ from backends.openvino.model_file import clear_failures, named
 from gateway.backend import ModelContext
 from gateway.batches.stacking import with_sequence_tensors
 from gateway.errors import Code, InferenceError
-from gateway.tensor import Datatype, Tensor, array_tensor
+from gateway.tensor import Datatype, Tensor, array_tensor, unicode_strings
 from gateway.tensor_runtime.instance import TensorInstance
 from gateway.tensor_runtime.signature import input_names, output_names
-from gateway.tensor_runtime.strings import unicode_strings
 
 
 class Compiled:

@@ -10,6 +10,7 @@ from typing import Any
 import openvino
 from openvino.preprocess import PrePostProcessor
 
+from gateway.batches.shapes import ANY_SIZE
 from gateway.batches.stacking import with_sequence_tensors
 from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
@@ -17,7 +18,6 @@ from gateway.errors import Code, InferenceError
 from gateway.tensor_runtime.failures import ClearFailures
 from gateway.tensor_runtime.model_files import file_below
 from gateway.tensor_runtime.signature import (
-    ANY_SIZE,
     ModelSignature,
     ModelTensor,
     input_names,

@@ -17,13 +17,14 @@ from backends.pytorch.model_file import FAILURES, FileKind, kind_of
 from backends.pytorch.signature import DATATYPES, Program, ProgramSignature, Size, TensorSlot
 from backends.pytorch.torchscript import load_torchscript, load_traced
 from gateway.backend import Description
+from gateway.batches.shapes import ANY_SIZE
 from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.tensor import format_shape
 from gateway.tensor_runtime.completion import DEFAULT_BATCH_SIZE, USUAL_BATCH_SIZE, complete
 from gateway.tensor_runtime.parameters import as_integer
-from gateway.tensor_runtime.signature import ANY_SIZE, ModelSignature, ModelTensor
+from gateway.tensor_runtime.signature import ModelSignature, ModelTensor
 
 BATCH = "batch"
 TYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}

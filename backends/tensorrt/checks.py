@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from backends.tensorrt.engines import Binding, EngineSignature
 from gateway.batches.shapes import batched_shape_problems, whole_shape_problems
-from gateway.batches.stacking import sequence_inputs, with_sequence_tensors
+from gateway.batches.stacking import with_sequence_tensors
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
@@ -21,7 +21,7 @@ from gateway.tensor_runtime.checks import (
     name_problems,
     raise_first,
 )
-from gateway.tensor_runtime.completion import with_batching
+from gateway.tensor_runtime.completion import sequence_tensors, with_batching
 
 log = logging.getLogger("sluice.tensorrt")
 
@@ -43,7 +43,7 @@ def complete(
     """
     size = _batch_size(config, signature.largest_batch(profiles), signature)
     config = replace(config, max_batch_size=size)
-    fed, kept = _sequence_tensors(config)
+    fed, kept = sequence_tensors(config)
     fed |= {name for each in config.batch_input for name in each.target_name}
     inputs = [each for each in signature.inputs.values() if each.name not in fed]
     outputs = [each for each in signature.outputs.values() if each.name not in kept]
@@ -53,15 +53,6 @@ def complete(
         output=_outputs(config, outputs),
         dynamic_batching=with_batching(config).dynamic_batching,
     )
-
-
-def _sequence_tensors(config: ModelConfig) -> tuple[set[str], set[str]]:
-    """The inputs that the server feeds, and the outputs that it keeps."""
-    batching = config.sequence_batching
-    if batching is None:
-        return set(), set()
-    fed = {each.name for each in sequence_inputs(batching)}
-    return fed, {each.output_name for each in batching.state}
 
 
 # Batching.

@@ -5,7 +5,6 @@
 - `parameters`: numbers, switches, and the threads of an instance
 - `model_files`: files that a config names
 - `failures`: exceptions of a library, in one line
-- `strings`: inputs of runtimes whose strings are texts
 - `instance`: the instance, with one blocking method for a runtime to implement; its thread, and
   the choice between it and the event loop
 """

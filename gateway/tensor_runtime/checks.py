@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 
-from gateway.batches.shapes import batched_shape_problems, whole_shape_problems
+from gateway.batches.shapes import ANY_SIZE, batched_shape_problems, whole_shape_problems
 from gateway.batches.stacking import sequence_inputs, with_sequence_tensors
 from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.tensor import format_shape
-from gateway.tensor_runtime.signature import ANY_SIZE, ModelSignature, ModelTensor
+from gateway.tensor_runtime.signature import ModelSignature, ModelTensor
 
 
 def check(config: ModelConfig, signature: ModelSignature) -> None:

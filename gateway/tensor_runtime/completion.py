@@ -60,16 +60,21 @@ def with_batching(config: ModelConfig) -> ModelConfig:
 
 def _without_sequence_tensors(signature: ModelSignature, config: ModelConfig) -> ModelSignature:
     """The signature without controls and states, which the server feeds itself."""
-    batching = config.sequence_batching
-    if batching is None:
-        return signature
-    fed = {each.name for each in sequence_inputs(batching)}
-    kept = {each.output_name for each in batching.state}
+    fed, kept = sequence_tensors(config)
     return replace(
         signature,
         inputs={name: each for name, each in signature.inputs.items() if name not in fed},
         outputs={name: each for name, each in signature.outputs.items() if name not in kept},
     )
+
+
+def sequence_tensors(config: ModelConfig) -> tuple[set[str], set[str]]:
+    """The inputs that the server feeds, and the outputs that it keeps."""
+    batching = config.sequence_batching
+    if batching is None:
+        return set(), set()
+    fed = {each.name for each in sequence_inputs(batching)}
+    return fed, {each.output_name for each in batching.state}
 
 
 def _inputs(signature: ModelSignature, config: ModelConfig) -> tuple[ModelInput, ...]:

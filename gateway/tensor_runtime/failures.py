@@ -44,11 +44,11 @@ class ClearFailures:
         self, kind: object, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if isinstance(error, self._errors):
-            text = self._named(without_folder(str(error), self._folder))
-            raise InferenceError(Code.INTERNAL, f"{self._what}: {in_one_line(text)}") from error
+            text = self._named(_without_folder(str(error), self._folder))
+            raise InferenceError(Code.INTERNAL, f"{self._what}: {_in_one_line(text)}") from error
 
 
-def without_folder(text: str, folder: Path) -> str:
+def _without_folder(text: str, folder: Path) -> str:
     """The text without the places of the folder and its parents on the host."""
     for known in {folder, folder.resolve()}:
         text = text.replace(f"{known}/", "").replace(str(known), folder.name)
@@ -57,6 +57,6 @@ def without_folder(text: str, folder: Path) -> str:
     return text
 
 
-def in_one_line(text: str) -> str:
+def _in_one_line(text: str) -> str:
     """The text without places in C++ sources, in one line of at most LONGEST characters."""
     return SPACES.sub(" ", SOURCE.sub("", text)).strip()[:LONGEST]

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from gateway.batches.shapes import ANY_SIZE
 from gateway.config import ModelConfig
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
-
-ANY_SIZE = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,10 @@ from gateway.config.optimization import (
     OptimizationPolicy,
 )
 from gateway.errors import Code, InferenceError
-from tests.backends.onnxruntime.conftest import Load, ask, context, floats
 from tests.builders import WAIT_SECS, soon
 from tests.onnx_models import add_sub, constant, identity, model, node, one, save, tensor
 from tests.serving import wait_until
+from tests.tensor_backends import Load, ask, context, floats
 
 X = ModelInput(name="x", data_type=DataType.TYPE_FP32, dims=(2,))
 Y = ModelOutput(name="y", data_type=DataType.TYPE_FP32, dims=(2,))

@@ -22,17 +22,10 @@ from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.tensor import SIZES, Datatype, Tensor
-from tests.backends.onnxruntime.conftest import (
-    Load,
-    answers,
-    ask,
-    context,
-    floats,
-    request,
-    x_and_y,
-)
+from tests.backends.onnxruntime.conftest import x_and_y
 from tests.builders import soon
 from tests.onnx_models import add_sub, constant, identity, model, node, one, save, tensor
+from tests.tensor_backends import Load, answers, ask, context, floats, request
 
 ELEMENTS = {
     Datatype.BOOL: TensorProto.BOOL,

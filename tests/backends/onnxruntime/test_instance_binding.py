@@ -19,9 +19,9 @@ from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.cuda_driver import DeviceMemory
 from gateway.messages import InferRequest, InferResponse, RequestedOutput, SharedRegion
 from gateway.tensor import Datatype, Tensor, array_tensor
-from tests.backends.onnxruntime.conftest import Load, answers, context
 from tests.host_gpu import HostGpu, Region
 from tests.onnx_models import add_sub, identity
+from tests.tensor_backends import Load, answers, context
 
 Array = npt.NDArray[Any]
 A, B = np.arange(16, dtype="<f4").reshape(1, 16), np.full((1, 16), 3, dtype="<f4")

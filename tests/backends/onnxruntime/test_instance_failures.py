@@ -20,17 +20,10 @@ from gateway.config import (
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.tensor import Datatype, Tensor
-from tests.backends.onnxruntime.conftest import (
-    Load,
-    answers,
-    ask,
-    context,
-    floats,
-    request,
-    x_and_y,
-)
+from tests.backends.onnxruntime.conftest import x_and_y
 from tests.builders import soon
 from tests.onnx_models import add_sub, constant, model, node, one, save, tensor
+from tests.tensor_backends import Load, answers, ask, context, floats, request
 
 
 async def test_an_operator_that_fails_fails_the_request_and_no_later_one(load: Load) -> None:

@@ -12,8 +12,8 @@ from backends.onnxruntime.model_file import LARGEST_BYTES, is_steady
 from backends.onnxruntime.providers import CPU, CUDA, Provider
 from gateway.config import BatchInput, ModelConfig, ModelInput, ModelOperations
 from gateway.config.data_type import DataType
-from tests.backends.onnxruntime.conftest import Load, ask, floats
 from tests.onnx_models import add_sub, constant, model, node, one, save, tensor
+from tests.tensor_backends import Load, ask, floats
 
 X = ModelInput(name="x", data_type=DataType.TYPE_FP32, dims=(16,))
 CONFIG = ModelConfig(name="m", max_batch_size=4, input=(X,))

@@ -12,8 +12,9 @@ from backends.onnxruntime.parameters import PINNING, CorePins
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from tests import onnx_models
-from tests.backends.onnxruntime.conftest import Load, backend, context
+from tests.backends.onnxruntime.conftest import backend
 from tests.builders import soon
+from tests.tensor_backends import Load, context
 
 MACHINE = frozenset({1, 3, 5, 7})
 

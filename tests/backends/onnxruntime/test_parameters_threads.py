@@ -80,7 +80,7 @@ SCRIPT = """
 import asyncio, os, sys, threading, time
 from pathlib import Path
 from backends.onnxruntime.backend import OnnxRuntimeBackend
-from tests.backends.onnxruntime.conftest import context
+from tests.tensor_backends import context
 from gateway.config import ModelConfig
 
 def threads():

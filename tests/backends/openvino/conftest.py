@@ -1,7 +1,6 @@
 """Models of OpenVINO that a test makes, loads by the backend, and closes when it ends."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,8 @@ import openvino.opset13 as op
 import pytest
 
 from backends.openvino.backend import OpenVinoBackend
-from gateway.backend import Instance, ModelContext
-from gateway.config import InstanceGroup, InstanceKind, ModelConfig
-from gateway.messages import InferRequest
-from gateway.models.reshaped_instance import with_reshapes
-from tests.builders import soon
+from tests.tensor_backends import Load, loading, version_folder
 
-CPU = InstanceGroup(name="m", kind=InstanceKind.KIND_CPU, count=1)
-Load = Callable[..., Awaitable[Instance]]
 Shape = list[int]
 
 
@@ -70,47 +63,14 @@ def backend(**settings: str) -> OpenVinoBackend:
     return made
 
 
-def context(config: ModelConfig, folder: Path, group: InstanceGroup = CPU) -> ModelContext:
-    """The context to load the model of a version folder."""
-
-    def infer(_: InferRequest) -> Any:
-        raise AssertionError("a tensor model sends no request")
-
-    return ModelContext(
-        config=config,
-        name=f"{config.name}_0",
-        group=group,
-        path=folder,
-        store=folder,
-        infer=infer,
-        wasted=lambda tokens: None,
-    )
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The version folder of a model m."""
-    made = tmp_path / "m" / "1"
-    made.mkdir(parents=True)
-    return made
+    return version_folder(tmp_path)
 
 
 @pytest.fixture
 async def load(folder: Path) -> AsyncIterator[Load]:
     """Write a model, complete its config, load it; closed when the test ends."""
-    loaded: list[Instance] = []
-
-    async def make(
-        made: Any, config: ModelConfig | None = None, on: OpenVinoBackend | None = None
-    ) -> Instance:
-        if made is not None:
-            save(made, folder)
-        runtime = on or OpenVinoBackend()
-        whole = runtime.complete(replace(config or ModelConfig(), name="m"), folder)
-        instance = await soon(runtime.load(context(whole, folder)))
-        loaded.append(with_reshapes(instance, whole))
-        return loaded[-1]
-
-    yield make
-    for instance in loaded:
-        await soon(instance.close())
+    async with loading(folder, OpenVinoBackend, save) as make:
+        yield make

@@ -16,9 +16,9 @@ from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
 from gateway.models.config_checks import check_tensors
 from tests import onnx_models
-from tests.backends.onnxruntime.conftest import ask, floats
-from tests.backends.openvino.conftest import Load, backend, context, pairs, save, sums, unchanged
+from tests.backends.openvino.conftest import backend, pairs, save, sums, unchanged
 from tests.builders import soon
+from tests.tensor_backends import Load, ask, context, floats
 
 FP32 = DataType.TYPE_FP32
 EMPTY = ModelConfig(name="m", backend="openvino")

@@ -15,9 +15,9 @@ from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.tensor import Datatype, Tensor
-from tests.backends.onnxruntime.conftest import answers, ask, floats, request
-from tests.backends.openvino.conftest import Load, called, pairs, port, sums, unchanged
+from tests.backends.openvino.conftest import called, pairs, port, sums, unchanged
 from tests.builders import soon
+from tests.tensor_backends import Load, answers, ask, floats, request
 
 ONE_TYPE = [
     (np.bool_, Datatype.BOOL, [[True, False]]),

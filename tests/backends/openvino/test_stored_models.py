@@ -12,10 +12,10 @@ from gateway.messages import InferRequest, InferResponse
 from gateway.settings import ENVIRONMENT
 from gateway.storage.store import ModelStore, default_root
 from gateway.tensor import Datatype, array_tensor
-from tests.backends.onnxruntime.conftest import answers
-from tests.backends.openvino.conftest import backend, context
+from tests.backends.openvino.conftest import backend
 from tests.builders import soon
 from tests.encoders import SENTENCES, TOLERANCE, Array, encode, padded
+from tests.tensor_backends import answers, context
 
 ONNX = ModelConfig(name="m", backend="openvino", default_model_filename="model.onnx")
 

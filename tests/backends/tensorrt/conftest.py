@@ -20,6 +20,7 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, RequestedOutput
 from gateway.models.reshaped_instance import with_reshapes
 from gateway.tensor import Datatype, array_tensor
+from tests import tensor_backends
 from tests.backends.tensorrt.stand_in.stand_in_plans import Plan, PlannedTensor
 from tests.builders import soon
 
@@ -62,9 +63,7 @@ def _stood_in() -> list[str]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The version folder of a model m."""
-    made = tmp_path / "m" / "1"
-    made.mkdir(parents=True)
-    return made
+    return tensor_backends.version_folder(tmp_path)
 
 
 @pytest.fixture
@@ -84,20 +83,8 @@ def save(plan: Plan | bytes, folder: Path, name: str = "model.plan") -> Path:
 
 def context(config: ModelConfig, folder: Path, number: int = 0, device: int = 0) -> ModelContext:
     """The context to load an instance."""
-
-    def infer(_: InferRequest) -> Any:
-        raise AssertionError("a tensor model asks nobody")
-
-    return ModelContext(
-        config=config,
-        name=f"{config.name}_{number}",
-        group=config.instance_group[0],
-        device=device,
-        path=folder,
-        store=folder,
-        infer=infer,
-        wasted=lambda tokens: None,
-    )
+    made = tensor_backends.context(config, folder, config.instance_group[0])
+    return replace(made, name=f"{config.name}_{number}", device=device)
 
 
 @pytest.fixture

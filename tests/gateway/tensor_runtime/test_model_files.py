@@ -7,14 +7,13 @@ import pytest
 from gateway.config import ModelConfig, ModelOperations
 from gateway.errors import Code, InferenceError
 from gateway.tensor_runtime.model_files import find_file, find_libraries
+from tests.tensor_backends import version_folder
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The version folder of a model m."""
-    made = tmp_path / "m" / "1"
-    made.mkdir(parents=True)
-    return made
+    return version_folder(tmp_path)
 
 
 def named(filename: str = "") -> ModelConfig:
