@@ -93,14 +93,16 @@ class LoopWatch:
             due = self._due
             left = due + self._blocked_secs - time.monotonic()
             if left <= 0 and self._stack_at_due[0] != due:
-                frames = sys._current_frames()  # noqa: SLF001 - the only way
-                self._stack_at_due = due, _one_word(frames.get(self._watched))
+                self._stack_at_due = due, _stack_of(self._watched)
             self._ended.wait(left if left > 0 else TIMER_SECS)
 
 
-def _one_word(frame: FrameType | None) -> str:
-    """A stack as one word, the innermost function first."""
+def _stack_of(thread: int) -> str:
+    """The stack of a thread as one word, the innermost function first.
 
+    No frame outlives the call: a frame keeps its variables alive, such as the body of a request.
+    """
+    frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 - the only way
     found: list[str] = []
     while frame is not None and len(found) < DEEPEST:
         code = frame.f_code

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -31,6 +32,21 @@ async def test_a_blocked_loop_is_logged_once_with_its_stack(
     found = [record for record in lines(caplog) if record.__dict__["ms"] >= 1000]
     assert len(found) == 1
     assert "hold_the_loop" in found[0].__dict__["stack"].split("<")[0]
+
+
+class Body:
+    """Stands for a large request."""
+
+
+def handle_slowly(body: Body) -> "weakref.ref[Body]":
+    hold_the_loop(0.5)
+    return weakref.ref(body)
+
+
+async def test_what_a_blocked_function_had_is_freed_when_it_returns() -> None:
+    with LoopWatch(blocked_secs=0.1):
+        body = handle_slowly(Body())
+        assert body() is None
 
 
 async def block_often() -> None:
