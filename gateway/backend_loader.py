@@ -29,6 +29,11 @@ MOVED_MODULES = {
 EXTRAS = {"openvino": "openvino", "tensorrtllm": "trtllm"}
 """Optional dependencies of Sluice that have all that a backend needs."""
 
+NOT_SERVED = {
+    "dali": "run the pipeline in a Python model, or decode pictures in an ensemble",
+}
+"""Triton's backends without a counterpart here, and the replacements."""
+
 REPLACED_METHODS: Mapping[type, Mapping[str, str]] = {
     Backend: {
         "computes_on_gpus": "define the property 'computes_on_gpus'",
@@ -123,6 +128,9 @@ class BackendLoader:
     def find(self, name: str) -> BackendEntryPoint:
         """The entry point of a backend, without an import; InferenceError if not installed."""
         point = self._found.get(name)
+        if point is None and name in NOT_SERVED:
+            text = f"backend '{name}' is not served here: {NOT_SERVED[name]}"
+            raise InferenceError(Code.UNSUPPORTED, text)
         if point is None:
             raise InferenceError(
                 Code.INVALID_ARG,

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Mappi
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gateway.backend import Answer, Instance
@@ -33,6 +34,22 @@ TEXT = ModelConfig(
 """Text in, text out, one response."""
 
 DECOUPLED = TransactionPolicy(decoupled=True)
+
+
+def add_model(
+    repository: Path,
+    name: str,
+    config: str | None = 'backend: "python"',
+    versions: Sequence[str] = ("1",),
+) -> Path:
+    """The new folder of a model, with its config and empty versions."""
+    folder = repository / name
+    folder.mkdir(parents=True)
+    for version in versions:
+        (folder / version).mkdir()
+    if config is not None:
+        (folder / "config.pbtxt").write_text(config)
+    return folder
 
 
 async def soon(wait: Awaitable[T]) -> T:

@@ -22,6 +22,7 @@ from gateway.models.model_folder import (
     version_number,
 )
 from gateway.models.normalisation import normalise
+from gateway.models.repository_agents import checksums, verify
 from gateway.models.supported_fields import ignored, require_supported
 
 
@@ -170,14 +171,16 @@ class ModelRepository:
         return self._read(self.find(name))
 
     def source(self, model: ModelId, snapshot: Snapshot | None = None) -> LoadSource:
-        """The source of a load; raises like `read`.
+        """The source of a load; raises like `read`, or if a file has another checksum.
 
         The folder is not scanned again if `snapshot` is its state.
         """
         entry = self.find(model.name, model.namespace)
         if snapshot is None:
             snapshot = take_snapshot(entry.path)
-        return LoadSource(config=self._read(entry), entry=entry, snapshot=snapshot)
+        config = self._read(entry)
+        verify(checksums(config), entry.path)
+        return LoadSource(config=config, entry=entry, snapshot=snapshot)
 
     def overridden(self, model: ModelId, override: Override) -> LoadSource:
         """The source of a load with a client's override; uploaded files replace the folder's.
@@ -192,6 +195,7 @@ class ModelRepository:
             written = parse_json(text)
             refuse_escapes(written)
             config = self._checked(written, entry)
+            verify(checksums(config), home)
         except BaseException:
             if upload is not None:
                 upload.release()
@@ -235,6 +239,7 @@ class ModelRepository:
         if not self._auto_complete:
             check_tensors(config)
         require_supported(replace(written, name=entry.name))
+        checksums(config)  # refuses other agents and algorithms
         _warn(entry, config.version_policy)
         for path, why in ignored(written, config.backend):
             log.warning("field ignored", extra={"model": entry.name, "field": path, "why": why})

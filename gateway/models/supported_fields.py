@@ -138,7 +138,7 @@ SUPPORT = {
         FieldVerdict.IGNORED, "only ONNX Runtime loads libraries of operators", ONNX_RUNTIME
     ),
     "model_transaction_policy": HONOURED,
-    "model_repository_agents": _refused("no agents act on the model's files"),
+    "model_repository_agents": HONOURED,
     "response_cache": HONOURED,
     "model_metrics": HONOURED,
 }

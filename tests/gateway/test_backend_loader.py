@@ -331,3 +331,13 @@ def test_a_folder_that_appears_and_goes_is_noticed(
     (tmp_path / "shout" / "model.py").unlink()
     with pytest.raises(InferenceError, match="unable to find backend 'shout'"):
         loader.of(config("shout"))
+
+
+def test_a_backend_of_triton_that_is_not_served_has_its_replacement() -> None:
+    with pytest.raises(InferenceError) as caught:
+        BackendLoader().get("dali")
+    assert caught.value.code is Code.UNSUPPORTED
+    assert caught.value.message == (
+        "backend 'dali' is not served here: run the pipeline in a Python model, or decode pictures "
+        "in an ensemble"
+    )

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,21 +14,10 @@ from gateway.errors import Code, InferenceError
 from gateway.models.instance_groups import UsableGpus
 from gateway.models.model_folder import Override
 from gateway.models.repository import ModelId, ModelRepository
+from tests.builders import add_model
 
 DATA = Path(__file__).parent.parent / "config" / "data"
 BACKEND = 'backend: "python"'
-
-
-def add_model(
-    repository: Path, name: str, config: str | None = BACKEND, versions: Sequence[str] = ("1",)
-) -> Path:
-    folder = repository / name
-    folder.mkdir(parents=True)
-    for version in versions:
-        (folder / version).mkdir()
-    if config is not None:
-        (folder / "config.pbtxt").write_text(config)
-    return folder
 
 
 def refusal(repository: Path, name: str) -> InferenceError:
@@ -206,10 +194,10 @@ def test_nothing_is_remembered_between_two_reads(tmp_path: Path) -> None:
             "'max_batch_size' must be non-negative value for m",
         ),
         (
-            "backend: 'x' model_repository_agents { agents { name: 'a' } }",
+            "backend: 'x' input { name: 'a' is_non_linear_format_io: true }",
             Code.UNSUPPORTED,
-            "field 'model_repository_agents' of model 'm' is not supported: no agents act on the "
-            "model's files",
+            "field 'input.is_non_linear_format_io' of model 'm' is not supported: tensors in "
+            "vectorised formats are not served",
         ),
     ],
 )

@@ -10,6 +10,7 @@ from gateway.errors import InferenceError
 from gateway.models.repository import ModelRepository
 from gateway.models.supported_fields import FieldVerdict
 from gateway.tools.check import FieldFinding, check, table
+from tests.builders import add_model
 
 DATA = Path(__file__).parent.parent / "config" / "data"
 HONOURED, IGNORED, REFUSED = FieldVerdict.HONOURED, FieldVerdict.IGNORED, FieldVerdict.REFUSED
@@ -28,12 +29,6 @@ dynamic_batching { preferred_batch_size: [ 2, 4 ] }
 parameters { key: "k" value { string_value: "v" } }
 cc_model_filenames { key: "7.5" value: "model.plan" }
 """
-
-
-def add_model(repository: Path, name: str, config: str | None) -> None:
-    (repository / name / "1").mkdir(parents=True)
-    if config is not None:
-        (repository / name / "config.pbtxt").write_text(config)
 
 
 def findings_of(repository: Path, config: str) -> list[FieldFinding]:
