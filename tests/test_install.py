@@ -1,0 +1,242 @@
+"""`install.py` makes .venv of a lock file, with the indexes and certificates of pip's settings."""
+
+import fcntl
+import importlib.metadata
+import os
+import runpy
+import shutil
+import ssl
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections import namedtuple
+from collections.abc import Iterator, Mapping
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+import install
+from tests.certificates import Authority
+from tests.serving import ROOT
+from tests.wheels import write_wheel
+
+UV = importlib.metadata.version("uv")
+PROJECT = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "checkout"
+version = "1"
+[tool.setuptools]
+py-modules = []
+"""
+SECS = 60
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files and logs nothing."""
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "authority")
+
+
+@pytest.fixture
+def index(tmp_path: Path, authority: Authority) -> Iterator[str]:
+    """The address of a package index with a certificate of its own."""
+    for name, version in (("one", "1.0"), ("uv", UV)):
+        folder = tmp_path / "index" / name
+        write_wheel(folder, name, {f"{name}_module.py": "VALUE = 1\n"}, version)
+    handler = partial(Quiet, directory=str(tmp_path / "index"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    issued = authority.issue("localhost")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(issued.cert, issued.key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"https://localhost:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with a lock of two packages, whose .venv sees the packages of these tests."""
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    shutil.copy(ROOT / "install.py", folder)
+    (folder / "pyproject.toml").write_text(PROJECT)
+    (folder / "lock").write_text(f"one==1.0\nuv=={UV}\n")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / ".venv"], check=True)
+    (packages(folder) / "shared.pth").write_text(sysconfig.get_path("purelib"))
+    return folder
+
+
+def packages(checkout: Path) -> Path:
+    return next(checkout.glob(".venv/lib/python*/site-packages"))
+
+
+def environment(home: Path, settings: str) -> Mapping[str, str]:
+    """The environment of a user whose pip.conf has those settings of `global`."""
+    (home / ".config/pip").mkdir(parents=True, exist_ok=True)
+    (home / ".config/pip/pip.conf").write_text(f"[global]\n{settings}\n")
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PIP_", "UV_", "SSL_", "REQUESTS_", "CURL_"))
+    }
+    # No settings of this machine: an empty folder has none.
+    return {**kept, "HOME": str(home), "XDG_CONFIG_DIRS": str(home), "XDG_CONFIG_HOME": ""}
+
+
+def installing(checkout: Path, user: Mapping[str, str], *arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "install.py", "lock", *arguments],
+        cwd=checkout,
+        env=user,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def installed(checkout: Path, user: Mapping[str, str], *arguments: str) -> tuple[int, str]:
+    """The status and the output of an installation."""
+    process = installing(checkout, user, *arguments)
+    output, _ = process.communicate(timeout=SECS)
+    return process.returncode, output
+
+
+def mirror(index: str, authority: Authority) -> str:
+    return f"index-url = {index}\ncert = {authority.root}\nretries = 0"
+
+
+def test_uv_installs_from_the_index_of_pip_with_its_certificate(
+    checkout: Path, tmp_path: Path, index: str, authority: Authority
+) -> None:
+    user = environment(tmp_path / "home", mirror(index, authority))
+    status, output = installed(checkout, user)
+    assert status == 0, output
+    assert "continuing with pip" not in output
+    assert (packages(checkout) / "one-1.0.dist-info/INSTALLER").read_text().strip() == "uv"
+    assert (packages(checkout) / "checkout-1.dist-info").is_dir()
+    assert output.endswith("setup: done\n")
+
+
+def test_an_argument_that_uv_does_not_know_is_for_pip(
+    checkout: Path, tmp_path: Path, index: str, authority: Authority
+) -> None:
+    user = environment(tmp_path / "home", mirror(index, authority))
+    status, output = installed(checkout, user, "--no-compile")
+    assert status == 0, output
+    assert "setup: uv does not know --no-compile; continuing with pip, which is slower" in output
+    assert (packages(checkout) / "one-1.0.dist-info/INSTALLER").read_text().strip() == "pip"
+
+
+def test_without_a_network_the_last_line_says_so_and_the_next_start_continues(
+    checkout: Path, tmp_path: Path, index: str, authority: Authority
+) -> None:
+    nowhere = environment(tmp_path / "home", "index-url = http://127.0.0.1:9\nretries = 0")
+    status, output = installed(checkout, nowhere)
+    assert status == 1
+    assert output.splitlines()[-1] == (
+        "setup: packages could not be installed (see above); the next start continues from here"
+    )
+    user = environment(tmp_path / "home", mirror(index, authority))
+    assert installed(checkout, user)[0] == 0
+
+
+def test_a_half_installed_package_is_installed_again(
+    checkout: Path, tmp_path: Path, index: str, authority: Authority
+) -> None:
+    user = environment(tmp_path / "home", mirror(index, authority))
+    assert installed(checkout, user)[0] == 0
+    (packages(checkout) / "one_module.py").unlink()
+    (packages(checkout) / "one-1.0.dist-info/INSTALLER").unlink()
+    status, output = installed(checkout, user)
+    assert status == 0, output
+    assert "setup: installing again one-1.0.dist-info" in output
+    assert (packages(checkout) / "one_module.py").is_file()
+
+
+def test_a_second_setup_waits_for_the_first(
+    checkout: Path, tmp_path: Path, index: str, authority: Authority
+) -> None:
+    user = environment(tmp_path / "home", mirror(index, authority))
+    with (checkout / "install.py").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        process = installing(checkout, user)
+        assert process.stdout is not None
+        waits = "setup: another setup is running; waiting for its end\n"
+        assert process.stdout.readline() == waits
+    output, _ = process.communicate(timeout=SECS)
+    assert process.returncode == 0, output
+
+
+def test_another_python_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = namedtuple("version", "major minor micro")
+    monkeypatch.setattr(sys, "version_info", version(3, 10, 2))
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_path(str(ROOT / "install.py"), run_name="__main__")
+    assert str(caught.value).endswith(
+        "is Python 3.10, expected 3.11 to 3.13; name one: make serve PYTHON=python3.12"
+    )
+
+
+def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 3 << 20))
+    with pytest.raises(install.InstallError, match="has 3 MB left; free some and start again"):
+        install.refuse_full_disk()
+
+
+def test_settings_of_the_environment_precede_those_of_files() -> None:
+    lines = [
+        ":env:.index-url='https://env'",
+        "global.index-url='https://global'",
+        "global.extra-index-url='https://a\\nhttps://b'",
+        "install.timeout='7'",
+        "global.timeout='5'",
+    ]
+    found = install.settings_in(lines)
+    assert found["index-url"] == "https://env"
+    assert found["timeout"] == "7"
+    assert install.uv_environment(found, {"UV_HTTP_TIMEOUT": "9"}) == {
+        "UV_DEFAULT_INDEX": "https://env",
+        "UV_INDEX": "https://a https://b",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_SYSTEM_CERTS": "true",
+        "UV_PYTHON_DOWNLOADS": "never",
+    }
+
+
+def test_arguments_of_pip_are_settings() -> None:
+    arguments = ["-i", "https://a", "--find-links=/w", "--find-links", "/v", "--no-index"]
+    found = install.settings_of(arguments)
+    assert found == {"index-url": "https://a", "find-links": "/w /v", "no-index": "true"}
+    assert install.uv_environment(found, {})["UV_FIND_LINKS"] == "/w,/v"
+    assert install.settings_of(["--pre"]) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [("--torch-backend", "cpu")]),
+        ({"find-links": "/wheels"}, [(), ("--torch-backend", "cpu")]),
+    ],
+)
+def test_torch_comes_from_the_users_indexes_or_from_its_makers(
+    settings: Mapping[str, str], expected: list[tuple[str, ...]]
+) -> None:
+    assert list(install.attempts(["a==1", "torch==2.13.0+cpu"], settings)) == expected
+    assert list(install.attempts(["a==1"], settings)) == [()]
