@@ -89,7 +89,7 @@ def _import_vllm() -> tuple[Open, Open]:
     engine with several client processes.
     """
     if "vllm" not in sys.modules:
-        log.info("importing vllm")
+        log.info("import of vllm started")
         if not log.isEnabledFor(logging.DEBUG):
             logging.getLogger("vllm").setLevel(logging.WARNING)
     from backends.vllm.engine_clients.instance import open_shared

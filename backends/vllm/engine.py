@@ -21,11 +21,12 @@ from vllm.exceptions import VLLMError
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from backends.vllm.engine_processes import ErrorSender, FollowingSettings, one_line
+from backends.vllm.engine_processes import FollowingSettings
 from backends.vllm.failures import ENGINE_PROCESS, first_mistake
 from backends.vllm.machine import fit
 from backends.vllm.metrics import EngineMetrics
 from backends.vllm.settings import EngineModel, check_names, hide_folders
+from backends.vllm.start_reports import StartReporter, one_line
 from gateway.errors import Code, InferenceError
 
 log = logging.getLogger("sluice.vllm")
@@ -48,7 +49,7 @@ FAILURES = (*MISTAKES, RuntimeError, ImportError, VLLMError)
 
 
 async def start_engine(
-    model: EngineModel, metrics: EngineMetrics | None, errors: ErrorSender
+    model: EngineModel, metrics: EngineMetrics | None, reporter: StartReporter
 ) -> Any:
     """Start an AsyncLLM in a thread.
 
@@ -56,7 +57,7 @@ async def start_engine(
     """
     if model.whereabouts:
         log.warning("model not found on this host", extra=model.log_fields)
-    return await started(model, partial(_start, model, metrics, errors), stop_engine)
+    return await started(model, partial(_start, model, metrics, reporter), stop_engine)
 
 
 async def started(
@@ -120,11 +121,11 @@ def engine_config(model: EngineModel, **more: Any) -> tuple[AsyncEngineArgs, Any
 
 
 def own_engine_config(
-    model: EngineModel, errors: ErrorSender, **more: Any
+    model: EngineModel, reporter: StartReporter, **more: Any
 ) -> tuple[AsyncEngineArgs, Any]:
     """The same for the process that starts the engine, in a thread of its own.
 
-    The engine's processes stay on the model's cores, exit with this one, and send their errors.
+    The engine's processes stay on the model's cores, exit with this one, and report their start.
     """
     if model.cpu_cores:
         # Of this thread alone; its child processes inherit the affinity, and vLLM respects it.
@@ -134,7 +135,7 @@ def own_engine_config(
         log.warning("engine arguments changed", extra={"model": model.name, **changed})
     config = arguments.create_engine_config(usage_context=CONTEXT)
     if not config.parallel_config.use_ray and isinstance(config.additional_config, dict):
-        config.additional_config = FollowingSettings(config.additional_config, errors)
+        config.additional_config = FollowingSettings(config.additional_config, reporter)
     return arguments, config
 
 
@@ -175,8 +176,8 @@ def _close_contexts(error: BaseException) -> None:
                 value.destroy(linger=0)
 
 
-def _start(model: EngineModel, metrics: EngineMetrics | None, errors: ErrorSender) -> Any:
-    arguments, config = own_engine_config(model, errors)
+def _start(model: EngineModel, metrics: EngineMetrics | None, reporter: StartReporter) -> Any:
+    arguments, config = own_engine_config(model, reporter)
     return new_client(arguments, config, metrics)
 
 

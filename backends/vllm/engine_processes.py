@@ -1,11 +1,10 @@
-"""The engine's processes: their exit with the server, the errors that they send, and their end.
+"""The engine's processes: their exit with the server, and their end.
 
 An interrupt from the terminal reaches the server only, which drains requests first. This module
 imports nothing of vLLM: a process follows its parent before it has imported vLLM.
 """
 
 import asyncio
-import logging
 import multiprocessing
 import os
 import select
@@ -13,21 +12,15 @@ import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
-from multiprocessing.context import get_spawning_popen
 from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import DupFd
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
+from backends.vllm.start_reports import StartReporter
 from gateway.errors import Code, InferenceError
 
 EXIT_CODE = 1
 POLL_SECS = 1.0
 THREAD = "follow-parent"
-
-MAX_REASON = 500
-MAX_MESSAGE_BYTES = 4000
-"""Below PIPE_BUF, so that messages of several processes do not interleave."""
 
 Result = TypeVar("Result")
 
@@ -45,66 +38,29 @@ def follow_parent() -> None:
         follow(parent.pid or 0)
 
 
-class ErrorSender:
-    """Sends errors that are logged in this process; an argument of new processes."""
-
-    def __init__(self, connection: Connection | None) -> None:
-        self._connection = connection
-
-    def __deepcopy__(self, memo: Any) -> Self:
-        return self
-
-    def __reduce__(self) -> Any:
-        # Descriptors are passed only to spawned processes: vLLM also pickles its settings itself.
-        if self._connection is None or get_spawning_popen() is None:
-            return ErrorSender, (None,)
-        return _arrived, (DupFd(self._connection.fileno()),)
-
-    def close(self) -> None:
-        """Stop sending."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def watch_log(self) -> None:
-        """Send each exception logged as an error from now on, as one line."""
-        if (connection := self._connection) is None:
-            return
-        make = logging.getLogRecordFactory()
-
-        # vLLM reconfigures its loggers while it starts, but not the factory of records.
-        def record(*values: Any, **named: Any) -> logging.LogRecord:
-            made = make(*values, **named)
-            if made.levelno >= logging.ERROR and made.exc_info and made.exc_info[1]:
-                _send(connection, made.exc_info[1])
-            return made
-
-        logging.setLogRecordFactory(record)
-
-
 class FollowingSettings(dict[str, Any]):
     """Settings of an engine that make the process that unpickles them follow its parent.
 
-    They also remove it from the process group that a terminal interrupts, and pass it the sender
-    of its errors. vLLM's plugins are too late for that: without its parent, a new process waits
-    minutes before it loads them.
+    They also remove it from the process group that a terminal interrupts, and pass it the
+    reporter of its start. vLLM's plugins are too late for that: without its parent, a new process
+    waits minutes before it loads them.
     """
 
-    def __init__(self, settings: Mapping[str, Any], errors: ErrorSender) -> None:
+    def __init__(self, settings: Mapping[str, Any], reporter: StartReporter) -> None:
         super().__init__(settings)
-        self._errors = errors
+        self._reporter = reporter
 
     def __reduce__(self) -> Any:
-        return _arrive, (dict(self), os.getpid(), self._errors)
+        return _arrive, (dict(self), os.getpid(), self._reporter)
 
 
-def _arrive(settings: dict[str, Any], sender: int, errors: ErrorSender) -> FollowingSettings:
+def _arrive(settings: dict[str, Any], sender: int, reporter: StartReporter) -> FollowingSettings:
     if sender != os.getpid():
         follow(sender)
-        errors.watch_log()
+        reporter.watch_log()
         with suppress(PermissionError):  # a session leader has no terminal
             os.setpgrp()
-    return FollowingSettings(settings, errors)
+    return FollowingSettings(settings, reporter)
 
 
 def follow(parent: int) -> None:
@@ -145,24 +101,6 @@ def _wait_until_readable(descriptor: int) -> None:
 def _poll_for_exit(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(POLL_SECS)
-
-
-def one_line(error: BaseException) -> str:
-    """The type and the text of an error, without the advice that Torch appends."""
-    text = " ".join(str(error).strip().partition("\n\n")[0].split())
-    text = text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _arrived(descriptor: Any) -> ErrorSender:
-    return ErrorSender(Connection(descriptor.detach(), readable=False))
-
-
-def _send(connection: Connection, error: BaseException) -> None:
-    process = multiprocessing.current_process().name
-    message = f"{process}\n{one_line(error)}".encode()[:MAX_MESSAGE_BYTES]
-    with suppress(OSError):  # the load has ended, or the pipe is full
-        connection.send_bytes(message)
 
 
 class Watch:

@@ -1,7 +1,5 @@
 """Errors of vLLM and of pydantic's validation as errors of the gateway."""
 
-import multiprocessing
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,8 +16,8 @@ from vllm.exceptions import (
 )
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from backends.vllm.engine_processes import ErrorSender, one_line
 from backends.vllm.settings import EngineModel, LoraRefusal, hide_folders
+from backends.vllm.start_reports import StartReports, one_line
 from gateway.errors import Code, InferenceError
 
 PREFIX = "Error generating stream: "
@@ -124,17 +122,16 @@ def _text(error: Exception) -> str:
 class EngineErrors:
     """Adds the engine's own last error to a failed load; used in a `with` around the load.
 
-    `sender` is passed to each process of the engine.
+    `reporter` is passed to each process of the engine. Its stages are logged meanwhile.
     """
 
     def __init__(self, model: EngineModel) -> None:
         self._model = model
-        self._reader, writer = multiprocessing.Pipe(duplex=False)
-        # If the pipe is full, further messages are dropped; the process does not block.
-        os.set_blocking(writer.fileno(), False)
-        self.sender = ErrorSender(writer)
+        self._reports = StartReports(model.name)
+        self.reporter = self._reports.reporter
 
     def __enter__(self) -> Self:
+        self._reports.__enter__()
         return self
 
     def __exit__(
@@ -143,13 +140,11 @@ class EngineErrors:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        reason = self._last()
-        self.sender.close()
-        self._reader.close()
+        self._reports.__exit__()
         if isinstance(error, EngineDeadError) or (
             isinstance(error, InferenceError) and error.code in OF_ENGINE
         ):
-            raise self._failure(reason or self._text(error)) from error
+            raise self._failure(self._last() or self._text(error)) from error
 
     def _failure(self, reason: str) -> InferenceError:
         model = self._model
@@ -164,9 +159,8 @@ class EngineErrors:
     def _last(self) -> str:
         """The last error of a worker process, else of the process that waits for it."""
         found = {"": ""}
-        while self._reader.poll():
-            process, _, text = self._reader.recv_bytes().decode(errors="replace").partition("\n")
-            found["" if process.startswith(ENGINE_PROCESS) else "worker"] = text
+        for report in self._reports.errors:
+            found["" if report.process.startswith(ENGINE_PROCESS) else "worker"] = report.text
         return found.get("worker", found[""])
 
 

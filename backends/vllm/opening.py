@@ -34,7 +34,7 @@ async def open_instance(model: EngineModel, wasted: Callable[[int], None]) -> In
     began = time.monotonic()
     log.info("starting engine", extra={"model": model.name})
     with EngineErrors(model) as errors:
-        llm = await start_engine(model, metrics, errors.sender)
+        llm = await start_engine(model, metrics, errors.reporter)
         async with watched(llm) as watch:
             engine = await open_engine(model, llm, watch, metrics)
             if metrics is not None and model.openai.tool_call_parser:

@@ -33,6 +33,7 @@ from gateway.models.model_folder import Labels, files_folder, read_labels, take_
 from gateway.models.normalisation import completed
 from gateway.models.repository import LoadSource
 from gateway.models.reshaped_instance import with_reshapes
+from gateway.observability.log import logged_stage
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.rate_limiter import ExecutionLimiter
 from gateway.settings import ModelSettings
@@ -191,9 +192,12 @@ class ModelLoader:
             # The scan of a poll may be older than the files that this load reads.
             source = await self._threads.run(rescanned, source)
         folder = await self._threads.run(self._folder, source, version)
-        backend = await self._backend(source.config, members)
+        about = {"model": source.config.name, "version": version}
+        with logged_stage(log, "backend imported", **about):
+            backend = await self._backend(source.config, members)
         config = _with_runtime(source.config, backend)
-        await backend.prepare(config, folder)
+        with logged_stage(log, "environment prepared", **about):
+            await backend.prepare(config, folder)
         config = await self._threads.run(self._complete, backend, config, folder)
         own_labels = await self._threads.run(read_labels, config, source.folder)
         labels = {**_labels_of_members(config, members), **own_labels}
@@ -203,8 +207,10 @@ class ModelLoader:
         model.members = tuple(dict.fromkeys(members.values()))
         await self._use_cache(model, source, folder)
         register_slots(slots, None if members else self._limiter)
-        await load_slots(slots, side_by_side=backend.loads_side_by_side)
-        await _prepare(model, slots)
+        with logged_stage(log, "instances loaded", **about, count=len(slots)):
+            await load_slots(slots, side_by_side=backend.loads_side_by_side)
+        with logged_stage(log, "instances warmed up", **about):
+            await _prepare(model, slots)
         model.load_secs = time.monotonic() - began
         model.loaded_at = time.time()
         return model

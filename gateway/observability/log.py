@@ -3,7 +3,9 @@
 import json
 import logging
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from logging.handlers import WatchedFileHandler
@@ -22,6 +24,9 @@ VERBOSE = "log_verbose_level"
 FORMAT = "log_format"
 BOOLEANS = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
 MAX_VERBOSE = 2**32 - 1
+
+SHORT_SECS = 0.1
+"""A stage that takes less has no line."""
 
 
 class Log:
@@ -83,6 +88,16 @@ class Log:
             handler.setFormatter(LineFormatter(self.settings))
         level = logging.DEBUG if self.settings.verbose_level else logging.INFO
         logging.getLogger("sluice").setLevel(level)
+
+
+@contextmanager
+def logged_stage(log: logging.Logger, event: str, **fields: object) -> Iterator[None]:
+    """Log the seconds that the block took, unless it failed or was short."""
+    began = time.monotonic()
+    yield
+    secs = time.monotonic() - began
+    if secs >= SHORT_SECS:
+        log.info(event, extra={**fields, "secs": round(secs, 1)}, stacklevel=3)
 
 
 class LogFile(WatchedFileHandler):

@@ -88,7 +88,7 @@ async def open_shared(model: EngineModel, wasted: Callable[[int], None]) -> Inst
     check_parsers(model)
     log.info("starting engine", extra={"model": model.name, "clients": model.clients})
     with EngineErrors(model) as errors:
-        engine = await started(model, partial(SharedEngine, model, errors.sender), _stop)
+        engine = await started(model, partial(SharedEngine, model, errors.reporter), _stop)
         return await _instance(model, engine, wasted)
 
 

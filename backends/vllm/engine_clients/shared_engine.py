@@ -28,8 +28,8 @@ from backends.vllm.engine_clients.messages import (
     tokens,
     write,
 )
-from backends.vllm.engine_processes import ErrorSender
 from backends.vllm.settings import EngineModel
+from backends.vllm.start_reports import StartReporter
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.private_folder import PrivateFolder
@@ -236,14 +236,14 @@ class SharedEngine:
     `processes` are the engine's. `metrics_folder` has the metric values of the clients.
     """
 
-    def __init__(self, model: EngineModel, errors: ErrorSender) -> None:
+    def __init__(self, model: EngineModel, reporter: StartReporter) -> None:
         self.clients: list[ClientProcess] = []
         self.processes: list[Any] = []
         self._folder = PrivateFolder.make("sluice-metrics-")
         self.metrics_folder = self._folder.path
         self._ends: list[Callable[[], object]] = []
         try:
-            self._launch(model, errors)
+            self._launch(model, reporter)
         except BaseException:
             for client in self.clients:
                 client.kill()
@@ -260,13 +260,13 @@ class SharedEngine:
                 end()
         self._folder.remove()
 
-    def _launch(self, model: EngineModel, errors: ErrorSender) -> None:
+    def _launch(self, model: EngineModel, reporter: StartReporter) -> None:
         """Start all processes, and wait until the engine is ready, as `vllm serve` does."""
         counters = self.metrics_folder / "requests"
         write_counters(counters, model.clients)
         all_cores = os.sched_getaffinity(0) if model.cpu_cores else set()
         counted = {"_api_process_count": model.clients, "_api_process_rank": SUPERVISOR}
-        arguments, config = own_engine_config(model, errors, **counted)
+        arguments, config = own_engine_config(model, reporter, **counted)
         listeners = bind_engine_zmq_listeners(config, model.clients)
         self._ends.append(listeners.cleanup)
         with launch_core_engines(

@@ -10,20 +10,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from backends.vllm.engine_processes import (
-    ErrorSender,
-    FollowingSettings,
-    follow_parent,
-    wait_for_exit,
-)
+from backends.vllm.engine_processes import FollowingSettings, follow_parent, wait_for_exit
+from backends.vllm.start_reports import StartReporter
 
 GONE_SECS = 10.0
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 PARENT = """
 import multiprocessing, sys, time
-from backends.vllm.engine_processes import ErrorSender
 from backends.vllm.engine_processes import FollowingSettings, follow_parent
+from backends.vllm.start_reports import StartReporter
 
 def told(_):
     print("up", flush=True)
@@ -36,7 +32,7 @@ def plugged():
 if __name__ == "__main__":
     context = multiprocessing.get_context(sys.argv[2])
     if sys.argv[1] == "told":
-        child = context.Process(target=told, args=(FollowingSettings({}, ErrorSender(None)),))
+        child = context.Process(target=told, args=(FollowingSettings({}, StartReporter(None)),))
     else:
         child = context.Process(target=plugged)
     child.start()
@@ -85,7 +81,7 @@ def test_a_terminal_interrupts_the_parent_alone(script: Path) -> None:
 
 
 def test_settings_stay_settings_where_they_were_made() -> None:
-    settings = FollowingSettings({"a": 1}, ErrorSender(None))
+    settings = FollowingSettings({"a": 1}, StartReporter(None))
     copy = pickle.loads(pickle.dumps(settings))
     assert copy == settings == {"a": 1}
     assert isinstance(copy, FollowingSettings)

@@ -13,7 +13,7 @@ MODEL = EngineModel(
 )
 
 
-def test_without_an_error_of_the_engine_the_text_stays() -> None:
+async def test_without_an_error_of_the_engine_the_text_stays() -> None:
     with pytest.raises(InferenceError) as raised, EngineErrors(MODEL):
         raise InferenceError(Code.INTERNAL, "model 'llama': its engine has stopped (exit code -9)")
     assert raised.value.message == (
@@ -21,13 +21,13 @@ def test_without_an_error_of_the_engine_the_text_stays() -> None:
     )
 
 
-def test_arguments_that_cannot_be_used_are_no_error_of_the_engine() -> None:
+async def test_arguments_that_cannot_be_used_are_no_error_of_the_engine() -> None:
     refused = InferenceError(Code.INVALID_ARG, "model 'llama': its adapter cannot be loaded")
     with pytest.raises(InferenceError) as raised, EngineErrors(MODEL):
         raise refused
     assert raised.value is refused
 
 
-def test_a_load_that_succeeds_raises_nothing() -> None:
+async def test_a_load_that_succeeds_raises_nothing() -> None:
     with EngineErrors(MODEL):
         pass
