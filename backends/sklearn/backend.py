@@ -3,13 +3,14 @@
 The gateway's process reads no model file: it only looks at the file's name.
 """
 
-from collections.abc import Iterator
+import importlib.metadata
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from backends.python.backend import PythonBackend
 from backends.sklearn.instance import SklearnInstance
-from gateway.backend import Backend, Instance, ModelContext
+from gateway.backend import Backend, Fact, Instance, ModelContext
 from gateway.batches.shapes import ANY_SIZE
 from gateway.config import InstanceKind, ModelConfig, ModelInput, ModelOutput
 from gateway.errors import Code, InferenceError
@@ -26,6 +27,7 @@ NAMES = tuple(f"model{suffix}" for suffix in (SKOPS, *PICKLES))
 """The names of a model's file, in the order of the search."""
 ALLOW_PICKLE = "allow-pickle"
 """The option of `--backend-config` that permits pickles."""
+PACKAGES = ("scikit-learn", "skops")
 ROWS = 32768
 """The batch size of a model without one, as of forests."""
 START_SECS, START_LIMIT = "120", "initialize_timeout_secs"
@@ -44,6 +46,11 @@ class SklearnBackend(Backend):
     @property
     def computes_on_gpus(self) -> bool:
         return False
+
+    @property
+    def facts(self) -> Sequence[Fact]:
+        """The packages of a worker without an environment of its own; the gateway imports none."""
+        return [_package(name) for name in PACKAGES]
 
     async def prepare(self, config: ModelConfig, path: Path) -> None:
         await self._python().prepare(self._checked(config, path), path)
@@ -103,6 +110,13 @@ def find_model(config: ModelConfig, folder: Path) -> Path:
     if file.suffix not in (SKOPS, *PICKLES):
         raise _refusal(config, f"names '{file.name}', expected a file of {SKOPS} or a pickle")
     return file
+
+
+def _package(name: str) -> Fact:
+    try:
+        return Fact(name, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Fact(name, "not installed", "pip install 'sluice[sklearn]'")
 
 
 def _tensors(config: ModelConfig) -> Iterator[ModelInput | ModelOutput]:

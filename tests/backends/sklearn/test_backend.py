@@ -1,7 +1,9 @@
 """The gateway's side of the backend: files, permission, configs, and requests without outputs."""
 
 import asyncio
+import importlib.metadata
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from gateway.config.platforms import resolve_backend
 from gateway.config.scheduling import SequenceBatching
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
+from gateway.models.supported_fields import ignored
+from gateway.stream import ResponseStream
 from gateway.tensor import Datatype
 from tests.backends.sklearn.conftest import ROWS, OwnScaler, Save, write_estimator
 from tests.builders import ScriptedInstance, text_response
@@ -172,6 +176,19 @@ async def test_an_untrusted_type_fails_the_load_by_its_code(load: Load) -> None:
     assert refused.value.code is Code.INVALID_ARG
 
 
+async def test_an_execution_that_is_closed_ends_in_the_worker() -> None:
+    worker, stream = ScriptedInstance(), ResponseStream()
+    instance = SklearnInstance(worker, with_outputs("predict"))
+    asked = replace(request({"X": ROWS[:1]}, FP64), cancellation=stream)
+    async with aclosing(instance.execute([asked])) as found:
+        asking = asyncio.create_task(anext(found))
+        execution = await worker.begun()
+        assert execution.requests[0].cancellation is stream
+        execution.answer(text_response(""))
+        await asking
+    assert execution.stopped.is_set()
+
+
 async def asked_for(config: ModelConfig, *outputs: str) -> list[str]:
     """The outputs that a worker computes for a request that names these."""
     worker = ScriptedInstance()
@@ -195,3 +212,28 @@ async def test_a_request_without_outputs_gets_the_first_of_the_methods() -> None
     assert await asked_for(with_outputs("decision_function", "transform")) == ["transform"]
     assert await asked_for(with_outputs("predict_proba")) == ["predict_proba"]
     assert await asked_for(with_outputs("predict", "transform"), "transform") == ["transform"]
+
+
+def test_doctor_names_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [(each.what, each.fix) for each in backend().facts] == [
+        ("scikit-learn", ""),
+        ("skops", ""),
+    ]
+
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert {(each.found, each.fix) for each in backend().facts} == {
+        ("not installed", "pip install 'sluice[sklearn]'")
+    }
+
+
+def test_check_says_that_a_config_permits_no_pickles() -> None:
+    config = ModelConfig(parameters={"allow-pickle": "true", "trusted_types": "a.B"})
+    assert list(ignored(config, "sklearn")) == [
+        (
+            "parameters.allow-pickle",
+            "only --backend-config=sklearn,allow-pickle=true permits pickles",
+        )
+    ]
