@@ -1,5 +1,6 @@
 """Configs are completed from an estimator, and checked against it."""
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -157,3 +158,10 @@ def test_probabilities_of_several_targets_are_no_output(program: Program) -> Non
 def test_an_object_that_is_no_estimator_is_refused(program: Program) -> None:
     with pytest.raises(Exception, match="its file holds dict, expected a fitted estimator"):
         program.contract.refuse_no_estimator("m", {"a": 1})
+
+
+@pytest.mark.parametrize(("counts", "threads"), [((), 8), ((1,), 8), ((2, 1), 2), ((9,), 1)])
+def test_instances_share_the_cores(program: Program, counts: tuple[int, ...], threads: int) -> None:
+    groups = [{"count": each, "kind": "KIND_CPU"} for each in counts]
+    share = importlib.import_module("sluice_sklearn.model").share_of_cores
+    assert share({"instance_group": groups}, 8) == threads

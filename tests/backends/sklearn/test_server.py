@@ -1,6 +1,8 @@
 """Estimators through the gateway, and pickles that harm their own worker only."""
 
+import importlib.util
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +23,7 @@ backend: "sklearn"
 max_batch_size: 8
 input { name: "rows" data_type: TYPE_FP32 dims: 4 }
 output { name: "predict" data_type: TYPE_INT64 dims: 1 }
-output { name: "predict_proba" data_type: TYPE_FP32 dims: 3 label_filename: "labels.txt" }
+output { name: "predict_proba" data_type: TYPE_FP32 dims: 3 }
 dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 10000000 }
 """
 COLUMNS = 'backend: "sklearn"\nmax_batch_size: 8\n' + "\n".join(
@@ -30,6 +32,20 @@ COLUMNS = 'backend: "sklearn"\nmax_batch_size: 8\n' + "\n".join(
 LIMITED = """
 backend: "sklearn"
 parameters { key: "initialize_timeout_secs" value { string_value: "10" } }
+"""
+TRUSTING = """
+backend: "sklearn"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP64 dims: 2 }
+output { name: "transform" data_type: TYPE_FP64 dims: 2 }
+parameters { key: "trusted_types" value { string_value: "own_type.Twice" } }
+"""
+OWN = """
+class Twice:
+    n_features_in_ = 2
+
+    def transform(self, rows):
+        return rows * 2
 """
 FOR_EVER = "open({file!r}, 'w').close()\nwhile True: print('x' * 1000)"
 
@@ -51,6 +67,21 @@ def write(repository: Path, name: str, made: Any, config: str = "", file: str = 
         (repository / name / "config.pbtxt").write_text(config)
 
 
+def write_own(repository: Path, name: str) -> None:
+    """A model of an own type, whose module is in its version folder."""
+    (repository / name / "1").mkdir(parents=True)
+    file = repository / name / "1" / "own_type.py"
+    file.write_text(OWN)
+    spec = importlib.util.spec_from_file_location("own_type", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["own_type"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    write_estimator(module.Twice(), repository / name / "1" / "model.skops")
+    del sys.modules["own_type"]
+    (repository / name / "config.pbtxt").write_text(TRUSTING)
+
+
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file that a program in a pickle makes at its start."""
@@ -63,8 +94,10 @@ def repository(
 ) -> Path:
     folder = tmp_path_factory.mktemp("repository")
     write(folder, "alone", estimators["logistic"])
+    for place in ("alone/1", "alone"):
+        (folder / place / "quantile_forest.py").write_text("print('stood in')\n")
+    write_own(folder, "own")
     write(folder, "forest", estimators["forest"], BATCHED)
-    (folder / "forest" / "labels.txt").write_text("low\nmiddle\nhigh\n")
     write(folder, "columns", estimators["columns"], COLUMNS)
     write(folder, "pickled", estimators["regressor"], file="model.joblib")
     write(folder, "exits", Run("import os; os._exit(3)"), file="model.pkl")
@@ -79,7 +112,7 @@ def server(repository: Path) -> Iterator[Serving]:
     with serving(
         repository,
         "--model-control-mode=explicit",
-        *(f"--load-model={name}" for name in ("alone", "forest", "columns", "pickled")),
+        *(f"--load-model={name}" for name in ("alone", "columns", "forest", "own", "pickled")),
         "--backend-config=sklearn,allow-pickle=true",
     ) as found:
         yield found
@@ -168,6 +201,15 @@ def test_rows_of_another_width_or_type_are_refused(
 def test_the_gateway_imports_nothing_of_scikit_learn(server: Serving) -> None:
     mapped = Path(f"/proc/{server.process.pid}/maps").read_text()
     assert "sklearn" not in mapped
+
+
+def test_an_own_type_is_found_in_the_models_folder(http: httpx.Client) -> None:
+    found = infer(http, "own", {"inputs": [rows_of([[1.0, 2.0]], "x")]})
+    assert found == {"transform": [2.0, 4.0]}
+
+
+def test_a_module_of_a_folder_without_trust_is_not_imported(server: Serving) -> None:
+    assert "stood in" not in server.text
 
 
 def load_error(http: httpx.Client, model: str) -> str:

@@ -31,7 +31,8 @@ class EstimatorModel:
         """Load the estimator and check the config; BadAnswer if either fails."""
         config = json.loads(args["model_config"])
         estimator = _loaded(config)
-        self._limits = _share_cores(config)
+        limits = importlib.import_module("threadpoolctl").threadpool_limits
+        self._limits = limits(share_of_cores(config, len(os.sched_getaffinity(0))))
         self._contract = contract(config, estimator)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
@@ -46,8 +47,7 @@ def _loaded(config: Mapping[str, Any]) -> Any:
     return estimator
 
 
-def _share_cores(config: Mapping[str, Any]) -> Any:
-    """Limit the threads of BLAS and OpenMP: the instances of a model share the cores."""
+def share_of_cores(config: Mapping[str, Any], cores: int) -> int:
+    """The threads of one instance: the instances of a model share the cores."""
     instances = sum(max(1, each.get("count", 1)) for each in config.get("instance_group", ()))
-    share = max(1, len(os.sched_getaffinity(0)) // max(1, instances))
-    return importlib.import_module("threadpoolctl").threadpool_limits(share)
+    return max(1, cores // max(1, instances))
