@@ -165,6 +165,41 @@ class Instance(ABC):
         return
 
 
+class ForwardingInstance(Instance):
+    """An instance in front of another one, which it reports on and ends.
+
+    A subclass changes the requests or the responses in `execute`.
+    """
+
+    def __init__(self, inner: Instance) -> None:
+        self._inner = inner
+        self.concurrency = inner.concurrency
+        self.death = inner.death
+        self.adapters = inner.adapters
+        self.max_model_len = inner.max_model_len
+
+    @property
+    def alive(self) -> bool:  # type: ignore[override]  # most need no property
+        return self._inner.alive
+
+    @property
+    def metrics(self) -> Iterable[ExportedMetric]:
+        return self._inner.metrics
+
+    @property
+    def waits_for(self) -> Iterable[str]:
+        return self._inner.waits_for
+
+    def kill(self, reason: str) -> None:
+        self._inner.kill(reason)
+
+    async def check_ready(self) -> None:
+        await self._inner.check_ready()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
 class Backend(ABC):
     """One runtime. Created once per process, when the first model asks for it.
 

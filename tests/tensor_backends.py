@@ -1,5 +1,6 @@
 """The parts that tests of backends for tensors share: contexts, loads, requests and answers."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -56,7 +57,8 @@ async def loading(
         if made is not None:
             save(made, folder)
         runtime = on or new_backend()
-        whole = runtime.complete(replace(config or ModelConfig(), name="m"), folder)
+        named = replace(config or ModelConfig(), name="m")
+        whole = await asyncio.to_thread(runtime.complete, named, folder)
         instance = await soon(runtime.load(context(whole, folder)))
         loaded.append(with_reshapes(instance, whole))
         return loaded[-1]

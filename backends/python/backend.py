@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,18 +81,26 @@ class PythonBackend(Backend):
             worker, self._quarantine, code, checks_readiness=loaded["checks_readiness"]
         )
 
+    def for_program(self, owner: Backend, home: Path) -> "PythonBackend":
+        """A copy for the program in `home`, with the settings of the backend that it is part of."""
+        found = copy(self)
+        found.settings, found.kept, found.home = owner.settings, owner.kept, home
+        return found
+
     async def _complete(self, config: ModelConfig, path: Path) -> ModelConfig:
         name = config.name
+        limit_secs = WorkerLimits.read(config).initialize_timeout_secs or COMPLETE_SECS
+        limit_secs = min(limit_secs, COMPLETE_SECS)
         worker = await self._start(config, path, name, _log_only)
         try:
             message = [ToWorker.COMPLETE, complete_message(config, path, self.home)]
-            async with asyncio.timeout(COMPLETE_SECS):
+            async with asyncio.timeout(limit_secs):
                 _, completed = await worker.ask(message, ToGateway.COMPLETED)
         except TimeoutError:
             raise InferenceError(
                 Code.INTERNAL,
                 f"auto_complete_config function in model '{config.name}' did not return within "
-                f"{COMPLETE_SECS:g} s",
+                f"{limit_secs:g} s",
             ) from None
         finally:
             await worker.stop()

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import orjson
 from prometheus_client.core import Metric
 
-from backends.python.codec import RequestEncoder, to_json
+from backends.python.codec import CODES, RequestEncoder, to_json
 from backends.python.connection import NOT_UNDERSTOOD, RETRY_SECS, FrameSocket, WorkerConnection
 from backends.python.execution import Quarantine
 from backends.python.executions import WorkerExecutions
@@ -110,16 +110,16 @@ class RunningWorker:
     async def ask(self, header: Sequence[Any], answer: ToGateway) -> list[Any]:
         """Send COMPLETE, LOAD or FINALIZE, and wait for the answer.
 
-        Raises InferenceError: INTERNAL with the text of FAILED, UNAVAILABLE if the worker ends.
+        Raises InferenceError: code and text of FAILED, UNAVAILABLE if the worker ends.
         """
         self._reply = asyncio.get_running_loop().create_future()
         self._refuse_if_ended()
         self._link.work.send(to_json(list(header)))
         found = await self._reply
         if found[0] == ToGateway.FAILED:
-            _, message, trace = found
+            _, message, trace, code = found
             log.error("model failed", extra={**self.about, "reason": message, "trace": trace})
-            raise InferenceError(Code.INTERNAL, message)
+            raise InferenceError(CODES.get(code, Code.INTERNAL), message)
         if found[0] != answer:
             self.kill(f"it answered {found[0]}, expected {answer}")
         return found

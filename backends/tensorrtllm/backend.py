@@ -6,7 +6,6 @@ the prompt; all outputs but the text are sent only on request.
 """
 
 import asyncio
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from weakref import WeakSet, WeakValueDictionary
@@ -136,10 +135,7 @@ class TensorRtLlmBackend(Backend):
         return TensorRtLlmInstance(await self._python().load(context), names, siblings)
 
     def _python(self) -> PythonBackend:
-        """The Python backend with the settings of this one."""
-        found = copy(self._workers)
-        found.settings, found.kept, found.home = self.settings, self.kept, PROGRAM
-        return found
+        return self._workers.for_program(self, PROGRAM)
 
 
 def _check_counts(config: ModelConfig) -> None:

@@ -34,6 +34,10 @@ PLATFORMS = (
     Platform("openvino", "", "model.xml", marks=("model.xml",)),
     Platform("pytorch", "pytorch_libtorch", "model.pt", marks=("model.pt",)),
     Platform("pytorch", "torch_aoti", "model.pt2", marks=("model.pt2",)),
+    Platform("sklearn", "", "model.skops", marks=("model.skops",)),
+    Platform("sklearn", "", "model.joblib", marks=("model.joblib",)),
+    Platform("sklearn", "", "model.pkl", marks=("model.pkl",)),
+    Platform("sklearn", "", "model.pickle", marks=("model.pickle",)),
     Platform("python", "", "model.py", marks=("model.py",)),
 )
 """The recognised kinds of models, in the order of the checks."""

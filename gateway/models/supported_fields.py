@@ -146,8 +146,9 @@ SUPPORT = {
 
 PARAMETERS = {
     "TRITON_BATCH_STRATEGY_PATH": _ignored("no library decides which requests share a batch"),
+    "allow-pickle": _ignored("only --backend-config=sklearn,allow-pickle=true permits pickles"),
 }
-"""The verdict on Triton's keys of `parameters` that are not honoured."""
+"""The verdict on keys of `parameters` that are not honoured."""
 
 
 def require_supported(config: ModelConfig) -> None:

@@ -1,10 +1,17 @@
 """Errors of model.py's API, and exceptions as the gateway reads them."""
 
+import re
 import traceback
 from enum import IntEnum
 
 TRACE_LIMIT = 1 << 16
 """Characters of a traceback in the server's log, counted from its end."""
+HOST_PATH = re.compile(
+    r"""(?<=["'])(?:file:/)?/[^"'\n]*/[^"'\n]*(?=["'])"""  # in quotes it may have spaces
+    r"""|file://[^\s"']*"""
+    r"""|(?<![\w:/.])/(?:[\w.@+-]+/)+[\w.@+-]*"""
+)
+MAX_LINE = 500
 
 
 class TritonModelException(Exception):
@@ -12,7 +19,14 @@ class TritonModelException(Exception):
 
 
 class BadAnswer(Exception):
-    """Model code broke a rule; the text is the whole message."""
+    """Model code broke a rule; the text is the whole message.
+
+    `code` is the name of one of Triton's codes; the error of a failed load has it.
+    """
+
+    def __init__(self, message: str, code: str = "INTERNAL") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class ErrorCode(IntEnum):
@@ -69,6 +83,12 @@ def described_failure(error: BaseException) -> list[str]:
     text = f"{type(error).__name__}: {_text(error) or '<EMPTY MESSAGE>'}"
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     return [text, "".join(lines)[-TRACE_LIMIT:]]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text, without paths of the host, bounded."""
+    lines = HOST_PATH.sub("<path>", _text(error)).strip().splitlines()
+    return lines[0].strip()[:MAX_LINE] if lines else type(error).__name__
 
 
 def _text(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from .connection import GatewayConnection, end_group, parsed
-from .errors import BadAnswer, described_failure
+from .errors import BadAnswer, ErrorCode, described_failure
 from .executions import Background, Executions
 from .model_config import ModelConfig
 from .open_requests import OpenRequests
@@ -242,14 +242,14 @@ class Process:
         try:
             answer = [ToGateway.COMPLETED, _completed(about)]
         except BaseException as failure:  # noqa: BLE001 - around one load of foreign code
-            answer = [ToGateway.FAILED, *described_failure(failure)]
+            answer = _failed(failure)
         self._connection.send(answer)
 
     def _load(self, about: dict[str, Any]) -> None:
         try:
             answer = [ToGateway.LOADED, self._loaded(about)]
         except BaseException as failure:  # noqa: BLE001 - around one load of foreign code
-            answer = [ToGateway.FAILED, *described_failure(failure)]
+            answer = _failed(failure)
         self._connection.send(answer)
 
     def _loaded(self, about: dict[str, Any]) -> dict[str, bool]:
@@ -286,6 +286,11 @@ class Process:
             error = "\n".join(described_failure(failure))
         self._connection.send([ToGateway.FINALIZED, error])
         _end()
+
+
+def _failed(failure: BaseException) -> list[Any]:
+    code = failure.code if isinstance(failure, BadAnswer) else ErrorCode.INTERNAL.name
+    return [ToGateway.FAILED, *described_failure(failure), code]
 
 
 def _completed(about: dict[str, Any]) -> str | None:

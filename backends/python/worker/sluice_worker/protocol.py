@@ -158,7 +158,7 @@ class ToGateway(IntEnum):
     LOADED = 2
     """`{checks_readiness}`: whether the model has `is_ready`."""
     FAILED = 3
-    """`message, trace`: the failure of COMPLETE or LOAD; the trace is for the server's log.
+    """`message, trace, code`: the failure of COMPLETE or LOAD; the trace is for the server's log.
 
     The worker ends when its sockets close.
     """

@@ -49,8 +49,8 @@ def test_a_model_that_cannot_be_loaded_says_why(
     tmp_path: Path, gateway: PlayedGateway, text: str, message: str
 ) -> None:
     model(tmp_path / "m", text)
-    kind, (found, trace) = gateway.load()
-    assert (kind, found) == ("FAILED", message)
+    kind, (found, trace, code) = gateway.load()
+    assert (kind, found, code) == ("FAILED", message, "INTERNAL")
     assert "Traceback" in trace
     gateway.ping()
 
@@ -62,7 +62,7 @@ def test_a_model_finds_no_command_line(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named_without_the_hosts_folders(gateway: PlayedGateway) -> None:
-    missing = ["Python model file not found in 'm/1/model.py'", ""]
+    missing = ["Python model file not found in 'm/1/model.py'", "", "INTERNAL"]
     assert gateway.load() == ("FAILED", missing)
 
 
@@ -73,7 +73,7 @@ def test_the_file_may_have_another_name(tmp_path: Path, gateway: PlayedGateway) 
 
 
 def test_the_file_must_be_python(gateway: PlayedGateway) -> None:
-    kind, (message, _) = gateway.load(config={"default_model_filename": "model.pt"})
+    kind, (message, *_) = gateway.load(config={"default_model_filename": "model.pt"})
     assert (kind, message) == (
         "FAILED",
         "Model name must end with '.py'. Model name is \"model.pt\".",
@@ -117,7 +117,7 @@ class TritonPythonModel:
         raise ValueError(repr({key: type(value).__name__ for key, value in args.items()}))
 """
     model(tmp_path / "m", text)
-    _, (message, _) = gateway.load()
+    _, (message, *_) = gateway.load()
     keys = ("config", "instance_kind", "instance_name", "instance_device_id", "repository")
     expected = {f"model_{key}": "str" for key in (*keys, "version", "name")}
     assert message == f"ValueError: {expected!r}"
