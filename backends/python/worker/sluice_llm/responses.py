@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from .chat import ChatPiece, ChatReader, ForcedToolReader, Parsers, PlainReader, delta, message
+from .chat import ChatParsers, ChatPiece, ChatReader, ForcedToolReader, PlainReader, delta, message
 from .deltas import (
     Decode,
     SequenceDelta,
@@ -133,7 +133,7 @@ def _table(deltas: Sequence[SequenceDelta]) -> list[list[float]]:
 
 
 def read_call(
-    inputs: Inputs, model: str, adapters: Collection[str], decode: Decode, parsers: Parsers
+    inputs: Inputs, model: str, adapters: Collection[str], decode: Decode, parsers: ChatParsers
 ) -> "OpenAiCall":
     """The call in the tensors; Refusal names a wrong input or member."""
     body = inputs.json(REQUEST, dict)
@@ -144,7 +144,7 @@ def read_call(
     inputs.refuse_unread()
     if endpoint not in (CHAT, COMPLETIONS):
         raise Refusal(
-            f"TensorRT-LLM models serve '{CHAT}' and '{COMPLETIONS}', not '{endpoint}'",
+            f"this model serves '{CHAT}' and '{COMPLETIONS}', not '{endpoint}'",
             "UNSUPPORTED",
         )
     chat = endpoint == CHAT
@@ -293,6 +293,9 @@ class OpenAiCall:
             "completion_tokens": self._tokens,
             "total_tokens": prompt_tokens + self._tokens,
         }
+
+
+Writer = TensorResponses | OpenAiCall
 
 
 def _response(body: Mapping[str, Any], parameters: Mapping[str, str] | None) -> Any:
