@@ -42,17 +42,24 @@ class TensorResponses:
     """Makes the responses to one request; `batched` models have one more dimension.
 
     `outputs` are the requested optional ones. `with_logprobs`: the library returns log
-    probabilities. `prefix` precedes each text.
+    probabilities. `prefix` precedes each text. `counts` is the type of token counts.
     """
 
     def __init__(
-        self, outputs: Collection[str], decode: Decode, *, with_logprobs: bool, batched: bool
+        self,
+        outputs: Collection[str],
+        decode: Decode,
+        *,
+        with_logprobs: bool,
+        batched: bool,
+        counts: Any = np.int32,
     ) -> None:
         self.prefix = ""
         self._outputs = outputs
         self._decode = decode
         self._with_logprobs = with_logprobs
         self._batched = batched
+        self._counts = counts
         self._prompt_counted = False
 
     def responses(
@@ -80,10 +87,10 @@ class TensorResponses:
         if "logprobs" in self._outputs:
             tensors.append(self._texts("logprobs", [self._logprobs(each) for each in deltas]))
         if "num_input_tokens" in self._outputs:
-            tensors.append(self._tensor("num_input_tokens", [prompt_tokens], np.int32))
+            tensors.append(self._tensor("num_input_tokens", [prompt_tokens], self._counts))
         if "num_output_tokens" in self._outputs:
             counts = [each.tokens for each in deltas]
-            tensors.append(self._tensor("num_output_tokens", counts, np.int32))
+            tensors.append(self._tensor("num_output_tokens", counts, self._counts))
         if "perf_metrics" in self._outputs:
             tensors += self._measured([each.metrics for each in deltas])
         return tensors
