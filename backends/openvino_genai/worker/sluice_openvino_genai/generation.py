@@ -16,7 +16,7 @@ IGNORED = "IGNORED"
 """The library's status of a sequence that has no room, or that is cancelled."""
 
 
-class Sequence:
+class AnswerSequence:
     """One answer of a request; `handle` is the library's object for it."""
 
     def __init__(self, index: int, handle: Any, sampling: Sampling, tokens: Tokens) -> None:
@@ -96,11 +96,11 @@ class Sequence:
         self._handle.cancel()
 
 
-class Generation:
+class RunningGeneration:
     """One request: its deltas become responses, one by one or together at the end."""
 
     def __init__(
-        self, sender: Any, writer: Writer, sequences: list[Sequence], prompt_tokens: int
+        self, sender: Any, writer: Writer, sequences: list[AnswerSequence], prompt_tokens: int
     ) -> None:
         self.sender = sender
         self.prompt_tokens = prompt_tokens

@@ -15,7 +15,7 @@ from sluice_llm.request import Refusal
 from sluice_llm.running import CANCELLED, answering, end, fail
 from sluice_worker.work import worker
 
-from .generation import Generation
+from .generation import RunningGeneration
 from .metrics import EngineGauges
 
 TAKE_IN_SECS = 0.05
@@ -31,8 +31,8 @@ class GenerationLoop:
         self._pipeline = pipeline
         self._gauges, self._lengths = gauges, lengths
         self._arrived: deque[Any] = deque()
-        self._running: set[Generation] = set()
-        self._held: set[Generation] = set()
+        self._running: set[RunningGeneration] = set()
+        self._held: set[RunningGeneration] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -44,7 +44,7 @@ class GenerationLoop:
         if self._loop is not None and not self._wake.is_set():
             self._loop.call_soon_threadsafe(self._wake.set)
 
-    def add(self, generation: Generation) -> None:
+    def add(self, generation: RunningGeneration) -> None:
         """A request is in the engine."""
         self._running.add(generation)
         self._wake.set()
@@ -108,13 +108,13 @@ class GenerationLoop:
                 generation.cancel()
                 self._running.discard(generation)
 
-    def _wait_for_room(self, generation: Generation) -> None:
+    def _wait_for_room(self, generation: RunningGeneration) -> None:
         """Read nothing of it until its reader has caught up; others continue."""
         if generation not in self._held:
             self._held.add(generation)
             self.start(self._caught_up(generation))
 
-    async def _caught_up(self, generation: Generation) -> None:
+    async def _caught_up(self, generation: RunningGeneration) -> None:
         await generation.sender.room()
         self._held.discard(generation)
         self._wake.set()

@@ -22,7 +22,7 @@ THREADS = "engine_threads"
 """The parameter with the number of CPUs that the gateway allows."""
 
 
-class TritonPythonModel:
+class OpenVinoGenAiModel:
     """Accepts requests at once, and answers them as the engine makes tokens."""
 
     def initialize(self, args: dict[str, str]) -> None:

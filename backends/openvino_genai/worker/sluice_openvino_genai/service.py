@@ -12,7 +12,7 @@ from sluice_llm.responses import ENDPOINT, REQUEST, OpenAiCall, TensorResponses,
 from sluice_llm.running import CANCELLED, ModelContract, answering
 
 from .engine import GenAiLibrary, reason
-from .generation import Generation, Sequence
+from .generation import AnswerSequence, RunningGeneration
 from .loop import GenerationLoop
 from .model_file import BLOCK_TOKENS
 from .request import checked, read_request, with_default
@@ -113,8 +113,8 @@ class GenAiService:
         for index in range(sampling.count):
             config = configuration(self._library.genai, sampling, index, self._tokens.end, most)
             handle = self._handle(prompt, config)
-            sequences.append(Sequence(index, handle, sampling, self._tokens))
-        generation = Generation(sender, writer, sequences, len(prompt))
+            sequences.append(AnswerSequence(index, handle, sampling, self._tokens))
+        generation = RunningGeneration(sender, writer, sequences, len(prompt))
         generation.stream, generation.room = llm_request.stream, room
         self._loop.add(generation)
 

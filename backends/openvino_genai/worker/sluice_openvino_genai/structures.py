@@ -12,11 +12,14 @@ from typing import Any
 from sluice_llm.request import Refusal
 
 from .engine import GenAiLibrary, reason, temporary_file
+from .pattern_size import patterns, states
 from .sampling import Structure, structured
 
 MOST_SECS = 0.25
 """Longest compilation for the tiny engine; for a real vocabulary it takes many times as long."""
 MOST_LETTERS = 64 << 10
+MOST_STATES = 20_000
+"""States of all regular expressions; nested repetitions otherwise take the library minutes."""
 MOST_DEPTH = 64
 """Nested brackets; the library compiles by recursion."""
 WIDTH = 64
@@ -90,6 +93,12 @@ def _check_size(structure: Structure) -> None:
         raise Refusal(
             f"the structure of the answer has {deepest} nested brackets, expected at most "
             f"{MOST_DEPTH}"
+        )
+    found = [text] if structure.kind == "regex" else patterns(text)
+    if structure.kind != "grammar" and (size := sum(map(states, found))) > MOST_STATES:
+        raise Refusal(
+            f"the patterns of the answer's structure have about {size} states, expected at most "
+            f"{MOST_STATES}: repeat less in them"
         )
 
 

@@ -6,6 +6,9 @@ from typing import Any, Protocol
 
 from sluice_llm.request import Refusal, clean
 
+PROBE = 1 << 15
+"""Words of a text that shows whether the tokenizer cuts."""
+
 
 class TextReader(Protocol):
     """Reads the text of one sequence, a few tokens at a time."""
@@ -69,6 +72,9 @@ class Tokens:
         self._whole = pieces
         self._shown = [b"" if special[token] else piece for token, piece in enumerate(pieces)]
         self.by_bytes = _same(self._shown, shown)
+        probed = int(tokenizer.encode("a " * PROBE).input_ids.data.size)
+        # That of a GGUF file cuts at 8,192 tokens, with any settings.
+        self._most = probed if probed < PROBE else None
 
     def reader(self, *, skip_special: bool) -> TextReader:
         """A reader for one sequence; special tokens have no text if they are skipped."""
@@ -92,6 +98,11 @@ class Tokens:
             found = self._tokenizer.encode(text, add_special_tokens=special).input_ids.data
         except Exception as error:  # a tokenizer is foreign code
             raise Refusal(f"the tokenizer fails: {clean(error)}") from error
+        if self._most is not None and found.size >= self._most:
+            raise Refusal(
+                f"the prompt has {self._most} tokens or more, expected at most {self._most - 1}: "
+                "the model's tokenizer cuts longer ones"
+            )
         return [int(each) for each in found.reshape(-1)]
 
     def of_chat(self, messages: Sequence[Any], variables: Mapping[str, Any]) -> list[int]:
